@@ -1,6 +1,8 @@
 """Stands in for a run of the harness in tests of the nightly: what it does is its prompt's first word.
 
 python -I -S nightly_stub.py MODEL --prompt=WORD … --json FILE
+
+With --device it stands in for `gguf-verify backend`.
 """
 
 import json
@@ -13,7 +15,8 @@ import time
 model = sys.argv[1]
 word, *rest = next(a for a in sys.argv if a.startswith("--prompt=")).removeprefix("--prompt=").split()
 target = sys.argv[sys.argv.index("--json") + 1]
-kernel = sys.argv[sys.argv.index("--kernel") + 1]
+device = next((a.removeprefix("--device=") for a in sys.argv if a.startswith("--device=")), "")
+kernel = "backend" if device else sys.argv[sys.argv.index("--kernel") + 1]
 
 
 def rung(name, substance):
@@ -59,6 +62,21 @@ def report():
             "rungs": [rung(*of) for of in substance.items()]}  # fmt: skip
 
 
+def graph():
+    folder = os.path.realpath(sys.argv[sys.argv.index("--llama") + 1]) if "--llama" in sys.argv else "/lib"
+    operation = {"operation": "MUL_MAT Q4_0", "device": device, "fell_back": False, "nodes": 3, "elements": 96,
+                 "definitions": ["q8_0_cpu"], "utilisation": 0.5, "exact": False, "ambiguous": 0, "wrong": 0,
+                 "first": None}  # fmt: skip
+    return {
+        "schema": 1, "kind": "graph", "verdict": "verified", "exit_code": 0, "judged": 3, "gguf_verify": "1",
+        "path": model, "sha256": [], "architecture": "llama", "evaluations": ["the prompt of 1 tokens"],
+        "build": {"llama_cpp": "1", "ggml": "1", "llama_cpp_python": "none", "folder": folder, "features": ""},
+        "device": {"name": device, "backend": "stub", "description": "stub", "kind": "GPU", "memory": 0},
+        "options": {"device": device}, "operations": [operation], "wrong": [], "wrong_nodes": 0, "not_judged": [],
+        "varying": [], "fault": "", "ended_by": "", "seconds": 0.25, "command": "",
+    }  # fmt: skip
+
+
 def write(made):
     with open(target, "w") as file:
         json.dump(made, file)
@@ -74,7 +92,7 @@ def failed(made, said, code, **changes):
 if log := os.environ.get("STUB_LOG"):
     with open(log, "a") as file:
         file.write(f"{os.path.basename(model)} {kernel} {word} {' '.join(rest)}\n")
-made = report()
+made = graph() if device else report()
 if word == "pass":
     time.sleep(float(rest[0]) if rest else 0)
     write(made)

@@ -19,8 +19,9 @@ from ..processes.commands import Processes
 from ..support.errors import EnvironmentFault
 from ..support.text import printable
 from . import machine
+from .graph_outcomes import graph_cell_of
 from .outcomes import broken_off, cell_of, killed
-from .records import Cell, Key
+from .records import BACKEND, Cell, Key
 
 #: Seconds beyond their limit within which the runs of cells have ended.
 _SLACK = 60.0
@@ -42,12 +43,13 @@ class CellRun:
         key: which cell.
         command: without the report that it writes.
         python_path: in which its Python finds this package.
-        version: of llama-cpp-python that it must run with; None for any.
+        version: of llama-cpp-python that it must run with, "none" for a build in a folder; None for any.
         keep_all: also keep the report of a pass.
         time_limit, grace: seconds, see `Processes.run`.
         work: the night's folder.
-        files: what it reads: the model, the kernel's file and the waivers.
+        files: what it reads: the model, the kernel's file and the waivers, or the libraries of a build of llama.cpp.
         gpu: its kernel or its llama.cpp runs on a GPU.
+        llama: the folder of the build of llama.cpp that a graph's run is to load; None for llama-cpp-python's.
     """
 
     key: Key
@@ -60,6 +62,7 @@ class CellRun:
     work: Path
     files: tuple[Path, ...]
     gpu: bool
+    llama: Path | None = None
 
     def made(self, processes: Processes, variables: Mapping[str, str]) -> Cell | Killed:
         """The run's cell, with these variables of the environment. Raises Stopped."""
@@ -75,6 +78,8 @@ class CellRun:
             ended = processes.run(command, self.time_limit, env, folder, grace=self.grace)
             if how := killed(ended):
                 return Killed(self.key, how, ended.seconds)
+            if self.key.kernel == BACKEND:
+                return graph_cell_of(self.key, ended, report, self.time_limit, self.version, self.llama)
             return cell_of(self.key, ended, report, self.time_limit, self.version, self.keep_all)
         except OSError as error:
             return broken_off(self.key, f"could not be started: {error.strerror}")

@@ -25,7 +25,9 @@ from ..support.errors import UsageError
 from ..support.text import printable
 from ..support.toml import Mistake, read_toml, typed
 from ..waivers import Waiver, read_waivers
-from .records import Key
+from .devices import NAME as DEVICE_NAME
+from .devices import build_in
+from .records import BACKEND, Key
 
 #: A configuration with every key that there is.
 REFERENCE = """\
@@ -39,6 +41,7 @@ threads = 0                    # threads of a cell; 0 means every core
 models = ["tiny-Q4_0.gguf", "models/*.gguf"]              # files that are verified as they are
 kernels = ["q8_1", "f32", "my_kernel.py:gemm"]            # as --kernel takes them; default: q8_1
 hosts = ["cpu"]                # as --host takes them; default: auto
+devices = ["CPU"]              # judge llama.cpp's graph on these, as `gguf-verify backend --device`; default: none
 keep_reports = "failures"      # which runs' full reports the history keeps: "failures" or "all"
 waivers = "waivers.toml"       # known mismatches that do not fail a night until a date, as --waivers takes them
 
@@ -55,9 +58,14 @@ cmake-args = "-DGGML_NATIVE=OFF"                          # built with these CMa
 repack = true                  # as --repack
 reference = "gpu"              # as --reference
 hosts = ["gpu"]                # replaces the hosts above for this variant
+devices = []                   # replaces the devices above for this variant
+
+[variants.VULKAN]              # a build of llama.cpp in a folder; it has cells of devices alone
+llama = "llama-vulkan"         # as `gguf-verify backend --llama`
+devices = ["CPU", "Vulkan0"]
 
 [[exclude]]                    # cells that match every key of this table are not run
-kernel = "f32"                 # any of: model, type, kernel, host, prompt, variant
+kernel = "f32"                 # any of: model, type, kernel, host, prompt, variant; of a device: "backend", its name
 variant = "NAME"
 """
 #: Which runs' full reports the history keeps.
@@ -81,13 +89,16 @@ class Quantize(Struct, frozen=True):
 
 
 class Variant(Struct, frozen=True, rename={"version": "llama-cpp-python", "cmake_args": "cmake-args"}):
-    """A table [variants.NAME]: one llama.cpp. Without `version` and `cmake_args` it is the installed one."""
+    """A table [variants.NAME]: one llama.cpp. Without `version`, `cmake_args` and `llama` it is the installed one, and
+    without the first two its Python is."""
 
     version: Text | None = None
     cmake_args: Text | None = None
     repack: bool = False
     reference: str = "cpu"
     hosts: Names | None = None
+    llama: Text | None = None
+    devices: list[Text] | None = None
 
     @property
     def installed(self) -> bool:
@@ -112,8 +123,9 @@ class ConfigFile(Struct, frozen=True, kw_only=True):
     n_predict: Annotated[int, Meta(ge=1, le=1 << 20)] = 16
     threads: Annotated[int, Meta(ge=0, le=512)] = 0
     models: Names | None = None
-    kernels: Names = msgspec.field(default_factory=lambda: [DEFAULT_KERNEL])
+    kernels: list[Text] = msgspec.field(default_factory=lambda: [DEFAULT_KERNEL])
     hosts: Names = msgspec.field(default_factory=lambda: ["auto"])
+    devices: list[Text] = []
     keep_reports: Text = KEEP_REPORTS[0]
     waivers: Text | None = None
     quantize: dict[str, Any] | None = None
@@ -164,6 +176,27 @@ class Config:
             return kernel
         return f"{path}:{entry}" if (entry := file_of(kernel)[1]) else str(path)
 
+    def build(self, variant: Variant) -> Path | None:
+        """The folder of a variant's build of llama.cpp, for `--llama`; None for that of llama-cpp-python."""
+        return None if variant.llama is None else self.folder / variant.llama
+
+    def hosts_of(self, variant: Variant) -> dict[str, list[str]]:
+        """Each kernel with its hosts in a variant, in the order in which they run; `BACKEND` with its devices."""
+        kernels = self.file.kernels if variant.llama is None else []
+        devices = self.file.devices if variant.devices is None else variant.devices
+        return dict.fromkeys(kernels, variant.hosts or self.file.hosts) | ({BACKEND: devices} if devices else {})
+
+    @property
+    def hosts(self) -> set[str]:
+        """The hosts of all kernels."""
+        columns = [self.hosts_of(variant) for variant in self.variants.values()]
+        return {host for hosts_of in columns for name, hosts in hosts_of.items() if name != BACKEND for host in hosts}
+
+    @property
+    def devices(self) -> set[str]:
+        """The devices of all variants."""
+        return {device for variant in self.variants.values() for device in self.hosts_of(variant).get(BACKEND, [])}
+
     def cells(self, auto: str) -> tuple[Key, ...]:
         """The keys of the matrix in the order in which the cells run.
 
@@ -176,12 +209,11 @@ class Config:
             key
             for variant_name, variant in self.variants.items()
             for model in self.models
-            for kernel in self.file.kernels
+            for kernel, hosts in self.hosts_of(variant).items()
             for prompt in self.prompts
-            for host in variant.hosts or self.file.hosts
-            for key in [
-                Key(model.path.name, model.type, kernel, auto if host == "auto" else host, prompt, variant_name)
-            ]
+            for named in hosts
+            for host in [auto if named == "auto" and kernel != BACKEND else named]
+            for key in [Key(model.path.name, model.type, kernel, host, prompt, variant_name)]
             if not any(all(getattr(key, name) == value for name, value in rule.items()) for rule in self.file.exclude)
         )
         if not keys:
@@ -226,9 +258,10 @@ def _config(path: Path, table: dict[str, Any]) -> Config:
     _check_known("keep_reports", file.keep_reports, KEEP_REPORTS, "nothing is called")
     _check_hosts("hosts", file.hosts)
     _check_kernels(config)
+    _check_devices(config)
     _check_exclusions(config)
-    hosts = sum(len(v.hosts or file.hosts) for v in config.variants.values())
-    most = len(config.models) * len(file.kernels) * len(config.prompts) * hosts
+    hosts = sum(len(named) for variant in config.variants.values() for named in config.hosts_of(variant).values())
+    most = len(config.models) * len(config.prompts) * hosts
     if most > MOST_CELLS:
         raise Mistake("models", f"the matrix has {most:,} cells, and at most {MOST_CELLS:,} are allowed")
     config.cells("cpu")
@@ -271,6 +304,37 @@ def _check_kernels(config: Config) -> None:
             )
         elif not path.is_file():
             raise Mistake("kernels", f"{printable(kernel, 100)}: no such file")
+
+
+def _check_devices(config: Config) -> None:
+    variants = config.variants.items()
+    if not config.file.kernels and not config.devices:
+        raise Mistake("kernels", "must be a list of length >= 1 where no devices are named")
+    named = [("devices", config.file.devices), *((f"variants.{n}.devices", v.devices or []) for n, v in variants)]
+    for place, devices in named:
+        for device in _once(place, devices):
+            if not DEVICE_NAME.fullmatch(device):
+                raise Mistake(place, f"{printable(device, 60)} is no name of a device: up to 64 signs without spaces")
+    for name, variant in variants:
+        place, folder = f"variants.{name}", config.build(variant)
+        if folder is not None:
+            _check_build(place, variant, folder)
+        if not config.hosts_of(variant):
+            raise Mistake(place, "it has no cells: a variant with llama, or without kernels, needs devices")
+
+
+def _check_build(place: str, variant: Variant, folder: Path) -> None:
+    """A build in a folder is one llama.cpp; what says another one, or what kernels alone use, would mean nothing."""
+    others = {
+        "llama-cpp-python": variant.version, "cmake-args": variant.cmake_args, "hosts": variant.hosts,
+        "reference": None if variant.reference == "cpu" else variant.reference,
+    }  # fmt: skip
+    for key, value in others.items():
+        if value is not None:
+            raise Mistake(f"{place}.{key}", "means nothing beside llama: such a variant has cells of devices alone")
+    found = build_in(folder)
+    if isinstance(found, str):
+        raise Mistake(f"{place}.llama", printable(found, 300))
 
 
 def _models(file: ConfigFile, folder: Path) -> tuple[Model, ...]:
@@ -341,8 +405,8 @@ def _check_exclusions(config: Config) -> None:
     """Each value names something: a rule with a misspelt name would exclude nothing, and nobody would notice."""
     known = {
         "model": {m.path.name for m in config.models}, "type": {m.type for m in config.models if m.type},
-        "kernel": config.file.kernels, "host": HOSTS, "prompt": config.prompts,
-        "variant": config.variants,
+        "kernel": [*config.file.kernels, *([BACKEND] if config.devices else [])],
+        "host": {*HOSTS, *config.devices}, "prompt": config.prompts, "variant": config.variants,
     }  # fmt: skip
     for i, rule in enumerate(config.file.exclude):
         if not rule:

@@ -23,13 +23,14 @@ from ..support.text import printable
 from . import machine
 from .cells import CellRun, Crew, Killed, by_ray, threads, uses_gpu
 from .config import Config, Model
+from .devices import libraries, on_card
 from .environments import Environments, Interpreter
 from .exclusive import Interrupted, interruptible, locked
 from .history import History
 from .models import Quantizer, identity, unsuitable
 from .outcomes import MOST_KILLS, broken_off, killed_for_good
 from .progress import Progress
-from .records import Cell, Key, Night
+from .records import BACKEND, Cell, Key, Night
 from .requirements import package_path
 
 S = TypeVar("S")
@@ -44,7 +45,7 @@ class Settings:
         jobs: how many cells run at the same time; None for the configuration's number.
         new: begin a new night instead of resuming one.
         terminal: show a progress bar instead of one line for each cell.
-        harness: for tests: the command that is run in place of `gguf-verify verify`.
+        harness: for tests: the command that is run in place of `gguf-verify verify` and `gguf-verify backend`.
         say: takes each line of progress.
         ray: the address of a cluster of Ray whose processes run the cells, or "local"; None for this process.
         grace: seconds that a cell has to write its report when its time is over, before it is killed.
@@ -147,10 +148,7 @@ class _Runner:
         for (name, type_), flaw in flaws.items():
             if flaw:
                 self._say(f"not planned: {printable(name, 60)} as {type_}: {flaw}")
-        hosts = {
-            host for variant in self._config.variants.values() for host in variant.hosts or self._config.file.hosts
-        }
-        auto = machine.auto_host() if "auto" in hosts else ""
+        auto = machine.auto_host() if "auto" in self._config.hosts else ""
         keys = tuple(key for key in self._config.cells(auto) if not flaws[key.model, key.type])
         if not keys:
             raise EnvironmentFault("no model of the matrix has rows that fit any of the types")
@@ -165,6 +163,8 @@ class _Runner:
                 made_of = dependencies(path, file_of(kernel)[1])
                 out |= {f"kernel {kernel}: {name}": value for name, value in made_of.items()}
         out |= {f"variant {name}": self._environments.identity(variant) for name, variant in config.variants.items()}
+        for name, variant in config.variants.items():
+            out |= {f"variant {name}: {p.name}": identity(p) for p in libraries(config.build(variant))}
         out |= {f"the setting {name}": value for name, value in config.settings().items()}
         out |= {f"the machine's {name}": hardware.get(name, "") for name in machine.SAME_MACHINE}
         return out | {"the project's code": machine.code_hash()}
@@ -237,12 +237,18 @@ class _Runner:
         model = self._files[self._models[key.model, key.type]]
         if isinstance(model, str):
             return broken_off(key, model)
-        config, stub = self._config, self._settings.harness
-        files = (model, *filter(None, (config.kernel_path(key.kernel), config.waivers)))
+        config, stub, variant = self._config, self._settings.harness, self._config.variants[key.variant]
+        build = config.build(variant)
+        version = interpreter.llama_version if build is None else "none"
+        if key.kernel == BACKEND:
+            files, gpu = (model, *libraries(build)), on_card(key.host)
+        else:
+            files = (model, *filter(None, (config.kernel_path(key.kernel), config.waivers)))
+            gpu = uses_gpu(key.host, variant.reference)
         return CellRun(
             key, tuple(self._command(key, interpreter, model)), self._python_path(interpreter, path),
-            None if stub else interpreter.llama_version, config.file.keep_reports == "all", config.file.time_limit,
-            self._settings.grace, self._work, files, uses_gpu(key.host, config.variants[key.variant].reference),
+            None if stub else version, config.file.keep_reports == "all", config.file.time_limit, self._settings.grace,
+            self._work, files, gpu, build,
         )  # fmt: skip
 
     def _python_path(self, interpreter: Interpreter, path: str) -> str:
@@ -252,13 +258,20 @@ class _Runner:
 
     def _command(self, key: Key, interpreter: Interpreter, model: Path) -> list[str]:
         config, variant = self._config, self._config.variants[key.variant]
-        harness = self._settings.harness or [interpreter.python, "-P", "-m", "gguf_verify", "verify"]
+        if key.kernel == BACKEND:
+            name, build = "backend", config.build(variant)
+            own = [f"--device={key.host}", *([] if build is None else ["--llama", str(build)])]
+        else:
+            name = "verify"
+            own = [
+                "--host", key.host, "--kernel", config.kernel_argument(key.kernel), "--reference", variant.reference,
+                *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
+            ]  # fmt: skip
         return [
-            *harness, str(model), f"--prompt={config.prompts[key.prompt]}", "-n", str(config.file.n_predict),
-            "-t", str(config.file.threads), "--host", key.host, "--kernel", config.kernel_argument(key.kernel),
-            "--reference", variant.reference, "--time-limit", f"{config.file.time_limit:g}",
-            *(["--repack"] if variant.repack else []),
-            *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
+            *(self._settings.harness or [interpreter.python, "-P", "-m", "gguf_verify", name]), str(model),
+            f"--prompt={config.prompts[key.prompt]}", "-n", str(config.file.n_predict),
+            "-t", str(config.file.threads), "--time-limit", f"{config.file.time_limit:g}",
+            *(["--repack"] if variant.repack else []), *own,
         ]  # fmt: skip
 
     def _say(self, line: str) -> None:

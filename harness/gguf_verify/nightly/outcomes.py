@@ -7,6 +7,8 @@ a pass.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from ..processes.commands import Ended, signal_name
@@ -24,15 +26,15 @@ from ..support.text import ELLIPSIS, printable
 from .records import Cell, Key, Measure, Outcome
 from .run_report import Claims, UnreadableReport, read_report
 
-_MOST_CHARACTERS = 400
+MOST_CHARACTERS = 400
 #: How `gguf_verify.support.errors.say` begins a line.
 _OUR_PREFIX = "gguf-verify: "
 
-_BY_EXIT_CODE = {
+BY_EXIT_CODE = {
     EXIT_MISMATCH: Outcome.MISMATCH, EXIT_ENVIRONMENT: Outcome.BROKEN_OFF, EXIT_MALFORMED: Outcome.MALFORMED,
     EXIT_UNVERIFIED: Outcome.UNVERIFIED,
 }  # fmt: skip
-_BY_VERDICT = {outcome.value: outcome for outcome in (Outcome.MISMATCH, Outcome.BROKEN_OFF, Outcome.UNVERIFIED)}
+BY_VERDICT = {outcome.value: outcome for outcome in (Outcome.MISMATCH, Outcome.BROKEN_OFF, Outcome.UNVERIFIED)}
 
 
 #: Signals by which somebody else ends a run: the kernel that is out of memory, an administrator, a service manager. A
@@ -57,7 +59,7 @@ def killed_for_good(key: Key, how: str, seconds: float) -> Cell:
 
 def broken_off(key: Key, reason: str) -> Cell:
     """A cell whose run could not be started."""
-    return Cell(key, Outcome.BROKEN_OFF, printable(reason, _MOST_CHARACTERS))
+    return Cell(key, Outcome.BROKEN_OFF, printable(reason, MOST_CHARACTERS))
 
 
 def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, keep_all: bool) -> Cell:
@@ -74,24 +76,16 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
         flaw = ""
     except UnreadableReport as error:
         flaw = str(error)
-    code = ended.exit_code
-    last = f": {ended.last_line.removeprefix(_OUR_PREFIX)}" if ended.last_line else ""
-    if code is None:
-        outcome, reason = _timed_out(f"not finished within {time_limit:g} s", report, claims, last)
-    elif code < 0:
-        outcome, reason = Outcome.CRASHED, f"died of {signal_name(code)}{last}"
-    elif code not in (EXIT_VERIFIED, *_BY_EXIT_CODE):
-        outcome, reason = Outcome.BROKEN_OFF, f"exit code {code}{last}"
-    elif report is None or claims is None:
-        outcome, reason = _without_report(ended, code, flaw, last)
-    else:
-        outcome, reason = _with_report(code, report, claims, last)
+    outcome, reason = concluded(
+        ended, time_limit, flaw,
+        lambda how, last: _timed_out(how, report, claims, last),
+        None if report is None or claims is None else partial(_with_report, report, claims),
+    )  # fmt: skip
     versions = {} if report is None else _versions(report)
     ran_with = versions.get("llama-cpp-python")
     if report is not None and version is not None and ran_with != version:
         outcome, reason = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
-    reason = printable(reason, _MOST_CHARACTERS)
-    code = None if code is None or code < 0 else code
+    reason, code = printable(reason, MOST_CHARACTERS), exit_code(ended)
     if report is None or outcome is Outcome.TIMED_OUT:  # what was measured by then is no measure of the cell
         return Cell(key, outcome, reason, code, ended.seconds)
     return Cell(
@@ -100,6 +94,35 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
         {f"{rung.name}: {name}": value for rung in report.rungs for name, value in rung.figures.items()},
         _gemms(report), report if keep_all or outcome is not Outcome.VERIFIED else None,
     )  # fmt: skip
+
+
+def concluded(
+    ended: Ended, time_limit: float, flaw: str, timed_out: Callable[[str, str], tuple[Outcome, str]],
+    with_report: Callable[[int, str], tuple[Outcome, str]] | None,
+) -> tuple[Outcome, str]:  # fmt: skip
+    """How a run has ended, and why.
+
+    Args:
+        flaw: why there is no report.
+        timed_out: judges a run whose time was over, by how that is said and by its last words.
+        with_report: judges one that wrote a report, by its exit code and its last words; None where there is none.
+    """
+    code = ended.exit_code
+    last = f": {ended.last_line.removeprefix(_OUR_PREFIX)}" if ended.last_line else ""
+    if code is None:
+        return timed_out(f"not finished within {time_limit:g} s", last)
+    if code < 0:
+        return Outcome.CRASHED, f"died of {signal_name(code)}{last}"
+    if code not in (EXIT_VERIFIED, *BY_EXIT_CODE):
+        return Outcome.BROKEN_OFF, f"exit code {code}{last}"
+    if with_report is None:
+        return _without_report(ended, code, flaw, last)
+    return with_report(code, last)
+
+
+def exit_code(ended: Ended) -> int | None:
+    """Of a run that ended by itself."""
+    return None if ended.exit_code is None or ended.exit_code < 0 else ended.exit_code
 
 
 def _timed_out(how: str, report: Report | None, claims: Claims | None, last: str) -> tuple[Outcome, str]:
@@ -117,18 +140,18 @@ def _without_report(ended: Ended, code: int, flaw: str, last: str) -> tuple[Outc
         return Outcome.UNVERIFIED, f"exit code 0, but {flaw}"
     if code == EXIT_MISMATCH and not ended.last_line.startswith(_OUR_PREFIX):  # Python's own exit code for any error
         return Outcome.BROKEN_OFF, f"exit code 1 and no report{last}"
-    return _BY_EXIT_CODE[code], last.removeprefix(": ") or f"exit code {code} without a message"
+    return BY_EXIT_CODE[code], last.removeprefix(": ") or f"exit code {code} without a message"
 
 
-def _with_report(code: int, report: Report, claims: Claims, last: str) -> tuple[Outcome, str]:
+def _with_report(report: Report, claims: Claims, code: int, last: str) -> tuple[Outcome, str]:
     if code != EXIT_VERIFIED:
         if claims.verdict in (Outcome.VERIFIED, Outcome.WAIVED):
-            return _BY_EXIT_CODE[code], f"exit code {code}, but its report says {claims.verdict}"
-        return _BY_EXIT_CODE[code], _first_problem(report) or last.removeprefix(": ")
+            return BY_EXIT_CODE[code], f"exit code {code}, but its report says {claims.verdict}"
+        return BY_EXIT_CODE[code], _first_problem(report) or last.removeprefix(": ")
     if claims.verdict == Outcome.WAIVED:
         return _waived(report, claims)
     if claims.verdict != Outcome.VERIFIED:
-        outcome = _BY_VERDICT.get(claims.verdict, Outcome.UNVERIFIED)
+        outcome = BY_VERDICT.get(claims.verdict, Outcome.UNVERIFIED)
         return outcome, f'exit code 0, but its report says "{printable(claims.verdict, 60)}"'
     passed = {rung.name for rung in claims.rungs if rung.verdict == "passed"}
     if lacking := [name for name in rungs_for(report.environment.kernel.computes) if name not in passed]:
@@ -160,7 +183,7 @@ def _first_problem(report: Report, end: str = "") -> str:
     """The first thing that is wrong, how many more there are, and who is at fault, which is never cut off, nor is the
     end."""
     who = (f"; at fault: {report.at_fault}" if report.culprits else "") + end
-    problem, room = _problem(report), _MOST_CHARACTERS - len(who) - 1
+    problem, room = _problem(report), MOST_CHARACTERS - len(who) - 1
     if len(printable(problem)) > room:
         problem = problem[:room]
         while len(printable(problem)) > room:
@@ -176,7 +199,7 @@ def _problem(report: Report) -> str:
     for rung in report.rungs:
         counting = [f for f in rung.failures if f.tensor not in rung.waived]
         if counting:
-            return f"{rung.name}: {counting[0].what}{_more(rung.n_failures - rung.n_waived)}{expired}"
+            return f"{rung.name}: {counting[0].what}{more(rung.n_failures - rung.n_waived)}{expired}"
     if report.ended_by == "budget":
         return report.unfinished or ""
     for rung in report.rungs:
@@ -185,11 +208,12 @@ def _problem(report: Report) -> str:
     for rung in report.rungs:
         if rung.unverified:
             first = rung.unverified[0]
-            return f"{rung.name}: {first.name}: {first.why}{_more(len(rung.unverified))}"
+            return f"{rung.name}: {first.name}: {first.why}{more(len(rung.unverified))}"
     return ", ".join(f"{rung.name} {rung.verdict}" for rung in report.rungs)
 
 
-def _more(n: int) -> str:
+def more(n: int) -> str:
+    """Says that there are more than the first of n."""
     return f" (and {n - 1:,} more)" if n > 1 else ""
 
 

@@ -10,6 +10,9 @@ from typing import NamedTuple
 from ..results import Report
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 
+#: Stands for the kernel in the keys of cells that judge llama.cpp's graph on one of its devices.
+BACKEND = "backend"
+
 
 class Outcome(StrEnum):
     """How a cell ended. Only `VERIFIED` is a pass; a `WAIVED` one, all of whose failures are waived, fails no night."""
@@ -37,7 +40,7 @@ class Key(NamedTuple):
     Args:
         model: the file's name without its folder, unique in a configuration.
         type: the type that its matrices were quantized to for this cell; "" for the file as it is.
-        kernel, host: as `--kernel` and `--host` take them.
+        kernel, host: as `--kernel` and `--host` take them; or `BACKEND` and a device, as `--device` takes it.
         prompt: its name in the configuration.
         variant: the name of the llama.cpp in the configuration.
     """
@@ -58,12 +61,13 @@ class Measure:
     """The worst of one side in one rung.
 
     Args:
-        rung: the rung's name.
-        who: the side's name, as the run's report has it: "kernel", "llama.cpp" or "llama.cpp as …".
+        rung: the rung's name; "graph" where nodes of a graph were judged.
+        who: the side's name, as the run's report has it: "kernel", "llama.cpp" or "llama.cpp as …"; of a graph the
+            operation.
         utilisation: |y - o| / bound; an output at or below 1 is right.
         score: |y - o| / spread; None if the rung has none.
         where: tensor, row, block and token, as text.
-        of_kernel: the side is the kernel's, not llama.cpp's.
+        of_kernel: the side is the kernel's, not llama.cpp's; of a graph, the device that was asked for computed it.
     """
 
     rung: str
@@ -86,11 +90,11 @@ class Cell:
         seconds: wall time of the run.
         rung_seconds: rung → seconds.
         versions: name → version, such as "llama-cpp-python", "llama.cpp", "gguf-verify", "CuPy" and "NVRTC".
-        host: where the kernel ran, in one line.
+        host: where the kernel or the graph ran, in one line.
         measures: worst utilisation and score of each side in each rung.
         figures: measured numbers that are not judged, such as KL divergences: name → number.
         gemms: tensor → worst utilisation of the kernel in the layers rung; only in a night that is read by itself.
-        report: the run's report, if it is kept; only in a night that is read with its reports.
+        report: the run's report, if it is kept; only in a night that is read with its reports. None of a graph.
     """
 
     key: Key

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
+from ..backend_results import GraphReport
 from ..results import SCHEMA_VERSION, Report, RungResult
 from ..rungs import RUNGS
 from ..support.text import printable
@@ -37,8 +38,39 @@ class Claims(Struct, frozen=True):
     rungs: tuple[RungClaim, ...]
 
 
+class GraphClaims(Struct, frozen=True):
+    """Likewise what the report of a graph states."""
+
+    verdict: str
+    exit_code: int
+    judged: int
+
+
 def read_report(path: Path) -> tuple[Report, Claims]:
     """Read the report that a run wrote. Raises UnreadableReport."""
+    document = _document(_content(path))
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA_VERSION:
+        raise UnreadableReport(f"its report does not have schema {SCHEMA_VERSION}")
+    return _report(document), _converted(document, Claims)
+
+
+def read_graph(path: Path) -> tuple[GraphReport, GraphClaims]:
+    """Read the report that a run of `gguf-verify backend` wrote. Raises UnreadableReport."""
+    document = _document(_content(path))
+    if not isinstance(document, dict) or document.get("kind") != "graph":
+        raise UnreadableReport("its report is not that of a graph")
+    if missing := set(GraphReport.__struct_fields__) - set(document):
+        raise UnreadableReport(f"its report lacks the field {min(missing)}")
+    what = "the records of a graph"
+    return _converted(document, GraphReport, what), _converted(document, GraphClaims, what)
+
+
+def from_json(raw: bytes) -> Report:
+    """A report that the history wrote. Raises UnreadableReport."""
+    return _report(_document(raw))
+
+
+def _content(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -48,15 +80,7 @@ def read_report(path: Path) -> tuple[Report, Claims]:
         raise UnreadableReport(f"its report cannot be read: {error.strerror}") from None
     if len(raw) > MOST_BYTES:
         raise UnreadableReport(f"its report has more than {MOST_BYTES:,} bytes")
-    document = _document(raw)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA_VERSION:
-        raise UnreadableReport(f"its report does not have schema {SCHEMA_VERSION}")
-    return _report(document), _converted(document, Claims)
-
-
-def from_json(raw: bytes) -> Report:
-    """A report that the history wrote. Raises UnreadableReport."""
-    return _report(_document(raw))
+    return raw
 
 
 def _document(raw: bytes) -> Any:
@@ -82,10 +106,8 @@ def _report(document: Any) -> Report:
     return report
 
 
-def _converted(document: Any, kind: type[T]) -> T:
+def _converted(document: Any, kind: type[T], what: str = f"schema {SCHEMA_VERSION}") -> T:
     try:
         return msgspec.convert(document, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise UnreadableReport(
-            f"its report does not fit schema {SCHEMA_VERSION}: {printable(str(error), 200)}"
-        ) from None
+        raise UnreadableReport(f"its report does not fit {what}: {printable(str(error), 200)}") from None

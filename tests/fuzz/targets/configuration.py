@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gguf_verify.nightly.config import MOST_CELLS, REFERENCE, read_config
+from gguf_verify.nightly.records import BACKEND
 from gguf_verify.support.errors import UsageError
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
@@ -28,6 +29,10 @@ def seeds() -> Iterator[bytes]:
     """The reference, a small configuration, and such with one mistake each."""
     yield REFERENCE.encode()
     yield REFERENCE.replace("models/*.gguf", "tiny*.gguf").replace("my_kernel.py", "k.py").encode()
+    devices = SMALL.replace("hosts", 'devices = ["CPU"]\nhosts').replace('"q8_1", "k.py:gemm"', "")
+    yield devices.partition("[[")[0].encode()
+    for line in ('llama = "build"', 'llama = "\\u0000"', 'llama = "/"', f'llama = "{"x" * 5000}"', 'devices = ["\\n"]'):
+        yield f"{devices.partition('[variants')[0]}[variants.v]\n{line}\n".encode()
     yield SMALL.encode()
     for change in (
         ("tiny*", "/tiny*"), ("tiny*", "**/*"), ("tiny*", "[!"), ("tiny*", "\\u0000"), ("tiny*", "../*"), ('"x"', '""'),
@@ -45,7 +50,9 @@ def seeds() -> Iterator[bytes]:
 
 def check(folder: Path, data: bytes) -> None:
     """A matrix has cells, and not more than are allowed; each is of a model, a kernel and a host that are there."""
-    for name in ("tiny.gguf", "tiny-F16.gguf", "k.py"):
+    (folder / "build").mkdir(exist_ok=True)
+    libraries = (f"build/lib{name}.so" for name in ("llama", "ggml", "ggml-base"))
+    for name in ("tiny.gguf", "tiny-F16.gguf", "k.py", *libraries):
         (folder / name).touch()
     path = folder / "night.toml"
     path.write_bytes(data)
@@ -56,7 +63,7 @@ def check(folder: Path, data: bytes) -> None:
         assert len(set(keys)) == len(keys)
         assert {key.model for key in keys} <= {model.path.name for model in config.models}
         assert all(model.path.is_file() for model in config.models)
-        assert all(key.host != "auto" for key in keys)
+        assert all(key.host != "auto" or key.kernel == BACKEND for key in keys)
         assert all(len(value) < 1000 for value in config.settings().values())
 
 
@@ -65,7 +72,7 @@ TARGET = Target(
     mutations.of_lines(
         ("models", "kernels", "hosts", "[prompts]", "[quantize]", "[variants.x]", "[[exclude]]", "history", "waivers",
          "*", "?", "[a-", "**", "/", "=", '"', "[", "]", "{", "}", ",", "\\u0000", "k.py:gemm", "q8_1", "1e400",
-         "inf", "true", "2026-01-31"),
+         "inf", "true", "2026-01-31", "devices", "llama", "build"),
     ),
     inputs=700, covered=("gguf_verify.nightly.config",),
 )  # fmt: skip

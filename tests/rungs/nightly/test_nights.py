@@ -97,3 +97,29 @@ def test_real_cells_killed_and_resumed(tmp_path: Path) -> None:
     )
     assert without_times(night) == without_times(expected)
     assert met >= 2
+
+
+def test_a_night_of_a_device(tmp_path: Path) -> None:
+    """llama.cpp's own graph, twice: nothing drifts, since each operation gives the same bits."""
+    path = write_config(
+        tmp_path, "kernels = []\ndevices = ['CPU', 'Nowhere0']\nn_predict = 1\nthreads = 1", p="The import"
+    )
+    for number in (1, 2):
+        done = nightly(ROOT, "run", path, "--new")
+        assert done.returncode == 3, done.stdout + done.stderr
+        assert f"night {number} of night" in done.stdout
+        assert "2 cells, 1 verified, 1 broken off" in done.stdout
+        assert "backend · Nowhere0 · p · installed: exit code 2: no device is called Nowhere0" in done.stdout
+    with History(tmp_path / "nightly.sqlite") as history:
+        first, second = (history.night(number) for number in (1, 2))
+    right, key = first.cells[first.planned[0]], first.planned[0]
+    assert (key.kernel, key.host) == ("backend", "CPU")
+    assert right.verified
+    assert right.measures == second.cells[key].measures
+    assert {m.who for m in right.measures} >= {"MUL_MAT Q4_0", "ROPE", "RMS_NORM", "GLU SWIGLU"}
+    assert right.versions["definition of ROPE on CPU"] == "f32"
+    assert "llama-cpp-python" in right.versions
+    assert right.host.endswith("GiB)")
+    compared = nightly(ROOT, "compare", path, "--strict")
+    assert compared.returncode == 0, compared.stdout
+    assert "1 still failing, 0 appeared, 0 utilisations drifted" in compared.stdout

@@ -11,7 +11,7 @@ import pytest
 from gguf_verify import waivers
 from gguf_verify.cli import main
 from gguf_verify.nightly.config import REFERENCE, ConfigFile, Variant, read_config
-from gguf_verify.nightly.records import Key
+from gguf_verify.nightly.records import BACKEND, Key
 from gguf_verify.support.errors import UsageError
 from tests.support.stub_nights import Q4_0, write_config
 from tests.support.tools import FIXTURES, ROOT
@@ -55,6 +55,54 @@ def test_the_matrix(tmp_path: Path) -> None:
     assert config.kernel_argument("own.py:gemm") == f"{tmp_path}/own.py:gemm"
 
 
+def a_build(folder: Path) -> Path:
+    """What passes for a build of llama.cpp until it is loaded."""
+    folder.mkdir()
+    for name in ("llama", "ggml", "ggml-base"):
+        (folder / f"lib{name}.so").touch()
+    return folder
+
+
+def test_devices_are_an_axis_of_their_own(tmp_path: Path) -> None:
+    a_build(tmp_path / "vulkan")
+    path = write_config(
+        tmp_path,
+        """
+        kernels = ["q8_1", "f32"]
+        devices = ["CPU"]
+        [variants.plain]
+        [variants.kernels]
+        devices = []
+        [variants.build]
+        llama = "vulkan"
+        devices = ["CPU", "Vulkan0"]
+        [variants.other]
+        llama = "vulkan"
+        [[exclude]]
+        kernel = "f32"
+        [[exclude]]
+        kernel = "backend"
+        host = "CPU"
+        variant = "build"
+        """,
+    )
+    config = read_config(path)
+    expected = [
+        ("q8_1", "cpu", "plain"), (BACKEND, "CPU", "plain"), ("q8_1", "cpu", "kernels"), (BACKEND, "Vulkan0", "build"),
+        (BACKEND, "CPU", "other"),
+    ]  # fmt: skip
+    assert [(key.kernel, key.host, key.variant) for key in config.cells("gpu")] == expected
+    assert config.devices == {"CPU", "Vulkan0"}
+    assert config.build(config.variants["build"]) == tmp_path / "vulkan"
+    assert config.build(config.variants["plain"]) is None
+
+
+def test_devices_alone(tmp_path: Path) -> None:
+    config = read_config(write_config(tmp_path, "kernels = []\ndevices = ['CPU', 'auto']"))
+    assert [(key.kernel, key.host) for key in config.cells("gpu")] == [(BACKEND, "CPU"), (BACKEND, "auto")]
+    assert config.hosts == set()
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -72,6 +120,24 @@ def test_the_matrix(tmp_path: Path) -> None:
         ("kernels = ['own.py:f']", "kernels: own.py:f: no such file"),
         ("kernels = ['q8_1', 'q8_1']", "kernels: contains q8_1 twice"),
         ("kernels = []", "kernels: must be a list of length >= 1"),
+        ("kernels = []\n[variants.a]\ndevices = []", "kernels: must be .* length >= 1 where no devices are named"),
+        ("kernels = []\ndevices = ['CPU']\n[variants.a]\n[variants.b]\ndevices = []", "variants.b: it has no cells"),
+        ("devices = ['CPU', 'CPU']", "devices: contains CPU twice"),
+        ("devices = ['']", "devices: contains an empty string"),
+        ("devices = ['a b']", "devices: a b is no name of a device: up to 64 signs without spaces"),
+        ("devices = 'CPU'", "devices: must be a list, is 'CPU'"),
+        ("[variants.a]\ndevices = [1]", r"variants.a.devices\[0\]: must be a string"),
+        ("[variants.a]\ndevices = [\"\\n\"]", r"variants.a.devices: \\x0a is no name of a device"),
+        ("[variants.a]\nllama = 'no'\ndevices = ['CPU']", "variants.a.llama: .*/no is no folder"),
+        ("[variants.a]\nllama = '.'\ndevices = ['CPU']", "variants.a.llama: .* holds no libllama.so"),
+        (f"[variants.a]\nllama = '{'x' * 5000}'\ndevices = ['CPU']", "variants.a.llama: it cannot be read .File name"),
+        ("[variants.a]\nllama = 1", "variants.a.llama: must be a string"),
+        ("[variants.a]\nllama = '.'\nhosts = ['cpu']", "variants.a.hosts: means nothing beside llama"),
+        ("[variants.a]\nllama = '.'\nreference = 'gpu'", "variants.a.reference: means nothing beside llama"),
+        ("[variants.a]\nllama = '.'\ncmake-args = ''", "variants.a.cmake-args: means nothing beside llama"),
+        ("[variants.a]\nllama = '.'\nllama-cpp-python = '1'", "variants.a.llama-cpp-python: means nothing beside"),
+        ("[[exclude]]\nkernel = 'backend'", r"exclude\[0\].kernel: nothing is called backend; there are: q8_1"),
+        ("devices = ['CPU']\n[[exclude]]\nhost = 'CUDA0'", r"exclude\[0\].host: nothing is called CUDA0; .*CPU"),
         ("kernels = 'q8_1'", "kernels: must be a list, is 'q8_1'"),
         ("kernels = [1]", r"kernels\[0\]: must be a string, is \[1\]"),
         ("[quantize]\nsources = ['tiny.gguf']\ntypes = ['Q9']", "quantize.types: llama.cpp quantizes no file to Q9"),
@@ -146,12 +212,14 @@ def test_the_reference_names_every_key(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "more.gguf").symlink_to(Q4_0)
     (tmp_path / "my_kernel.py").touch()
+    a_build(tmp_path / "llama-vulkan")
     (tmp_path / "waivers.toml").write_text(waivers.REFERENCE)
     path = tmp_path / "reference.toml"
     path.write_text(REFERENCE)
     config = read_config(path)
     assert set(tomllib.loads(REFERENCE)) == {f.encode_name for f in msgspec.structs.fields(ConfigFile)}
-    assert set(tomllib.loads(REFERENCE)["variants"]["NAME"]) == {f.encode_name for f in msgspec.structs.fields(Variant)}
+    variants = tomllib.loads(REFERENCE)["variants"].values()
+    assert {key for each in variants for key in each} == {f.encode_name for f in msgspec.structs.fields(Variant)}
     assert {model.type for model in config.models} == {"", "Q4_0", "Q6_K"}
     assert [w.rung for w in config.known] == ["layers", None]
     assert f"```toml\n{REFERENCE}```\n" in (ROOT / "docs" / "nightly.md").read_text()

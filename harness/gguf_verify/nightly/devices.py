@@ -1,0 +1,40 @@
+"""The devices whose graphs a night judges, and the builds of llama.cpp that have them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from ..llama.builds import Build, find
+
+#: What a device may be called.
+NAME = re.compile(r"[!-~]{1,64}")
+#: How ggml's names of devices begin that are cards which Ray counts as GPUs, and of which it lets a worker see one.
+_CARDS = ("CUDA", "ROCm", "HIP", "MUSA", "SYCL")
+
+
+def on_card(device: str) -> bool:
+    """Whether a device is a GPU that Ray gives to one worker at a time. Vulkan's are not: Ray knows nothing of them."""
+    return device.startswith(_CARDS)
+
+
+def build_in(folder: Path) -> Build | str:
+    """The build in a folder or below it, or why there is none, in one line."""
+    try:
+        return find(folder)
+    except OSError as error:
+        return f"it cannot be read ({error.strerror}): {folder}"
+
+
+def libraries(folder: Path | None) -> tuple[Path, ...]:
+    """The files of the build in a folder: its own libraries and those of its backends. None of no folder."""
+    found = None if folder is None else build_in(folder)
+    if found is None or isinstance(found, str):  # it was removed since the configuration was read: the cells say so
+        return ()
+    try:
+        return tuple(sorted({p.resolve() for p in found.folder.iterdir() if ".so" in p.name and p.is_file()}))
+    except OSError:
+        return ()
+
+
+__all__ = ["NAME", "build_in", "libraries", "on_card"]
