@@ -70,6 +70,9 @@ def test_a_format_is_two_files(tmp_path: Path) -> None:
     copy.also(
         "docs/generate.py",
         "docs/benchmarks.md",
+        "docs/backends.md",
+        "docs/backends.json",
+        "docs/backends.toml",
         "docs/museum.json",
         "tests/__init__.py",
         "tests/meta/__init__.py",

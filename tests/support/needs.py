@@ -7,6 +7,7 @@ met skips the test, and fails it where the command line has `--require=chromium`
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -79,6 +80,28 @@ def _llama_gpu() -> str | None:
     return None
 
 
+def vulkan() -> Path:
+    """The build of llama.cpp whose Vulkan backend is tested: the one that .ci/install lays into build/, or another."""
+    return Path(os.environ.get("GGUF_VERIFY_TEST_VULKAN") or Path(__file__).resolve().parents[2] / "build/llama-vulkan")
+
+
+def _vulkan() -> str | None:
+    from gguf_verify.llama import Llama
+    from gguf_verify.llama.builds import find
+    from gguf_verify.support.errors import EnvironmentFault
+
+    os.environ.setdefault("GGML_VK_VISIBLE_DEVICES", "0")  # ggml leaves out a software renderer by itself
+    found = find(vulkan())
+    if isinstance(found, str):
+        return found
+    try:
+        with Llama(build=found.folder) as llama:
+            known = [device.name for device in llama.devices()]
+    except EnvironmentFault as fault:
+        return str(fault)
+    return None if "Vulkan0" in known else f"no Vulkan0 among {', '.join(known)}"
+
+
 def _nvrtc() -> str | None:
     from gguf_verify.hosts import nvrtc
     from gguf_verify.support.errors import EnvironmentFault
@@ -139,6 +162,11 @@ NEEDS = {
     "gpu": Need("CUDA device", "a machine with a GPU and the extra cuda12 or cuda13", _gpu),
     "llama-gpu": Need(
         "CUDA backend of llama.cpp", "a machine with a GPU and llama-cpp-python built with -DGGML_CUDA=ON", _llama_gpu
+    ),
+    "vulkan": Need(
+        "Vulkan backend of llama.cpp",
+        ".ci/install, or in GGUF_VERIFY_TEST_VULKAN a folder with a build of llama.cpp v0.5.0 that has it",
+        _vulkan,
     ),
     "compute-sanitizer": Need("compute-sanitizer", "the CUDA toolkit", _compute_sanitizer),
     "chromium": Need(

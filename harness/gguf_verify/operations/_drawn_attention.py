@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,8 @@ _OTHERS = (
 
 @dataclass(frozen=True)
 class _Kind:
-    """Sizes and parameters of a node: batches, heads of queries, of keys and values, queries, keys, dims of K, of V."""
+    """Sizes and parameters of a node: batches, heads of queries, of keys and values, queries, keys, dims of K, of V.
+    `float32` asks for GGML_PREC_F32, as models do."""
 
     batches: int = 1
     heads: int = 4
@@ -36,6 +37,7 @@ class _Kind:
     sinks: bool = False
     constant: bool = False
     turned: bool = False
+    float32: bool = False
 
 
 def _tensor(rng: np.random.Generator, kind: str, shape: tuple[int, ...], constant: bool = False) -> Operand:
@@ -67,7 +69,8 @@ def _node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
     if of.sinks:
         sinks = Operand.of(rng.standard_normal(of.heads).astype(np.float32) * 3)
     output = Operand.blank(F32, of.batches, of.tokens, of.heads, of.out)
-    return Node("FLASH_ATTN_EXT", (queries, keys, values, mask, sinks), output, parameters(of.scale, of.bias, of.cap))
+    given = parameters(of.scale, of.bias, of.cap, 10 * of.float32)
+    return Node("FLASH_ATTN_EXT", (queries, keys, values, mask, sinks), output, given)
 
 
 def drawn_attention(rng: np.random.Generator) -> Iterator[Node]:
@@ -82,8 +85,8 @@ def drawn_attention(rng: np.random.Generator) -> Iterator[Node]:
         _Kind(tokens=1, keys=520, constant=True),
     )  # fmt: skip
     for kind in ("F16", "F32"):
-        for each in kinds:
-            yield _node(rng, kind, kind, each)
+        for i, each in enumerate(kinds):
+            yield _node(rng, kind, kind, replace(each, float32=i % 2 == 0))
     for k, v in _OTHERS:
         scale = 1.0 if k in FORMATS else 0.125
         dims = 256 if k == "Q4_K" else 64

@@ -146,12 +146,12 @@ def _of_bits(definitions: Sequence[Semantics], y: Floats) -> Sequence[Semantics]
     """Those whose sums are halves, where the outputs' bits say that theirs are: else one of sums in float32 whose
     weights may be far off would admit most of the outputs, and the others would seem wrong.
 
-    A sum in half has at most 11 significant bits, and one of up to 8 parts, which are added in float32, mostly 16 or
-    less. Of sums in float32 one in 256 has.
+    A sum in half has at most 11 significant bits, and one of a few parts, which are added in float32, mostly 21 or
+    less. Of sums in float32 one in eight has.
     """
     in_half = [s for s in definitions if s.accumulation.name == "float16"]
     told = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
-    short = int((told & np.uint32(0xFF) == 0).sum())
+    short = int((told & np.uint32(7) == 0).sum())
     return in_half if in_half and 2 * short > told.size else definitions
 
 

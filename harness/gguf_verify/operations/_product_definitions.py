@@ -16,6 +16,9 @@
              BF16 weights meet activations rounded to bfloat16. With integer dot products (mul_mmq.comp) activations are
              quantized to Q8_1, and scales of superblocks are rounded to half in shared memory.
 
+             Mesa's llvmpipe, which has halves, but neither integer dot products nor cooperative matrices, computes up
+             to 8 columns by f32, and more by f16 (F32 weights), bf16 (BF16) and f16 added in float16 (all others).
+
 The sharpest definition comes first, and those whose sums are halves last: `_matrices.judged` says which is taken.
 """
 

@@ -9,8 +9,9 @@ backend rounds the input to halves, too, but for CONV_2D_DW, which widens the ke
 widen it likewise (ggml-cpu/ops.cpp, ggml-cuda/conv2d-transpose.cu; llama.cpp v0.5.0).
 
 Not defined here: CONV_2D and CONV_3D by halves on CUDA, which rounds the input or not as the card and the sizes decide
-(conv2d.cu, conv3d.cu); and on Vulkan these two and CONV_TRANSPOSE_2D, which add up in halves where the device has
-cooperative matrices (vulkan-shaders/conv2d_mm.comp).
+(conv2d.cu, conv3d.cu). On Vulkan these two and CONV_TRANSPOSE_2D are float32 throughout, but halves throughout, sums
+too, where the device has cooperative matrices (vulkan-shaders/conv2d_mm.comp, conv3d_mm.comp). Then every output is a
+half, by which it is known: such outputs that float32 does not give have no definition.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from .judging import Judged, within
 from .node import F16, F32, Array, Doubles, Node, Operand, demand, parameters
 from .operation import Operation
 
+#: What Vulkan computes by products of matrices.
+_BY_MATRICES = ("CONV_2D", "CONV_3D", "CONV_TRANSPOSE_2D")
 #: What one tap's weights and the inputs that it reads give its outputs.
 Term = Callable[[Doubles, Doubles], Doubles]
 
@@ -43,9 +46,13 @@ def _sources(node: Node, rounds: bool = True) -> tuple[Doubles, Doubles, str]:
 
 
 def _matrices(node: Node) -> None:
-    demand(node.backend != "Vulkan", f"{node.op} on Vulkan, which may add up in halves")
     halves = node.backend == "CUDA" and node.op != "CONV_TRANSPOSE_2D" and node.source(0).type_id == F16
     demand(not halves, f"{node.op} by a kernel of F16 on CUDA, which may round the input")
+
+
+def _halves(values: Array) -> Doubles:
+    rounded: Doubles = values.astype(np.float16).astype(np.float64)
+    return rounded
 
 
 def _mixed(weights: Doubles, read: Doubles) -> Doubles:
@@ -83,7 +90,11 @@ class _Sums:
         a = arithmetic(node.backend)
         total, magnitude, squares = (each.reshape(node.output.shape) for each in self._held)
         bound, spread = summed(total, magnitude, squares, terms, 1)
-        return within(node, definition, total, bound + 2 * terms * a.tiny, spread + a.tiny)
+        made = within(node, definition, total, bound + 2 * terms * a.tiny, spread + a.tiny)
+        matrices = node.backend == "Vulkan" and node.op in _BY_MATRICES
+        in_halves = matrices and not made.passed and np.array_equal(node.output.values, _halves(node.output.data))
+        demand(not in_halves, f"{node.op} by cooperative matrices")
+        return made
 
 
 def _convolved(

@@ -1,4 +1,5 @@
-"""FLASH_ATTN_EXT: attention of queries over keys and values, in one node, as llama.cpp's CPU backend computes it.
+"""FLASH_ATTN_EXT: attention of queries over keys and values, in one node, as llama.cpp's CPU backend computes it; for
+Vulkan see `_attention_on_vulkan`.
 
     s[t] = scale·(q·k[t])        or c·tanh(scale/c·(q·k[t])) with c = logit_softcap        plus slope·mask[t]
     y    = Σ_t exp(s[t] - M)·v[t] / (Σ_t exp(s[t] - M) + exp(sink - M))
@@ -24,72 +25,40 @@ The score's product is K's product of `semantics` with its bound and spread. Wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, WeightFormat, tensor_type
+from ..formats import ELEMENTS
 from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF, llama_cpu_semantics, product
-from ._alibi import mask_of, slopes
+from ._alibi import slopes
+from ._attention_on_vulkan import judge_on_vulkan
+from ._attention_scores import Scores, capped, check, format_of, head_of, masked, over_heads
 from ._attention_sums import Weights, in_floats, in_halves
 from ._drawn_attention import drawn_attention
 from .arithmetic import ULP, arithmetic
-from .judging import UNDERFLOW, Judged, within
+from .judging import UNDERFLOW, Judged
 from .node import F16, F32, Doubles, Node, NoDefinition, Operand
 from .operation import Operation
 
 #: Queries from which on tiles are used, and keys of a tile; keys from which on a single query's are split.
 _TILE, _SPLIT = 64, 512
-#: Scores [rows, keys] that are held at a time.
-_AT_ONCE = 1 << 20
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """Of rows of queries over keys, [rows, keys]: exact, what they may be off by, and its spread."""
-
-    s: Doubles
-    off: Doubles
-    spread: Doubles
 
 
 def _judge(node: Node) -> Judged:
+    q, k, v = (node.source(i) for i in range(3))
+    check(node, q, k, v)
+    if node.backend == "Vulkan":
+        return judge_on_vulkan(node)
     if node.backend != "CPU":
         raise NoDefinition(f"FLASH_ATTN_EXT on {node.backend}")
-    q, k, v = (node.source(i) for i in range(3))
-    _check(node, q, k, v)
     path, name = _path(q, k, v)
-    batches, heads, tokens, _ = q.shape
-    exact, bound = (np.zeros((batches, tokens, heads, v.ne[0])) for _ in range(2))
-    slope = slopes(node, heads, node.number(1))
-    step = max(1, _AT_ONCE // max(1, k.ne[1]))
-    with np.errstate(all="ignore"):
-        for batch in range(batches):
-            for head in range(heads):
-                values = _rows(v, batch, head, heads)
-                for first in range(0, tokens, step):
-                    rows = slice(first, min(first + step, tokens))
-                    scores = _masked(node, _scores(node, path, batch, head, rows), slope, batch, head, rows)
-                    o, off = _attended(node, path, scores, values, head)
-                    exact[batch, rows, head], bound[batch, rows, head] = o, off
-        return within(node, name, exact, bound)
+    slope = slopes(node, q.ne[2], node.number(1))
 
+    def of(batch: int, head: int, rows: slice) -> tuple[Doubles, Doubles]:
+        scores = masked(node, _scores(node, path, batch, head, rows), slope, UNIT_ROUNDOFF, batch, head, rows)
+        return _attended(node, path, scores, head_of(v, batch, head, q.ne[2]).values[0, 0], head)
 
-def _check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
-    batches, heads, tokens, _ = q.shape
-    shared = all(each.ne[3] == batches and each.ne[2] > 0 and heads % each.ne[2] == 0 for each in (k, v))
-    fits = 0 < k.ne[0] == q.ne[0] and 0 < k.ne[1] == v.ne[1] and node.output.shape == (batches, tokens, heads, v.ne[0])
-    if q.type_id != F32 or not shared or not fits:
-        raise NoDefinition(f"attention of {q.type} {q.ne} over {k.type} {k.ne} and {v.type} {v.ne}")
-    mask, sinks = node.optional(3), node.optional(4)
-    if mask is not None:
-        mask_of(node, mask, tokens, k.ne[1], (batches, heads))
-        if mask.type_id != F16:
-            raise NoDefinition(f"attention with a mask of {mask.type}")
-    if sinks is not None and (sinks.type_id != F32 or sinks.shape != (1, 1, 1, heads)):
-        raise NoDefinition(f"attention with sinks of {sinks.type} {sinks.ne}")
-    _format(k)
+    return over_heads(node, name, of)[0]
 
 
 def _path(q: Operand, k: Operand, v: Operand) -> tuple[str, str]:
@@ -103,26 +72,12 @@ def _path(q: Operand, k: Operand, v: Operand) -> tuple[str, str]:
     return "keys", f"{kinds}, {sums}"
 
 
-def _format(operand: Operand) -> WeightFormat:
-    known = tensor_type(operand.type_id)
-    if known is None or known.weights is None:
-        raise NoDefinition(f"attention over keys of {operand.type}")
-    return known.weights
-
-
-def _rows(operand: Operand, batch: int, head: int, heads: int) -> Doubles:
-    """The values of the head of K or V that a head of queries uses, [keys, dims]."""
-    data = operand.data[batch, head // (heads // operand.ne[2])]
-    values: Doubles = Operand.of(np.array(data), operand.type_id).values[0, 0]
-    return values
-
-
-def _scores(node: Node, path: str, batch: int, head: int, rows: slice) -> _Scores:
+def _scores(node: Node, path: str, batch: int, head: int, rows: slice) -> Scores:
     """scale·(q·k), or its soft cap, before the mask."""
     q, k = node.source(0), node.source(1)
     queries = np.array(q.data[batch, head, rows])
     keys = np.ascontiguousarray(k.data[batch, head // (q.ne[2] // k.ne[2])])
-    fmt = _format(k)
+    fmt = format_of(k)
     if path == "tiled":
         keys, fmt = keys.astype(np.float32), ELEMENTS["F32"]
     definition = llama_cpu_semantics(fmt)
@@ -134,40 +89,11 @@ def _scores(node: Node, path: str, batch: int, head: int, rows: slice) -> _Score
     z = scale * made.exact
     rounded = (2 if cap else 1) * u * np.abs(z)
     off, spread = np.abs(scale) * made.bound + rounded, np.abs(scale) * made.spread + rounded / np.sqrt(3)
-    if cap:
-        capped = np.tanh(z)
-        own = (arithmetic("CPU").tanh * ULP + u) * np.abs(capped)
-        slope = np.minimum(1, (1 - capped**2) * np.exp(2 * np.minimum(off, 1)))
-        z, off, spread = (
-            cap * capped,
-            np.abs(cap) * (slope * off + own),
-            np.abs(cap) * (slope * spread + own / np.sqrt(3)),
-        )
-    return _Scores(z, off, spread)
+    scores = Scores(z, off, spread)
+    return capped(scores, cap, arithmetic("CPU").tanh * ULP + u) if cap else scores
 
 
-def _masked(
-    node: Node, scores: _Scores, slopes: tuple[Doubles, Doubles], batch: int, head: int, rows: slice
-) -> _Scores:  # fmt: skip
-    """With the mask. Raises NoDefinition for scores that are not finite beside those that are left out."""
-    mask, s, off, spread = node.optional(3), scores.s, scores.off, scores.spread
-    if mask is not None:
-        given = mask.data[batch % mask.ne[3], head % mask.ne[2], rows].astype(np.float64)
-        added = slopes[0][head] * given
-        s = np.where(np.isneginf(added), -np.inf, s + added)
-        more = UNIT_ROUNDOFF * (np.abs(added) + np.abs(s)) + slopes[1][head] * np.abs(added)
-        off, spread = off + more, spread + more / np.sqrt(3)
-        left_out = np.isneginf(added)
-        off, spread = np.where(left_out, 0.0, off), np.where(left_out, 0.0, spread)
-        s_read = np.where(left_out, 0.0, s)
-    else:
-        s_read = s
-    if not np.isfinite(s_read).all():
-        raise NoDefinition("attention whose scores are not finite")
-    return _Scores(s, off, spread)
-
-
-def _attended(node: Node, path: str, scores: _Scores, v: Doubles, head: int) -> tuple[Doubles, Doubles]:
+def _attended(node: Node, path: str, scores: Scores, v: Doubles, head: int) -> tuple[Doubles, Doubles]:
     """The result [rows, DV] and its bound."""
     sinks, u = node.optional(4), UNIT_ROUNDOFF
     s, read = scores.s, ~np.isneginf(scores.s)
@@ -208,7 +134,7 @@ def _attended(node: Node, path: str, scores: _Scores, v: Doubles, head: int) -> 
     return o, np.where(whole > 0, bound, 0.0)
 
 
-def _weights(scores: _Scores, read: npt.NDArray[np.bool_], most: Doubles, path: str) -> Weights:
+def _weights(scores: Scores, read: npt.NDArray[np.bool_], most: Doubles, path: str) -> Weights:
     s = scores.s
     then = np.maximum.accumulate(s, axis=1)
     back = np.where(read, np.exp(then - most), 0.0)

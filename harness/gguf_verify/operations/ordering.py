@@ -107,6 +107,9 @@ def _draw_top_k(rng: np.random.Generator) -> Iterator[Node]:
         for x in _drawn(rng, shape):
             for k in {1, min(4, shape[-1]), shape[-1] // 2 + 1, shape[-1]}:
                 yield Node("TOP_K", (Operand.of(x),), Operand.blank(I32, *shape[:3], k))
+    for k in (1, 3):
+        x = -np.abs(floats(rng, (1, 1, 5, 33), 1.0))
+        yield Node("TOP_K", (Operand.of(x),), Operand.blank(I32, 1, 1, 5, k))
 
 
 def _draw_argmax(rng: np.random.Generator) -> Iterator[Node]:

@@ -2,8 +2,8 @@
 
     x[i] = (b[i] - Σ_{t<i} L[i, t]·x[t]) / L[i, i]
 
-The sum is float32, whether it starts at zero or is taken from b[i] (ggml-cpu/ops.cpp, ggml-cuda/solve_tri.cu,
-vulkan-shaders/solve_tri.comp; llama.cpp v0.5.0). CUDA takes cuBLAS for more than 64 rows or 32 columns, of which the
+The sum is float32 and starts at zero (ggml-cpu/ops.cpp, ggml-cuda/solve_tri.cu; llama.cpp v0.5.0); Vulkan takes each
+term from b[i] (vulkan-shaders/solve_tri.comp). CUDA takes cuBLAS for more than 64 rows or 32 columns, of which the
 order is not known: that is not defined here.
 
 The X̂ that is computed solves L·X̂ = B + ρ, where ρ is what each row rounded (Higham, "Accuracy and Stability of
@@ -12,6 +12,9 @@ Numerical Algorithms", 2nd ed., §8.1), so X̂ - X = L⁻¹·ρ:
     |ρ[i]|      ≤ γ_{i+1}·Σ_{t<i} |L[i, t]·x[t]| + u·|b[i] - Σ| + (the division's ulps)·|L[i, i]·x[i]|
     bound       |L⁻¹|·|ρ|, in which |x̂| ≤ |x| + (the bound of |x| alone)
     spread      the root of (L⁻¹)²·(variance of ρ)
+
+Where terms are taken from b[i], what is left after each is L[i, i]·x[i] and the terms to come. So L[i, i]·x[i] is
+rounded with them i times: it is one of the magnitudes that γ multiplies, and i·(u·L[i, i]·x[i])²/3 is more variance.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def _solve(node: Node) -> Judged:
         inverse = _substituted(triangle, np.broadcast_to(np.eye(n), triangle.shape))
         size = np.abs(exact)
         for _ in range(2):
-            rounded, spread = _rounded(triangle, right, exact, size, a.division, a.tiny)
+            taken = node.backend == "Vulkan"
+            rounded, spread = _rounded(triangle, right, exact, size, a.division, a.tiny, taken)
             bound = np.abs(inverse) @ rounded
             size = np.abs(exact) + bound
         spread = np.sqrt(inverse**2 @ spread**2)
@@ -58,16 +62,18 @@ def _solve(node: Node) -> Judged:
 
 
 def _rounded(
-    triangle: Doubles, right: Doubles, exact: Doubles, size: Doubles, division: float, tiny: float
+    triangle: Doubles, right: Doubles, exact: Doubles, size: Doubles, division: float, tiny: float, taken: bool
 ) -> tuple[Doubles, Doubles]:
-    """What each row rounds at most, for X of these sizes, and its spread."""
+    """What each row rounds at most, for X of these sizes, and its spread; with terms that are taken from b, or not."""
     below = np.tril(triangle, -1)
     diagonal = np.abs(np.einsum("...ii->...i", triangle))[..., None]
     total, magnitude, squares = below @ exact, np.abs(below) @ size, below**2 @ size**2
     # row i adds i terms, so each is given the n of its own
     n = np.arange(triangle.shape[-1])[:, None]
-    bound = UNIT_ROUNDOFF * (n + 1) / (1 - UNIT_ROUNDOFF * (n + 1)) * magnitude
+    own = diagonal * size if taken else 0.0 * size
+    bound = UNIT_ROUNDOFF * (n + 1) / (1 - UNIT_ROUNDOFF * (n + 1)) * (magnitude + own)
     _, spread = summed(total, magnitude, squares, triangle.shape[-1], 1)
+    spread = np.sqrt(spread**2 + n * (UNIT_ROUNDOFF * own) ** 2 / 3)
     difference = np.minimum(diagonal * size, np.abs(right) + magnitude)
     divided = (UNIT_ROUNDOFF + division * ULP) * difference
     return bound + divided + (2 * n + 1 + diagonal) * tiny, spread + divided + (1 + diagonal) * tiny

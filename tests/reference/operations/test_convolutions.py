@@ -9,9 +9,18 @@ import pytest
 
 from gguf_verify.llama import Llama
 from gguf_verify.operations import Node, NoDefinition, judge
-from gguf_verify.operations.node import F16
+from gguf_verify.operations.node import F16, F32
 from tests.reference.operations.test_state_space import halved, rolled
-from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
+from tests.support.operations import (
+    Fault,
+    check_faults,
+    check_right,
+    computed,
+    rows_shifted,
+    source,
+    stale,
+    with_output,
+)
 
 CONVOLUTIONS = ("CONV_2D", "CONV_2D_DW", "CONV_3D", "CONV_TRANSPOSE_1D", "CONV_TRANSPOSE_2D")
 COLUMNS = ("IM2COL", "IM2COL_3D")
@@ -100,9 +109,15 @@ def test_shapes_that_do_not_fit(llama: Llama, op: str) -> None:
 
 @pytest.mark.parametrize("op", ["CONV_2D", "CONV_3D", "CONV_TRANSPOSE_2D"])
 def test_devices_that_may_take_halves(llama: Llama, op: str) -> None:
-    halves = next(node for node in computed(llama, op) if node.source(0).type_id == F16)
-    with pytest.raises(NoDefinition, match="halves"):
-        judge(replace(halves, backend="Vulkan"))
     if op != "CONV_TRANSPOSE_2D":
+        halves = next(node for node in computed(llama, op) if node.source(0).type_id == F16)
         with pytest.raises(NoDefinition, match="round the input"):
             judge(replace(halves, backend="CUDA"))
+    floats = next(node for node in computed(llama, op) if node.source(0).type_id == F32 and node.output.data.size > 1)
+    node = replace(floats, backend="Vulkan")
+    assert judge(node).passed
+    data = np.array(node.output.data)
+    with pytest.raises(NoDefinition, match="cooperative"):
+        judge(with_output(node, data.astype(np.float16).astype(np.float32)))
+    data.flat[1] *= 1.01
+    assert judge(with_output(node, data)).wrong == 1

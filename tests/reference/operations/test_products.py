@@ -224,6 +224,31 @@ def test_vulkan_takes_the_first_definition_that_admits_the_output() -> None:
     assert found.extent == ((0, 0, 1), (0, 0, 1), (2, 2, 1), (3, 3, 1))
 
 
+def test_sums_in_half_are_known_by_their_bits() -> None:
+    """One large term early on, beside which later ones are lost: a definition with sums in float32, whose weights may
+    be far off, admits most of these outputs, and not all."""
+    rng = np.random.default_rng(5)
+    w = drawn_weights(rng, FORMATS["Q4_0"], 40, 768)
+    x = rng.standard_normal((12, 768)).astype(np.float32) * np.float32(0.05)
+    x[:, 100] = 100
+    weights, taken = (a.astype(np.float16).astype(np.float64) for a in (w.values[0, 0], x))
+    y = np.zeros((12, 40), np.float16)
+    for k in range(768):
+        y = (y + taken[:, k, None] * weights[:, k]).astype(np.float16)
+    node = _in_vulkan(Node("MUL_MAT", (w, Operand.of(x)), Operand.of(y.astype(np.float32))))
+    assert judge(node).passed
+    assert judge(node).definition.endswith("added in float16")
+    parts = [np.zeros((12, 40), np.float16) for _ in range(3)]  # the columns split over workgroups
+    for k in range(768):
+        at = k // 256
+        parts[at] = (parts[at] + taken[:, k, None] * weights[:, k]).astype(np.float16)
+    split = sum(part.astype(np.float32) for part in parts)
+    assert judge(with_output(node, np.asarray(split)[None, None])).definition.endswith("added in float16")
+    wrong = np.array(node.output.data)
+    wrong[0, 0, 7, 3] *= -1
+    assert judge(with_output(node, wrong)).wrong == 1
+
+
 @pytest.mark.parametrize("columns", [1, VECTOR_COLUMNS, VECTOR_COLUMNS + 1])
 @pytest.mark.parametrize("name", [*FORMATS, *ELEMENTS])
 def test_every_definition_of_vulkan_computes_something(name: str, columns: int) -> None:
