@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 
-from ...operations import OPERATIONS
 from ...support.errors import UsageError
 from ...support.paths import CHECKOUT
 from ..markdown import fill, table
@@ -64,15 +63,9 @@ def unexplained(results: Results, known: Sequence[Finding]) -> list[str]:
                 lines.append(f"{measured.device}, {row.operation}: {row.wrong} nodes are wrong: {row.first}")
         for graph in measured.graphs:
             for words in graph.wrong:
-                if not explained(measured, _operation(words), known):
+                if not explained(measured, words.split(" ", 1)[0], known):
                     lines.append(f"{measured.device}, {graph.model}: {words}")
     return lines
-
-
-def _operation(words: str) -> str:
-    """The operation at the beginning of a line about a node: its longest name that is known."""
-    named = [op for op in OPERATIONS if words.split(" ", 1)[0] == op]
-    return named[0] if named else words
 
 
 def write(results: Results, known: Sequence[Finding]) -> None:

@@ -1,0 +1,39 @@
+"""`gguf-verify measure backends` on the CPU backend: what it draws is right, and a wrong definition is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.cli import main
+from gguf_verify.measure.backends.records import load
+from gguf_verify.operations import OPERATIONS
+from tests.support.tools import FIXTURES
+
+
+def test_operations_and_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "r.json"
+    asked = ["measure", "backends", "--results", str(out), "--no-page", "--seeds", "1"]
+    assert main([*asked, "--only", "SUM_ROWS", str(FIXTURES / "tiny-Q4_0.gguf")]) == 0
+    (of,) = load(out).values()
+    (row,) = of.operations
+    assert (row.operation, row.wrong, row.unsupported, row.ended) == ("SUM_ROWS", 0, 0, 0)
+    assert row.outputs > 100
+    assert [graph.flash for graph in of.graphs] == ["auto", "off"]
+    assert {graph.verdict for graph in of.graphs} == {"verified"}
+    capsys.readouterr()
+
+
+def test_what_is_wrong_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SUM judged as MEAN."""
+    judged = OPERATIONS["MEAN"].judge
+    monkeypatch.setitem(
+        OPERATIONS, "SUM_ROWS", replace(OPERATIONS["SUM_ROWS"], judge=lambda node: judged(replace(node, op="MEAN")))
+    )
+    asked = ["measure", "backends", "--results", str(tmp_path / "r.json"), "--no-page", "--seeds", "1"]
+    assert main([*asked, "--only", "SUM_ROWS"]) == 1
+    assert "SUM_ROWS: " in capsys.readouterr().out
