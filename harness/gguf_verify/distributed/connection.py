@@ -39,6 +39,8 @@ def connected(address: str) -> Iterator[None]:
     """In this block `ray` is connected. Where this process was connected before, that is used, and stays. Raises
     EnvironmentFault."""
     with _variables(address):
+        if address != LOCAL and not _connected_before():
+            _reachable(address)  # before it is imported: of some variables Ray keeps what it reads first
         import ray  # it reads the variables
 
         if ray.is_initialized():
@@ -82,14 +84,29 @@ def _join(address: str) -> None:
     import ray
 
     try:
-        _reach(address)
         ray.init(
             address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": _OF_WORKERS}
         )
     except (ConnectionError, ValueError, RuntimeError, OSError, TimeoutError) as error:
-        raise EnvironmentFault(
-            f"--ray {printable(address)}: no cluster of Ray answers there: {_first_line(error)}"
-        ) from error
+        raise _no_answer(address, error) from error
+
+
+def _connected_before() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _no_answer(address: str, error: Exception) -> EnvironmentFault:
+    said = f"no cluster of Ray answers there: {_first_line(error)}"
+    return EnvironmentFault(f"--ray {printable(address)}: {said}")
+
+
+def _reachable(address: str) -> None:
+    """Raises EnvironmentFault where nobody listens."""
+    try:
+        _reach(address)
+    except (OSError, ValueError) as error:
+        raise _no_answer(address, error) from error
 
 
 def _reach(address: str) -> None:
