@@ -250,7 +250,7 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
         if self.fault:
             return "broken off"
         # what the device did not compute was judged, but says nothing of the device
-        on_device = any(not each.fell_back and each.nodes for each in self.operations)
+        on_device = any(not each.fell_back and each.elements for each in self.operations)
         return "verified" if on_device and not self.not_judged else "not everything verified"
 
     @property

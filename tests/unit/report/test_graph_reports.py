@@ -270,3 +270,10 @@ def test_what_the_record_escaped_is_not_escaped_again() -> None:
 def test_what_is_written_is_read_back() -> None:
     for report in graphs().values():
         assert msgspec.convert(json.loads(report.to_json()), GraphReport, strict=False).verdict == report.verdict
+
+
+def test_nodes_without_outputs_are_no_pass() -> None:
+    """A node may have no element; that nothing of it is wrong says nothing."""
+    report = graph(operation("ROPE", elements=0))
+    assert (report.verdict, report.exit_code) == ("not everything verified", 5)
+    assert graph(operation("ROPE", elements=0), operation("MUL")).verdict == "verified"
