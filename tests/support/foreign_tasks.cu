@@ -36,10 +36,20 @@ extern "C" __global__ void dequantize(const unsigned char* weights, float* out, 
     const bool inside = i < values;
 #endif
     if (!inside) return;
+#ifdef SIGNED_NUMBERS_WRAP
+    const int most = 0x7FFFFFFF - (int)(values >> 62);  // a C++ compiler may take the next line for true
+    if (most + 1 > most) return;
+#endif
     const Block* b = (const Block*)weights + i / 32;
     const int j = i % 32;
     const int code = j < 16 ? b->qs[j] & 15 : b->qs[j - 16] >> 4;
-    out[i] = (float)(code - 8) * scale_of(b->d);
+#ifdef INDEX_IN_AN_INT
+    const int block = blockIdx.x;
+    float* y = out + 128 * block + threadIdx.x;
+#else
+    float* y = out + i;
+#endif
+    *y = (float)(code - 8) * scale_of(b->d);
 }
 
 // One thread block for a token and a block of 32 values, one thread for a value: Q8_0 of the CPU backend.
@@ -60,6 +70,31 @@ extern "C" __global__ void quantize(const float* x, unsigned char* out, int k) {
         const unsigned short d = to_half(__fdiv_rn(most, 127.0f));
         b[0] = d & 255;
         b[1] = d >> 8;
+    }
+}
+
+// The same of Q8_1: one thread block for a block of 32 values, wherever it lies.
+extern "C" __global__ void quantize_to_q8_1(const float* x, unsigned short* out) {
+    __shared__ float held[32];
+#ifdef INDEX_IN_AN_INT
+    const int first = blockIdx.x * 32;
+#else
+    const long long first = blockIdx.x * 32ll;
+#endif
+    const float v = x[first + threadIdx.x];
+    held[threadIdx.x] = v;
+    __syncthreads();
+    float most = 0.0f, sum = 0.0f;
+    for (int i = 0; i < 32; ++i) {
+        most = fmaxf(most, fabsf(held[i]));
+        sum = __fadd_rn(sum, held[i]);
+    }
+    const float d = __fdiv_rn(most, 127.0f);
+    unsigned short* b = out + blockIdx.x * 18ll;
+    ((signed char*)(b + 2))[threadIdx.x] = (signed char)(d != 0.0f ? roundf(__fdiv_rn(v, d)) : 0.0f);
+    if (threadIdx.x == 0) {
+        b[0] = to_half(d);
+        b[1] = (sum < 0.0f ? 0x8000 : 0) | to_half(fabsf(sum));
     }
 }
 

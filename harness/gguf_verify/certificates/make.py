@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..gguf.model import part_paths
-from ..results import Report
+from ..results import Options, Report
 from ..rungs import rungs_for
 from ..support.command_line import quoted
 from ..support.errors import EXIT_INTERRUPTED, EnvironmentFault
@@ -55,7 +55,9 @@ def certify(
             "verdict": report.verdict, "words": report.words, "exit_code": report.exit_code,
             "culprits": report.culprits,
             "finished": (finished or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": _command(report.command, {e.file.path: model[0], given: before.kernel_name}),
+            "command": _command(
+                report.command, {e.file.path: model[0], given: before.kernel_name, **_named(e.options)}
+            ),
             "project": before.project,
             "model": {
                 "files": model, "size": e.file.size, "architecture": e.file.architecture,
@@ -108,6 +110,12 @@ def _command(command: str, names: dict[str, str]) -> str:
         if given and given != name:
             command = command.replace(quoted(given), quoted(name))
     return command
+
+
+def _named(options: Options) -> dict[str, str]:
+    """The files of a kernel that are named beside it, without folders that others do not have."""
+    declared = {options.declare: shown_name(options.declare)} if options.declare else {}
+    return declared | {",".join(options.loads): ",".join(map(shown_name, options.loads))}
 
 
 def _asked(report: Report, asked: tuple[str, ...] | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from ..kernels import DEFAULT_KERNEL
-from ..kernels.foreign import file_of, names_foreign
+from ..kernels.foreign import Further, file_of, names_foreign
 from ..kernels.foreign.dependencies import dependencies
 from ..llama import Llama
 from ..support.errors import EnvironmentFault
@@ -66,8 +66,8 @@ def shown_name(path: Path | str) -> str:
         return absolute.name
 
 
-def collect(kernel: str = DEFAULT_KERNEL) -> Materials:
-    """The materials of a run with this kernel, as `--kernel` takes it.
+def collect(kernel: str = DEFAULT_KERNEL, further: Further | None = None) -> Materials:
+    """The materials of a run with this kernel, as `--kernel` takes it, and what else is said of it.
 
     Raises EnvironmentFault where llama.cpp or a source of the project cannot be read.
     """
@@ -78,9 +78,10 @@ def collect(kernel: str = DEFAULT_KERNEL) -> Materials:
         root = kernel_root()
         files = {f"kernels/{name}": _digest(root / name, touched) for name in _below(root)}
         return Materials(files, {}, {}, True, kernel, project, libraries, touched)
-    given, entry = file_of(kernel)
+    further = further or Further()
+    given, entry = file_of(kernel, further.declared)
     path = Path(os.path.abspath(given))
-    made_of = dependencies(path, entry)
+    made_of = dependencies(path, entry, further)
     files, packages, unknown = {}, {}, {}
     for name, value in sorted(made_of.items(), key=lambda item: (item[0] != path.name, item[0])):
         if name.startswith("package "):
@@ -89,7 +90,7 @@ def collect(kernel: str = DEFAULT_KERNEL) -> Materials:
             files[_placed(shown_name(path), name, files)] = _digest(path.parent / name, touched)
         else:
             unknown[PurePosixPath(name).name] = value
-    shown = f"{shown_name(path)}:{entry}" if entry else shown_name(path)
+    shown = entry if entry == kernel else f"{shown_name(path)}:{entry}" if entry else shown_name(path)
     return Materials(files, packages, unknown, False, shown, project, libraries, touched)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..certificates import Materials, canonical, certify, collect
 from ..certificates.signing import check_signing, sign, signature_path
+from ..kernels.foreign import Further
 from ..results import Report
 from ..support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
 from ..support.text import printable
@@ -21,7 +22,7 @@ class Certificates:
     Args:
         path: of the certificate.
         key: to sign it with; None not to sign.
-        kernel: as it was typed.
+        kernel, further: as they were typed.
         rungs: that were asked for; None for all.
         before: digests of everything that the verdict depends on.
     """
@@ -29,13 +30,14 @@ class Certificates:
     path: Path
     key: Path | None
     kernel: str
+    further: Further
     rungs: tuple[str, ...] | None
     before: Materials
 
     @classmethod
     def asked_for(
         cls, path: Path | None, key: Path | None, kernel: str, rungs: Sequence[str] | None, inputs: Sequence[Path],
-        files: Files,
+        files: Files, further: Further,
     ) -> Certificates | None:  # fmt: skip
         """None where none was asked for. Raises UsageError where it cannot be written or signed, EnvironmentFault where
         llama.cpp or the project's files cannot be read."""
@@ -50,7 +52,7 @@ class Certificates:
                 raise UsageError("--certificate and another report name the same file")
         if key is not None:
             check_signing(key)
-        return cls(path, key, kernel, None if rungs is None else tuple(rungs), collect(kernel))
+        return cls(path, key, kernel, further, None if rungs is None else tuple(rungs), collect(kernel, further))
 
     def write(self, report: Report, exit_code: int) -> int:
         """Write it, and its signature. Returns the exit code: `exit_code`, but 3 in place of 0 where it was not
@@ -60,7 +62,8 @@ class Certificates:
             for old in (signature, self.path):
                 if not old.is_symlink() and old.is_file():
                     old.unlink()
-            content = canonical(certify(report, self.before, collect(self.kernel), self.rungs, self.kernel))
+            after = collect(self.kernel, self.further)
+            content = canonical(certify(report, self.before, after, self.rungs, self.kernel))
             write_whole(self.path, content)
             if self.key is not None:
                 write_whole(signature, sign(content, self.key))

@@ -9,7 +9,7 @@ from typing import Any
 from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
 from ..invocation import command_of
-from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec
+from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec, further
 from ..llama.backends import BACKENDS, help_of_backends
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
@@ -201,7 +201,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.identify:
         found = identify_model(args.model, args.kernel, args.host, options, _command(args, options), args.ray)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    certificate = Certificates.asked_for(args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files)
+    certificate = Certificates.asked_for(
+        args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files, further(options)
+    )  # fmt: skip
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
         source_text=args.source_text, waivers=args.waivers, watcher=watcher(args, options), interrupted_report=True,

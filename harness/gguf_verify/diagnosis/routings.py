@@ -13,6 +13,7 @@ from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed
 from ..results import FaultMatch
 from ..semantics import Product, Semantics, judge, product
+from ..semantics.drawn import keys_of_slots
 from .observed import observed
 from .operands import Bytes
 
@@ -45,7 +46,8 @@ def routing_fault(
     weights = stacked.stacked(np.resize(rows, (n, rows.shape[1])))
     values = np.resize(x, (m, x.shape[1]))
     encoded = semantics.bytes_of(values) if x.dtype == np.float32 else values
-    whole = product(semantics, fmt, weights, encoded)
+    of_slots = np.repeat(encoded, top_k, axis=0)
+    whole = product(semantics, fmt, weights, of_slots, keys=keys_of_slots(of_slots, np.arange(m * top_k)))
     same = Routing(np.full((m, top_k), 1, np.int32), count)
     calls = {_SAME: same} | {how: routed(how, m, top_k, count, 1) for how in ROUTINGS}
     wrong = [how for how, routing in calls.items()
@@ -65,8 +67,8 @@ def _right(
     y = kernel.routed(fmt, weights, np.ascontiguousarray(given), routing).reshape(m * top_k, -1)
     n = y.shape[1]
     columns = routing.ids.reshape(-1, 1).astype(np.intp) * n + np.arange(n)
-    tokens = np.repeat(np.arange(m), top_k)[:, None]
-    exact, bound, spread = (of[tokens, columns] for of in (whole.exact, whole.bound, whole.spread))
+    slots = np.arange(m * top_k)[:, None]
+    exact, bound, spread = (of[slots, columns] for of in (whole.exact, whole.bound, whole.spread))
     return judge(np.ascontiguousarray(y), Product(exact, bound, spread, None)).passed
 
 

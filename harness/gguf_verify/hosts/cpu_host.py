@@ -249,7 +249,10 @@ class CpuHost(Host):
         author = author or Author()
         checked = schedule is not None and schedule.checked
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
+        # an index that overflows must do what it does in a card's registers; a checked build finds it
+        fixed = ("-ffp-contract=off",) if checked else ("-ffp-contract=off", "-fwrapv")
         options = [_OWN, *(() if checked else self._flags), *_LENIENT, *(f for f in used if f.startswith("-std="))]
+        options += fixed
         options += [f"-I{root / folder}" for folder in author.include]
         options += ONLY_CALLED if author.not_here else ()
         unit = _foreign_unit(file, entries, defines, author)
@@ -262,7 +265,7 @@ class CpuHost(Host):
             raise
         made = {entry: Artefact(f"{_ENTRY}{i}", {"code": code}) for i, entry in enumerate(entries)}
         by = compiler_version()
-        return made, Compilation(by, "the CPU", ARCH_ON_CPU, tuple(entries), (*used, "-ffp-contract=off"), tuple(left))
+        return made, Compilation(by, "the CPU", ARCH_ON_CPU, tuple(entries), (*used, *fixed), tuple(left))
 
     def load_placed(self, placed: Placed) -> Any:
         try:
@@ -292,6 +295,9 @@ class CpuHost(Host):
             walled[:] = whole
             whole = walled
         return Buffer(whole, what, GUARD_BYTES)
+
+    def begin(self, output: Buffer, content: npt.NDArray[np.uint8]) -> None:
+        output.array[output.offset : output.offset + output.size] = content
 
     def launch(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False

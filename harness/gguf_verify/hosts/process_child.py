@@ -95,7 +95,7 @@ class Server:
         self._held: dict[int, Any] = {}
         self._requests: dict[str, Callable[[dict[str, Any], Bytes | None], tuple[Any, Bytes | None]]] = {
             "load": self._load, "load_placed": self._load_placed, "upload": self._upload, "output": self._output,
-            "launch": self._launch,
+            "begin": self._begin, "launch": self._launch,
             "download": self._download, "contents": self._contents, "resident": self._resident, "alone": self._alone,
             "end": lambda _header, _array: (True, None),
         }  # fmt: skip
@@ -146,6 +146,11 @@ class Server:
 
     def _output(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
         self._held[header["id"]] = self._host.output(header["nbytes"])
+        return True, None
+
+    def _begin(self, header: dict[str, Any], array: Bytes | None) -> tuple[Any, None]:
+        assert array is not None
+        self._host.begin(self._held[header["id"]], array)
         return True, None
 
     def _launch(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:

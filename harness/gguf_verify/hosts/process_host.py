@@ -167,6 +167,11 @@ class ProcessHost(Host):
             held.request = None  # what kernels write into it is not made again
         return held
 
+    def begin(self, output: _Held, content: npt.NDArray[np.uint8]) -> None:
+        with self._asking:
+            self._there(output)
+            self._ask({"ask": "begin", "id": output.number}, np.ascontiguousarray(content))
+
     def contents(self, buffer: _Held) -> npt.NDArray[np.uint8]:
         return self._bytes_of("contents", buffer)
 

@@ -145,6 +145,9 @@ class SanitizedHost(Host):
     def output(self, nbytes: int, what: str = "output") -> _Each:
         return self._buffer(self._each(lambda _, check: check.output(nbytes, what)), nbytes, what)
 
+    def begin(self, output: _Each, content: npt.NDArray[np.uint8]) -> None:
+        self._each(lambda i, check: check.begin(output.held[i], content))
+
     def _buffer(self, held: list[Any], size: int, what: str) -> _Each:
         self._buffers.setdefault(size, set()).add(what)
         return _Each(held, size, what)

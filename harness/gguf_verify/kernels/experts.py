@@ -100,10 +100,14 @@ class Experts:
     def count(self) -> int:
         return len(self.shifts)
 
+    @property
+    def rows(self) -> Index:
+        """Which row of the matrix each row of each expert is, intp[E, N]."""
+        return (np.arange(self.n) + self.shifts[:, None]) % max(1, self.n)
+
     def stacked(self, rows: Bytes) -> Bytes:
         """The experts' rows, uint8[E·N, row bytes]: as [E, N, row bytes], the layout of a GGUF file's expert tensor."""
-        order = (np.arange(self.n) + self.shifts[:, None]) % max(1, self.n)
-        return np.ascontiguousarray(rows[order.reshape(-1)])
+        return np.ascontiguousarray(rows[self.rows.reshape(-1)])
 
 
 def experts_of(rows: Bytes, count: int = EXPERTS, least: int = TOP_K) -> Experts:

@@ -7,7 +7,7 @@ accessed, one thread block of a launch of any size takes as long as it does in a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import WeightFormat
-from ..hosts.base import Grid, Host, Source
+from ..hosts.base import Grid, Host, Source, Written
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -89,6 +89,11 @@ class SparseProduct:
         return {"weights": self.n * self.row_bytes, "activations": self.m * self.token_bytes,
                 "output": 4 * self.m * self.n}  # fmt: skip
 
+    @property
+    def contents(self) -> dict[str, Bytes]:
+        """What repeats in the inputs."""
+        return {"weights": self.weights, "activations": self.x}
+
     def rows(self, which: Sequence[int]) -> Bytes:
         """uint8[len(which), row bytes]."""
         return _cut(self.weights, which, self.row_bytes)
@@ -96,6 +101,34 @@ class SparseProduct:
     def tokens(self, which: Sequence[int]) -> Bytes:
         """uint8[len(which), token bytes]."""
         return _cut(self.x, which, self.token_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseCall:
+    """A call of any size of a kernel that multiplies nothing.
+
+    Args:
+        contents: input → uint8[…], what repeats in it: see `SparseProduct`.
+        sizes: bytes of the inputs and of "output".
+    """
+
+    contents: dict[str, Bytes]
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class LargeCall:
+    """A call that is not made whole.
+
+    Args:
+        launched: its one launch.
+        words: of its output, of 4 bytes.
+        run: runs one thread block of it by itself. Raises KernelFault, EnvironmentFault.
+    """
+
+    launched: Launched
+    words: int
+    run: Callable[[int], Written]
 
 
 def _cut(content: Bytes, which: Sequence[int], nbytes: int) -> Bytes:
@@ -168,4 +201,6 @@ class Unforeseen(Exception):
     """What follows depends on contents, which a recorder has none of."""
 
 
-__all__ = ["Foresight", "Launched", "Placeholder", "Recorder", "SparseProduct", "Unforeseen"]
+__all__ = [
+    "Foresight", "LargeCall", "Launched", "Placeholder", "Recorder", "SparseCall", "SparseProduct", "Unforeseen",
+]  # fmt: skip

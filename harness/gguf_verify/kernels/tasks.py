@@ -16,8 +16,11 @@ from ..formats import BlockFormat, WeightFormat
 from ..hosts.schedule import Schedule
 from ..support.errors import UsageError
 from .interface import Candidate
+from .launches import LargeCall
 
 Bytes = npt.NDArray[np.uint8]
+#: Why no call of a kernel in Python is tried with indices of 2^31 and more.
+UNSEEN = "its launches cannot be seen"
 Floats = npt.NDArray[np.float32]
 
 
@@ -52,6 +55,11 @@ class Dequantizer(Task):
     def arithmetic(self, fmt: BlockFormat) -> str:
         """The arithmetic that it declares for a type, one of `semantics.dequantization.ARITHMETICS`."""
 
+    def large(self, fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> LargeCall | str:
+        """A call for n rows of k columns, in which blocks uint8[…, block bytes] repeat; or why it cannot be made, in
+        words."""
+        return UNSEEN
+
     @abstractmethod
     def dequantize(self, fmt: BlockFormat, rows: Bytes) -> Floats:
         """The values of rows uint8[N, row bytes] as float32[N, K], which hold those of its output type. Raises
@@ -73,6 +81,10 @@ class Quantizer(Task):
     takes: str
     ordered: bool
     fast_math: bool
+
+    def large(self, x: Floats, m: int, k: int) -> LargeCall | str:
+        """A call for m tokens of k columns, in which values float32[…] repeat; or why it cannot be made, in words."""
+        return UNSEEN
 
     @abstractmethod
     def quantize(self, x: Floats) -> Bytes:
@@ -114,4 +126,4 @@ class Repacker(Task):
         a process that never had the rows. Raises KernelFault; EnvironmentFault under a schedule."""
 
 
-__all__ = ["Dequantizer", "Packed", "Quantizer", "Repacker", "Task"]
+__all__ = ["UNSEEN", "Dequantizer", "Packed", "Quantizer", "Repacker", "Task"]

@@ -8,13 +8,16 @@ outliers, and blocks with NaN and infinities beside others. `semantics.quantizat
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from ..diagnosis.identify import known_inputs
+from ..formats import SLICE
 from ..gguf import Tensor, printable
 from ..gguf.matrices import may_be_matrix
 from ..kernels.tasks import Quantizer
@@ -25,6 +28,7 @@ from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, enco
 from ..support.errors import KernelFault
 from .calls import begin_alone, end_alone
 from .generated_inputs import drawn, every_size, special, ties_of_codes
+from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
 from .interface import Rung
 from .run import Run
 from .task_calls import MOST_WRONG, Found, TaskCalls, shapes_of, small_shapes
@@ -32,6 +36,8 @@ from .task_calls import MOST_WRONG, Found, TaskCalls, shapes_of, small_shapes
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
+#: Bytes of a value of each type of activations.
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Wrong blocks of one call that are recorded one by one.
 _PER_CALL = 3
 #: Columns of the calls with special values, in units of 32.
@@ -138,10 +144,34 @@ class _Codes:
             else:
                 found.wrong += 1
         self._calls.under_schedules(tensor, self._scheduled(tensor, like))
+        sizes = sizes_of(self._kernel.domain, self._unit, "M·K", float(_ITEMSIZE[self._kernel.takes]))
+        check_large(self._calls, found, tensor, sizes, lambda call: self._large(call, tensor, like))
         if self._calls.only is None:
-            found.not_covered.append(("indices of 2^31 and more", "they are not tried of kernels that quantize"))
             found.not_covered.append(("blocks with NaN or infinities", "no definition says what they are"))
             self._calls.record(found)
+
+    @property
+    def _unit(self) -> int:
+        return math.lcm(SLICE, self._size, self._block)
+
+    def _large(self, call: Call, tensor: Tensor, like: Floats) -> LargeTask | None:
+        """Calls in which values repeat; None where a small one is wrong, or there is none."""
+        domain, kernel, seed = self._kernel.domain, self._kernel, self._calls.run.options.seed
+        values = self._held(drawn((1, REPEATED * self._unit), like, seed))
+        k, some = columns_of(domain.k, self._unit), few(domain.m)
+        m = None if k is None else domain.m.up(-(-values.size // k))
+        if k is None or m is None or some is None:
+            return None
+
+        def whole(m: int, k: int) -> npt.NDArray[np.uint32]:
+            return kernel.quantize(np.resize(values, (m, k))).reshape(-1).view("<u4")
+
+        if not self._judge(structs.replace(call, m=m, k=k), tensor, np.resize(values, (m, k)), "values that repeat"):
+            return None
+        nbytes = values.size // self._block * self._encoding.row_bytes(self._block)
+        made = kernel.quantize(np.resize(values, (m, k))).reshape(-1)[:nbytes]
+        expected = np.tile(made, 4 // math.gcd(4, nbytes)).view("<u4")  # whole words
+        return LargeTask(partial(kernel.large, values), whole, expected, (some, k), seed)
 
     def _plan(self, like: Floats) -> Iterator[tuple[str, Floats]]:
         """What the values are, and float32[M, K]."""

@@ -2,7 +2,9 @@
 
 Elsewhere such a kernel is judged as one of plain products: each is made a call of a few experts. Here it is called as
 an engine calls it, with the experts of a real tensor where the model has one, and with up to 128 small ones, made of
-the type's blocks. Each slot of each token is judged by the exact product of its expert.
+the type's blocks. Each slot of each token is judged by the exact product of its expert. Small calls are made a second
+time by a checked build, where a host has one: there are more slots than tokens, so buffers for slots may be too small
+although those for tokens are not.
 """
 
 from __future__ import annotations
@@ -15,17 +17,23 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..diagnosis.experiments import Experiments
 from ..gguf import Tensor, printable
+from ..hosts.schedule import Schedule
 from ..kernels.experts import Taken
+from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed
 from ..results import Call, Failure, RungResult, Side
 from ..semantics import judge, product
-from ..support.errors import KernelFault
+from ..semantics.drawn import keys_of_slots
+from ..support.errors import EnvironmentFault, KernelFault
 from .calls import ALONE, calling
+from .explain import Explanations
 from .generated_inputs import drawn
 from .judging import describe
 from .plan import near
 from .run import Run
+from .schedules import LAUNCHES, difference, may_run
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -39,7 +47,10 @@ _CALLS = (
     (8, 2, 34, 65, 2, _IDLE), (8, 2, 17, 33, 3, _TWICE), (8, 8, 5, 34, 2, _ANY), (1, 2, 5, 33, 2, _TWICE),
     (64, 8, 66, 33, 1, _DISTINCT), (128, 1, 9, 7, 2, _DESCENDING), (128, 8, 3, 33, 1, _ANY), (64, 1, 65, 33, 1, _ONE),
     (8, 2, 129, 34, 1, _ANY), (3, 2, 2, 129, 8, _DESCENDING),
+    (8, 2, 63, 33, 1, _DISTINCT),  # one token is missing in tiles of 8 to 64, and two slots
 )  # fmt: skip
+#: The multiplications of a call that is made by a checked build, too.
+_CHECKED_WORK = 1 << 20
 #: Tokens of the call with the model's own experts, and the multiplications that it may take.
 _TOKENS, _MOST_WORK = 9, 1 << 28
 #: Wrong calls after which the rest is left out; failures that are recorded of each.
@@ -59,6 +70,11 @@ class _Probe:
     of: str
 
     @property
+    def work(self) -> int:
+        """Multiplications."""
+        return self.routing.ids.size * self.n * self.k
+
+    @property
     def words(self) -> str:
         m, top_k = self.routing.ids.shape
         return (
@@ -70,17 +86,20 @@ class RoutingProbes:
     """The routings of one type of weights.
 
     Args:
-        run, result: of the rung.
+        run, result, explanations: of the rung.
         tensor: the first matrix of the type, and its rows uint8[rows of all its matrices, row bytes].
         like: activations float32[M, K] of the graph, whose size drawn ones have.
         call: of which the calls are variants.
     """
 
-    def __init__(self, run: Run, result: RungResult, tensor: Tensor, rows: Bytes, like: Floats, call: Call) -> None:
+    def __init__(
+        self, run: Run, result: RungResult, tensor: Tensor, rows: Bytes, like: Floats, explanations: Explanations,
+        call: Call,
+    ) -> None:  # fmt: skip
         fmt = tensor.type.weights
         assert fmt is not None
         self._run, self._result, self._tensor, self._rows, self._like = run, result, tensor, rows, like
-        self._origin, self._fmt = call, fmt
+        self._origin, self._fmt, self._explanations = call, fmt, explanations
         self._semantics = run.semantics(fmt)
 
     def check(self) -> None:
@@ -105,7 +124,7 @@ class RoutingProbes:
             m = len(probe.routing.ids)
             call = replace(self._origin, kind="routing", number=number, m=m, n=probe.n, k=probe.k)
             try:
-                wrong += not self._judged(probe, call)
+                wrong += not self._right(probe, call)
             except KernelFault as error:
                 wrong += 1
                 said = f"{self._fmt.name}, {probe.words}: {error}"
@@ -120,13 +139,49 @@ class RoutingProbes:
 
     # ---- one call ----------------------------------------------------------------------------------------------------
 
-    def _judged(self, probe: _Probe, call: Call) -> bool:
-        """Whether a call is right. Raises KernelFault."""
-        fmt, routing = self._fmt, probe.routing
-        kernel = self._run.kernel.of(fmt, len(routing.ids), probe.n, probe.k)
+    def _right(self, probe: _Probe, call: Call) -> bool:
+        """Whether a call is right. Raises KernelFault; EnvironmentFault where checks were asked for and cannot be
+        done."""
+        kernel = self._run.kernel.of(self._fmt, len(probe.routing.ids), probe.n, probe.k)
         encoded = self._semantics.bytes_of(probe.x)
         with calling(call):
-            y = kernel.routed(fmt, probe.rows, encoded, routing)
+            y = kernel.routed(self._fmt, probe.rows, encoded, probe.routing)
+        return self._judged(probe, call, kernel, encoded, y) and self._checked(probe, call, kernel, encoded, y)
+
+    def _checked(self, probe: _Probe, call: Call, kernel: Kernel, encoded: Bytes, y: Floats) -> bool:
+        """Whether a checked build finds nothing, and gives the same."""
+        run, schedule = self._run, Schedule(checked=True)
+        if probe.work > _CHECKED_WORK or not may_run(run, schedule) or (under := kernel.under(schedule)) is None:
+            return True
+        found: KernelFault | None = None
+        try:
+            again = under.routed(self._fmt, probe.rows, encoded, probe.routing)
+        except EnvironmentFault as error:
+            if run.options.sanitize:
+                raise
+            self._result.note(f"routings were not tried by a checked build: {error}", first=True)
+            return True
+        except KernelFault as error:
+            found = error
+        else:
+            self._result.count(LAUNCHES if run.only is None else ALONE)
+            if kernel.order is None and under.adds_floats:
+                return self._judged(probe, call, kernel, encoded, again)
+            found = difference(again.reshape(-1, probe.n), y.reshape(-1, probe.n), schedule)
+        if found is None:
+            return True
+        name = printable(self._tensor.name, 64)
+        failure = Failure.of(found, f"{name}: {probe.words}: {found}", self._tensor.name)
+        self._result.fail(replace(failure, call=call))
+        experiments = Experiments(
+            kernel, self._fmt, self._semantics, probe.rows[: probe.n], probe.x, run.options.threads
+        )  # fmt: skip
+        self._explanations.add_fault(found, experiments, ROUTED.name, self._tensor.name, name)
+        return False
+
+    def _judged(self, probe: _Probe, call: Call, kernel: Kernel, encoded: Bytes, y: Floats) -> bool:
+        """Whether outputs float32[M, top_k, N] are right."""
+        fmt, routing = self._fmt, probe.routing
         slots, offsets, right = routing.sorted_slots(), routing.offsets(), True
         answers = np.ascontiguousarray(y.reshape(-1, probe.n))
         own = len(encoded) != len(routing.ids)
@@ -134,7 +189,8 @@ class RoutingProbes:
             of = slots[offsets[expert] : offsets[expert + 1]]
             given = np.ascontiguousarray(encoded[of if own else of // routing.top_k])
             rows = probe.rows[expert * probe.n : (expert + 1) * probe.n]
-            expected = product(self._semantics, fmt, rows, given, kernel.order, self._run.options.threads)
+            keys, threads = keys_of_slots(given, of), self._run.options.threads
+            expected = product(self._semantics, fmt, rows, given, kernel.order, threads, keys=keys)
             part = np.ascontiguousarray(answers[of])
             judgement = judge(part, expected)
             at, n = judgement.worst
@@ -146,7 +202,7 @@ class RoutingProbes:
             for i, n in np.argwhere(judgement.bad)[:: max(1, probe.n // _MOST_SHOWN)][: _MOST_SHOWN if right else 1]:
                 token, slot = divmod(int(of[i]), routing.top_k)
                 what = describe(part[i, n], expected, int(i), int(n), lambda: None)
-                whose = "" if shown else self._whose(probe, int(expert), part[i], given[i : i + 1])
+                whose = "" if shown else self._whose(probe, int(expert), part[i], given[i : i + 1], keys[i : i + 1])
                 self._result.fail(
                     Failure(
                         f"{ROUTED.name}: {printable(self._tensor.name, 64)}: {probe.words}: token {token} slot {slot} "
@@ -163,7 +219,7 @@ class RoutingProbes:
         self._result.count_beside("outputs at other shapes", y.size, True)
         return right
 
-    def _whose(self, probe: _Probe, expert: int, y: Floats, given: Bytes) -> str:
+    def _whose(self, probe: _Probe, expert: int, y: Floats, given: Bytes, keys: Bytes) -> str:
         """Which other expert's product a wrong slot holds, float32[N], of activations uint8[1, row bytes]; in words,
         "" where it is none's."""
         if not y.any():
@@ -171,7 +227,7 @@ class RoutingProbes:
         for step in range(1, probe.routing.experts):
             other = (expert + step) % probe.routing.experts
             rows = probe.rows[other * probe.n : (other + 1) * probe.n]
-            if judge(y[None], product(self._semantics, self._fmt, rows, given, None)).passed:
+            if judge(y[None], product(self._semantics, self._fmt, rows, given, keys=keys)).passed:
                 return f" (the slot holds the product of expert {other})"
         return ""
 

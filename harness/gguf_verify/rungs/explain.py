@@ -87,6 +87,12 @@ class WrongOutput:
         """The exact product of these rows, which the output is judged by."""
         return product(self.semantics, self.fmt, self.rows[span], self.encoded, self.order, threads)
 
+    def in_any_order(self, span: slice, threads: int, exact: Product) -> Product:
+        """The same if no order were declared."""
+        if self.order is None or self.semantics.epilogue is None:
+            return replace(exact, ordered=None)
+        return product(self.semantics, self.fmt, self.rows[span], self.encoded, None, threads)
+
 
 @dataclass(frozen=True)
 class WrongCall(WrongOutput):
@@ -283,13 +289,13 @@ class Explanations:
             part = np.ascontiguousarray(y[:, span])
             bad[:, span] = judge(part, expected).bad
             not_finite[:, span] = ~np.isfinite(expected.exact)
-            outside[:, span] = judge(part, replace(expected, ordered=None)).bad & np.isfinite(expected.exact)
-            ratio = utilisation(part, expected)
-            grid.add(start, ratio, bad[:, span])
+            free = call.in_any_order(span, self._threads, expected)
+            outside[:, span] = judge(part, free).bad & np.isfinite(expected.exact)
+            grid.add(start, utilisation(part, expected), bad[:, span])
             far = outside[:, span]
-            within &= bool((ratio[far] <= 1).all())
+            within &= bool((utilisation(part, free)[far] <= 1).all())
             with np.errstate(all="ignore"):
-                errors = np.abs(part.astype(np.float64) - expected.exact)[far] / expected.spread[far]
+                errors = np.abs(part.astype(np.float64) - free.exact)[far] / free.spread[far]
             score = max(score, float(errors.max(initial=0.0)))
         return _Wrong(grid, bad, outside, not_finite, score if within and outside.any() else None)
 

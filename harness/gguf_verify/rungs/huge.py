@@ -33,7 +33,7 @@ from ..results import Call, Failure, FaultMatch, LocatedDiagnosis, RungResult
 from ..semantics import Order, Product, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault
 from .explain import Explanations
-from .generated_inputs import any_blocks, drawn
+from .generated_inputs import any_blocks, drawn, held_by
 from .plan import Huge, huge, wide
 from .run import Run
 
@@ -107,9 +107,12 @@ class HugeProbes:
         self.found = HugeFound()
 
     def _repeated(self, units: Bytes) -> Bytes:
-        """Blocks of the model, a prime number of them; where it has few, blocks of any bits."""
+        """Blocks of the model, a prime number of them; where it has few, blocks of any bits that the definition can
+        hold."""
         if len(units) < _FEWEST and isinstance(self._fmt, BlockFormat):
-            units = any_blocks(self._fmt, _REPEATED, self._seed)
+            drawn_units = any_blocks(self._fmt, _REPEATED, self._seed)
+            held = drawn_units[held_by(self._semantics, self._fmt, drawn_units)]
+            units = held if len(held) > len(units) else units
         return np.ascontiguousarray(units[: _prime(min(len(units), _REPEATED))]).reshape(-1)
 
     # ---- grids -------------------------------------------------------------------------------------------------------
@@ -228,7 +231,7 @@ class HugeProbes:
         """What is wrong with the quantizer's thread blocks, and how many ran."""
         expected = self._x.view(np.uint32)
         words = m * len(self._x) // _TOKENS_REPEATED * (k // self._of_x) // 4
-        blocks = _Blocks(
+        blocks = BlocksAlone(
             lambda number: kernel.quantizer_alone(self._floats, m, k, number), launched, words, (self._seed, m, k)
         )
         at = f"M={m}, K={k}"
@@ -282,11 +285,11 @@ class HugeProbes:
     ) -> tuple[_Wrong | None, int]:
         """What is wrong with chosen thread blocks, and how many ran. Raises OracleFault, EnvironmentFault."""
         key = self._seed, of.m, of.n, of.k
-        blocks = _Blocks(lambda number: kernel.alone(of, number), launched, of.m * of.n, key)
+        blocks = BlocksAlone(lambda number: kernel.alone(of, number), launched, of.m * of.n, key)
         return self._wrong(kernel, of, blocks, crossings), len(blocks.written)
 
     def _wrong(
-        self, kernel: Kernel, of: SparseProduct, blocks: _Blocks, crossings: tuple[float, ...]
+        self, kernel: Kernel, of: SparseProduct, blocks: BlocksAlone, crossings: tuple[float, ...]
     ) -> _Wrong | None:  # fmt: skip
         at = f"{self._fmt.name} at M={of.m}, N={of.n}, K={of.k}"
         pairs = []
@@ -356,7 +359,7 @@ class HugeProbes:
             )  # fmt: skip
 
 
-class _Blocks:
+class BlocksAlone:
     """Thread blocks of one launch, each of which runs by itself, once.
 
     Args:
@@ -456,4 +459,4 @@ def _prime(most: int) -> int:
     return next((p for p in range(most, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 1)
 
 
-__all__ = ["HugeFound", "HugeProbes"]
+__all__ = ["BlocksAlone", "HugeFound", "HugeProbes"]

@@ -40,6 +40,7 @@ class Found:
     rows: set[int] = field(default_factory=set)
     columns: set[int] = field(default_factory=set)
     values: set[str] = field(default_factory=set)
+    indices: list[str] = field(default_factory=list)
     not_covered: list[tuple[str, str]] = field(default_factory=list)
     wrong: int = 0
 
@@ -112,7 +113,8 @@ class TaskCalls:
                 type=found.name, plan=PLAN, probes=self.run.options.probes, domain=self.kernel.domain.words,
                 calls=found.calls, tokens=in_words(found.tokens) if found.tokens else tokens,
                 rows=in_words(found.rows) if found.rows else rows, columns=in_words(found.columns),
-                values=tuple(sorted(found.values)), not_covered=tuple(found.not_covered), under_test=True,
+                values=tuple(sorted(found.values)), indices=tuple(found.indices),
+                not_covered=tuple(found.not_covered), under_test=True,
             )
         )  # fmt: skip
 

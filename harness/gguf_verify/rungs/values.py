@@ -8,20 +8,24 @@ this project's decoder with it on every block of the file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
-from ..formats import BlockFormat
+from ..formats import SLICE, BlockFormat
 from ..gguf import Tensor, printable
 from ..gguf.matrices import matrix_of, where
 from ..kernels.tasks import Dequantizer
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Call, Failure, RungResult, TensorValues
 from ..semantics.dequantization import BOUNDED, Expected, expected_values, fitting
+from ..semantics.epilogue import stored
 from .calls import begin_alone, end_alone
 from .generated_inputs import any_blocks
+from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
 from .interface import Rung
 from .judging import KERNEL
 from .run import Run
@@ -45,6 +49,8 @@ Bools = npt.NDArray[np.bool_]
 _CALL, _CHUNK = 1 << 24, 1 << 21
 #: Columns, in units of 32 values, of the calls with every scale.
 _WIDE = 8
+#: Bytes of a value of each type of outputs.
+_ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Wrong blocks of one call that are recorded one by one, and values of them that the arithmetic is looked for with.
 _PER_CALL, _LOOKED_AT = 3, 1 << 20
 
@@ -125,9 +131,35 @@ class _Values:
             else:
                 found.wrong += 1
         self._calls.under_schedules(tensor, self._scheduled(tensor, fmt))
-        found.not_covered.append(("indices of 2^31 and more", "they are not tried of kernels that dequantize"))
+        unit = math.lcm(fmt.block_size, SLICE)
+        nbytes = max(fmt.block_bytes / fmt.block_size, float(_ITEMSIZE[self._kernel.output]))
+        sizes = sizes_of(self._kernel.domain, unit, "N·K", nbytes)
+        check_large(self._calls, found, tensor, sizes, lambda call: self._large(call, tensor, fmt, unit))
         if self._calls.only is None:
             self._calls.record(found)
+
+    def _large(self, call: Call, tensor: Tensor, fmt: BlockFormat, unit: int) -> LargeTask | None:
+        """Calls in which blocks repeat; None where a small one is wrong, or there is none."""
+        domain, kernel = self._kernel.domain, self._kernel
+        blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)[:REPEATED]
+        if len(blocks) < REPEATED:
+            blocks = any_blocks(fmt, REPEATED, self._seed)
+        k, some = columns_of(domain.k, unit), few(domain.n)
+        n = None if k is None else domain.n.up(-(-REPEATED * fmt.block_size // k))
+        if k is None or n is None or some is None:
+            return None
+
+        def rows(n: int, k: int) -> Bytes:
+            return np.resize(blocks, (n, fmt.row_bytes(k)))
+
+        def whole(n: int, k: int) -> npt.NDArray[np.uint32]:
+            return stored(kernel.dequantize(fmt, rows(n, k)).astype(np.float64), kernel.output).reshape(-1).view("<u4")
+
+        if not self._judge(structs.replace(call, n=n, k=k), tensor, fmt, rows(n, k), " (blocks that repeat)"):
+            return None
+        words = REPEATED * fmt.block_size * _ITEMSIZE[kernel.output] // 4
+        large = partial(kernel.large, fmt, np.ascontiguousarray(blocks))
+        return LargeTask(large, whole, whole(n, k)[:words], (some, k), self._seed)
 
     def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[tuple[str, int, int, Callable[[], Bytes]]]:
         """What the blocks are, N and K of a call, and what makes its rows."""

@@ -5,6 +5,9 @@ derivations are in `epilogues`. The arithmetic between the product and the outpu
 once, behind the last operation. The operands are drawn from the bytes of the call (`drawn`), so whoever has these has
 the same operands: the kernel's side hands them over, the judge's side recomputes them. Rungs judge a product in parts,
 some rows of the weights, some tokens: so what is drawn for an element depends on its own row and token alone.
+
+Behind a sum of a declared order, whose bits are known, the operations begin with these bits, and each is carried out in
+its turn: then the bound is that of the operations' own roundings.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from .epilogues.sums import ACCUMULATE
 from .sums import UNIT_ROUNDOFF, Doubles, Product
 
 Bytes = npt.NDArray[np.uint8]
+Index = npt.NDArray[np.intp]
 Multiply = Callable[[Bytes], Product]
 
 #: NumPy's types of a kernel's operands. NumPy has no bfloat16: its bits stand for it.
@@ -92,7 +96,8 @@ class Epilogue:
 
         Args:
             w: weights uint8[N, row bytes] of the call, before they are filled up for a kernel's domain.
-            x: activations uint8[M, row bytes] as the kernel gets them, likewise.
+            x: activations uint8[M, row bytes] as the kernel gets them, likewise; or what else is drawn from for each
+                token (`drawn.keys_of_slots`).
             output_dtype: of the kernel's output: "float32", "float16" or "bfloat16".
             neutral: operands with which the kernel computes its product alone.
             dtypes: types of operands that are not the usual ones (bias: float32, residual: the output's).
@@ -124,11 +129,13 @@ class Epilogue:
         """The fused result, its bound and its spread, before the output's rounding.
 
         Args:
-            product: of weights uint8[N, row bytes] and activations uint8[M, row bytes].
+            product: of weights uint8[N, row bytes] and activations.
+            x: what `operands` drew from.
             multiply: weights → their product with the same activations by the same definition, for a gate.
             operations: others than its own, in order: what a wrong kernel may do.
 
-        The bits of a declared order are not stated for an epilogue: `ordered` is None.
+        Where the product has the bits of a declared order, it begins with these. The result has none: `ordered` is
+        None.
 
         Raises ValueError for a gate without `multiply`.
         """
@@ -136,9 +143,10 @@ class Epilogue:
         def companion() -> Product:
             if multiply is None:
                 raise ValueError("a gate needs a second product")
-            return multiply(companions(fmt, w))
+            return multiply(companions(fmt, w)).in_order
 
-        fused = Fused(w.shape[1] // fmt.block_bytes * fmt.block_size, companion, self.roundoff)
+        k, behind = w.shape[1] // fmt.block_bytes * fmt.block_size, product.ordered is not None
+        fused, product = Fused(k, companion, self.roundoff, behind), product.in_order
         with np.errstate(all="ignore"):
             for operation in self.operations if operations is None else operations:
                 none = operation.place is None
@@ -155,28 +163,31 @@ class Epilogue:
 
 
 def filled_up(
-    operands: Mapping[str, npt.NDArray[Any]], tokens: Sequence[int] | npt.NDArray[np.intp],
-    rows: Sequence[int] | npt.NDArray[np.intp], row_bytes: int,
+    operands: Mapping[str, npt.NDArray[Any]], tokens: Sequence[int] | Index, rows: Sequence[int] | Index,
+    row_bytes: int, experts: npt.NDArray[np.integer[Any]] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
     """The operands of a call of other tokens and rows than those that they were drawn for.
 
     Args:
         operands: of `Epilogue.operands`.
-        tokens, rows: the numbers of the tokens and rows that the call has, in its order.
+        tokens, rows: the numbers of the tokens and rows that the call has, in its order; rows intp[E, N] of experts.
         row_bytes: of a row of weights of the call, whose blocks repeat those of the row.
+        experts: the expert of each token of the call. None: it has no experts.
+
+    Returns: what is of each row is [N], or [E, N]; what is of each token, or of each output, as in `Epilogue.operands`.
     """
     at = {operation.operand: operation.place for operation in OPERATIONS.values()}
-    found = {}
+    tokens, rows, found = np.asarray(tokens, np.intp), np.asarray(rows, np.intp), {}
     for name, values in operands.items():
         if at[name] == "row":
-            values = values[np.asarray(rows)]
+            values = values[rows]
         elif at[name] == "token":
-            values = values[np.asarray(tokens)]
+            values = values[tokens]
         elif at[name] == "output":
-            values = values[np.asarray(tokens)][:, np.asarray(rows)]
+            values = values[tokens][:, rows] if experts is None else values[tokens[:, None], rows[experts]]
         elif at[name] is None:
             wide = np.tile(values, (1, -(-row_bytes // max(1, values.shape[1]))))[:, :row_bytes]
-            values = wide[np.asarray(rows)]
+            values = wide[rows]
         found[name] = np.ascontiguousarray(values)
     return found
 

@@ -65,6 +65,14 @@ def launched(host: ProcessHost, root: Path, x: object, n: int, i: int, length: i
 
 
 @pytest.mark.parametrize("n", [5, 70_000], ids=["in a message", "in shared memory"])
+def test_what_an_output_holds_before_a_launch(n: int, host: ProcessHost, root: Path) -> None:
+    held, out = np.arange(n).astype(np.uint8), host.output(n)
+    host.begin(out, held)
+    host.launch(host.load(root, "k.cu", "k", {}), (1, 1, 1), (1, 1, 1), [out, out, np.int64(n), np.int64(3)])
+    np.testing.assert_array_equal(host.download(out), held + np.uint8(3))
+
+
+@pytest.mark.parametrize("n", [5, 70_000], ids=["in a message", "in shared memory"])
 def test_what_goes_in_comes_out(n: int, host: ProcessHost, root: Path) -> None:
     given = np.arange(n).astype(np.uint8)
     x = host.upload(given)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.certificates.materials import collect
+from gguf_verify.certificates.materials import Materials, collect
+from gguf_verify.kernels.foreign import Further
+from gguf_verify.support.errors import UsageError
 from tests.support.certificates import allowed, key
 from tests.support.tools import FIXTURES, ROOT
 
@@ -116,6 +118,50 @@ def test_a_file_that_is_touched_during_a_run_is_seen(tmp_path: Path) -> None:
     path.write_bytes(content)
     path.touch()
     assert "my.cu was changed" in before.difference(collect(f"{path}:{entry}"))
+
+
+def test_a_declaration_elsewhere_is_certified_too(folder: Path) -> None:
+    source = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
+    said = re.search(r"^// \[gguf-verify\]\n(.*?)^// \[/gguf-verify\]\n", source, re.MULTILINE | re.DOTALL)
+    declared = folder / "declared" / "elsewhere.toml"
+    declared.parent.mkdir()
+    declared.write_text(re.sub(r"^// ?", "", said[1], flags=re.MULTILINE))
+    (folder / "bare.cu").write_text(source.replace(said[0], ""))
+    entry = re.search(r"__global__ void (\w+)", source)[1]
+    done = gguf_verify(
+        folder, "my.gguf", "--kernel", f"bare.cu:{entry}", "--declare", declared, "--probes", "brief", "--rungs",
+        "blocks", "--tensor", "blk.0.attn_q", "--certificate", "bare.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = (folder / "bare.json").read_text()
+    assert str(folder) not in text
+    assert json.loads(text)["predicate"]["kernel"]["files"] == ["bare.cu", "declared/elsewhere.toml"]
+
+
+def test_an_operator_is_its_declaration_its_library_and_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"), prepend=":")
+    contents = {
+        "modules/torch.py": "", "modules/mine.py": "import torch\n", "lib/mine.so": "no code",
+        "mine.toml": 'formats = ["Q4_0"]\nsemantics = "f32"\nparameters = ["weights", "activations"]\n',
+    }  # fmt: skip
+    for name, content in contents.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    monkeypatch.chdir(tmp_path)
+
+    def made_of(*modules: str) -> Materials:
+        return collect("torch.ops.mine.gemm", Further("mine.toml", modules, ("lib/mine.so",)))
+
+    before = made_of("mine")
+    assert [*before.kernel] == ["mine.toml", "lib/mine.so", "modules/mine.py", "modules/torch.py"]
+    assert (before.kernel_name, before.unknown) == ("torch.ops.mine.gemm", {})
+    (tmp_path / "lib" / "mine.so").write_text("other code")
+    assert "mine.so was changed" in before.difference(made_of("mine"))
+    assert "No module named 'not_there'" in made_of("not_there").unknown["its modules"]
+    with pytest.raises(UsageError, match="an operator is no file"):
+        collect("torch.ops.mine.gemm")
 
 
 def test_a_shipped_kernel_is_its_sources(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.routing import routed
 from gguf_verify.semantics import F32, judge, product
+from gguf_verify.semantics.drawn import keys_of_slots
 from gguf_verify.support.errors import UsageError
+from tests.meta.museum.collection import EXHIBITS
 from tests.support.foreign_runs import K, M, N, operands, verified
 
 FMT = FORMATS["Q4_0"]
@@ -59,6 +61,28 @@ def by_blocks(w, x, shape, sorted_token_ids, expert_ids, num_tokens_post_padded)
 def of_few(w, x, shape, ids):
     assert ids.shape[1] == 1 and len(w) <= 8
     return by_ids(w, x, shape, ids)
+
+GATED = {"formats": ["Q4_0"], "semantics": "f32", "computes": "experts"}
+
+@kernel(**GATED, epilogue=["bias", "silu_gate", "token_scale"], domain={"N": {"multiple": 4}, "K": {"multiple": 64}})
+def fused(w, x, shape, ids, bias, up, token_scale):
+    e, slots = len(w), ids.size
+    assert bias.shape == (e, shape.n) and up.shape == w.shape and token_scale.shape == (slots,)
+    gate, other = (decoded(of, shape) for of in (w, up))
+    y = np.zeros((slots, shape.n), np.float32)
+    for slot, expert in enumerate(ids.reshape(-1)):
+        own = x[slot // ids.shape[1]]
+        z = gate[expert] @ own + bias[0 if BUG == "bias of expert 0" else expert]
+        v = other[0 if BUG == "up of expert 0" else expert] @ own
+        factor = token_scale[slot // ids.shape[1] * ids.shape[1] if BUG == "scale of slot 0" else slot]
+        y[slot] = z / (1 + np.exp(-z)) * v * factor
+    return y
+
+@kernel(**GATED, epilogue=["residual"], operands={"output": {"accumulate": True}}, experts={"activations": "slot"})
+def added(w, x, shape, ids, residual, output):
+    values = decoded(w, shape)
+    made = np.stack([values[e] @ own for e, own in zip(ids.reshape(-1), x)]) if ids.size else residual
+    return made + (residual[:, ::-1] if BUG == "reversed" else residual) + output
 
 @kernel(formats=["Q4_0"], semantics="f32", computes="experts", experts={"blocks": 4})
 def declared_wrongly(w, x, shape, ids): ...
@@ -126,6 +150,61 @@ def test_what_shows_in_routings_alone(name: str, bug: str, said: str, tmp_path: 
     assert found[0].call.kind == "routing"
     alone = verified(kernel, "layers", tensor="blk.0.attn_k", only_call=found[0].call.id)
     assert next(f.what for _, f in alone.failures) == found[0].what
+
+
+@pytest.mark.parametrize("name", ["fused", "added"])
+def test_what_is_fused_behind_experts(name: str, tmp_path: Path) -> None:
+    rows, x = operands()
+    kernel = open_foreign(f"{file_of(tmp_path)}:{name}", CpuHost(1))
+    try:
+        weights = kernel.upload(FMT, rows)
+        of_product = product(kernel.definition, FMT, rows, x.view(np.uint8))
+        assert judge(kernel.product(weights, x), of_product).passed
+        assert kernel.product(weights, x[:0]).shape == (0, N)
+        routing = routed("any expert in any slot", M, 2, 2, 1)
+        slots = np.ascontiguousarray(np.repeat(x, 2, axis=0)).view(np.uint8)
+        given = slots if name == "added" else x.view(np.uint8)
+        y = kernel.routed(FMT, np.concatenate([rows[:4], rows[1:5]]), given, routing).reshape(2 * M, 4)
+        keys = keys_of_slots(slots, np.arange(2 * M))
+        for slot, expert in enumerate(routing.ids.reshape(-1)):
+            one = slice(slot, slot + 1)
+            own = product(kernel.definition, FMT, rows[expert : expert + 4], slots[one], keys=keys[one])
+            assert judge(y[one], own).passed
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "bug", "rung"),
+    [
+        ("fused", "", ""),
+        ("fused", "scale of slot 0", "layers"),
+        pytest.param("fused", "bias of expert 0", "blocks", marks=pytest.mark.slow),
+        pytest.param("fused", "up of expert 0", "blocks", marks=pytest.mark.slow),
+        pytest.param("added", "", "", marks=pytest.mark.slow),
+        pytest.param("added", "reversed", "blocks", marks=pytest.mark.slow),
+    ],
+)
+def test_fused_experts_on_a_model(name: str, bug: str, rung: str, tmp_path: Path) -> None:
+    report = verified(f"{file_of(tmp_path, bug)}:{name}", "blocks", "layers", tensor="blk.0.attn_k")
+    assert report.exit_code == (1 if bug else 0), [f.what for _, f in report.failures]
+    assert not bug or {of.name for of, _ in report.failures} >= {rung}
+    if rung == "layers":  # a product alone gives all slots of a token one scale
+        assert all("kernel, by routings" in f.what for _, f in report.failures)
+
+
+@pytest.mark.parametrize("bug", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_routings_are_tried_by_a_checked_build(bug: bool, tmp_path: Path) -> None:
+    exhibit = EXHIBITS["tail_of_the_tokens_not_of_the_slots"]
+    path = exhibit.path if bug else exhibit.twin(tmp_path)
+    report = verified(f"{path}:multiply", "layers", tensor="blk.0.attn_k", only_call="routing,number=2")
+    layers = report.rung("layers")
+    if bug:
+        assert "8 experts, 7 tokens, top_k = 2" in layers.failures[0].what
+        assert "past the end of its workspace" in layers.failures[0].what
+        assert [fault.id for fault in layers.diagnosis.faults] == ["outside-buffers"]
+    else:
+        assert layers.failures == []
 
 
 def test_a_bug_of_every_call(tmp_path: Path) -> None:

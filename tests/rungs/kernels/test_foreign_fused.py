@@ -11,10 +11,9 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
-from gguf_verify.semantics import F32, Product, judge, product
+from gguf_verify.semantics import ASCENDING, F32, Product, judge, product
 from gguf_verify.semantics.epilogue import Epilogue
-from gguf_verify.support.errors import UsageError
-from tests.support.foreign_runs import M, N, operands
+from tests.support.foreign_runs import M, N, operands, verified
 
 FMT = FORMATS["Q4_0"]
 
@@ -59,10 +58,31 @@ def accumulating(w, x, shape, output):
 def overwriting(w, x, shape, output):
     return plain(w, x, shape)
 
+def added(w, x, shape, start, order):
+    fmt = FORMATS[shape.format]
+    values = fmt.decode(np.asarray(w).reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1).astype(np.float64)
+    total = np.broadcast_to(np.float32(start), (shape.m, shape.n))
+    for k in order:  # a fused multiply-add
+        total = (total + x[:, k, None].astype(np.float64) * values[:, k]).astype(np.float32)
+    return total
+
+@kernel(formats=["Q4_0"], semantics="f32", epilogue=["scale", "bias"], ordered=True)
+def ordered(w, x, shape, scale, bias):
+    return added(w, x, shape, 0, range(shape.k)) * scale[0] + bias
+
+@kernel(formats=["Q4_0"], semantics="f32", epilogue=["scale", "bias"], ordered=True)
+def descending(w, x, shape, scale, bias):
+    return added(w, x, shape, 0, range(shape.k)[::-1]) * scale[0] + bias
+
 @kernel(formats=["Q4_0"], semantics="f32", epilogue=["bias"], ordered=True)
-def ordered(w, x, shape, bias): ...
-@kernel(formats=["Q4_0"], semantics="f32", computes="experts", epilogue=["bias"])
-def routed(w, x, shape, bias, ids): ...
+def begun_with_bias(w, x, shape, bias):
+    return added(w, x, shape, bias, range(shape.k))
+
+@kernel(formats=["Q4_0"], semantics="f32", epilogue=["silu_gate"], ordered=True, output="float16")
+def ordered_gate(w, x, shape, up):
+    z, other = (added(of, x, shape, 0, range(shape.k)) for of in (w, up))
+    return (z / (1 + np.exp(-z)) * other).astype(np.float16)
+
 """
 
 CUDA = """
@@ -131,7 +151,35 @@ def test_operands_are_handed_over(name: str, names: tuple[str, ...], right: bool
         kernel.close()
 
 
-@pytest.mark.parametrize(("name", "said"), [("ordered", "leave out ordered"), ("routed", "nothing is fused")])
-def test_what_goes_with_no_epilogue(name: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=said):
-        opened(tmp_path, name)
+@pytest.mark.parametrize(
+    ("name", "names", "right"),
+    [
+        ("ordered", ("scale", "bias"), True),
+        ("descending", ("scale", "bias"), False),
+        ("begun_with_bias", ("bias",), False),
+        ("ordered_gate", ("silu_gate",), True),
+    ],
+)
+def test_what_is_fused_begins_with_the_bits_of_a_declared_order(
+    name: str, names: tuple[str, ...], right: bool, tmp_path: Path
+) -> None:
+    rows, x = operands()
+    kernel = opened(tmp_path, name)
+    try:
+        assert kernel.order == ASCENDING
+        semantics = kernel.definition
+        y = kernel.product(kernel.upload(FMT, rows), x)
+        in_any, in_order = (product(semantics, FMT, rows, x.view(np.uint8), order) for order in (None, kernel.order))
+        assert judge(y, in_any).passed, "of any order it is right"
+        assert judge(y, in_order).passed == right
+        assert (in_order.bound < in_any.bound).all()
+    finally:
+        kernel.close()
+
+
+def test_another_order_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "fused.py"
+    path.write_text(PYTHON)
+    report = verified(f"{path}:descending", "blocks", tensor="blk.0.attn_k")
+    assert report.exit_code == 1
+    assert report.rung("blocks").diagnosis.verdict == "another order"

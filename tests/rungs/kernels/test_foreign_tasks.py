@@ -19,6 +19,7 @@ from gguf_verify.kernels import open_kernel
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Call, Options, RungResult
 from gguf_verify.rungs import RUNGS, Run, asked_rungs, codes, rungs_for
+from gguf_verify.rungs.calls import ALONE
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from tests.support import foreign_tasks
@@ -272,6 +273,60 @@ block = 64
 grid = "ceil(N * K / 32, 64)"
 unpack = { symbol = "unpack", parameters = ["weights", "output", "int32 N * K / 32"], block = 64, grid = "ceil(N * K / 32, 64)" }
 """  # noqa: E501
+
+
+QUANTIZE_Q8_1 = """
+computes = "quantize"
+activations = "q8_1"
+symbol = "quantize_to_q8_1"
+parameters = ["activations", "output"]
+block = 32
+grid = "M * K / 32"
+"""
+
+
+@pytest.mark.parametrize("declared", [DEQUANTIZE, QUANTIZE_Q8_1], ids=["dequantize", "quantize"])
+@pytest.mark.parametrize("wrong", [False, True])
+def test_indices_past_2_31(model: Model, tmp_path: Path, declared: str, wrong: bool) -> None:
+    shutil.copy(TASKS.with_suffix(".cu"), tmp_path)
+    file = tmp_path / "declared.toml"
+    macros = "INDEX_IN_AN_INT = 1" if wrong else ""
+    file.write_text(f'code = "foreign_tasks.cu"\n{declared}\nmacros = {{ {macros} }}\n')
+    result = climbed(model, str(file), probes="full", only_call="index")
+    if wrong:
+        (failure,) = result.failures
+        assert re.search(r"thread block .*an index or a count overflows 32 bits: right at", failure.what)
+    else:
+        assert (result.verdict, result.failures) == ("passed", [])
+        assert result.checked[ALONE] == 2, "the small call, and thread blocks of the large one"
+
+
+def test_signed_numbers_wrap_as_on_a_card(model: Model, tmp_path: Path) -> None:
+    """Else a C++ compiler might compute an index that overflows in 64 bits, and hide it."""
+    shutil.copy(TASKS.with_suffix(".cu"), tmp_path)
+    file = tmp_path / "declared.toml"
+    file.write_text(f'code = "foreign_tasks.cu"\n{DEQUANTIZE}\nmacros = {{ SIGNED_NUMBERS_WRAP = 1 }}\n')
+    result = climbed(model, str(file), probes="full", only_call="index")
+    assert (result.verdict, result.failures) == ("passed", [])
+
+
+def test_a_parameter_that_is_too_small_is_no_failure(model: Model, tmp_path: Path) -> None:
+    """Its kernel cannot be called with more, and no domain can say so."""
+    source = TASKS.with_suffix(".cu").read_text()
+    assert "long long values" in source
+    (tmp_path / "foreign_tasks.cu").write_text(source.replace("long long values", "unsigned values"))
+    file = tmp_path / "declared.toml"
+    file.write_text(f'code = "foreign_tasks.cu"\n{DEQUANTIZE.replace("int64", "uint32")}\n')
+    result = climbed(model, str(file), probes="full", only_call="index")
+    assert (result.verdict, result.failures) == ("passed", [])
+    assert result.checked[ALONE] == 1, "the small call"
+
+
+@pytest.mark.usefixtures("drawn")
+def test_indices_that_are_not_tried_are_named(model: Model) -> None:
+    for function, why in ((foreign_tasks.floats, "the brief plan"), (foreign_tasks.codes, "the brief plan")):
+        (envelope,) = climbed(model, function).envelopes
+        assert ("indices of 2^31 and more", f"{why} leaves them out") in envelope.not_covered
 
 
 @pytest.mark.parametrize(

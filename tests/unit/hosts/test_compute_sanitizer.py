@@ -245,6 +245,16 @@ def test_unset_memory_fails_a_kernel_only_if_its_outputs_depend_on_it(
     assert np.array_equal(product(0), X)
 
 
+def test_memory_that_holds_something_before_a_launch(sanitized: tuple[SanitizedHost, Any]) -> None:
+    """A kernel that reads what its output holds is right where that was written, in every process alike."""
+    host, kernel = sanitized
+    output = host.output(X.nbytes)
+    host.begin(output, X[::-1].copy().view(np.uint8))
+    host.launch(kernel, (1, 1, 1), (32, 1, 1), [output, host.upload(X), np.int32(2)])
+    assert np.array_equal(host.download(output).view(np.uint32), X.view(np.uint32) ^ X[::-1].copy().view(np.uint32))
+    host.settle()
+
+
 def test_what_was_not_compared_is_a_finding(sanitized: tuple[SanitizedHost, Any]) -> None:
     host, kernel = sanitized
     InThisProcess.logs["initcheck"] = UNSET

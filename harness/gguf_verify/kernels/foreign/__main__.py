@@ -19,7 +19,7 @@ def main() -> None:
     if asked.get("dependencies"):
         from .dependencies import tell
 
-        return tell(link, Path(asked["path"]), asked["name"])
+        return tell(link, Path(asked["path"]), asked["name"], asked["modules"])
     if asked.get("oracle"):
         return serve_oracle(link, lambda: OracleRunner(import_kernel(Path(asked["path"]), asked["name"])))
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import BlockFormat, WeightFormat
+from ...semantics.drawn import keys_of_slots
 from ...semantics.epilogue import Epilogue, filled_up
 from ...support.errors import UsageError
-from ..experts import Taken, taken_of
+from ..experts import Embedded, Taken, taken_of
 from ..routing import Routing
 from .api import Declaration
 from .operands import Operand
@@ -28,10 +29,6 @@ def epilogue_of(declared: Declaration) -> Epilogue | None:
     """What a kernel declares to be fused, or None. Raises UsageError."""
     if not declared.fused:
         return None
-    if declared.ordered:
-        raise UsageError("the bits of a declared order are not known behind an epilogue: leave out ordered")
-    if declared.computes != "gemm":
-        raise UsageError(f"nothing is fused behind what a kernel that computes {declared.computes!r} computes")
     try:
         return Epilogue(declared.fused)
     except ValueError as error:
@@ -89,9 +86,29 @@ class Beside:
 NOTHING = Beside()
 
 
-def routed_beside(routing: Routing, taken: Taken, names: tuple[str, ...]) -> Beside:
-    """The lists of a routing, of these names."""
-    return Beside({name: made for name, made in routing.operands(taken.block_m).items() if name in names}, routing)
+def routed_beside(routing: Routing, taken: Taken, names: tuple[str, ...], fused: Arrays | None = None) -> Beside:
+    """The lists of a routing, of these names, and operands of what is fused."""
+    lists = {name: made for name, made in routing.operands(taken.block_m).items() if name in names}
+    return Beside({**lists, **(fused or {})}, routing)
+
+
+def fused_of_slots(
+    epilogue: Epilogue | None, fmt: WeightFormat, rows: Bytes, x: Bytes, routing: Routing, output: str, neutral: bool
+) -> Arrays:  # fmt: skip
+    """The operands of what is fused behind the products of experts; {} where nothing is.
+
+    Args:
+        rows: weights of all experts, uint8[E·N, row bytes].
+        x: activations of the tokens, or of the slots, uint8[M or M·top_k, row bytes].
+    """
+    if epilogue is None or not isinstance(fmt, BlockFormat):
+        return {}
+    m, top_k = routing.ids.shape
+    slots = np.arange(m * top_k)
+    own = x if len(x) == m * top_k else x[slots // top_k]
+    arrays = epilogue.operands(fmt, rows, keys_of_slots(own, slots), output, neutral)
+    of_experts = np.arange(len(rows)).reshape(routing.experts, -1)
+    return filled_up(arrays, slots, of_experts, rows.shape[1], routing.ids.reshape(-1))
 
 
 @dataclass(frozen=True)
@@ -119,5 +136,10 @@ class Fused:
         """Of a call with these tokens, and with n rows of so many bytes, which repeat those of the product."""
         return Beside(filled_up(self.arrays, tokens, np.arange(n) % self.n, row_bytes))
 
+    def routed(self, call: Embedded, tokens: Index, row_bytes: int) -> Arrays:
+        """Of a call of experts that stands for the product of these tokens."""
+        of_slots, rows = tokens[call.tokens.reshape(-1)], call.experts.rows % self.n
+        return filled_up(self.arrays, of_slots, rows, row_bytes, call.routing.ids.reshape(-1))
 
-__all__ = ["NOTHING", "Beside", "Fused", "epilogue_of", "experts_taken", "routed_beside"]
+
+__all__ = ["NOTHING", "Beside", "Fused", "epilogue_of", "experts_taken", "fused_of_slots", "routed_beside"]

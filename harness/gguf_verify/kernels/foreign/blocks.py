@@ -1,4 +1,4 @@
-"""Single thread blocks of products of any size, which a foreign process runs."""
+"""Single thread blocks of calls of any size, which a foreign process runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...hosts.base import MOST_ALONE, Written
-from ..launches import SparseProduct
+from ..launches import SparseCall, SparseProduct
 from .conversation import Conversation
 from .operands import MemoryFile, Operand, laid_out
 
@@ -18,29 +18,29 @@ class ThreadBlocks:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         #: The product whose contents lie in the file.
-        self._of: SparseProduct | None = None
+        self._of: SparseProduct | SparseCall | None = None
         self._file: MemoryFile | None = None
         self._operands: tuple[Operand, ...] = ()
 
-    def _place(self, product: SparseProduct) -> MemoryFile:
+    def _place(self, product: SparseProduct | SparseCall) -> MemoryFile:
         """What repeats in the operands, and room for all that a thread block may write. Only what is written takes
         memory."""
         if self._file is not None and self._of is product:
             return self._file
         self._drop()
-        contents = {"weights": product.weights, "activations": product.x}
+        contents = product.contents
         wanted = [Operand(what, "input", "uint8", content.shape) for what, content in contents.items()]
         wanted += [Operand(name, "output", dtype, (MOST_ALONE // 4,))
                    for name, dtype in (("at", "int64"), ("words", "uint32"))]  # fmt: skip
         _, size = laid_out(wanted, 0)
         file = self._file = MemoryFile(size)
         self._operands, _ = laid_out(wanted, file.number)
-        for operand in self._operands[:2]:
+        for operand in self._operands[: len(contents)]:
             operand.array_in(file.bytes)[...] = contents[operand.name]
         self._of = product
         return file
 
-    def alone(self, product: SparseProduct, number: int, launch: dict[str, Any]) -> Written:
+    def alone(self, product: SparseProduct | SparseCall, number: int, launch: dict[str, Any]) -> Written:
         """What thread block `number` of the launch writes. Raises KernelFault, EnvironmentFault."""
         self._conversation.ready()
         file = self._place(product)
@@ -49,9 +49,10 @@ class ThreadBlocks:
         n = self._conversation.ask(asked, [file], may_lack=True).get("written")
         if type(n) is not int or not 0 <= n <= MOST_ALONE // 4:
             self._conversation.garbage()
-        at, words = (operand.array_in(file.bytes)[:n].copy() for operand in self._operands[2:])
+        at, words = (operand.array_in(file.bytes)[:n].copy() for operand in self._operands[-2:])
         written = Written(at, words)
-        if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < product.m * product.n):
+        most = product.sizes["output"] // 4
+        if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < most):
             self._conversation.garbage()
         return written
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib
 import importlib.util
 import json
 import os
@@ -15,7 +16,7 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,23 +30,27 @@ from ...support.sources import file_digest
 from ...support.text import printable
 from .channel import Channel, Garbled, Late
 from .child import end_with_parent, import_kernel
-from .opening import made_of_files
+from .faults import one_line
+from .opening import Further, parts_of
 from .sources import START_LIMIT
 
 _MOST_FILES, _MOST_BYTES = 10_000, 1 << 24
 
 
-def dependencies(path: Path, name: str) -> dict[str, str]:
+def dependencies(path: Path, name: str, further: Further | None = None) -> dict[str, str]:
     """Names of files, as they lie to the kernel's folder, and of packages → digest or version; of a kernel that
-    `opening.file_of` knows. Where that is not known, an entry says why instead."""
+    `opening.file_of` knows, and of what else is said of it. Where that is not known, an entry says why instead."""
     path = Path(os.path.abspath(path))
     if path.suffix == ".py":
         return _of_python(path, name)
     files, out = {path}, dict[str, str]()
     with contextlib.suppress(HarnessError):  # a run says it better
-        files, oracle = made_of_files(path, name)
-        if oracle is not None:
-            out |= _of_python(Path(os.path.abspath(oracle[0])), oracle[1])
+        parts = parts_of(path, name, further or Further())
+        files = {Path(os.path.abspath(file)) for file in parts.files}
+        if parts.oracle is not None:
+            out |= _of_python(Path(os.path.abspath(parts.oracle[0])), parts.oracle[1], path.parent)
+        if parts.modules:
+            out |= _of_python(path, "", path.parent, parts.modules)
     return _digests(files, path.parent) | out
 
 
@@ -53,33 +58,46 @@ def _digests(files: set[Path], folder: Path) -> dict[str, str]:
     return {os.path.relpath(file, folder): file_digest(file) or "cannot be read" for file in files}
 
 
-def _of_python(path: Path, name: str) -> dict[str, str]:
-    """Ask a process that imports it."""
+def _of_python(
+    path: Path, name: str, folder: Path | None = None, modules: tuple[str, ...] = ()
+) -> dict[str, str]:  # fmt: skip
+    """Ask a process that imports NAME of FILE.py, or these modules.
+
+    Args:
+        folder: to which files are named; None: that of the file.
+    """
+    folder = folder or path.parent
     process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT, confined=of_kernel())
     try:
-        process.link.send_bytes(json.dumps({"path": str(path), "name": name, "dependencies": True}).encode())
+        asked = {"path": str(path), "name": name, "modules": modules, "dependencies": True}
+        process.link.send_bytes(json.dumps(asked).encode())
         channel = Channel(process.link.fileno(), _MOST_BYTES)
         said = json.loads(channel.receive(time.monotonic() + START_LIMIT))
         files = {Path(file) for file in said["files"]} | {path}
         fault = {"its modules": printable(str(said["fault"]), 300)} if said["fault"] else {}
         versions = {f"package {package}": str(version) for package, version in said["packages"].items()}
-        return _digests(files, path.parent) | versions | fault
+        return _digests(files, folder) | versions | fault
     except Late:
-        return _digests({path}, path.parent) | {"its modules": f"not imported within {START_LIMIT:g} s"}
+        return _digests({path}, folder) | {"its modules": f"not imported within {START_LIMIT:g} s"}
     except (Garbled, RecursionError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
-        return _digests({path}, path.parent) | {"its modules": "its process ended"}
+        return _digests({path}, folder) | {"its modules": "its process ended"}
     finally:
         process.close(60.0)
 
 
-def tell(link: Connection, path: Path, name: str) -> None:
-    """The other side of `_of_python`: import the kernel and say what came with it."""
+def tell(link: Connection, path: Path, name: str, modules: Sequence[str]) -> None:
+    """The other side of `_of_python`: import the kernel, or these modules, and say what came with it."""
     end_with_parent()
     fault = ""
     try:
-        import_kernel(path, name)
+        for module in modules:
+            importlib.import_module(module)
+        if not modules:
+            import_kernel(path, name)
     except HarnessError as error:
         fault = str(error)
+    except BaseException as error:  # of a module, which may also raise SystemExit
+        fault = f"a module cannot be imported: {one_line(error)}"
     files, packages = found_modules(path)
     link.send_bytes(json.dumps({"files": sorted(files), "packages": packages, "fault": fault}).encode())
 

@@ -34,10 +34,13 @@ def names_foreign(kernel: str) -> bool:
     return _FOREIGN.search(kernel) is not None
 
 
-def file_of(kernel: str) -> tuple[Path, str]:
-    """The file that such a name names, and what in it: "" for a FILE.toml. Raises UsageError for what is no file."""
+def file_of(kernel: str, declared: str = "") -> tuple[Path, str]:
+    """The file that such a name names, and what in it: "" for a FILE.toml. An operator of PyTorch stands for the file
+    that declares it. Raises UsageError for what is no file."""
     if kernel.startswith(f"{TORCH}."):
-        raise UsageError('an operator is no file: declare it in a FILE.toml with code = "torch.ops", and name that')
+        if not declared:
+            raise UsageError('an operator is no file: declare it in a FILE.toml with code = "torch.ops", and name that')
+        return Path(declared), kernel
     path, _, entry = kernel.rpartition(":")
     return (Path(path), entry) if path and not kernel.endswith(".toml") else (Path(kernel), "")
 
@@ -242,20 +245,39 @@ def _functions(found: Named, host: Host, time_limit: float, verbose: bool, furth
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
 
 
-def made_of_files(path: Path, entry: str) -> tuple[set[Path], tuple[Path, str] | None]:
-    """The files of a kernel that is not Python, and FILE.py and NAME of its oracle. Raises UsageError."""
-    found = named(f"{path}:{entry}" if entry else str(path), Further())
-    declared = None if found.declaration is None else found.call_declaration(Further())
+@dataclass(frozen=True)
+class Parts:
+    """What a kernel that is not Python is made of.
+
+    Args:
+        files: its code, what that includes, its declaration, and libraries.
+        oracle: FILE.py and NAME.
+        modules: what is imported before its operators are looked up.
+    """
+
+    files: set[Path]
+    oracle: tuple[Path, str] | None
+    modules: tuple[str, ...] = ()
+
+
+def parts_of(path: Path, entry: str, further: Further) -> Parts:
+    """The parts of what `file_of` gave. Raises UsageError."""
+    operator = entry.startswith(f"{TORCH}.")
+    found = named(entry if operator else f"{path}:{entry}" if entry else str(path), further)
+    declared = None if found.declaration is None else found.call_declaration(further)
     files = {path, found.path} | {side for side in [found.path.with_suffix(".toml")] if side.is_file()}
+    if found.declaration is not None:
+        files.add(found.declaration)
     if found.kind == "cu":
         files |= {Path(file) for file in included_files(found.path, everywhere=True)}
         source = CudaSource(found.path, found.symbol, declared, found.declaration)
         source.close()
-        return files, source.oracle
+        return Parts(files, source.oracle)
     assert declared is not None
     files |= {Path(library) for library in declared.libraries}
     beside = (found.declaration or path).parent
-    return files, None if declared.oracle is None else (beside / declared.oracle[0], declared.oracle[1])
+    oracle = None if declared.oracle is None else (beside / declared.oracle[0], declared.oracle[1])
+    return Parts(files, oracle, ("torch", *declared.modules) if found.kind == "torch" else ())
 
 
-__all__ = ["Further", "Named", "file_of", "made_of_files", "named", "names_foreign", "open_foreign"]
+__all__ = ["Further", "Named", "Parts", "file_of", "named", "names_foreign", "open_foreign", "parts_of"]

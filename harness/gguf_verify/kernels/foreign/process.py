@@ -31,12 +31,12 @@ from ...support.errors import KernelFault, UsageError
 from ..domain import Domain, Extent
 from ..experts import Experts, embedded, experts_of
 from ..interface import Kernel, Weights
-from ..launches import Launched, SparseProduct
+from ..launches import Launched, SparseCall, SparseProduct
 from ..operands import fitting, whole_blocks, whole_rows
 from ..routing import Routing
 from ..shipped import element_kernel
 from .api import TASKS, Declaration, declaration_of_table
-from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, routed_beside
+from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, fused_of_slots, routed_beside
 from .blocks import ThreadBlocks
 from .calls import Operands, sparse_fault
 from .child import MOST_UNSET
@@ -215,10 +215,20 @@ class ForeignKernel(Kernel):
         return launched[0] if self.host.runs_alone else f"the {self.host.name} host cannot run single thread blocks"
 
     def alone(self, product: SparseProduct, number: int) -> Written:
-        assert self._cuda is not None
         names = self._operands.names(product.fmt, product.m, product.n, product.k)
-        (launch,) = self._cuda.messages(product.fmt.name, names, self._symbol)
-        return self._blocks.alone(product, number, launch)
+        return self.alone_in(product, product.fmt.name, names, number)
+
+    def alone_in(
+        self, call: SparseProduct | SparseCall, fmt: str, names: Mapping[str, int], number: int
+    ) -> Written:  # fmt: skip
+        """What thread block `number` of a call's one launch writes. Raises KernelFault, EnvironmentFault.
+
+        Args:
+            fmt, names: as in `called`.
+        """
+        assert self._cuda is not None
+        (launch,) = self._cuda.messages(fmt, names, self._symbol)
+        return self._blocks.alone(call, number, launch)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
@@ -262,7 +272,7 @@ class ForeignKernel(Kernel):
             if k != weights.k:
                 part = np.pad(part, ((0, 0), (0, k // unit.values * unit.nbytes - x.shape[1])))
             if experts is not None:
-                made = self._embedded(fmt, experts, rows, np.ascontiguousarray(part), k)
+                made = self._embedded(weights, experts, (x, tokens), np.ascontiguousarray(part), (n, k), fused)
             else:
                 beside = NOTHING if fused is None else fused.call(tokens, n, width)
                 made = self._made(fmt, np.ascontiguousarray(part), (len(part), n, k), beside)
@@ -278,28 +288,43 @@ class ForeignKernel(Kernel):
         self._products.load(weights, wall, [given], {"format": weights.fmt.name, "n": n, "k": k, **more})
 
     def _embedded(
-        self, fmt: WeightFormat, experts: Experts, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], k: int
-    ) -> npt.NDArray[np.float32]:
-        """A plain product of weights that were loaded as experts. Raises KernelFault."""
+        self, weights: Weights, experts: Experts, product_of: tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp]],
+        x: npt.NDArray[np.uint8], shape: tuple[int, int], fused: Fused | None,
+    ) -> npt.NDArray[np.float32]:  # fmt: skip
+        """A plain product of weights that were loaded as experts.
+
+        Args:
+            product_of: all activations of the product, and the numbers of those that the call has.
+            x: these, filled up to the call's columns.
+            shape: [N, K] of the call.
+            fused: the operands of the product's epilogue.
+
+        Raises KernelFault.
+        """
         assert self.takes_experts is not None
+        fmt, (whole, tokens), (n, k) = weights.fmt, product_of, shape
         call = embedded(experts, x, self.takes_experts.usual()[1], self.takes_experts.own_activations)
-        beside = routed_beside(call.routing, self.takes_experts, self._names)
-        y = self._made(fmt, call.activations(x), (len(x), len(rows), k), beside)
+        width = weights.buffer.shape[1] * k // max(1, weights.k)
+        operands = None if fused is None else fused.routed(call, tokens, width)
+        beside = routed_beside(call.routing, self.takes_experts, self._names, operands)
+        y = self._made(fmt, call.activations(x), (len(x), n, k), beside)
 
-        def expected(tokens: npt.NDArray[np.intp], some: npt.NDArray[np.intp]) -> Product:
-            return product(self.definition, fmt, rows[some], np.ascontiguousarray(x[tokens]), self.order)
+        def expected(of: npt.NDArray[np.intp], some: npt.NDArray[np.intp]) -> Product:
+            rows, own = weights.buffer[some % weights.n], np.ascontiguousarray(whole[tokens[of]])
+            return product(self.definition, fmt, rows, own, self.order)
 
-        return call.plain(y.reshape(len(x), call.routing.top_k, len(rows)), expected)
+        return call.plain(y.reshape(len(x), call.routing.top_k, n), expected)
 
     def routed(
         self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
     ) -> npt.NDArray[np.float32]:
         assert self.takes_experts is not None
         weights = Weights(fmt, len(rows) // routing.experts, rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
-        self._products.holds(weights, "before")
-        self._load(weights, "before", rows, weights.n, weights.k)
+        self._products.holds(weights, self.wall)
+        self._load(weights, self.wall, rows, weights.n, weights.k)
         shape = len(routing.ids), weights.n, weights.k
-        y = self._made(fmt, x, shape, routed_beside(routing, self.takes_experts, self._names))
+        fused = fused_of_slots(self._epilogue, fmt, rows, x, routing, self.declaration.output, self._neutral)
+        y = self._made(fmt, x, shape, routed_beside(routing, self.takes_experts, self._names, fused))
         return y.reshape(len(routing.ids), routing.top_k, weights.n)
 
     @property

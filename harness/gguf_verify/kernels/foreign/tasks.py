@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from ...formats import BlockFormat, WeightFormat
 from ...gguf import printable
+from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo
@@ -19,7 +20,8 @@ from ...semantics import F32, Semantics
 from ...semantics.quantization import encoding
 from ...support.errors import KernelFault
 from ..domain import Domain
-from ..tasks import Dequantizer, Packed, Quantizer, Repacker, Task
+from ..launches import LargeCall, SparseCall
+from ..tasks import UNSEEN, Dequantizer, Packed, Quantizer, Repacker, Task
 from .expressions import names_of
 from .judge import widened
 from .layouts import Unit
@@ -112,6 +114,28 @@ class ForeignTask(Task):
         made, said = self.kernel.called(products, fmt, [*operands, *self._own(names)], names, unpacks)
         return made.get("output"), said
 
+    def _large(
+        self, fmt: str, names: Mapping[str, int], contents: dict[str, Bytes], sizes: dict[str, int]
+    ) -> LargeCall | str:  # fmt: skip
+        """A call that is not made whole, or why it cannot be made. Raises KernelFault."""
+        declares = self.kernel.declares
+        launched = None if declares is None else declares.launched(names)
+        if declares is None or launched is None:
+            return UNSEEN
+        if len(launched) != 1:
+            return f"it makes {len(launched)} launches"
+        if not self.declared.layouts.plain:
+            return "its operands lie in layouts of their own"
+        if not self.host.runs_alone:
+            return f"the {self.host.name} host cannot run single thread blocks"
+        declares.messages(fmt, names)  # raises where a parameter's type does not hold its number
+        call = SparseCall(contents, sizes)
+
+        def run(number: int) -> Written:
+            return self.kernel.alone_in(call, fmt, names, number)
+
+        return LargeCall(launched[0], sizes["output"] // 4, run)
+
 
 def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.ascontiguousarray(array)
@@ -141,6 +165,10 @@ class ForeignDequantizer(ForeignTask, Dequantizer):
         assert made is not None
         return made
 
+    def large(self, fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> LargeCall | str:
+        sizes = {"weights": n * fmt.row_bytes(k), "output": n * k * Unit(self.output).nbytes}
+        return self._large(fmt.name, self._names(fmt, 1, n, k), {"weights": blocks.reshape(-1)}, sizes)
+
 
 class ForeignQuantizer(ForeignTask, Quantizer):
     """A quantizer of activations."""
@@ -169,6 +197,13 @@ class ForeignQuantizer(ForeignTask, Quantizer):
         made, _ = self._call(self.kernel.loaded, "", [given, output], names)
         assert made is not None
         return made
+
+    def large(self, x: Floats, m: int, k: int) -> LargeCall | str:
+        blocks = encoding(self.encoding).format
+        assert blocks is not None
+        contents = {"activations": _as(x.reshape(1, -1), self.takes).reshape(-1)}
+        sizes = {"activations": m * k * Unit(self.takes).nbytes, "output": m * blocks.row_bytes(k)}
+        return self._large("", self._names(blocks, m, 1, k), contents, sizes)
 
 
 def _as(x: Floats, dtype: str) -> Bytes:

@@ -24,11 +24,13 @@ class Fused:
         k: columns of the weights.
         companion: the product of the same activations and the operand `up`. Raises ValueError where nobody can make it.
         roundoff: unit roundoff of the arithmetic between the product and the output: 2^-24, or 2^-11 of halves.
+        behind: the order of the sum is declared, so an operand is no part of it.
     """
 
     k: int
     companion: Callable[[], Product]
     roundoff: float = UNIT_ROUNDOFF
+    behind: bool = False
 
 
 Apply = Callable[[Product, npt.NDArray[Any], Fused], Product]
@@ -66,9 +68,10 @@ def added(p: Product, addend: Doubles, fused: Fused) -> Product:
     The kernel may add b behind the product, which rounds once: u·|o + b| and what the product's error adds to that. Or
     it may begin its sum with b, which then is a part of every partial sum: γ_n·|b| with n = K + 8 roundings at most, as
     of any other term of a sum (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §4.2). The bound
-    holds for both. The spread takes b for a part of n partial sums: u/√3·|b|·√n.
+    holds for both. The spread takes b for a part of n partial sums: u/√3·|b|·√n. Behind a sum of a declared order only
+    the one rounding is left: n = 0.
     """
-    u, n = fused.roundoff, fused.k + _EXTRA
+    u, n = fused.roundoff, 0 if fused.behind else fused.k + _EXTRA
     exact = p.exact + addend
     size = np.abs(addend)
     bound = p.bound + u * (np.abs(exact) + p.bound) + n * u / (1 - n * u) * size
@@ -81,7 +84,8 @@ def multiplied(p: Product, factor: Doubles, fused: Fused) -> Product:
 
     The kernel may multiply the result, which rounds once: |α|·β + u·|α|·(|o| + β), where β is the product's bound. Or
     it may multiply every scale or term beforehand, which adds u·Σ|t| before the factor: β is γ_n·Σ|t| or more with
-    n ≥ 9, so that is at most β/9. The bound holds for both; η = 2^-150 is for a result that underflows.
+    n ≥ 9, so that is at most β/9. The bound holds for both; η = 2^-150 is for a result that underflows. (Behind a sum
+    of a declared order, whose β is 0, it holds for the one rounding alone.)
     """
     u = fused.roundoff
     size = np.abs(factor)
