@@ -75,7 +75,7 @@ def _versions(of_llama: Mapping[str, str]) -> Versions:
 
 def environment_of(run: Run) -> Environment:
     """The environment of a run."""
-    kernel = run.kernel
+    kernel, exact_on = run.kernel, run.exact_on[1]  # first what takes its time while the file is hashed
     return Environment(
         versions=_versions(run.versions),
         host=kernel.runs_on(),
@@ -87,10 +87,10 @@ def environment_of(run: Run) -> Environment:
             element_kernels=_element_kernels(run), element_host=kernel.host.info(),
             hints=kernel.hints,
         ),
-        file=run.file_info(),
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
         sandbox=_sandbox(run),
-        options=run.options, exact_on=run.exact_on[1],
+        options=run.options, exact_on=exact_on,
+        file=run.file_info(),
     )  # fmt: skip
 
 

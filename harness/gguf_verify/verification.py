@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from .results import (
 )
 from .rungs import RUNGS, Run, Rung, asked_rungs, known_rungs, rungs_for
 from .rungs.budget import Budget
-from .rungs.compiling import compile_ahead
+from .rungs.compiling import compile_ahead, scanners_ahead, steps_ahead
 from .rungs.drawn import DRAWN_RUNGS, NONE, Drawn, DrawnRun
 from .rungs.opening import open_run
 from .support.durations import is_duration
@@ -154,22 +155,27 @@ def verify(
                 held = f"none of its {n} tensors is a matrix" if n else "it holds no tensor"
                 name = printable(model.path.name)
                 raise NothingToVerify(f"nothing to verify in {name}: {held}", "nothing-to-verify")
-            before = None
+            before, ahead = None, ExitStack()
             try:
                 run.selected()
                 before = None if source is None else open_source(source, model)
                 drawn = run.data if isinstance(run, DrawnRun) else None
                 run.budget = budget
-                begun = clock()
-                run.file_info()
-                budget.reserve(clock() - begun)  # for reading the whole file once more, at the end
+                if budget.limited:
+                    begun = clock()
+                    run.file_info()
+                    budget.reserve(clock() - begun)  # for reading the whole file once more, at the end
+                if not options.only_call:
+                    compile_ahead(run)
+                    if "bytes" in asked and run.judges.wanted == 1:
+                        ahead.enter_context(scanners_ahead(run))
                 report = Report(environment=environment_of(run), command=command, drawn=drawn)
                 if keeper is not None:
                     keeper.environment = report.environment
                 waive = partial(apply, report, known, day)
-                if not options.only_call:
-                    compile_ahead(run)
                 climb = _Climb(run, report, chosen, waive, on_rung, watcher or Watcher())
+                if not options.only_call:
+                    ahead.enter_context(steps_ahead(run))
                 climb.all()
                 if before is not None and not model.changed:
                     report.costs = _costs(run, before, text)
@@ -180,6 +186,7 @@ def verify(
                     raise
                 climb.interrupted(signal_of(error))
             finally:
+                ahead.close()
                 run.close()
                 if before is not None:
                     before.close()

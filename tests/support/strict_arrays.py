@@ -8,7 +8,7 @@ numbers below 2^-126 are zero to it. Beyond CuPy it refuses to convert to half, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from gguf_verify.hosts.kept import Kept
 from gguf_verify.semantics import rounding
 from gguf_verify.support.arrays import Library, register
 
@@ -190,6 +191,9 @@ class StrictDevice:
 
     def __init__(self, rows_at_a_time: int = 1 << 20, sampled: int = 2) -> None:
         self._rows, self._sampled, self._rng = rows_at_a_time, sampled, np.random.default_rng(0)
+        self._kept = Kept(1 << 30)
+        #: Weights that were read, or taken from others.
+        self.read = 0
 
     def put(self, values: npt.NDArray[Any]) -> CardArray:
         assert isinstance(values, np.ndarray)
@@ -201,7 +205,20 @@ class StrictDevice:
     def rows(self, values: int, outputs: int) -> int:
         return self._rows
 
-    def sample(self, rows: int) -> npt.NDArray[np.intp]:
+    def kept(self, kind: str, w: npt.NDArray[np.uint8], nbytes: int, make: Callable[[], Any]) -> Any:
+        def made() -> Any:
+            self.read += 1
+            return make()
+
+        return self._kept.of(kind, w, nbytes, made)
+
+    def take_from(self, rows: npt.NDArray[np.uint8], w: npt.NDArray[np.uint8], numbers: npt.NDArray[np.intp]) -> None:
+        self._kept.take_from(rows, w, numbers)
+
+    def origin(self, kind: str, rows: npt.NDArray[np.uint8]) -> Any:
+        return self._kept.origin(kind, rows)
+
+    def sample(self, rows: int, read: bool = False) -> npt.NDArray[np.intp]:
         return self._rng.choice(rows, min(rows, self._sampled), replace=False)
 
 

@@ -7,9 +7,11 @@ of each tensor, and in the tests on every code and scale.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,6 +22,8 @@ from ..gguf import Finding, Tensor
 from ..gguf.records import MAX_PER_RULE, finding
 from ..hosts.compiler import sound_library
 from ..llama import Llama, Scan, Scanned, ScannerOf, WithoutLlama
+from ..support.command_line import cores
+from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.protocol import evenly
 from ..support.text import quoted
@@ -32,6 +36,8 @@ Indices = npt.NDArray[np.int64]
 DESCRIBED = 64
 #: Types of which every value is valid.
 INTEGERS = ("I8", "I16", "I32", "I64")
+#: Types → held while their scanners are compiled.
+_COMPILING: dict[str, threading.Lock] = {}
 
 
 @dataclass(frozen=True)
@@ -92,8 +98,24 @@ def scanner_options(kind: TensorType) -> list[str]:
 
 
 def scanner(kind: TensorType) -> bytes:
-    """The scanner compiled for a type: a shared library. Raises EnvironmentFault."""
-    return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind))
+    """The scanner compiled for a type: a shared library. Where a thread compiles it already, that is waited for. Raises
+    EnvironmentFault."""
+    with _COMPILING.setdefault(kind.name, threading.Lock()):
+        return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind))
+
+
+def compile_scanners(tensors: Sequence[Tensor], wanted: Callable[[], bool]) -> None:
+    """Compile what `contents` needs for these tensors, as long as it is wanted, for those who will ask for it: they are
+    told what does not compile."""
+
+    def one(kind: TensorType) -> None:
+        if wanted():
+            with suppress(EnvironmentFault):
+                scanner(kind)
+
+    kinds = {t.type.name: t.type for t in tensors if _to_scan(t)}
+    with ThreadPoolExecutor(max(1, cores() // 2)) as pool:
+        deque(pool.map(one, kinds.values()), 0)
 
 
 def contents(

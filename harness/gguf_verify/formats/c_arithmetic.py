@@ -15,9 +15,14 @@ def c_int8(x: Floats) -> npt.NDArray[np.int8]:
 
 
 def round_half_away(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    """C's `roundf`. Adding 0.5 could itself round up in floating point, so the fraction is compared instead."""
-    whole = np.trunc(x)
-    return np.asarray(whole + np.where(np.abs(x - whole) >= 0.5, np.copysign(np.ones_like(x), x), np.zeros_like(x)))
+    """C's `roundf`: x and the largest number below 0.5 are added, and the sum's fraction is cut off. With a fraction of
+    0.5 that sum rounds to the next integer; with a smaller one it stays below it. Zeros are +0."""
+    least = np.nextafter(x.dtype.type(0.5), x.dtype.type(0))
+    total = np.copysign(least, x)
+    total += x
+    np.trunc(total, out=total)
+    total += 0  # -0 becomes +0
+    return np.asarray(total)
 
 
 def signed_max(x: Floats) -> Floats:

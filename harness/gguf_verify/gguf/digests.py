@@ -15,6 +15,8 @@ from ..support.threads import each
 
 #: Bytes of a piece, and that are read at a time.
 PIECE, _BUFFER = 1 << 26, 1 << 22
+#: Bytes that are read at a time where threads follow each other in Python, beside others that may hold its lock.
+_LARGE_BUFFER = 1 << 24
 #: Bytes that are read at a time where one thread does everything: they stay in its cache.
 _SMALL_BUFFER = 1 << 18
 #: Bytes that the disk is asked for ahead of a reader.
@@ -29,13 +31,17 @@ class Digests:
     pieces: tuple[bytes, ...]
 
 
-def digests(fd: int) -> Digests:
-    """Both, of the same bytes: each is read once. The file is read as a stream. Raises OSError."""
+def digests(fd: int, wanted: Callable[[], bool] = lambda: True) -> Digests:
+    """Both, of the same bytes: each is read once. The file is read as a stream. Raises OSError.
+
+    Args:
+        wanted: asked now and then; what is no longer wanted ends early, and is of no use.
+    """
     whole, pieces, at = hashlib.sha256(), list[bytes](), 0
-    piece, size = hashlib.sha256(), min(_BUFFER, max(1, os.fstat(fd).st_size))
+    piece, size = hashlib.sha256(), min(_LARGE_BUFFER, max(1, os.fstat(fd).st_size))
     now, later = bytearray(size), bytearray(size)
     got = os.preadv(fd, [now], 0)
-    while got:
+    while got and wanted():
         view, behind = memoryview(now)[:got], at + got
         if not at % _ASKED_FOR:
             os.posix_fadvise(fd, behind, _ASKED_FOR, os.POSIX_FADV_WILLNEED)
@@ -51,7 +57,7 @@ def digests(fd: int) -> Digests:
             piece.update(view)
 
         tasks: list[Callable[[], int | None]] = [hash_whole, hash_piece, read]
-        got = each(lambda task: task(), tasks, 3 if size == _BUFFER else 1)[2] or 0
+        got = each(lambda task: task(), tasks, 3 if size == _LARGE_BUFFER else 1)[2] or 0
         if not behind % PIECE:
             pieces.append(piece.digest())
             piece = hashlib.sha256()

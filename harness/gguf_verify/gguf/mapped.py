@@ -10,6 +10,7 @@ import os
 import stat
 import threading
 from collections import deque
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -157,11 +158,12 @@ class Mapped:
             return True
         return any(_state(state) != self._state for state in states)
 
-    def digests(self) -> Digests:
-        """Of the whole file and of its pieces; it is read as a stream and not through the mapping."""
+    def digests(self, wanted: Callable[[], bool] = lambda: True) -> Digests:
+        """Of the whole file and of its pieces, as long as they are wanted; it is read as a stream and not through the
+        mapping."""
         self.read()
         assert self._file is not None
-        return digests(self._file.fileno())
+        return digests(self._file.fileno(), wanted)
 
     def sha256(self) -> str:
         """The hex digest of the whole file alone."""

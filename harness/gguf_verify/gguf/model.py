@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +43,26 @@ class RefusedFile(MalformedFile):
         self.finding = finding
 
 
+class _Hashing:
+    """Digests of parts that threads compute."""
+
+    def __init__(self, parts: tuple[GgufFile, ...]) -> None:
+        self._wanted = True
+        self._pool = ThreadPoolExecutor(max(1, min(len(parts), cores(), MOST_AT_ONCE)))
+        self._futures: list[Future[Digests]] = [
+            self._pool.submit(part.mapped.digests, lambda: self._wanted) for part in parts
+        ]
+
+    def digests(self) -> tuple[Digests, ...]:
+        """Of each part, when they are there. Raises what reading raises."""
+        return tuple(future.result() for future in self._futures)
+
+    def close(self) -> None:
+        """No longer read the files."""
+        self._wanted = False
+        self._pool.shutdown(cancel_futures=True)
+
+
 @dataclass
 class Model:
     """A model that can be read safely. Its findings have effects below "refuse".
@@ -56,6 +77,7 @@ class Model:
     parts: tuple[GgufFile, ...]
     tensors: Mapping[str, Tensor]
     _digests: tuple[Digests, ...] = field(default=(), repr=False)
+    _hashing: _Hashing | None = field(default=None, repr=False)
 
     @property
     def metadata(self) -> Mapping[str, object]:
@@ -78,12 +100,19 @@ class Model:
         """Of all parts. `consistency.check_consistency` finds where metadata contradict the tensors."""
         return tuple(f for part in self.parts for f in part.findings)
 
+    def begin_sha256(self) -> None:
+        """Begin to compute what `sha256` gives, beside other work."""
+        if not self._digests and self._hashing is None:
+            self._hashing = _Hashing(self.parts)
+
     def sha256(self) -> tuple[str, ...]:
-        """The hex digest of each part, computed at the first call: of several parts at a time, since one digest is
-        computed by one core."""
-        if not self._digests:
-            with ThreadPoolExecutor(max(1, min(len(self.parts), cores(), MOST_AT_ONCE))) as pool:
-                self._digests = tuple(pool.map(lambda part: part.mapped.digests(), self.parts))
+        """The hex digest of each part, computed once: of several parts at a time, since one digest is computed by one
+        core."""
+        self.begin_sha256()
+        if self._hashing is not None:
+            hashing, self._hashing = self._hashing, None
+            with closing(hashing):
+                self._digests = hashing.digests()
         return tuple(digests.whole for digests in self._digests)
 
     def info(self) -> FileInfo:
@@ -120,6 +149,9 @@ class Model:
         return None
 
     def close(self) -> None:
+        if self._hashing is not None:
+            self._hashing.close()
+            self._hashing = None
         for part in self.parts:
             part.close()
 

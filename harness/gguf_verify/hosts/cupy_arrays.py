@@ -7,7 +7,8 @@ float32 are those of integers below 2^24, which TF32 does not change either: no 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,19 @@ from ..results import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, UsageError
 from .cupy_host import CupyHost, gpu_fault
+from .kept import Kept
+
+T = TypeVar("T")
 
 #: Bytes that are held for a value of weights, and for a number beside, while a product is computed.
 _OF_VALUE, _OF_NUMBER = 64, 8
 #: Of the card's memory that is free at the start, the share that this process may take; of that, the share and the most
 #: that one chunk of a product may. The rest is for kernels, here and in processes of their own.
 _OURS, _CHUNK, _MOST = 0.5, 0.25, 1 << 32
-#: Rows of a product of which NumPy computes some, too; products of fewer of which one in so many has one.
-_FEW, _ROWS, _EACH = 256, 2, 16
+#: Of the memory that this process may take, the share for weights that are kept from one product to the next.
+_KEPT = 0.25
+#: Rows of a product of which NumPy computes some, too; products of fewer, and of more, of which one in so many has any.
+_FEW, _ROWS, _EACH, _EACH_LARGE = 256, 2, 16, 4
 
 
 def fault_of_arrays() -> str | None:
@@ -60,7 +66,12 @@ class CupyArrays:
         if not pool.get_limit():
             pool.set_limit(size=ours)
         self._chunk = min(_MOST, int(ours * _CHUNK))
-        self._rng, self._small = np.random.default_rng(seed), 0
+        #: Products of few rows, and of many.
+        self._rng, self._asked = np.random.default_rng(seed), [0, 0]
+        self._kept = Kept(int(ours * _KEPT))
+        # those of CUB take seconds each to compile, and sums here are short
+        if (choose := getattr(cupy._core, "set_reduction_accelerators", None)) is not None:
+            choose([])
 
     def info(self) -> HostInfo:
         """The card."""
@@ -79,12 +90,24 @@ class CupyArrays:
         """The rows of weights that are computed at a time, of so many values and other numbers each."""
         return max(1, self._chunk // (_OF_VALUE * values + _OF_NUMBER * numbers))
 
-    def sample(self, rows: int) -> npt.NDArray[np.intp]:
-        """Which of so many rows are computed by NumPy too."""
-        if rows <= _FEW:
-            self._small += 1
-            if self._small % _EACH != 1:
-                return np.zeros(0, np.intp)
+    def kept(self, kind: str, w: npt.NDArray[np.uint8], nbytes: int, make: Callable[[], T | None]) -> T | None:
+        """As `Device.kept`."""
+        return self._kept.of(kind, w, nbytes, make)
+
+    def take_from(self, rows: npt.NDArray[np.uint8], w: npt.NDArray[np.uint8], numbers: npt.NDArray[np.intp]) -> None:
+        """As `Device.take_from`."""
+        self._kept.take_from(rows, w, numbers)
+
+    def origin(self, kind: str, rows: npt.NDArray[np.uint8]) -> tuple[Any, npt.NDArray[np.intp]] | None:
+        """As `Device.origin`."""
+        return self._kept.origin(kind, rows)
+
+    def sample(self, rows: int, read: bool = False) -> npt.NDArray[np.intp]:
+        """As `Device.sample`."""
+        large = rows > _FEW
+        self._asked[large] += 1
+        if not (read and large) and self._asked[large] % (_EACH_LARGE if large else _EACH) != 1:
+            return np.zeros(0, np.intp)
         return np.sort(self._rng.choice(rows, min(rows, _ROWS if rows > _FEW else 1), replace=False)).astype(np.intp)
 
 

@@ -26,6 +26,7 @@ from .compilation import Author, Compilation
 from .compute_sanitizer import UNCHECKED
 from .cupy_rounding import CupyRounding
 from .driver import Walled, resident_blocks, start_overlapping
+from .kept import Kept
 from .sanitized_host import SanitizedHost
 from .schedule import Schedule
 from .staging import PIECE, Staging
@@ -34,6 +35,10 @@ from .staging import PIECE, Staging
 _FILLER = Path(__file__).with_name("fill_shared.cu")
 #: Blocks a multiprocessor, of as many threads, that fill its shared memory: more than it holds at a time.
 _FILLERS, _THREADS = 8, 256
+#: Bytes of weights from which they are compared on the card with what was packed of them.
+_ON_CARD = 1 << 17
+#: The share of the card's free memory for bytes of files that are kept there from one upload to the next.
+_ORIGINALS = 0.05
 #: Compilations of sources that change meanwhile.
 _MOST_TRIES = 3
 
@@ -80,6 +85,7 @@ class CupyHost(Host):
         self._cupy = cupy
         self._device = cupy.cuda.Device()
         self._staging = Staging(cupy, self._device)
+        self._originals = Kept(int(cupy.cuda.runtime.memGetInfo()[0] * _ORIGINALS))
         register(cupy.ndarray, Library(cupy, CupyRounding(self)))
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
@@ -184,7 +190,20 @@ class CupyHost(Host):
         return compute_sanitizer.blind_to()
 
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
-        return self._placed(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        original = self._original(raw)
+        if original is None:
+            return self._placed(raw)
+        with self._faults():
+            memory = self._empty(raw.nbytes)
+            memory[...] = original
+            return memory
+
+    def _original(self, raw: npt.NDArray[np.uint8]) -> Any:
+        """A copy on the card of bytes of a file, which no kernel gets; None where none is kept."""
+        if self.placement != "pool" or raw.flags.writeable or raw.nbytes < 2 * PIECE:
+            return None
+        return self._originals.of("bytes", raw, raw.nbytes, lambda: self._placed(raw))
 
     def placed(self, values: npt.NDArray[Any]) -> Any:
         """An array of CuPy with these values, beside others of its own. Raises CUDA's errors."""
@@ -275,13 +294,15 @@ class CupyHost(Host):
             kernel(grid, block, tuple(values), shared_mem=shared)
 
     def side_by_side(self, output: _Output, rows: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
-        if not output.guard:
+        if not output.guard or rows.nbytes < _ON_CARD:
             return super().side_by_side(output, rows)
         with self._faults():
             guards = output.memory[: output.guard], output.memory[-output.guard :]
             before, after = (self._cupy.asnumpy(part) for part in guards)
         check_guards(before, after)
-        return output.memory[output.guard : -output.guard], self._placed(np.ascontiguousarray(rows).reshape(-1))
+        raw = np.ascontiguousarray(rows).reshape(-1)
+        original = self._original(raw)
+        return output.memory[output.guard : -output.guard], self._placed(raw) if original is None else original
 
     def download(self, output: _Output) -> npt.NDArray[np.uint8]:
         return super().download(output) if output.guard else self._read(output)

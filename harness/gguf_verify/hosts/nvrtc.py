@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 from ..support import scratch
 from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from ..support.sources import combined, file_digest
+from ..support.text import printable
 from . import nvcc
 from .compilation import Author, failed, split_flags
 from .foreign_sources import as_foreign, read_limited
@@ -28,10 +30,17 @@ _FLAGS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true")
 _LINES = ("-lineinfo",)
 #: What NVRTC calls the program that includes a file. It finds a file of this name nowhere else, so no file has it.
 _PROGRAM = b"<gguf-verify>"
+#: The variable of the environment that names the library of another NVRTC, in place of the one that is found.
+CHOICE = "NVRTC_LIBRARY"
 
 
 @cache
 def _library() -> c.CDLL:
+    if chosen := os.environ.get(CHOICE):
+        try:
+            return c.CDLL(chosen)
+        except OSError as error:
+            raise EnvironmentFault(f"{CHOICE}: NVRTC cannot be loaded: {printable(str(error), 200)}") from None
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
@@ -136,8 +145,10 @@ def cubin_key(
     if any(digest is None for _, digest in digests):
         return None
     macros = (f"{k}={v}" for k, v in defines.items())
+    chosen = os.environ.get(CHOICE)
+    compiler = (file_digest(chosen) or "",) if chosen else ()  # two of one version may differ
     flags = (*_FLAGS, *_LINES) if lines else _FLAGS
-    return (combined(digests), tables_hash(), file, sm, *map(str, version()), *flags, *macros)
+    return (combined(digests), tables_hash(), file, sm, *map(str, version()), *compiler, *flags, *macros)
 
 
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,6 +92,19 @@ class Evaluation:
     used: dict[str, list[str]]
 
 
+@dataclass(frozen=True)
+class Slot:
+    """Where tokens stand in a batch: their sequence, and the tokens of another sequence ahead of them or behind them.
+    The context must have as many sequences."""
+
+    sequence: int = 0
+    ahead: tuple[int, ...] = ()
+    behind: tuple[int, ...] = ()
+
+
+ALONE = Slot()
+
+
 class LoadedModel:
     """The model that a llama.cpp process holds, and its context."""
 
@@ -123,7 +136,7 @@ class LoadedModel:
         """Make a context of n_ctx tokens, of which n_batch (default: all) fit in one batch. Evaluations need one.
 
         Args:
-            options: n_ubatch, type_k, type_v and flash, see `worker.model`.
+            options: n_ubatch, type_k, type_v, flash and sequences, see `worker.model`.
 
         Returns:
             whether the model embeds. An encoder or an embedding model has no memory of past tokens or no decoder; it
@@ -211,7 +224,7 @@ class LoadedModel:
             answer(None)
 
     def nodes(
-        self, tokens: list[int], weights: WeightsOf, wanted: str = ".*", position: int = 0
+        self, tokens: list[int], weights: WeightsOf, wanted: str = ".*", position: int = 0, slot: Slot = ALONE
     ) -> Iterator[GraphNode | Evaluation]:
         """Each node of the graph that computes something, with its actual inputs, as it is computed, then the
         Evaluation. While the caller works, llama.cpp goes on with the graph, by `_AHEAD` nodes at most.
@@ -221,11 +234,12 @@ class LoadedModel:
             weights: gives the bytes of a tensor of the model's file by its name, or None.
             wanted: a regular expression that the whole name of an operation must match; others are not told of.
             position: of the first token; the tokens before it must have been evaluated last.
+            slot: of the tokens, and what stands beside them.
         """
         options = {"wanted": wanted, "ahead": _AHEAD}
-        self._process.send(
-            "evaluate", {}, {"tokens": tokens, "mode": "nodes", "options": options, "position": position}
-        )
+        arguments = {"tokens": tokens, "mode": "nodes", "options": options, "position": position}
+        beside = {"sequence": slot.sequence, "ahead": list(slot.ahead), "behind": list(slot.behind)}
+        self._process.send("evaluate", {}, arguments | beside)
         while True:
             header, arrays = self._process.receive("evaluate")
             if header.get("event") != "node":
@@ -249,20 +263,32 @@ class LoadedModel:
                 pass
 
     def graft(
-        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = ()
-    ) -> Evaluation:
-        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM."""
-        for node, answer in self._tapped("graft", tokens, activations, False):
+        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = (),
+        spared: Collection[str] = (), meanwhile: Callable[[], object] = lambda: None,
+    ) -> Evaluation:  # fmt: skip
+        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM.
+
+        Args:
+            spared: tensors for all of whose GEMMs `replace` gives an output. Where the CPU computes, llama.cpp's own is
+                not computed: what a GEMM holds as y then means nothing.
+            meanwhile: called after each product, while llama.cpp goes on to the next.
+        """
+        for node, answer in self._tapped("graft", tokens, activations, False, spared=spared):
             if isinstance(node, Evaluation):
                 return node
             answer(node.joined([replace(gemm) for gemm in node.gemms()]))
+            meanwhile()
         raise LlamaFault("llama.cpp ended a graft without a result")
 
     def _tapped(
-        self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0
-    ) -> Iterator[tuple[_Node | Evaluation, Callable[[Floats | None], None]]]:
+        self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0,
+        spared: Collection[str] = (),
+    ) -> Iterator[tuple[_Node | Evaluation, Callable[[Floats | None], None]]]:  # fmt: skip
         """Each product of an evaluation with the function that lets the graph go on, then the Evaluation."""
-        options = {"activations": list(activations), "checksum": checksum, "ahead": _AHEAD if mode == "capture" else 0}
+        options = {
+            "activations": list(activations), "checksum": checksum, "ahead": _AHEAD if mode == "capture" else 0,
+            "spared": sorted(spared),
+        }  # fmt: skip
         arguments = {"tokens": tokens, "mode": mode, "options": options, "position": position}
         self._process.send("evaluate", {}, arguments)
 

@@ -1,13 +1,25 @@
-"""Kernels that a run will need are compiled while it begins, where a host can do that beside other work."""
+"""What a run will need is compiled while it begins, where that can be done beside other work: kernels, scanners of the
+bytes rung, and the steps of exact products on a device."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 
+import numpy as np
+import numpy.typing as npt
+
+from ..audit.content import compile_scanners
 from ..formats import BlockFormat, WeightFormat
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.base import Source
+from ..kernels.shipped import ShippedKernel
+from ..semantics import Semantics, exact_result, screened
+from ..semantics.combinations import Combinations
+from ..semantics.device import Device
+from ..semantics.screen import bilinear
 from .layers.shapes import OTHER_M
 from .plan import plan
 from .run import Run
@@ -16,6 +28,8 @@ from .run import Run
 _TOKENS = (*OTHER_M, 16, 32)
 #: Rows of a column of blocks.
 _ROWS = 2048
+#: Rows and tokens of products whose steps are taken ahead: so many that NumPy computes a sample of them.
+_STEPS = 320, 3
 
 
 def compile_ahead(run: Run) -> None:
@@ -52,4 +66,67 @@ def _problems(run: Run) -> Iterator[tuple[WeightFormat, int, int, int]]:
             yield from ((fmt, m, probe.n, probe.k) for m in probe.tokens)
 
 
-__all__ = ["compile_ahead"]
+@contextmanager
+def _beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
+    """In this block a thread works, as long as that is wanted."""
+    over = threading.Event()
+    thread = threading.Thread(target=work, args=[lambda: not over.is_set()], daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def scanners_ahead(run: Run) -> AbstractContextManager[None]:
+    """In this block a thread compiles what the bytes rung scans with."""
+    return _beside(partial(compile_scanners, run.selected()))
+
+
+def steps_ahead(run: Run) -> AbstractContextManager[None]:
+    """In this block a thread takes the steps of exact products, once for each type of weights, where a device computes
+    them: its library compiles a step when it is first taken, which can take longer than all steps of a model."""
+    device, _ = run.exact_on
+    return nullcontext() if device is None else _beside(partial(_take_steps, run, device))
+
+
+def _take_steps(run: Run, device: Device, wanted: Callable[[], bool]) -> None:
+    """Whatever fails here fails where it is needed, and is told there."""
+    n, m = _STEPS
+    first = {
+        t.type.weights: t for t in reversed([*run.model.tensors.values()]) if run.wants(t.name) and may_be_matrix(t)
+    }
+    for fmt, tensor in first.items():
+        if not isinstance(fmt, BlockFormat) or run.uncovered(tensor) is not None:
+            continue
+        rows = np.resize(run.row_bytes(tensor)[:n], (n, tensor.row_bytes))
+        x = np.random.default_rng(run.options.seed).standard_normal((m, tensor.k), np.float32)
+        kernel = run.kernel.of(fmt, m, n, tensor.k)
+        steps = list[Callable[[], object]]()
+        if isinstance(kernel, ShippedKernel):  # others run in a process that takes one call at a time
+            steps.append(partial(kernel.upload, fmt, rows))
+        for semantics, order in ((run.semantics(fmt), kernel.order), (run.backend.definition(fmt, m), None)):
+            with suppress(Exception):
+                encoded = semantics.bytes_of(x)
+                steps += [
+                    partial(screened, semantics, fmt, rows, encoded, order, 1, device),
+                    partial(_combine, semantics, fmt, rows, encoded, device),
+                    partial(exact_result, semantics, fmt, rows, encoded, 1, device),
+                ]
+        for step in steps:
+            if not wanted():
+                return
+            with suppress(Exception):
+                step()
+
+
+def _combine(
+    semantics: Semantics, fmt: BlockFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], device: Device
+) -> None:
+    if bilinear(semantics, fmt):
+        made = Combinations(fmt, rows, 0, 1, device)
+        made.suspicious(np.ones((len(x), len(rows)), np.float32), made.expected(semantics, x), np.ones(len(x)))
+
+
+__all__ = ["compile_ahead", "scanners_ahead", "steps_ahead"]

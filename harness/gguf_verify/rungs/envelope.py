@@ -20,13 +20,12 @@ from ..gguf import Tensor, printable
 from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
 from ..results import Call, Failure, RungResult, Side, TypeEnvelope
-from ..semantics import Order, Product, screened
-from ..semantics.terms_of_blocks import finite_scales
+from ..semantics import Order, Product
 from ..support.arrays import get
 from ..support.errors import KernelFault
 from .calls import ALONE, calling
 from .explain import Explanations, WrongCall
-from .generated_inputs import any_blocks, drawn, special, ties_of_codes
+from .generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes
 from .huge import HugeFound, HugeProbes
 from .judging import judge_output
 from .plan import PLAN, Probe, in_words, plan
@@ -43,9 +42,6 @@ OTHER_SHAPES = Side("kernel at other N and K", True)
 _MOST_WRONG = 3
 #: Values of weights that are multiplied exactly at a time.
 _CHUNK = 1 << 22
-#: The largest weight of drawn bits where a definition has the range of halves: 2^15 of them times ordinary activations
-#: stay below 65504.
-_LARGEST_WEIGHT = 0.25
 
 
 @dataclass
@@ -308,11 +304,7 @@ class TypeProbes:
         step = max(1, _CHUNK // k)
         for start in range(0, len(rows), step):
             span = slice(start, min(start + step, len(rows)))
-            device = self._run.device_for(rows[span], encoded)
-            yield (
-                span,
-                screened(self._semantics, self._fmt, rows[span], encoded, order, self._run.options.threads, device),
-            )
+            yield span, self._run.product(self._semantics, self._fmt, rows[span], encoded, order)
 
     def _no_tokens(self) -> None:
         """A call without tokens, which engines may never make: what happens is recorded and judged by nobody."""
@@ -342,14 +334,12 @@ class TypeProbes:
         if probe.blocks == "any bits":
             assert isinstance(fmt, BlockFormat)
             blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed)
-            with np.errstate(all="ignore"):  # what halves do not hold is no kernel's fault
-                large = ~finite_scales(self._semantics, fmt, blocks)
-                if self._semantics.range_of_halves(fmt):
-                    large |= ~(np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_WEIGHT)
+            large = ~held_by(self._semantics, fmt, blocks)
             blocks[large] = np.resize(self._units, blocks.shape)[large]
             return blocks.reshape(probe.n, -1)
         there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
-        return np.resize(self._units[:there], (probe.n, wide * self._size))
+        needed = min(there, probe.n * wide)  # of a large matrix, whose blocks a small probe does not use up
+        return np.resize(self._units[:needed], (probe.n, wide * self._size))
 
     def _activations(self, probe: Probe, rows: Bytes) -> Floats:
         """float32[largest M, K]; the last token of drawn ones is of ties of codes."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat, WeightFormat
 from ..gguf import Tensor
 from ..results import RungResult
-from ..semantics import Order, Product, Semantics, product, screened
+from ..semantics import Order, Product, Semantics, product
 from ..semantics.exact import each_block
 from .author_oracle import Distances, OracleDistance
 from .run import Run
@@ -39,7 +39,7 @@ class ExactProducts:
         numbers than NumPy.
         """
         if self._distance is None:
-            return screened(semantics, fmt, rows, x, order, self._threads, self._run.device_for(rows, x))
+            return self._run.product(semantics, fmt, rows, x, order)
         made = product(semantics, fmt, rows, x, order, self._threads)
         self._distance.add(semantics, fmt, rows, x, made)
         return made

@@ -6,12 +6,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS, BlockFormat
+from ..semantics import Semantics
+from ..semantics.terms_of_blocks import finite_scales
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 #: The largest size: above it, the sum of a block of equal activations is not a finite half.
 _MOST = 2000.0
+#: The largest weight of drawn bits where a definition has the range of halves: 2^15 of them times ordinary activations
+#: stay below 65504.
+_LARGEST_WEIGHT = 0.25
 
 
 def drawn(shape: tuple[int, int], like: Floats, seed: int) -> Floats:
@@ -100,6 +105,16 @@ def any_blocks(fmt: BlockFormat, n: int, seed: int) -> Bytes:
     if fmt.make_finite is not None:
         fmt.make_finite(structs, rng)
     return blocks
+
+
+def held_by(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> npt.NDArray[np.bool_]:
+    """Whether the numbers that a definition has can hold the weights of blocks uint8[n, block bytes] and ordinary
+    products with them: bool[n]. What halves do not hold is no kernel's fault."""
+    with np.errstate(all="ignore"):
+        held = finite_scales(semantics, fmt, blocks)
+        if semantics.range_of_halves(fmt):
+            held &= np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_WEIGHT
+    return held
 
 
 def special(k: int, like: Floats, outlier: float = 1e4) -> Floats:

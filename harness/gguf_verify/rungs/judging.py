@@ -195,7 +195,7 @@ def judge_whole(
     def judged(spans: list[Span]) -> tuple[int, int] | None:
         first = None
         for span in spans:
-            expected = exact.product(semantics, matrix.fmt, matrix.rows[span], x, order)
+            expected = exact.product(semantics, matrix.fmt, run.rows_of(matrix, span), x, order)
             sample.saw(KERNEL, expected)
             part = np.ascontiguousarray(y[:, span])
             judged = judge_output(

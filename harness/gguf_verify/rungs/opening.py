@@ -40,8 +40,11 @@ def open_run(
         with opened(path.wanted) as multiplier, drawn_run(path, multiplier, options, keep) as run:
             yield run
         return
-    with open_model(path) as model, opened(types_of(model, options.tensor)) as multiplier:
-        yield Run(model, multiplier, options, keep=keep)
+    with open_model(path) as model:
+        if options.budget is None:  # which counts the time that it takes
+            model.begin_sha256()
+        with opened(types_of(model, options.tensor)) as multiplier:
+            yield Run(model, multiplier, options, keep=keep)
 
 
 def types_of(model: Model, pattern: str | None) -> frozenset[str]:

@@ -21,8 +21,9 @@ from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import BACKENDS, Backend
 from ..results import Call, FileInfo, Options, RungResult
-from ..semantics import Semantics, llama_cpu_semantics
+from ..semantics import Order, Product, Semantics, llama_cpu_semantics, screened
 from ..semantics.device import Device
+from ..support.arrays import get
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
 from .budget import Budget
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 #: Bytes of weights, times tokens, from which a product is computed on a device, if there is one.
 _WORTH_A_DEVICE = 1 << 20
+#: Outputs that NumPy judges wherever they were computed: each of some 200 steps costs a call on a device.
+_FEW_OUTPUTS = 1 << 16
 
 
 @dataclass
@@ -92,6 +95,23 @@ class Run:
         """Where the product of these weights and activations is computed. Raises EnvironmentFault."""
         device, _ = self.exact_on
         return None if device is None or rows.nbytes * len(x) < _WORTH_A_DEVICE else device
+
+    def rows_of(self, matrix: Matrix, span: slice | npt.NDArray[np.intp]) -> npt.NDArray[np.uint8]:
+        """Rows of a matrix, uint8[n, row bytes]; a device knows afterwards that they are these."""
+        rows, (device, _) = matrix.rows[span], self.exact_on
+        if device is not None and not isinstance(span, slice):
+            device.take_from(rows, matrix.rows, span)
+        return rows
+
+    def product(
+        self, semantics: Semantics, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8],
+        order: Order | None = None,
+    ) -> Product:  # fmt: skip
+        """The exact product that outputs are judged by (`semantics.screened`), where `device_for` says; that of few
+        outputs is NumPy's in the end. Raises what that raises."""
+        device = self.device_for(rows, x)
+        made = screened(semantics, fmt, rows, x, order, self.options.threads, device)
+        return made if device is None or made.exact.size > _FEW_OUTPUTS else made.placed(get)
 
     def close(self) -> None:
         """End the processes that were started."""

@@ -126,7 +126,7 @@ class SampledOutputs:
         if self._combinations is None:
             return False
         variance = self._variance[side][: len(y)] * (self._n / self._n_sampled)
-        expected = self._combinations.expected(semantics, x[: len(y)])
+        expected = self._combinations.expected(semantics, x if len(x) == len(y) else x[: len(y)])
         with np.errstate(all="ignore"):
             size = np.sqrt((y.astype(np.float64) ** 2).mean(axis=1))
             least = 2 * LIMIT * np.sqrt(variance * self._combinations.share)

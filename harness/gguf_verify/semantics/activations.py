@@ -33,7 +33,11 @@ def padded(x: Floats, size: int) -> Floats:
 
 def largest(blocks: Floats) -> Floats:
     """The largest magnitude of each block. NaN is not counted beside a number, as in C's fmaxf."""
-    return np.asarray(np.fmax.reduce(np.abs(blocks), axis=-1))
+    size = np.abs(blocks)
+    while size.shape[-1] % 2 == 0:  # halves against each other: a reduction of a short axis takes longer
+        half = size.shape[-1] // 2
+        size = np.fmax(size[..., :half], size[..., half:])
+    return np.asarray(np.fmax.reduce(size, axis=-1))
 
 
 def pairwise_sum(values: Floats, distances: tuple[int, ...]) -> Floats:

@@ -26,17 +26,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..support.arrays import Array, get, put
+from ..support.arrays import Array, get, put, widened
 from ..support.stages import counted
-from .agreement import compare_blocks, flushes
 from .definition import Semantics
 from .device import Device
+from .placed import Placed, parts
 from .screen import Screen, screen_of
 from .sums import Doubles
 
@@ -80,11 +81,14 @@ class Combinations:
     ) -> None:  # fmt: skip
         self._fmt, self._w, self._threads, self._device = fmt, w, threads, device
         drawn = np.random.default_rng(seed).integers(0, 256, (COUNT, -(-len(w) // 8)), np.uint8)
-        self.signs = 1.0 - 2.0 * np.unpackbits(drawn, axis=1, count=len(w))
+        bits = np.unpackbits(drawn, axis=1, count=len(w)).view(np.int8)
+        #: 1 and -1, int8[COUNT, N].
+        self.signs = np.int8(1) - np.int8(2) * bits
+        self._signs_there: Array | None = None
         #: The rows of each group, in order.
         self.groups = [slice(int(a), int(b)) for a, b in _pairs(np.linspace(0, len(w), -(-len(w) // GROUP) + 1))]
-        #: How weights are decoded → V[groups·COUNT, K] and v[groups·COUNT, terms of a row].
-        self._weights: dict[_Decoded, tuple[Doubles, Doubles | None]] = {}
+        #: How weights are decoded → V[groups·COUNT, K] and v[groups·COUNT, terms of a row], where they are added up.
+        self._weights: dict[_Decoded, tuple[Array, Array | None]] = {}
 
     @counted("exact product")
     def expected(self, semantics: Semantics, x: Bytes) -> Doubles:
@@ -93,11 +97,12 @@ class Combinations:
         Args:
             semantics: whose product is one of matrices (`screen.bilinear`).
         """
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), self._faults():
             screen = screen_of(semantics, self._fmt, self._w.shape[1], x)
             weights, least = self._of(semantics.inside or semantics, screen)
-            made = screen.a @ weights.T
-            return np.asarray(made if least is None else made + screen.s @ least.T)
+            there = screen if self._device is None else screen.on(self._device)
+            made = there.a @ weights.T
+            return get(made if least is None else made + there.s @ least.T)
 
     def suspicious(self, y: Floats, expected: Doubles, variance: Doubles) -> npt.NDArray[np.bool_]:
         """Which tokens of an output float32[M, N] have a combination that is too far off, bool[M].
@@ -106,19 +111,24 @@ class Combinations:
             expected: float64[M, groups·COUNT].
             variance: Σ_n σ² of all rows, float64[M].
         """
-        with np.errstate(all="ignore"):
-            made = [y[:, rows].astype(np.float64) @ self.signs[:, rows].T for rows in self.groups]
+        with np.errstate(all="ignore"), self._faults():
+            signs = self.signs.astype(np.float64) if self._device is None else self._signs_on(self._device)
+            outputs = widened(put(y, signs))
+            made = [outputs[:, rows] @ signs[:, rows].T for rows in self.groups]
             shares = np.repeat([(rows.stop - rows.start) / y.shape[1] for rows in self.groups], COUNT)
-            off = np.abs(np.concatenate(made, axis=1) - expected)
+            off = np.abs(get(np.concatenate(made, axis=1)) - expected)
             within = (off <= LIMIT * np.sqrt(variance[:, None] * shares)).all(axis=1)
             return np.asarray(~(within & np.isfinite(variance)))
+
+    def _faults(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._device is None else self._device.faults()
 
     @property
     def share(self) -> float:
         """Of all rows, those of the largest group."""
         return max(rows.stop - rows.start for rows in self.groups) / len(self._w)
 
-    def _of(self, semantics: Semantics, screen: Screen) -> tuple[Doubles, Doubles | None]:
+    def _of(self, semantics: Semantics, screen: Screen) -> tuple[Array, Array | None]:
         term, fmt = semantics.term, self._fmt
         offset = not term.of_values and term.integer_offset(fmt)
         key = _Decoded(term.of_values, offset, term.half_scales(fmt), screen.has_second)
@@ -129,50 +139,61 @@ class Combinations:
             codes, offsets = unsigned[0], unsigned[1]  # an offset that is not taken off codes is a minimum of -o·d
             self._weights[key] = codes + np.repeat(offsets, codes.shape[1] // offsets.shape[1], axis=1), None
             return self._weights[key]
-        count = COUNT * len(self.groups)
-        sums, minima = np.zeros((count, screen.columns)), np.zeros((count, screen.nb)) if screen.has_second else None
+        sums, minima = dict[int, Array](), dict[int, Array]()
         for group, first, second in (
             self._on_host(screen) if self._device is None else self._on_device(screen, self._device)
         ):
-            span = slice(group * COUNT, (group + 1) * COUNT)
-            sums[span] += first
-            if minima is not None and second is not None:
-                minima[span] += second
-        self._weights[key] = sums, minima
-        return sums, minima
-
-    def _parts(self, step: int) -> list[tuple[int, int, Bytes]]:
-        """Number of the group, first row and bytes of rows, at most `step` at a time."""
-        return [
-            (group, at, self._w[at : min(at + step, rows.stop)])
-            for group, rows in enumerate(self.groups) for at in range(rows.start, rows.stop, step)
-        ]  # fmt: skip
+            sums[group] = sums[group] + first if group in sums else first
+            if second is not None:
+                minima[group] = minima[group] + second if group in minima else second
+        together = [np.concatenate([of[i] for i in sorted(of)]) if of else None for of in (sums, minima)]
+        self._weights[key] = together[0], together[1]
+        return self._weights[key]
 
     def _on_host(self, screen: Screen) -> Iterator[tuple[int, Doubles, Doubles | None]]:
-        parts = self._parts(max(1, _VALUES // screen.columns))
+        step = max(1, _VALUES // screen.columns)
+        starts = [at for rows in self.groups for at in range(rows.start, rows.stop, step)]
+        spans = [(a, self._w[a:b]) for a, b in itertools.pairwise([*starts, len(self._w)])]
+
+        def one(of: tuple[int, Bytes]) -> list[tuple[int, Doubles, Doubles | None]]:
+            start, part = of
+            signs = self.signs[:, start : start + len(part)].astype(np.float64)
+            return list(self._added(screen, start, part, signs))
+
         with ThreadPoolExecutor(self._threads) as pool:
-            yield from pool.map(lambda part: (part[0], *self._added(screen, *part[1:])), parts)
+            for added in pool.map(one, spans):
+                yield from added
 
     def _on_device(self, screen: Screen, device: Device) -> Iterator[tuple[int, Doubles, Doubles | None]]:
         """Raises EnvironmentFault."""
         with np.errstate(all="ignore"), device.faults():
-            for group, start, part in self._parts(device.rows(screen.columns, 2 * COUNT)):
-                rows = device.put(part)
-                if flushes(self._fmt, rows):
-                    yield group, *self._added(screen, start, part)
+            step = device.rows(screen.columns, 2 * COUNT)
+            for start, part, rows in parts(device, self._fmt, self._w, step, screen.of_blocks):
+                signs = self._signs_on(device)[:, start : start + len(part)]
+                if rows is not None:
+                    yield from self._added(screen, start, rows, signs)
                     continue
-                drawn = device.sample(len(part))
-                if len(drawn):
-                    compare_blocks(self._fmt, rows[device.put(drawn)], part[drawn])
-                first, second = self._added(screen, start, rows)
-                yield group, get(first), None if second is None else get(second)
+                for group, first, second in self._added(screen, start, part, get(signs)):
+                    yield group, put(first, signs), None if second is None else put(second, signs)
 
-    def _added(self, screen: Screen, start: int, rows: Array) -> tuple[Array, Array | None]:
-        """The combinations of some rows, which lie where these do."""
+    def _signs_on(self, device: Device) -> Array:
+        """float64[COUNT, N] on the device."""
+        if self._signs_there is None:
+            self._signs_there = device.put(self.signs).astype(np.float64)
+        return self._signs_there
+
+    def _added(
+        self, screen: Screen, start: int, rows: Array | Placed, signs: Array
+    ) -> Iterator[tuple[int, Array, Array | None]]:  # fmt: skip
+        """The combinations of some rows by number of their group, where the rows and their signs float64[COUNT, n]
+        lie."""
         with np.errstate(all="ignore"):
             weights, least = screen.weights(rows)
-            signs = put(self.signs[:, start : start + len(rows)], weights)
-            return signs @ weights, None if least is None else signs @ least
+            for group, of in enumerate(self.groups):
+                first, stop = max(of.start - start, 0), min(of.stop - start, len(rows))
+                if first < stop:
+                    mine = signs[:, first:stop]
+                    yield group, mine @ weights[first:stop], None if least is None else mine @ least[first:stop]
 
 
 def _pairs(ends: Doubles) -> Iterator[tuple[float, float]]:

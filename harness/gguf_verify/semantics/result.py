@@ -8,16 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
-from ..support.arrays import Array, get
+from ..support.arrays import get
 from ..support.stages import counted
 from ..support.threads import each
 from .accumulation import IN_FLOAT32
-from .agreement import compare_blocks, compare_sums, flushes
+from .agreement import compare_sums
 from .definition import Semantics
 from .device import Device
 from .elements import exact_elements
 from .exact import own_weights, product, unstored
 from .narrow import stored_value
+from .placed import parts
 from .screen import Screen, screen_of
 from .sums import Doubles
 from .values import term_values
@@ -84,16 +85,13 @@ def _on_device(screen: Screen, semantics: Semantics, fmt: BlockFormat, w: Bytes,
     out: Doubles = np.empty((len(screen.a), len(w)))
     with np.errstate(all="ignore"), device.faults():
         step = device.rows(k, 4 * len(screen.a))
-        for start in range(0, len(w), step):
-            part = w[start : start + step]
-            rows: Array = device.put(part)
-            if flushes(fmt, rows):
+        for start, part, rows in parts(device, fmt, w, step, not semantics.term.of_values):
+            if rows is None:
                 out[:, start : start + step] = screen.exact(part)
                 continue
             made = get(there.exact(rows))
             drawn = device.sample(len(part))
             if len(drawn):
-                compare_blocks(fmt, rows[device.put(drawn)], part[drawn])
                 compare_sums(semantics, fmt, made[:, drawn], screen.product(part[drawn]), k, k // term_values(fmt))
             out[:, start : start + step] = made
     return out

@@ -24,10 +24,13 @@ are not bilinear, or have other spreads: their products are computed whole. So a
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,18 +45,24 @@ from .definition import Semantics
 from .device import Device
 from .exact import product, slack_of_sums
 from .order import Order
+from .placed import Placed
 from .sums import Doubles, Floats, Product, concatenated
-from .terms_of_blocks import codes_of, in_order, scales_of
+from .terms_of_blocks import blocks_of, codes_of, in_order, scales_of
 from .values import Activations, term_values, values_in_order, weights_of
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
-S = TypeVar("S")
+S = TypeVar("S", bound="Screen")
 
 #: Tokens, and terms of all outputs, below which a product is computed whole, since that takes no longer (measured).
 FEW, SMALL = 16, 1 << 20
 #: Values of weights that are decoded at a time; outputs whose bits are computed at a time.
 _VALUES, _TILE = 1 << 20, 1 << 16
+#: Terms of all outputs of a few rows that NumPy computes, since a device takes longer to begin.
+_ON_HOST = 1 << 17
+#: Screens that each thread keeps: of a product, of llama.cpp's, and of a kernel on llama.cpp's activations.
+_MOST = 4
+_RECENT = threading.local()
 #: More than the share that rounding in float64 takes of the formulas for bound and spread.
 _ROUNDED = 2.0**-20
 
@@ -82,10 +91,10 @@ def screened(
         screen = screen_of(semantics, fmt, w.shape[1], x)
     prepared = screen.x
     if device is not None:
-        there = prepared.on(device)
+        there = prepared if order is None else prepared.on(device)
         screen_there = screen.on(device)
 
-        def whole(rows: Bytes, screen: Screen, x: Activations) -> Product:
+        def whole(rows: Bytes | Placed, screen: Screen, x: Activations) -> Product:
             made = screen.product(rows)
             return made if order is None else replace(made, ordered=_in_order(inner, fmt, rows, x, order))
 
@@ -101,11 +110,31 @@ def screened(
             made = replace(made, ordered=np.concatenate(parts, axis=1))
     if slack is not None:
         made = made.loosened(slack)
-    return replace(made, of_rows=lambda rows: product(semantics, fmt, w[rows], x, order, threads, device))
+
+    def of_rows(rows: npt.NDArray[np.intp]) -> Product:  # the bits of a declared order are known
+        few = len(rows) * len(x) * nb <= _ON_HOST
+        return product(semantics, fmt, w[rows], x, None, threads, None if few else device)
+
+    return replace(made, of_rows=of_rows)
 
 
 def screen_of(semantics: Semantics, fmt: BlockFormat, row_bytes: int, x: Bytes) -> Screen:
-    """The products of activations uint8[M, row bytes] with any rows of weights, of so many bytes each."""
+    """The products of activations uint8[M, row bytes] with any rows of weights, of so many bytes each.
+
+    Those of the last few arrays are kept: rows of a matrix are multiplied by them, and then combinations of all rows.
+    Nobody may write to these arrays.
+    """
+    recent: deque[tuple[Bytes, Semantics, BlockFormat, int, Screen]]
+    recent = _RECENT.__dict__.setdefault("screens", deque(maxlen=_MOST))
+    for of, by, kind, width, made in recent:
+        if of is x and by is semantics and kind is fmt and width == row_bytes:
+            return made
+    made = _made_of(semantics, fmt, row_bytes, x)
+    recent.append((x, semantics, fmt, row_bytes, made))
+    return made
+
+
+def _made_of(semantics: Semantics, fmt: BlockFormat, row_bytes: int, x: Bytes) -> Screen:
     inner, taken, nb = semantics, x, _terms(fmt, row_bytes)
     if semantics.inside is not None:
         inner, taken = semantics.inside, semantics.inside.bytes_of(semantics.values_of(x))
@@ -135,46 +164,54 @@ class _OfBlocks:
         nb: terms of a row.
     """
 
+    of_blocks = True
+    #: A device, and the same there.
+    placed: tuple[Device, Any] | None = None
+
     def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
         self._semantics, self._fmt, self.x, self.nb = semantics, fmt, x, nb
         self._values, self.has_second = term_values(fmt), semantics.uses_sum(fmt) or fmt.has_min
-        by_token = (x.q * x.d).transpose(1, 0, 2)
+        by_token = x.q.transpose(1, 0, 2) * x.d.transpose(1, 0, 2)
         self.a = by_token.reshape(len(by_token), -1)
-        self._a_abs = np.abs(self.a)
+        self.s = self._s_abs = np.zeros((len(self.a), 0))
         if semantics.uses_sum(fmt):
             self.s, self._s_abs = x.s[..., 0].T, np.abs(x.s_size[..., 0].T)
-        else:
+        elif self.has_second:
             self.s, self._s_abs = by_token.sum(axis=-1), np.abs(by_token).sum(axis=-1)
+
+    @cached_property
+    def _a_abs(self) -> Doubles:
+        return np.abs(self.a)
 
     def on(self, device: Device) -> _OfBlocks:
         """The same on a device."""
-        return _placed(self, device, "a", "_a_abs", "s", "_s_abs")
+        return _placed(self, device, "a", "s", "_s_abs")
 
     @property
     def columns(self) -> int:
         """K."""
         return int(self.a.shape[1])
 
-    def weights(self, w: Bytes) -> tuple[Doubles, Doubles | None]:
+    def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
         """What rows uint8[n, row bytes] multiply `a` and `s` by: float64[n, K] and, where it has a second part,
         float64[n, nb]."""
         weights, _, least = self._decoded(w)
         return weights.reshape(len(w), -1), least if self.has_second else None
 
-    def _decoded(self, w: Bytes) -> tuple[Doubles, Doubles, Doubles]:
+    def _decoded(self, w: Bytes | Placed) -> tuple[Doubles, Doubles, Doubles]:
         """float64[n, nb, 32 or 16], the scales and the minima float64[n, nb]."""
-        blocks = w.reshape(len(w), -1, self._fmt.block_bytes)
+        blocks = blocks_of(self._fmt, w)
         q = codes_of(self._semantics, self._fmt, blocks).reshape(len(w), self.nb, self._values)
         d, least = (of[:, 0].T for of in scales_of(self._semantics, self._fmt, blocks))
         return q * d[..., None], d, least
 
-    def exact(self, w: Bytes) -> Doubles:
+    def exact(self, w: Bytes | Placed) -> Doubles:
         """The exact products alone of weights uint8[n, row bytes], float64[M, n]."""
         weights, least = self.weights(w)
         first: Doubles = self.a @ weights.T
         return first if least is None else first + self.s @ least.T
 
-    def product(self, w: Bytes) -> Product:
+    def product(self, w: Bytes | Placed) -> Product:
         """Of weights uint8[n, row bytes]."""
         fmt, nb, traits = self._fmt, self.nb, self._semantics.term
         weights, d, least = self._decoded(w)
@@ -200,35 +237,42 @@ class _OfValues:
         nb: terms of a row.
     """
 
-    has_second = False
+    has_second = of_blocks = False
+    #: A device, and the same there.
+    placed: tuple[Device, Any] | None = None
 
     def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
         self._semantics, self._fmt, self.x, self.nb = semantics, fmt, x, nb
         self.a = x.wide
-        self._a_abs = np.abs(self.a)
         self.s = np.zeros((len(self.a), 0))
         self._later = self.a**2 * np.repeat(np.arange(nb, 0, -1) + 2.0, term_values(fmt))
 
+    @cached_property
+    def _a_abs(self) -> Doubles:
+        return np.abs(self.a)
+
     def on(self, device: Device) -> _OfValues:
         """The same on a device."""
-        return _placed(self, device, "a", "_a_abs", "_later")
+        return _placed(self, device, "a", "_later")
 
     @property
     def columns(self) -> int:
         """K."""
         return int(self.a.shape[1])
 
-    def weights(self, w: Bytes) -> tuple[Doubles, Doubles | None]:
+    def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
         """What rows uint8[n, row bytes] multiply `a` by, float64[n, K]."""
+        assert not isinstance(w, Placed)
         return weights_of(self._semantics.term, self._fmt, w)[0], None
 
-    def exact(self, w: Bytes) -> Doubles:
+    def exact(self, w: Bytes | Placed) -> Doubles:
         """The exact products alone of weights uint8[n, row bytes], float64[M, n]."""
         made: Doubles = self.a @ self.weights(w)[0].T
         return made
 
-    def product(self, w: Bytes) -> Product:
+    def product(self, w: Bytes | Placed) -> Product:
         """Of weights uint8[n, row bytes]."""
+        assert not isinstance(w, Placed)
         weights, _ = weights_of(self._semantics.term, self._fmt, w)
         exact, total = self.a @ weights.T, self._a_abs @ np.abs(weights).T
         lanes = self._later @ (weights**2).T
@@ -240,11 +284,15 @@ Screen = _OfBlocks | _OfValues
 
 
 def _placed(screen: S, device: Device, *names: str) -> S:
-    """A screen with these arrays on a device."""
-    other = copy(screen)
-    for name in names:
-        setattr(other, name, device.put(getattr(screen, name)))
-    return other
+    """A screen with these arrays on a device, where it makes what else it needs."""
+    held = screen.placed
+    if held is None or held[0] is not device:
+        other = copy(screen)
+        other.__dict__.pop("_a_abs", None)
+        for name in names:
+            setattr(other, name, device.put(getattr(screen, name)))
+        screen.placed = held = device, other
+    return cast(S, held[1])
 
 
 def _lowered(
@@ -266,11 +314,12 @@ def _lowered(
     return Product(exact, bound, spread, None)
 
 
-def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order) -> Floats:
+def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Activations, order: Order) -> Floats:
     """The bits of a declared order, float32[M, n]."""
     if semantics.term.of_values:
+        assert not isinstance(w, Placed)
         return values_in_order(fmt, w, x, order)
-    values, blocks = term_values(fmt), w.reshape(len(w), -1, fmt.block_bytes)
+    values, blocks = term_values(fmt), blocks_of(fmt, w)
     q = contiguous(codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
 
     def sums(part: slice) -> Doubles:

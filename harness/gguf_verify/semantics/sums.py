@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..support.arrays import Array, beside, on_host, put
+from ..support.arrays import Array, beside, get, on_host, put
 from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32, SCORE_LIMIT, Accumulation
 
 Floats = npt.NDArray[np.float32]
@@ -28,8 +28,8 @@ class Product:
         bound: the most that a float32 computation in any order may differ from `exact`.
         spread: standard deviation of the rounding errors of a sum over blocks.
         ordered: float32, the result of the semantics' declared order, bit for bit; None where it was not asked for.
-        of_rows: gives the product of some rows of the weights. None: this is the product. Else `bound` and `spread` are
-            at most those of the product, so what passes by them passes (`screen`).
+        of_rows: gives the product of some rows of the weights, without `ordered`. None: this is the product. Else
+            `bound` and `spread` are at most those of the product, so what passes by them passes (`screen`).
     """
 
     exact: Doubles
@@ -50,6 +50,15 @@ class Product:
         more = slack if isinstance(slack, float) else put(slack, self.bound)
         return replace(self, bound=self.bound + more, spread=self.spread + more)
 
+    @property
+    def in_order(self) -> Product:
+        """The same for what is done behind a sum of a declared order: its bits are known, so nothing is off. The
+        product itself where the order was not asked for."""
+        if self.ordered is None:
+            return self
+        exact, none = self.ordered.astype(np.float64), np.zeros_like(self.bound)
+        return Product(exact, none, none, None)
+
     def placed(self, move: Callable[[Array], Array]) -> Product:
         """The same elsewhere; `move` moves an array there."""
         ordered = None if self.ordered is None else move(self.ordered)
@@ -60,15 +69,12 @@ class Product:
         is infinite, for it is not known."""
         if self.of_rows is None:
             return self
-        exact, bound, spread, ordered = self.exact.copy(), self.bound.copy(), np.full_like(self.spread, np.inf), None
-        if self.ordered is not None:
-            ordered = self.ordered.copy()
+        exact, bound, spread = self.exact.copy(), self.bound.copy(), np.full_like(self.spread, np.inf)
         if len(rows):
-            known, at = self.of_rows(rows).placed(lambda of: put(of, exact)), put(rows, exact)
+            move = get if on_host(exact) else lambda of: put(of, exact)
+            known, at = self.of_rows(rows).placed(move), put(rows, exact)
             exact[:, at], bound[:, at], spread[:, at] = known.exact, known.bound, known.spread
-            if ordered is not None and known.ordered is not None:
-                ordered[:, at] = known.ordered
-        return Product(exact, bound, spread, ordered)
+        return Product(exact, bound, spread, self.ordered)
 
 
 def gamma(n: int) -> float:

@@ -70,7 +70,8 @@ class Activations:
 
     def on(self, device: Device) -> Activations:
         """The same on a device."""
-        return Activations(*(device.put(getattr(self, field.name)) for field in fields(self)))
+        there = {of.name: device.put(getattr(self, of.name)) for of in fields(self) if of.name != "q_abs"}
+        return Activations(q_abs=np.abs(there["q"]), **there)
 
 
 def parts_apart(array: npt.NDArray[Any], units: int) -> npt.NDArray[Any]:

@@ -98,6 +98,26 @@ def test_graft(model: LoadedModel) -> None:
     assert np.abs(moved - plain).max() > 0.1
 
 
+def test_a_spared_product_is_not_computed(model: LoadedModel) -> None:
+    """With the outputs of before in their places the logits are those of before, and the graph is whole afterwards."""
+    tokens = model.tokenize("Once upon a time")
+    plain, outputs = model.evaluate(tokens).logits, list[np.ndarray]()
+    model.graft(tokens, lambda g: outputs.append(g.y.copy()))
+    names = {g.tensor for g in model.capture(tokens) if isinstance(g, Gemm)}
+    given, seen = iter(outputs), list[np.ndarray]()
+
+    def replace(gemm: Gemm) -> np.ndarray:
+        seen.append(gemm.y.copy())
+        return next(given)
+
+    assert (model.graft(tokens, replace, spared=names).logits == plain).all()
+    assert not any(np.array_equal(y, before) for y, before in zip(seen, outputs, strict=True))
+    assert (model.evaluate(tokens).logits == plain).all()
+    with pytest.raises(LlamaRefused, match=r"token_embd.weight|blk.0.attn_[qkv].weight was to be spared"):
+        model.graft(tokens, lambda _: None, spared=names)
+    assert (model.graft(tokens, lambda g: g.y).logits == plain).all()
+
+
 def test_generate_is_greedy(model: LoadedModel) -> None:
     tokens = model.tokenize("The import statement")
     out = model.generate(tokens, 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 
 from gguf_verify import verify
 from gguf_verify.results import Options, Report
-from gguf_verify.rungs import blocks, sampling
+from gguf_verify.rungs import blocks, compiling, sampling
 from gguf_verify.rungs import run as run_module
+from gguf_verify.rungs.opening import open_run
 from gguf_verify.support.errors import UsageError
 from tests.support.strict_arrays import StrictDevice
 from tests.support.tools import FIXTURES
@@ -59,6 +62,28 @@ def test_a_model_is_verified_as_by_numpy(request: pytest.FixtureRequest) -> None
     assert (there.environment.exact_on, by_numpy.environment.exact_on) == ("a double", "NumPy")
     assert there.verdict == "verified"
     assert_same(there, by_numpy)
+
+
+def test_steps_are_taken_ahead(device: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that products of a type take, on rows of a matrix of its own; what fails there would never be told."""
+    failed = list[BaseException]()
+
+    @contextmanager
+    def told(*_: object) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            failed.append(error)
+
+    monkeypatch.setattr(compiling, "suppress", told)
+    options = Options(probes="brief", progress=False, threads=1)
+    with open_run(FIXTURES / "tiny-Q5_1.gguf", "q8_1_naive", "cpu", options) as opened:
+        compiling._take_steps(opened, device, lambda: True)
+        taken = device.asked
+        compiling._take_steps(opened, device, lambda: False)
+        opened.close()
+    assert (failed, device.asked) == ([], taken)
+    assert taken >= 5  # products, combinations and results by the kernel's definition, and by llama.cpp's
 
 
 def test_a_wrong_kernel_fails(device: Counting, monkeypatch: pytest.MonkeyPatch) -> None:

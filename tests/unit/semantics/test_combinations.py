@@ -117,5 +117,11 @@ def test_on_a_card(kind: str, name: str) -> None:
     fmt, semantics = FORMATS[kind], DEFINITIONS[name]
     w, x = real_weights(fmt, N, K), semantics.bytes_of(drawn((M, K), np.ones((1, 1), np.float32), 1))
     here = Combinations(fmt, w, 7).expected(semantics, x)
-    there = Combinations(fmt, w, 7, device=StrictDevice(rows_at_a_time=100)).expected(semantics, x)
+    combined = Combinations(fmt, w, 7, device=StrictDevice(rows_at_a_time=100))
+    there = combined.expected(semantics, x)
     np.testing.assert_allclose(there, here, rtol=1e-10, atol=1e-9 * np.abs(here).max())
+    exact = product(semantics, fmt, w, x)
+    y, variance = exact.exact.astype(np.float32), (exact.spread**2).sum(axis=1)
+    assert not combined.suspicious(y, there, variance).any()
+    y[1, 3] += np.float32(2.1 * LIMIT * np.sqrt(variance[1]))
+    assert combined.suspicious(y, there, variance).tolist() == [m == 1 for m in range(M)]

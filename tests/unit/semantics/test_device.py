@@ -10,7 +10,18 @@ import pytest
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.semantics import ASCENDING, DECLARABLE, SEMANTICS, Order, Product, Semantics, judge, product, screened
+from gguf_verify.semantics import (
+    ASCENDING,
+    DECLARABLE,
+    SEMANTICS,
+    Order,
+    Product,
+    Semantics,
+    exact_result,
+    judge,
+    product,
+    screened,
+)
 from gguf_verify.semantics.exact import each_block
 from gguf_verify.semantics.narrow import NARROW
 from gguf_verify.support.arrays import get
@@ -118,6 +129,22 @@ def test_products_of_each_block_are_those_of_numpy(name: str) -> None:
                 np.testing.assert_allclose(getattr(got, field), getattr(expected, field), rtol=1e-9, atol=1e-300)
             if expected.ordered is not None:
                 np.testing.assert_array_equal(got.ordered, expected.ordered)
+
+
+def test_weights_are_read_once() -> None:
+    """For any number of products, by definitions that read codes with their offset or without it."""
+    fmt, device = FORMATS["Q4_0"], StrictDevice(rows_at_a_time=3)
+    w, _ = operands(ORDERED, fmt)
+    w, read = w[:7, : 4 * fmt.block_bytes], list[int]()
+    for name in ("q8_1", "q8_0_cpu"):
+        semantics = SEMANTICS[name]
+        x = semantics.bytes_of(X[:, :128])
+        same(product(semantics, fmt, w, x, device=device), product(semantics, fmt, w, x))
+        np.testing.assert_allclose(
+            exact_result(semantics, fmt, w, x, device=device), product(semantics, fmt, w, x).exact, rtol=1e-9
+        )
+        read.append(device.read)
+    assert read == [1, 1]
 
 
 def test_a_judgement_is_numpys() -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
+#: Bytes of weights, times tokens, of a product outside the graph, for each thread that computes it.
+_WORTH_A_THREAD = 1 << 22
+
 
 @dataclass(frozen=True)
 class BackendKind:
@@ -182,6 +185,8 @@ class Backend(ABC):
         """Every product of a block with activations x float32[M, K], float32[K/32, M, N], computed with so many tokens
         (x repeated). Also x as its quantizer made it, uint8[M, row bytes], if it reveals that."""
         repeated = x if tokens == len(x) else x[np.arange(tokens) % len(x)]
+        # threads of ggml spin at barriers, beside those that compute the graph meanwhile
+        threads = min(threads, 1 + rows.nbytes * tokens // _WORTH_A_THREAD)
         y = self.llama.block_products(fmt.type_id, rows, repeated, threads, self.name)[:, : len(x)]
         return y, self.activations(definition.name, x) if definition.name in self.reveals else None
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes as c
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,6 +24,28 @@ from .tap import Tap
 
 #: A tokenizer that makes more tokens than this of each byte is broken, or its file is crafted.
 MOST_TOKENS_A_BYTE = 64
+
+
+@dataclass(frozen=True)
+class _Others:
+    """Where tokens stand in a batch.
+
+    Args:
+        own: their slot.
+        ahead, behind: tokens of another slot.
+    """
+
+    own: int = 0
+    ahead: Sequence[int] = ()
+    behind: Sequence[int] = ()
+
+    @property
+    def other(self) -> int:
+        """The other slot."""
+        return 1 if self.own == 0 else 0
+
+
+_ALONE = _Others()
 
 
 class LoadedModel:
@@ -90,8 +113,9 @@ class LoadedModel:
         return start if start >= 0 else int(self._lib.llama_vocab_bos(self._vocab))
 
     def make_context(
-        self, n_ctx: int, n_batch: int, n_ubatch: int = 0, type_k: int = -1, type_v: int = -1, flash: int = -1
-    ) -> Reply:
+        self, n_ctx: int, n_batch: int, n_ubatch: int = 0, type_k: int = -1, type_v: int = -1, flash: int = -1,
+        sequences: int = 1,
+    ) -> Reply:  # fmt: skip
         """Make a context of n_ctx tokens that takes n_batch of them in one batch. That of an encoder gives embeddings:
         each token's, or a reranker's score, because only that way of pooling computes the reranker's matrices.
 
@@ -99,6 +123,7 @@ class LoadedModel:
             n_ubatch: tokens that the graph is evaluated for at a time; 0 for n_batch.
             type_k, type_v: ggml types of the cache; -1 for llama.cpp's own choice.
             flash: whether attention is one operation, 1 or 0; -1 for llama.cpp's own choice.
+            sequences: that share one cache.
         """
         lib = self._lib
         if self._context:
@@ -109,6 +134,8 @@ class LoadedModel:
         params.type_k = type_k if type_k >= 0 else params.type_k
         params.type_v = type_v if type_v >= 0 else params.type_v
         params.flash_attn_type = flash
+        if sequences > 1:
+            params.n_seq_max, params.kv_unified = sequences, True
         params.n_threads = params.n_threads_batch = self._threads
         params.no_perf = True
         self._placed.place_context(params)
@@ -173,11 +200,16 @@ class LoadedModel:
             logits = self._decode(out[-1:], 0, position=len(tokens) + len(out) - 1)
 
     def evaluate(
-        self, tokens: list[int], mode: str, options: dict[str, Any], position: int = 0, first: int = 0
-    ) -> Reply:
+        self, tokens: list[int], mode: str, options: dict[str, Any], position: int = 0, first: int = 0,
+        sequence: int = 0, ahead: Sequence[int] = (), behind: Sequence[int] = (),
+    ) -> Reply:  # fmt: skip
         """Evaluate all tokens in one batch, from a position whose predecessors were evaluated last: logits
         float32[len(tokens) - first, n_vocab] of those from number `first` on, or embeddings. Modes: plain, capture,
         graft, nodes.
+
+        Args:
+            sequence: the slot of the tokens.
+            ahead, behind: tokens of another sequence, that of slot 0 or else 1, in the same batch.
 
         In capture and graft the parent gets an event for each product with weights and answers it, in graft by the
         output with which the graph goes on. "ahead" of the options: see `Tap`.
@@ -189,7 +221,8 @@ class LoadedModel:
             tap = Tap(self._link, self._lanes, self._device, mode == "graft", **options)
         self._tap = tap
         try:
-            logits = self._decode(tokens, first, position)
+            others = _Others(sequence, ahead, behind)
+            logits = self._decode(tokens, first, position, others)
         finally:
             self._tap = None
             if tap is not None:
@@ -200,7 +233,9 @@ class LoadedModel:
             raise tap.failure
         return {"seen": tap.seen}, (logits,)
 
-    def _decode(self, tokens: list[int], first: int, position: int = 0) -> npt.NDArray[np.float32]:
+    def _decode(
+        self, tokens: list[int], first: int, position: int = 0, others: _Others = _ALONE
+    ) -> npt.NDArray[np.float32]:
         lib = self._lib
         if position == 0:
             memory = lib.llama_get_memory(self._context)
@@ -208,7 +243,7 @@ class LoadedModel:
                 lib.llama_memory_clear(memory, True)
             if self._source:
                 self._batch("llama_encode", self._source, 0, 0)
-        self._batch("llama_encode" if self._embeds else "llama_decode", tokens, first, position)
+        self._batch("llama_encode" if self._embeds else "llama_decode", tokens, first, position, others)
         if not self._embeds:
             rows, width = len(tokens) - first, lib.llama_vocab_n_tokens(self._vocab)
             out = lib.llama_get_logits(self._context)
@@ -222,19 +257,25 @@ class LoadedModel:
             raise CallFailed("llama.cpp gives neither logits nor embeddings")
         return np.ctypeslib.as_array(c.cast(out, c.POINTER(c.c_float)), (rows, width)).copy()
 
-    def _batch(self, function: str, tokens: list[int], first: int, position: int) -> None:
-        """llama_encode or llama_decode of tokens of one sequence, with outputs of those from number `first` on."""
+    def _batch(
+        self, function: str, tokens: list[int], first: int, position: int, others: _Others = _ALONE
+    ) -> None:  # fmt: skip
+        """llama_encode or llama_decode of tokens of one sequence, with outputs of those from number `first` on, and of
+        those of another, without outputs."""
         lib = self._lib
-        n = len(tokens)
+        rows = [(token, i, others.other, False) for i, token in enumerate(others.ahead)]
+        rows += [(token, position + i, others.own, i >= first) for i, token in enumerate(tokens)]
+        rows += [(token, i, others.other, False) for i, token in enumerate(others.behind)]
+        n = len(rows)
         batch = lib.llama_batch_init(n, 0, 1)
         try:
             batch.n_tokens = n
-            for i, token in enumerate(tokens):
+            for i, (token, at, sequence, wanted) in enumerate(rows):
                 batch.token[i] = token
-                batch.pos[i] = position + i
+                batch.pos[i] = at
                 batch.n_seq_id[i] = 1
-                batch.seq_id[i][0] = 0
-                batch.logits[i] = i >= first
+                batch.seq_id[i][0] = sequence
+                batch.logits[i] = wanted
             code = getattr(lib, function)(self._context, batch)
             if code != 0:
                 raise CallFailed(f"{function} returned {code} for {n} tokens")

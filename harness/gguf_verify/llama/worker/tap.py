@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ...support.checksums import crc32_of
+from ...support.command_line import cores
 from ...support.lanes import Lanes
 from .. import ggml
 from ..backends.device import Device, Product
 from . import nodes
 from .calls import CallFailed
 from .listener import Listener
+
+#: GGML_OP_NONE: a node of it is not computed.
+_NOTHING = 0
 
 
 class Tap(Listener):
@@ -23,16 +27,20 @@ class Tap(Listener):
         device: where the model is loaded.
         replaces: the parent's answer is the output with which the graph goes on.
         activations: ggml types in which activations are wanted too.
+        spared: tensors whose products the parent gives in any case: where the CPU computes, they are not computed.
         checksum: the crc32 of the weights is wanted too.
         ahead: the graph goes on while so many products are not answered.
     """
 
     def __init__(
         self, link: Connection, lanes: Lanes | None, device: Device, replaces: bool, activations: Sequence[int] = (),
-        checksum: bool = False, ahead: int = 0,
+        checksum: bool = False, ahead: int = 0, spared: Sequence[str] = (),
     ) -> None:  # fmt: skip
         super().__init__(link, lanes, 0 if replaces else ahead)
         self._device, self._replaces, self._activations, self._checksum = device, replaces, activations, checksum
+        self._spared = frozenset(spared if replaces else ())
+        #: A node whose operation is left out, and that operation.
+        self._left_out: tuple[Any, int] | None = None
 
     def _wanted(self, t: Any) -> bool:
         """Whether a node is a product with weights that can be taken apart."""
@@ -51,6 +59,8 @@ class Tap(Listener):
             why = nodes.obstacle(node)
         if why is not None:
             self.seen["unsupported"][nodes.weights_name(w)] = why
+        elif nodes.weights_name(w) in self._spared and _on_cpu(node.src[0]):
+            self._left_out, node.op = (node, node.op), _NOTHING
         return why is None
 
     def _note_uses(self, node: Any, op: str) -> None:
@@ -69,8 +79,19 @@ class Tap(Listener):
             elif op not in self.seen["used"].setdefault(name, []):
                 self.seen["used"][name].append(op)
 
+    def _put_back(self) -> bool:
+        """Give a node its operation again; whether it was left out."""
+        left_out, self._left_out = self._left_out, None
+        if left_out is not None:
+            left_out[0].op = left_out[1]
+        return left_out is not None
+
+    def settle(self) -> None:
+        self._put_back()  # llama.cpp may compute the graph again
+        super().settle()
+
     def _told(self, t: Any) -> None:
-        node = t.contents
+        node, spared = t.contents, self._put_back()
         if not node.src[0]:
             return
         op = ggml.ggml_op_name(node.op).decode()
@@ -92,7 +113,7 @@ class Tap(Listener):
         x = ggml.read_tensor(node.src[1], empty=self._empty)
         y = ggml.read_tensor(t, empty=self._empty)
         if self._checksum and ggml.readable(node.src[0]):
-            header["crc32"] = [zlib.crc32(ggml.read_bytes(node.src[0], at, parts.nbytes).data) for at in parts.offsets]
+            header["crc32"] = [_checksum(node.src[0], at, parts.nbytes) for at in parts.offsets]
         wanted = self._activations
         if wanted and not ggml.ggml_get_type_traits(w.type).contents.is_quantized:
             wanted = [w.type] if w.type != ggml.F32 else []  # rounded to the weights' type, or not at all
@@ -101,3 +122,16 @@ class Tap(Listener):
         given = self._tell(header, x, y, parts.matrix, parts.row, *quantized.values())
         if self._replaces and given:
             ggml.write_tensor(t, given[0])
+        elif spared:
+            raise CallFailed(f"{name} was to be spared, and no output came for it")
+
+
+def _checksum(t: Any, offset: int, nbytes: int) -> int:
+    """CRC-32 of some bytes of a weight; by several threads where they lie in the machine's own memory."""
+    threads = cores() if _on_cpu(t) else 1
+    return crc32_of(lambda at, count: ggml.read_bytes(t, offset + at, count).data, nbytes, threads)
+
+
+def _on_cpu(t: Any) -> bool:
+    """Whether a weight lies in the machine's own memory, where the CPU backend multiplies it."""
+    return ggml.buffer_name(t).startswith(b"CPU")

@@ -16,7 +16,7 @@ from ...gguf.matrices import label, matrix_of, where
 from ...kernels.interface import Kernel
 from ...llama import Gemm
 from ...results import Call, CallKind, Failure, RungResult, Side
-from ...semantics import Order, Product, Semantics, screened
+from ...semantics import Order, Product, Semantics
 from ...semantics.elements import round_to
 from ...support.arrays import get, put
 from ...support.errors import Culprit
@@ -252,7 +252,7 @@ class GemmJudge:
         self.gap = gaps.nmse
 
     def _judge_rows(self, made: Outputs, span: Span, exact: ExactProducts, gaps: _Gaps, sample: SampledOutputs) -> None:
-        rows = self.matrix.rows[span]
+        rows = self.run.rows_of(self.matrix, span)
         own = exact.product(self.semantics, self.matrix.fmt, rows, self.own.encoded, made.kernel.order)
         if self._alike:
             theirs = shared = replace(own, ordered=None)
@@ -301,8 +301,7 @@ class GemmJudge:
             self._judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")
 
     def _exact(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:
-        run = self.run
-        return screened(semantics, self.matrix.fmt, rows, x, order, run.options.threads, run.device_for(rows, x))
+        return self.run.product(semantics, self.matrix.fmt, rows, x, order)
 
     def _judge_llama(self, span: Span, expected: Product) -> None:
         part = np.ascontiguousarray(self.gemm.y[:, span])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass, field
 
 from ...diagnosis.experiments import Experiments
@@ -12,6 +11,7 @@ from ...llama import Gemm
 from ...results import Call, Failure, GemmRecord, Headroom, PartialResult
 from ...semantics.fast_math import Agreement
 from ...semantics.overflow import LARGEST_HALF, largest_half
+from ...support.checksums import crc32
 from ...support.errors import KernelFault
 from ..author_oracle import Distances
 from ..envelope import OTHER_SHAPES, TypeProbes
@@ -139,7 +139,7 @@ class _Judging:
         """Compare llama.cpp's weights with the file's, by their checksums."""
         if gemm.crc32 is None:
             self._result.note(_REPACKED)
-        elif zlib.crc32(matrix.rows.data) != gemm.crc32:
+        elif crc32(matrix.rows.reshape(-1).data, self._run.options.threads) != gemm.crc32:
             what = f"{name}: llama.cpp holds other bytes than the file"
             self._result.fail(Failure(what, matrix.tensor.name, matrix=number, culprit="llama.cpp"))
 
@@ -162,7 +162,8 @@ class _Judging:
 
     def _routings(self, judged: GemmJudge) -> RoutingProbes:
         rows = self._run.row_bytes(judged.matrix.tensor)
-        return RoutingProbes(self._run, self._result, judged.matrix.tensor, rows, judged.gemm.x, judged.call("routing"))
+        tensor, call = judged.matrix.tensor, judged.call("routing")
+        return RoutingProbes(self._run, self._result, tensor, rows, judged.gemm.x, self._explanations, call)
 
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
         """Run and judge the kernel; at other shapes too, where the GEMM is right. Raises KernelFault."""

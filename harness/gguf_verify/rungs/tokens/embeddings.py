@@ -62,8 +62,9 @@ class Embeddings:
             if not self.grafts.faulty:
                 self.result.leave_all("embeddings", "the graph has no GEMM to graft into")
             return
-        exact = graft("exact product", self.grafts.exact_product(shared=False))
-        exact_shared = graft("exact product on llama.cpp's activations", self.grafts.exact_product(shared=True))
+        exact = graft("exact product", self.grafts.exact_product(shared=False), exact=True)
+        on_theirs = self.grafts.exact_product(shared=True)
+        exact_shared = graft("exact product on llama.cpp's activations", on_theirs, exact=True)
         wobble = {shared: self._wobble(shared, of) for shared, of in ((True, exact_shared), (False, exact))}
         gap = np.abs(exact_shared.astype(np.float64) - plain)
         self._compare("(a) on llama.cpp's activations", shared, plain, 2 * wobble[True] + gap)
@@ -82,7 +83,8 @@ class Embeddings:
         """The largest move of any element when noise as large as the bound is added to the exact product of a pass."""
         product, wobble = self.grafts.exact_product(shared), 0.0
         for seed in range(_DRAWS if exact.size >= _FEW else _DRAWS_OF_FEW):
-            moved = self.grafts.graft(f"noise, draw {seed + 1}", self.grafts.noisy(product, seed, bound_noise))
+            noisy = self.grafts.noisy(product, seed, bound_noise)
+            moved = self.grafts.graft(f"noise, draw {seed + 1}", noisy, exact=True)
             wobble = max(wobble, float(np.abs(moved - exact).max()))
         return wobble
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -25,6 +26,9 @@ from ..run import Run
 
 Floats = npt.NDArray[np.float32]
 Replace = Callable[[Gemm], Floats | None]
+
+#: Numbers of noise that are drawn for a pass; each output takes those from a place of its own on.
+_POOL = 1 << 20
 
 
 def rounding_noise(k: int) -> float:
@@ -53,6 +57,11 @@ class Grafts:
         self.grafted = 0
         self.tested = False
         self.faulty: set[str] = set()
+        #: Tensors whose products were all replaced so far, and those of which one was not.
+        self._replaced: set[str] = set()
+        self._kept: set[str] = set()
+        #: Judgements that are due while llama.cpp computes.
+        self._due: deque[Callable[[], None]] = deque()
         self.exact = ExactProducts(run, result)
         self._explanations = Explanations(result, run.options.threads, keep=run.keep)
 
@@ -69,9 +78,15 @@ class Grafts:
             raise LlamaRefused("llama.cpp's own outputs, put back in place, change its logits: no graft can be judged")
         return plain
 
-    def graft(self, what: str, replace: Replace) -> Floats:
-        """Logits or embeddings of a pass in which `replace` gives the outputs of the selected tensors' GEMMs. Raises
-        BudgetSpent."""
+    def graft(self, what: str, replace: Replace, exact: bool = False) -> Floats:
+        """Logits or embeddings of a pass in which `replace` gives the outputs of the selected tensors' GEMMs.
+
+        Args:
+            exact: these are made of exact products, which are there for every GEMM that the kernel had replaced, so
+                llama.cpp need not compute its own.
+
+        Raises BudgetSpent.
+        """
         count = 0
         with self.run.bar(f"tokens: {what}", self.run.matrix_bytes(), "B") as bar:
 
@@ -82,10 +97,12 @@ class Grafts:
                 wanted = self.run.wants(gemm.tensor)
                 y = replace(gemm) if wanted else None
                 count += y is not None
+                (self._kept if y is None else self._replaced).add(gemm.tensor)
                 bar.update(self.run.bytes_of(gemm) if wanted else 0)
                 return y
 
-            evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS)
+            spared = self._replaced - self._kept - self.faulty if exact else ()
+            evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._judge_due)
         self.grafted = max(self.grafted, count)
         for name, why in evaluation.unsupported.items():
             if self.run.wants(name):
@@ -116,16 +133,23 @@ class Grafts:
                 self.tested = self.tested or self.run.kernel.is_under_test(matrix.fmt)
                 if run.only is not None:
                     self.result.count(ALONE)
-                wrong = judge_whole(
-                    self.run, self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact, call
-                )
-                if wrong is not None:
-                    self._explanations.add(
-                        WrongCall(
-                            matrix.fmt, semantics, matrix.rows, taken, x, y, kernel.order, who, gemm.tensor,
-                            name, *wrong, call=call, kernel=kernel,
-                        )
-                    )  # fmt: skip
+
+                def judge() -> None:
+                    wrong = judge_whole(
+                        self.run, self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact, call
+                    )
+                    if wrong is not None:
+                        self._explanations.add(
+                            WrongCall(
+                                matrix.fmt, semantics, matrix.rows, taken, x, y, kernel.order, who, gemm.tensor,
+                                name, *wrong, call=call, kernel=kernel,
+                            )
+                        )  # fmt: skip
+
+                if semantics.oracle is None:
+                    self._due.append(judge)
+                else:  # its author may have broken its contract, and then llama.cpp's output stays
+                    judge()
             except KernelFault as error:
                 self.faulty.add(gemm.tensor)
                 self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
@@ -135,6 +159,11 @@ class Grafts:
             return y
 
         return replace
+
+    def _judge_due(self) -> None:
+        """Judge what was grafted, while llama.cpp computes what follows."""
+        while self._due:
+            self._due.popleft()()
 
     def exact_product(self, shared: bool) -> Replace:
         """The exact products of the kernel's definition, rounded once; none of faulty tensors, as in the kernel's own
@@ -158,13 +187,24 @@ class Grafts:
             size: K → the noise's standard deviation, in units of the root mean square of a row of outputs.
         """
         rng = np.random.default_rng((self.run.options.seed, seed))
+        pool = rng.standard_normal(_POOL, np.float32)  # to draw all of it takes as long as a product
+
+        def drawn(shape: tuple[int, int]) -> Floats:
+            n, start = shape[0] * shape[1], int(rng.integers(_POOL))
+            parts = [pool[start : start + n]]
+            for at in range(len(parts[0]), n, _POOL):
+                parts.append(pool[: n - at])
+            return np.concatenate(parts).reshape(shape)
 
         def noisy(gemm: Gemm) -> Floats | None:
             y = replace(gemm)
             if y is None:
                 return None
-            rms = np.sqrt(np.mean(y.astype(np.float64) ** 2, axis=1, keepdims=True))
-            return np.asarray(y + size(gemm.x.shape[1]) * rms * rng.standard_normal(y.shape), np.float32)
+            rms = np.sqrt(np.mean(np.square(y, dtype=np.float64), axis=1, keepdims=True))
+            noise = drawn(y.shape)
+            noise *= (size(gemm.x.shape[1]) * rms).astype(np.float32)
+            noise += y
+            return noise
 
         return noisy
 

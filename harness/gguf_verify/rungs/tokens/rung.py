@@ -108,7 +108,7 @@ class _Tokens:
             if not self.grafts.faulty:
                 self.result.leave_all("tokens", "the graph has no GEMM to graft into")
             return
-        exact = self._graft("exact product", self.grafts.exact_product(shared=False))
+        exact = self._graft("exact product", self.grafts.exact_product(shared=False), exact=True)
         ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
         ties += self._compare("(b) on its own quantizer", ours, exact, exact)
         self.result.count_beside("tokens", len(self.continuation), self.grafts.tested)
@@ -120,13 +120,13 @@ class _Tokens:
             self._distance(name, logits)
         self._details(shared, ours, exact)
 
-    def _graft(self, what: str, replace: Replace) -> Logits:
-        return self.grafts.graft(what, replace)[self.first :]
+    def _graft(self, what: str, replace: Replace, exact: bool = False) -> Logits:
+        return self.grafts.graft(what, replace, exact)[self.first :]
 
     def _moved(self, shared: bool, exact: Logits, draw: int) -> float:
         """The largest move of any logit when rounding noise is added to the exact product of pass (a) or (b)."""
         noisy = self.grafts.noisy(self.grafts.exact_product(shared), draw, rounding_noise)
-        return float(np.abs(self._graft(f"rounding noise, draw {draw + 1}", noisy) - exact).max())
+        return float(np.abs(self._graft(f"rounding noise, draw {draw + 1}", noisy, exact=True) - exact).max())
 
     def _allowed(
         self, shared: bool, exact: Logits, expected: Logits, differ: npt.NDArray[np.intp], margins: Logits
@@ -160,7 +160,8 @@ class _Tokens:
             return 0
         shared = exact is None
         if exact is None:
-            exact = self._graft("exact product on llama.cpp's activations", self.grafts.exact_product(shared=True))
+            replace = self.grafts.exact_product(shared=True)
+            exact = self._graft("exact product on llama.cpp's activations", replace, exact=True)
         margins = expected[differ, theirs[differ]] - expected[differ, ours[differ]]
         allowed, ties = self._allowed(shared, exact, expected, differ, margins), 0
         pieces = self.session.llama.pieces([int(t) for i in differ for t in (ours[i], theirs[i])])

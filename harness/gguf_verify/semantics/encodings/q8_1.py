@@ -32,9 +32,10 @@ def encode_q8_1(x: Floats) -> Bytes:
     blocks = blocks_of(x)
     ratio, d = ratios(blocks)
     with np.errstate(invalid="ignore", over="ignore"):
-        q = np.where(d[..., None] > 0, round_half_away(ratio), np.float32(0))
-    q = np.where(np.isnan(q), np.float32(0), np.clip(q, -127, 127)).astype(np.int8)
-    return Q8_1.pack(d=to_half(d), s=to_half(butterfly_sum(blocks)), qs=q).reshape(len(x), -1)
+        q = round_half_away(ratio)
+        np.clip(q, -127, 127, out=q)
+        np.copyto(q, 0, where=np.isnan(q) | ~(d > 0)[..., None])
+    return Q8_1.pack(d=to_half(d), s=to_half(butterfly_sum(blocks)), qs=q.astype(np.int8)).reshape(len(x), -1)
 
 
 RAW_Q8_1 = Encoding(

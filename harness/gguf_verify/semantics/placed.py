@@ -1,0 +1,148 @@
+"""Weights on a device: read of blocks once, compared with what NumPy reads, and kept for further products.
+
+A device reads codes, scales and minima by many small steps, most of which cost a call and no time on the card. What it
+has read of a matrix takes some 1.5 bytes a value, so a device keeps it while it has room (`Device.kept`), and products
+of the same weights with other activations begin with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from ..support.arrays import Array, get, seen_as
+from ..support.errors import EnvironmentFault
+from .device import Device
+from .values import by_term, term_values
+
+Bytes = npt.NDArray[np.uint8]
+
+_NORMAL, _MAGNITUDE = np.uint32(0x00800000), np.uint32(0x7FFFFFFF)
+#: Bytes that are kept for a value, beside two numbers of 8 bytes for each term.
+_OF_CODE = 1
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Rows of weights on a device.
+
+    Args:
+        codes: as stored, int8 or uint8[n, blocks, block size].
+        scales, minima: float64[n, nb].
+    """
+
+    codes: Array
+    scales: Array
+    minima: Array
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def rows(self, start: int, stop: int) -> Placed:
+        """Some of the rows."""
+        return Placed(self.codes[start:stop], self.scales[start:stop], self.minima[start:stop])
+
+    def taken(self, numbers: Array) -> Placed:
+        """The rows of these numbers, which lie where the rows do."""
+        return Placed(self.codes[numbers], self.scales[numbers], self.minima[numbers])
+
+
+def parts(
+    device: Device, fmt: BlockFormat, w: Bytes, step: int, of_blocks: bool
+) -> Iterator[tuple[int, Bytes, Array | Placed | None]]:  # fmt: skip
+    """Weights uint8[N, row bytes] on a device, `step` rows at a time: the first of these rows, the rows, and the same
+    there; None where a device takes scales for zero, so that NumPy computes their product.
+
+    Args:
+        of_blocks: codes, scales and minima are multiplied; else the bytes are wanted.
+
+    Raises EnvironmentFault where the device reads blocks otherwise than NumPy.
+    """
+    whole = None
+    if of_blocks:
+        numbers = 16 * (fmt.block_size // term_values(fmt))
+        blocks = w.shape[1] // fmt.block_bytes
+        nbytes = len(w) * blocks * (_OF_CODE * fmt.block_size + numbers)
+        origin = device.origin(fmt.name, w)
+        if origin is not None:
+            of, which = origin
+            whole = device.kept(fmt.name, w, nbytes, lambda: of.taken(device.put(which)))
+        else:
+            whole = device.kept(fmt.name, w, nbytes, lambda: _read_all(device, fmt, w))
+    for start in range(0, len(w), step):
+        part = w[start : start + step]
+        if whole is not None:
+            yield start, part, whole.rows(start, start + len(part))
+        else:
+            there = _put(device, fmt, part)
+            yield start, part, _read(fmt, there) if of_blocks and there is not None else there
+
+
+def _put(device: Device, fmt: BlockFormat, part: Bytes) -> Array | None:
+    """The bytes on the device, of which a sample is read and compared; None where it takes scales for zero."""
+    rows = device.put(part)
+    if flushes(fmt, rows):
+        return None
+    drawn = device.sample(len(part), read=True)
+    if len(drawn):
+        compare_blocks(fmt, rows[device.put(drawn)], part[drawn])
+    return rows
+
+
+def _read(fmt: BlockFormat, rows: Array) -> Placed:
+    blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
+    scales, minima = (by_term(fmt, read(blocks))[:, 0].T for read in (fmt.scales, fmt.minima))
+    return Placed(fmt.codes(blocks), scales, minima)
+
+
+def _read_all(device: Device, fmt: BlockFormat, w: Bytes) -> Placed | None:
+    """All rows, read as many at a time as the device computes with; None where it takes scales for zero."""
+    step, made = device.rows(w.shape[1] // fmt.block_bytes * fmt.block_size, 0), list[Placed]()
+    for start in range(0, len(w), step):
+        rows = _put(device, fmt, w[start : start + step])
+        if rows is None:
+            return None
+        made.append(_read(fmt, rows))
+    if len(made) == 1:
+        return made[0]
+    return Placed(*(np.concatenate([getattr(of, name) for of in made]) for name in ("codes", "scales", "minima")))
+
+
+def flushes(fmt: BlockFormat, rows: Array) -> bool:
+    """Whether arithmetic in float32 meets numbers below its normal ones, which a device takes for zero. Only scales and
+    minima may be such: codes are integers, and no format's values lie closer to each other than its smallest scale."""
+    blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
+    bits = (seen_as(of, np.uint32) & _MAGNITUDE for of in (fmt.scales(blocks), fmt.minima(blocks)))
+    return any(bool(((of != 0) & (of < _NORMAL)).any()) for of in bits)
+
+
+def compare_blocks(fmt: BlockFormat, rows: Array, w: Bytes) -> None:
+    """Compare what the device reads of blocks with what NumPy reads. Raises EnvironmentFault."""
+    there, here = (of.reshape(len(w), -1, fmt.block_bytes) for of in (rows, w))
+    readers = ("codes", fmt.codes), ("scales", fmt.scales), ("minima", fmt.minima), ("values", fmt.decode)
+    for what, read in readers:
+        if not same(get(read(there)), read(here)):
+            raise differs(f"{what} of {fmt.name}")
+
+
+def same(there: npt.NDArray[np.generic], here: npt.NDArray[np.generic]) -> bool:
+    """Whether arrays are equal bit for bit; any two NaN are the same."""
+    if there.dtype != here.dtype or there.shape != here.shape:
+        return False
+    if here.dtype.kind != "f":
+        return bool((there == here).all())
+    words = f"u{here.dtype.itemsize}"
+    same = np.ascontiguousarray(there).view(words) == np.ascontiguousarray(here).view(words)
+    return bool((same | (np.isnan(there) & np.isnan(here))).all())
+
+
+def differs(what: str) -> EnvironmentFault:
+    """What is raised where a device's numbers are not NumPy's."""
+    return EnvironmentFault(f"the GPU computes other numbers than NumPy: {what}")
+
+
+__all__ = ["Placed", "compare_blocks", "differs", "flushes", "parts", "same"]
