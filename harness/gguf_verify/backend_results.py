@@ -31,6 +31,7 @@ class GraphOptions:
         prompt: the text whose graph is judged.
         n_predict: tokens after it, one at a time.
         micro_batches: the prompt is evaluated in micro-batches of each of these numbers of tokens; empty: in one.
+        slots: the prompt is also evaluated in another slot of the cache, and beside another sequence.
         layers: of the model on the device; negative for all.
         type_k, type_v: ggml's types of the cache; "" for llama.cpp's choice.
         flash: attention as one operation: "on", "off" or "auto", llama.cpp's choice.
@@ -51,6 +52,7 @@ class GraphOptions:
     prompt: str = PROMPT
     n_predict: int = 2
     micro_batches: tuple[int, ...] = ()
+    slots: bool = False
     layers: int = -1
     type_k: str = ""
     type_v: str = ""
@@ -174,10 +176,11 @@ class NotJudged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Varying(msgspec.Struct, frozen=True, kw_only=True):
-    """The first node at which a token has other bits in micro-batches of another size.
+    """The first node at which a token has other bits in micro-batches of another size, or in another slot.
 
     Args:
-        micro_batch, against: the two sizes.
+        micro_batch, against: the two sizes, the tokens of other sequences included.
+        slot: how the tokens stood in the batch, where they were compared with those of the first slot alone.
         operation, node, device: of the node; "" where no token's bits differ.
         token: of the prompt, from 0; -1 likewise.
         compared: outputs of a node and a token that were compared until then.
@@ -190,6 +193,7 @@ class Varying(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     token: int
     compared: int
+    slot: str = ""
 
 
 class GraphReport(Shown, msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.measure.backends.records import load
-from gguf_verify.operations import OPERATIONS
+from gguf_verify.operations import OPERATIONS, arithmetic
 from tests.support.tools import FIXTURES
 
 
@@ -37,3 +37,17 @@ def test_what_is_wrong_is_told(
     asked = ["measure", "backends", "--results", str(tmp_path / "r.json"), "--no-page", "--seeds", "1"]
     assert main([*asked, "--only", "SUM_ROWS"]) == 1
     assert "SUM_ROWS: " in capsys.readouterr().out
+
+
+def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is declared is enough; were half of it declared, that would be told."""
+    out = tmp_path / "r.json"
+    asked = ["measure", "backends", "--results", str(out), "--no-page", "--seeds", "0", "--functions", "halves"]
+    assert main([*asked, "--only", "1/x"]) == 0
+    (of,) = load(out).values()
+    (row,) = of.functions
+    assert (row.function, row.inputs, row.wrong) == ("1/x", 63488, 0)
+    assert 0.49 < row.ulps <= 0.5
+    monkeypatch.setitem(arithmetic._BACKENDS, "CPU", replace(arithmetic._BACKENDS["CPU"], division=0.25))
+    assert main([*asked, "--only", "1/x"]) == 1
+    assert "results are off by more than is declared" in capsys.readouterr().out

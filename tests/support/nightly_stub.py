@@ -45,8 +45,9 @@ def gemm(utilisation):
 def report():
     names = ("gguf_verify", "llama_cpp_python", "llama_cpp", "ggml", "llama_build", "python", "numpy", "gguf",
              "platform", "byte_order")  # fmt: skip
+    nvrtc = "13.2" if os.environ.get("NVRTC_LIBRARY") else ""
     host = {"name": "cpu", "device": "stub (x86_64)", "sm": None, "threads": 1, "compiler": "c++ 1", "driver": "",
-            "nvrtc": "", "cupy": "", "own_process": False, "chosen": ""}  # fmt: skip
+            "nvrtc": nvrtc, "cupy": "", "own_process": False, "chosen": ""}  # fmt: skip
     environment = {
         "versions": dict.fromkeys(names, "1"), "host": host,
         "kernel": {"name": kernel, "definition": "q8_1", "judged_by": None, "verified_means": None, "order": "",

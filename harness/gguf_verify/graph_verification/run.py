@@ -18,6 +18,7 @@ from ..backend_results import DeviceInfo, GraphOptions, GraphReport
 from ..formats import tensor_type
 from ..gguf import Model, open_model
 from ..llama import Evaluation, Llama, LlamaRefused
+from ..llama.model import ALONE, Slot
 from ..processes.sandbox import sandboxed
 from ..support.errors import EnvironmentFault, LlamaFault, NothingToVerify, UsageError, signal_of
 from ..support.near import nearest
@@ -60,6 +61,7 @@ class Run:
         self._evaluations: list[str] = []
         whole = options.ops == GraphOptions.ops and not options.node
         self._invariance = Invariance(whole and len(options.micro_batches) > 1)
+        self._slots = Invariance(whole and options.slots)
 
     def _chosen(self) -> DeviceInfo:
         known = devices_of(self._llama)
@@ -87,7 +89,7 @@ class Run:
             report.fault = report.fault or altered
         report.evaluations = tuple(self._evaluations)
         report.operations, report.not_judged = self._tally.operations, self._tally.not_judged
-        report.varying = self._invariance.found
+        report.varying = self._invariance.found + self._slots.found
         report.wrong, report.wrong_nodes = tuple(self._tally.wrong), self._tally.wrong_nodes
         report.seconds = time.monotonic() - began
         return report
@@ -105,12 +107,10 @@ class Run:
         size = options.ctx_size or len(tokens) + options.n_predict + 1
         if size < len(tokens):
             raise UsageError(f"the prompt has {len(tokens)} tokens, more than the context of {size}", "prompt-too-long")
+        embeds = False
         sizes = options.micro_batches or (len(tokens),)
         for micro in dict.fromkeys(min(size, len(tokens)) for size in sizes):
-            try:
-                embeds = model.make_context(size, len(tokens), n_ubatch=micro, flash=_FLASH[options.flash], **types)
-            except LlamaRefused as error:
-                raise EnvironmentFault(f"llama.cpp makes no such context: {printable(str(error), 400)}") from None
+            embeds = self._make_context(size, len(tokens), micro, **types)
             batch, position = tokens, 0
             if info["encoder"] and info["decoder"]:  # it reads the prompt and begins to write from nothing
                 model.read_source(tokens)
@@ -123,16 +123,43 @@ class Run:
                 position += len(batch)
                 batch = [int(np.argmax(last.logits[-1]))]
                 last = self._judge(f"token {i + 1} behind the prompt of {words}", batch, position)
+        if options.slots:
+            if embeds or info["encoder"]:
+                raise UsageError("--slots needs a model with a cache: an encoder has none", "slots")
+            self._in_slots(tokens, size, types)
 
-    def _judge(self, words: str, tokens: list[int], position: int) -> Evaluation:
+    def _in_slots(self, tokens: list[int], size: int, types: dict[str, int]) -> None:
+        """Evaluate the prompt in each of two slots that share a cache, and beside another sequence, its own tokens in
+        the reverse order."""
+        others = tuple(reversed(tokens))
+        self._make_context(2 * size, 2 * len(tokens), 2 * len(tokens), sequences=2, **types)
+        for words, slot in (
+            ("", ALONE), ("in the second slot", Slot(1)), ("behind another sequence", Slot(1, ahead=others)),
+            ("before another sequence", Slot(0, behind=others)),
+        ):  # fmt: skip
+            of_batch = len(tokens) + len(slot.ahead) + len(slot.behind)
+            self._slots.begin(of_batch, of_batch, len(slot.ahead), words, of_batch > len(tokens))
+            self._judge(f"the prompt of {len(tokens)} tokens {words or 'in the first of two slots'}", tokens, 0, slot)
+            self._slots.end()
+
+    def _make_context(self, size: int, n_batch: int, micro: int, **options: int) -> bool:
+        """As `LoadedModel.make_context`. Raises EnvironmentFault."""
+        flash = _FLASH[self._options.flash]
+        try:
+            return self._llama.model.make_context(size, n_batch, n_ubatch=micro, flash=flash, **options)
+        except LlamaRefused as error:
+            raise EnvironmentFault(f"llama.cpp makes no such context: {printable(str(error), 400)}") from None
+
+    def _judge(self, words: str, tokens: list[int], position: int, slot: Slot = ALONE) -> Evaluation:
         self._evaluations.append(words)
         with progress_bar(words, None, " nodes", self._options.progress) as bar:
-            for node in self._llama.model.nodes(tokens, self._weights, self._options.ops, position):
+            for node in self._llama.model.nodes(tokens, self._weights, self._options.ops, position, slot):
                 if isinstance(node, Evaluation):
                     return node
                 under_way(bar, node.name)
                 right = self._tally.add(node, words)
                 self._invariance.note(node)
+                self._slots.note(node)
                 bar.update(1)
                 if self._options.exit_first and not right:
                     raise _FirstFailure

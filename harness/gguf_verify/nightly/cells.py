@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ..distributed.identity import Expected, of_code
 from ..hosts import HOSTS
+from ..hosts.nvrtc import CHOICE as NVRTC
 from ..processes.commands import Processes
 from ..support.errors import EnvironmentFault
 from ..support.text import printable
@@ -50,6 +51,7 @@ class CellRun:
         files: what it reads: the model, the kernel's file and the waivers, or the libraries of a build of llama.cpp.
         gpu: its kernel or its llama.cpp runs on a GPU.
         llama: the folder of the build of llama.cpp that a graph's run is to load; None for llama-cpp-python's.
+        nvrtc: the version of NVRTC that compiles its kernel, and its library; None for the one that is installed.
     """
 
     key: Key
@@ -63,6 +65,7 @@ class CellRun:
     files: tuple[Path, ...]
     gpu: bool
     llama: Path | None = None
+    nvrtc: tuple[str, Path] | None = None
 
     def made(self, processes: Processes, variables: Mapping[str, str]) -> Cell | Killed:
         """The run's cell, with these variables of the environment. Raises Stopped."""
@@ -74,13 +77,16 @@ class CellRun:
             temporary.mkdir()  # a run that is killed leaves its temporary files
             env = {**variables, "TMPDIR": str(temporary), "PYTHONPATH": self.python_path}
             env.pop("PYTHONHOME", None)
+            if self.nvrtc is not None:
+                env[NVRTC] = str(self.nvrtc[1])
             command = [*self.command, "--json", str(report)]
             ended = processes.run(command, self.time_limit, env, folder, grace=self.grace)
             if how := killed(ended):
                 return Killed(self.key, how, ended.seconds)
             if self.key.kernel == BACKEND:
                 return graph_cell_of(self.key, ended, report, self.time_limit, self.version, self.llama)
-            return cell_of(self.key, ended, report, self.time_limit, self.version, self.keep_all)
+            nvrtc = "" if self.nvrtc is None else self.nvrtc[0]
+            return cell_of(self.key, ended, report, self.time_limit, self.version, self.keep_all, nvrtc)
         except OSError as error:
             return broken_off(self.key, f"could not be started: {error.strerror}")
         finally:

@@ -55,6 +55,7 @@ story = "Once upon a time"
 [variants.NAME]                # one llama.cpp; without keys, the installed one. Default: only the installed one
 llama-cpp-python = "0.3.35"    # this version, installed in a virtual environment of its own
 cmake-args = "-DGGML_NATIVE=OFF"                          # built with these CMake arguments, likewise
+nvrtc = "13.2.78"              # kernels are compiled by this version of NVRTC, of PyPI's nvidia-cuda-nvrtc
 repack = true                  # as --repack
 reference = "gpu"              # as --reference
 hosts = ["gpu"]                # replaces the hosts above for this variant
@@ -94,6 +95,7 @@ class Variant(Struct, frozen=True, rename={"version": "llama-cpp-python", "cmake
 
     version: Text | None = None
     cmake_args: Text | None = None
+    nvrtc: Text | None = None
     repack: bool = False
     reference: str = "cpu"
     hosts: Names | None = None
@@ -319,6 +321,9 @@ def _check_devices(config: Config) -> None:
         place, folder = f"variants.{name}", config.build(variant)
         if folder is not None:
             _check_build(place, variant, folder)
+        hosts = variant.hosts or config.file.hosts
+        if variant.nvrtc is not None and all(host in HOSTS and HOSTS[host].emulated for host in hosts):
+            raise Mistake(f"{place}.nvrtc", "means nothing without a host that compiles by NVRTC")
         if not config.hosts_of(variant):
             raise Mistake(place, "it has no cells: a variant with llama, or without kernels, needs devices")
 
@@ -326,7 +331,8 @@ def _check_devices(config: Config) -> None:
 def _check_build(place: str, variant: Variant, folder: Path) -> None:
     """A build in a folder is one llama.cpp; what says another one, or what kernels alone use, would mean nothing."""
     others = {
-        "llama-cpp-python": variant.version, "cmake-args": variant.cmake_args, "hosts": variant.hosts,
+        "llama-cpp-python": variant.version, "cmake-args": variant.cmake_args, "nvrtc": variant.nvrtc,
+        "hosts": variant.hosts,
         "reference": None if variant.reference == "cpu" else variant.reference,
     }  # fmt: skip
     for key, value in others.items():
@@ -396,6 +402,8 @@ def _variants(table: dict[str, Any] | None) -> dict[str, Variant]:
     for name, variant in variants.items():
         if variant.version is not None and not _VERSION.fullmatch(variant.version):
             raise Mistake(f"variants.{name}.llama-cpp-python", f"{printable(variant.version, 60)} is not a version")
+        if variant.nvrtc is not None and not _VERSION.fullmatch(variant.nvrtc):
+            raise Mistake(f"variants.{name}.nvrtc", f"{printable(variant.nvrtc, 60)} is not a version")
         _check_known(f"variants.{name}.reference", variant.reference, BACKENDS, "no reference is called")
         _check_hosts(f"variants.{name}.hosts", variant.hosts or [])
     return variants

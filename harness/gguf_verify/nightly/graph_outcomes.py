@@ -11,10 +11,10 @@ from pathlib import Path
 
 from ..backend_results import GraphOptions, GraphReport, OperationResult
 from ..processes.commands import Ended
-from ..support.errors import EXIT_INTERRUPTED, EXIT_VERIFIED
+from ..support.errors import EXIT_INTERRUPTED
 from ..support.text import printable
 from .devices import build_in
-from .outcomes import BY_EXIT_CODE, BY_VERDICT, MOST_CHARACTERS, concluded, exit_code, more
+from .outcomes import MOST_CHARACTERS, concluded, exit_code, gated, more, out_of_time
 from .records import Cell, Key, Measure, Outcome
 from .run_report import GraphClaims, UnreadableReport, read_graph
 
@@ -55,25 +55,18 @@ def graph_cell_of(
 
 
 def _timed_out(how: str, report: GraphReport | None, claims: GraphClaims | None, last: str) -> tuple[Outcome, str]:
-    """A run that had to be ended. What it had found to be wrong by then is wrong; the rest of the report is no pass."""
     if report is None or claims is None or report.ended_by not in EXIT_INTERRUPTED:
-        return Outcome.TIMED_OUT, how + last
-    if report.verdict == claims.verdict == Outcome.MISMATCH.value:
-        return Outcome.MISMATCH, f"{_problem(report)}; {how}"
-    return Outcome.TIMED_OUT, f"{how}, in {report.evaluations[-1]}" if report.evaluations else how
+        return out_of_time(how, last, False, "", "")
+    wrong = report.verdict == claims.verdict == Outcome.MISMATCH.value
+    where = f", in {report.evaluations[-1]}" if report.evaluations else ""
+    return out_of_time(how, last, True, f"{_problem(report)}; {how}" if wrong else "", where)
 
 
 def _with_report(report: GraphReport, claims: GraphClaims, code: int, last: str) -> tuple[Outcome, str]:
-    if code != EXIT_VERIFIED:
-        if claims.verdict == Outcome.VERIFIED:
-            return BY_EXIT_CODE[code], f"exit code {code}, but its report says {claims.verdict}"
-        return BY_EXIT_CODE[code], _problem(report) or last.removeprefix(": ")
-    if claims.verdict != Outcome.VERIFIED:
-        outcome = BY_VERDICT.get(claims.verdict, Outcome.UNVERIFIED)
-        return outcome, f'exit code 0, but its report says "{printable(claims.verdict, 60)}"'
-    if _contradicts(report, claims):
-        return Outcome.UNVERIFIED, "its report says verified and contradicts itself"
-    return Outcome.VERIFIED, ""
+    return gated(
+        code, last, claims.verdict, (Outcome.VERIFIED,), lambda: _problem(report),
+        lambda: "its report says verified and contradicts itself" if _contradicts(report, claims) else "",
+    )  # fmt: skip
 
 
 def _contradicts(report: GraphReport, claims: GraphClaims) -> bool:

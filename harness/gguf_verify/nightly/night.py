@@ -22,6 +22,7 @@ from ..support.errors import EnvironmentFault, HarnessError, say
 from ..support.text import printable
 from . import machine
 from .cells import CellRun, Crew, Killed, by_ray, threads, uses_gpu
+from .compilers import Compilers
 from .config import Config, Model
 from .devices import libraries, on_card
 from .environments import Environments, Interpreter
@@ -82,8 +83,8 @@ def run_night(config: Config, settings: Settings | None = None) -> Night:
 class _Runner:
     """Runs one night.
 
-    What the cells need is made before them: `_interpreters` by variant and `_files` by model. Where that failed, the
-    entry is the line that says why, and it becomes the outcome of the cells.
+    What the cells need is made before them: `_interpreters` and `_nvrtc` by variant, and `_files` by model. Where that
+    failed, the entry is the line that says why, and it becomes the outcome of the cells.
     """
 
     def __init__(self, config: Config, settings: Settings, history: History, processes: Processes) -> None:
@@ -91,7 +92,9 @@ class _Runner:
         self._jobs = settings.jobs or config.file.jobs
         self._models = {(m.path.name, m.type): m for m in config.models}
         self._environments = Environments(processes, config.file.build_time_limit)
+        self._compilers = Compilers(processes, config.file.build_time_limit)
         self._interpreters: dict[str, Interpreter | str] = {}
+        self._nvrtc: dict[str, Path | str] = {}
         self._files: dict[Model, Path | str] = {}
         name = hashlib.sha256(f"{os.path.abspath(config.history)}\0{config.name}".encode()).hexdigest()[:16]
         self._work = cache_dir() / "nightly" / name
@@ -179,6 +182,12 @@ class _Runner:
             if isinstance(made, str):
                 self._say(f"variant {name}: {made}")
             self._interpreters[name] = made
+            if variant.nvrtc is not None:
+                fetching = partial(self._say, f"fetching NVRTC {variant.nvrtc}")
+                library = _made(self._compilers.ready, variant.nvrtc, fetching)
+                if isinstance(library, str):
+                    self._say(f"variant {name}: {library}")
+                self._nvrtc[name] = library
         threads = self._config.file.threads or len(os.sched_getaffinity(0))
         quantizer = Quantizer(threads, self._config.file.build_time_limit)
         for model in dict.fromkeys(self._models[key.model, key.type] for key in pending):
@@ -238,17 +247,20 @@ class _Runner:
         if isinstance(model, str):
             return broken_off(key, model)
         config, stub, variant = self._config, self._settings.harness, self._config.variants[key.variant]
-        build = config.build(variant)
+        build, library = config.build(variant), self._nvrtc.get(key.variant)
+        if isinstance(library, str):
+            return broken_off(key, library)
         version = interpreter.llama_version if build is None else "none"
         if key.kernel == BACKEND:
             files, gpu = (model, *libraries(build)), on_card(key.host)
         else:
-            files = (model, *filter(None, (config.kernel_path(key.kernel), config.waivers)))
+            files = (model, *filter(None, (config.kernel_path(key.kernel), config.waivers, library)))
             gpu = uses_gpu(key.host, variant.reference)
         return CellRun(
             key, tuple(self._command(key, interpreter, model)), self._python_path(interpreter, path),
             None if stub else version, config.file.keep_reports == "all", config.file.time_limit, self._settings.grace,
             self._work, files, gpu, build,
+            None if library is None or variant.nvrtc is None or key.kernel == BACKEND else (variant.nvrtc, library),
         )  # fmt: skip
 
     def _python_path(self, interpreter: Interpreter, path: str) -> str:

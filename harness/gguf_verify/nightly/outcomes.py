@@ -7,7 +7,7 @@ a pass.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -62,13 +62,16 @@ def broken_off(key: Key, reason: str) -> Cell:
     return Cell(key, Outcome.BROKEN_OFF, printable(reason, MOST_CHARACTERS))
 
 
-def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, keep_all: bool) -> Cell:
+def cell_of(
+    key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, keep_all: bool, nvrtc: str = ""
+) -> Cell:  # fmt: skip
     """The record of a run that has ended.
 
     Args:
         path: where the run writes its JSON report.
         version: the version of llama-cpp-python that it must have run with; None if any version will do.
         keep_all: also keep the report of a pass.
+        nvrtc: the version of NVRTC that must have compiled the kernel; "" for any.
     """
     report = claims = None
     try:
@@ -85,6 +88,9 @@ def cell_of(key: Key, ended: Ended, path: Path, time_limit: float, version: str 
     ran_with = versions.get("llama-cpp-python")
     if report is not None and version is not None and ran_with != version:
         outcome, reason = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
+    used = "" if report is None else report.environment.host.nvrtc
+    if report is not None and nvrtc and not f"{nvrtc}.".startswith(f"{used}." if used else "?"):
+        outcome, reason = Outcome.BROKEN_OFF, f"compiled by NVRTC {used or 'of no version'} instead of {nvrtc}"
     reason, code = printable(reason, MOST_CHARACTERS), exit_code(ended)
     if report is None or outcome is Outcome.TIMED_OUT:  # what was measured by then is no measure of the cell
         return Cell(key, outcome, reason, code, ended.seconds)
@@ -120,19 +126,56 @@ def concluded(
     return with_report(code, last)
 
 
+def gated(
+    code: int, last: str, claimed: str, passing: Sequence[str], problem: Callable[[], str], flaw: Callable[[], str]
+) -> tuple[Outcome, str]:  # fmt: skip
+    """How a run with a report has ended: `VERIFIED` where it claims one of the verdicts that pass, and all agrees.
+
+    Args:
+        code, last: its exit code and its last words.
+        claimed: the verdict that its report states.
+        problem: the first thing in the report that is wrong; "" for none.
+        flaw: what in the report does not go with a pass; "" for nothing.
+    """
+    if code != EXIT_VERIFIED:
+        if claimed in passing:
+            return BY_EXIT_CODE[code], f"exit code {code}, but its report says {claimed}"
+        return BY_EXIT_CODE[code], problem() or last.removeprefix(": ")
+    if claimed not in passing:
+        return BY_VERDICT.get(
+            claimed, Outcome.UNVERIFIED
+        ), f'exit code 0, but its report says "{printable(claimed, 60)}"'
+    found = flaw()
+    return (Outcome.UNVERIFIED, found) if found else (Outcome.VERIFIED, "")
+
+
+def out_of_time(how: str, last: str, wrote: bool, mismatch: str, where: str) -> tuple[Outcome, str]:
+    """A run that had to be ended. What it had found to be wrong by then is wrong; the rest of the report is no pass.
+
+    Args:
+        wrote: it ended by itself when it was asked to, and wrote its report.
+        mismatch: what is wrong in that, if both the report and its records say so; "" for nothing.
+        where: what it was doing, behind a comma; "" if that is not known.
+    """
+    if not wrote:
+        return Outcome.TIMED_OUT, how + last
+    return (Outcome.MISMATCH, mismatch) if mismatch else (Outcome.TIMED_OUT, how + where)
+
+
 def exit_code(ended: Ended) -> int | None:
     """Of a run that ended by itself."""
     return None if ended.exit_code is None or ended.exit_code < 0 else ended.exit_code
 
 
 def _timed_out(how: str, report: Report | None, claims: Claims | None, last: str) -> tuple[Outcome, str]:
-    """A run that had to be ended. What it had found to be wrong by then is wrong; the rest of the report is no pass."""
     if report is None or claims is None or report.ended_by not in EXIT_INTERRUPTED:
-        return Outcome.TIMED_OUT, how + last
-    if report.verdict == claims.verdict == Outcome.MISMATCH.value and report.n_failures:
-        return Outcome.MISMATCH, _first_problem(report, f"; {how}")
+        return out_of_time(how, last, False, "", "")
+    wrong = report.verdict == claims.verdict == Outcome.MISMATCH.value and report.n_failures
     under_way = next((rung.name for rung in report.rungs if rung.fault), None)
-    return Outcome.TIMED_OUT, how if under_way is None else f"{how}, in the {under_way} rung"
+    return out_of_time(
+        how, last, True, _first_problem(report, f"; {how}") if wrong else "",
+        "" if under_way is None else f", in the {under_way} rung",
+    )  # fmt: skip
 
 
 def _without_report(ended: Ended, code: int, flaw: str, last: str) -> tuple[Outcome, str]:
@@ -144,24 +187,25 @@ def _without_report(ended: Ended, code: int, flaw: str, last: str) -> tuple[Outc
 
 
 def _with_report(report: Report, claims: Claims, code: int, last: str) -> tuple[Outcome, str]:
-    if code != EXIT_VERIFIED:
-        if claims.verdict in (Outcome.VERIFIED, Outcome.WAIVED):
-            return BY_EXIT_CODE[code], f"exit code {code}, but its report says {claims.verdict}"
-        return BY_EXIT_CODE[code], _first_problem(report) or last.removeprefix(": ")
-    if claims.verdict == Outcome.WAIVED:
-        return _waived(report, claims)
-    if claims.verdict != Outcome.VERIFIED:
-        outcome = BY_VERDICT.get(claims.verdict, Outcome.UNVERIFIED)
-        return outcome, f'exit code 0, but its report says "{printable(claims.verdict, 60)}"'
+    waived = claims.verdict == Outcome.WAIVED
+    outcome, reason = gated(
+        code, last, claims.verdict, (Outcome.VERIFIED, Outcome.WAIVED), lambda: _first_problem(report),
+        lambda: "" if waived else _flaw(report, claims),
+    )  # fmt: skip
+    return _waived(report, claims) if waived and outcome is Outcome.VERIFIED else (outcome, reason)
+
+
+def _flaw(report: Report, claims: Claims) -> str:
+    """What does not go with a report that says verified; "" for nothing."""
     passed = {rung.name for rung in claims.rungs if rung.verdict == "passed"}
     if lacking := [name for name in rungs_for(report.environment.kernel.computes) if name not in passed]:
-        return Outcome.UNVERIFIED, f"its report says verified, but not that these rungs passed: {', '.join(lacking)}"
+        return f"its report says verified, but not that these rungs passed: {', '.join(lacking)}"
     contradicted = any(
         rung.verdict != "passed" or rung.failures or rung.unverified or rung.fault for rung in report.rungs
     )
     if contradicted or claims.exit_code != EXIT_VERIFIED or report.verdict != claims.verdict:
-        return Outcome.UNVERIFIED, "its report says verified and contradicts itself"
-    return Outcome.VERIFIED, ""
+        return "its report says verified and contradicts itself"
+    return ""
 
 
 def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:

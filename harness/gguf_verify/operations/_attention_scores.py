@@ -44,9 +44,9 @@ def check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
 
 def over_heads(
     node: Node, definition: str, of: Callable[[int, int, slice], tuple[Doubles, Doubles]]
-) -> tuple[Judged, int]:
+) -> tuple[Judged, int, float]:
     """The judgement by what `of` gives for a batch, a head and some of its queries: the result [rows, DV] and its
-    bound; and how many outputs are not exactly that."""
+    bound; how many outputs are not exactly that, and by how much half of these are off at most."""
     batches, heads, tokens, _ = node.source(0).shape
     exact, bound = (np.zeros(node.output.shape) for _ in range(2))
     step = max(1, _AT_ONCE // max(1, node.source(1).ne[1]))
@@ -56,8 +56,10 @@ def over_heads(
                 for first in range(0, tokens, step):
                     rows = slice(first, min(first + step, tokens))
                     exact[batch, rows, head], bound[batch, rows, head] = of(batch, head, rows)
-        told = int(np.count_nonzero(node.output.data != exact.astype(np.float32)))
-        return within(node, definition, exact, bound), told
+        told = node.output.data != exact.astype(np.float32)
+        off = np.abs(node.output.data[told] - exact[told])
+        median = float(np.median(np.where(np.isnan(off), np.inf, off))) if off.size else 0.0
+        return within(node, definition, exact, bound), int(told.sum()), median
 
 
 def format_of(operand: Operand) -> WeightFormat:

@@ -12,33 +12,31 @@ lanes: the output must not be finite.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat, tensor_type
-from ..semantics import SCORE_LIMIT, Product, Semantics, llama_cpu_semantics, screened
+from ..formats import BlockFormat, WeightFormat, tensor_type
+from ..semantics import SCORE_LIMIT, Product, llama_cpu_semantics
 from ..semantics import judge as judge_product
-from ..semantics.narrow import NARROW
-from ..semantics.sums import concatenated
-from ..semantics.values import of_values
-from ..support.threads import each
-from ._product_definitions import title
+from ._definition import Definition, loosened
 from .judging import Extent, Judged, Place
 from .node import BF16, F16, F32, Array, Bytes, Doubles, Node, NoDefinition, Operand
 
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float32]
 
-#: Outputs that are judged at a time; elements of a (K/32, M, n) working array of a product of values.
-_OUTPUTS, _TILE = 1 << 21, 1 << 17
-_TERM = 32
-_THREADS = os.cpu_count() or 1
+#: Outputs that are judged at a time.
+_OUTPUTS = 1 << 21
+#: Of so many at a time the median of errors is taken; times the least one, up to which a definition is as near.
+_SAMPLE, _AS_NEAR = 1 << 14, 2
+#: Of the tolerance, what half of right outputs stay below (measured: 1/25); where these are halves, whose rounding the
+#: tolerance holds.
+_USUAL, _USUAL_OF_HALVES = 1 / 8, 1 / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,12 +110,12 @@ def activations(node: Node, operand: Operand, fmt: WeightFormat) -> Array:
     return values
 
 
-def judged(
-    node: Node, definitions: Sequence[Semantics], fmt: WeightFormat, x: Array, matrices: Sequence[Matrix]
-) -> Judged:  # fmt: skip
-    """Judge a node whose output rows are products of these matrices by the first definition that it has: by which it
-    passes, or more than half of what is not exact does. So a wrong output is judged by the definition of those beside
-    it, and not by a wider one that would admit it. Where it has none, by the one that is closest.
+def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Sequence[Matrix]) -> Judged:
+    """Judge a node whose output rows are products of these matrices by the definition that it has. Outputs tell which:
+    more than half of what is not exact passes by it; its exact results are the nearest, by the median or up to a factor
+    of two; and half of what is not exact uses a small part of the tolerance. The first such one counts, so a wrong
+    output is judged by the definition of those beside it, and not by a wider one that would admit it. Where there is
+    none, the one that is closest.
 
     Args:
         x: the rows of activations, as `activations` gives them.
@@ -127,84 +125,97 @@ def judged(
     if node.output.type_id != F32:
         raise NoDefinition(f"{node.operation} with an output of {node.output.type}")
     y = np.ascontiguousarray(node.output.data).reshape(-1, node.output.ne[0])
+    near: list[_Fit] = []
     found, undefined = [], None
-    for semantics in _of_bits(definitions, y):
+    for definition in _of_bits(definitions, y):
         try:
-            one, told = _by(semantics, node, y, fmt, x, matrices)
+            fit = _by(definition, node, y, x, matrices)
         except NoDefinition as e:
             undefined = e
             continue
-        if 2 * one.wrong < told or one.passed:
-            return one
-        found.append(one)
+        found.append(fit.judged)
+        if fit.judged.passed or 2 * fit.judged.wrong < fit.told:
+            if fit.judged.passed and fit.usual and not near:
+                return fit.judged
+            near.append(fit)
+    if near:
+        least = min(fit.off for fit in near)
+        nearest = [fit for fit in near if fit.off <= _AS_NEAR * least]
+        return min(nearest, key=lambda fit: (not fit.usual, not fit.usual and not fit.judged.passed)).judged
     if undefined is not None or not found:
-        raise undefined or NoDefinition(f"{node.operation} of {fmt.name}")
+        raise undefined or NoDefinition(f"{node.operation} of {node.source(0).type}")
     return min(found, key=lambda one: (one.wrong, one.utilisation))
 
 
-def _of_bits(definitions: Sequence[Semantics], y: Floats) -> Sequence[Semantics]:
+def judged_apart(node: Node, definitions: Sequence[Definition], x: Array, matrices: Sequence[Matrix]) -> Judged:
+    """Likewise, where each matrix may have another definition. Raises NoDefinition."""
+    parts = [judged(node, definitions, x, [matrix]) for matrix in matrices]
+    worst = max(parts, key=lambda one: (one.wrong > 0, one.utilisation))
+    wrong = [one for one in parts if one.wrong]
+    first = min(wrong, key=lambda one: one.place) if wrong else worst
+    spans = zip(*(one.extent for one in wrong), strict=True)
+    extent = tuple((min(s[0] for s in of), max(s[1] for s in of), max(s[2] for s in of)) for of in spans)
+    return replace(
+        first, definition=", ".join(dict.fromkeys(one.definition for one in (wrong or parts))),
+        elements=sum(one.elements for one in parts), wrong=sum(one.wrong for one in parts),
+        utilisation=worst.utilisation, ambiguous=sum(one.ambiguous for one in parts), extent=extent,
+    )  # fmt: skip
+
+
+def _of_bits(definitions: Sequence[Definition], y: Floats) -> Sequence[Definition]:
     """Those whose sums are halves, where the outputs' bits say that theirs are: else one of sums in float32 whose
     weights may be far off would admit most of the outputs, and the others would seem wrong.
 
     A sum in half has at most 11 significant bits, and one of a few parts, which are added in float32, mostly 21 or
     less. Of sums in float32 one in eight has.
     """
-    in_half = [s for s in definitions if s.accumulation.name == "float16"]
+    in_half = [d for d in definitions if d.in_half]
     told = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
     short = int((told & np.uint32(7) == 0).sum())
     return in_half if in_half and 2 * short > told.size else definitions
 
 
-def _by(
-    semantics: Semantics, node: Node, y: Floats, fmt: WeightFormat, x: Array, matrices: Sequence[Matrix]
-) -> tuple[Judged, int]:  # fmt: skip
-    """The judgement by one definition, and how many outputs are not exactly what it gives: the others say nothing."""
+@dataclass(frozen=True)
+class _Fit:
+    """A judgement by one definition.
+
+    Args:
+        told: how many outputs are not exactly what it gives: the others say nothing.
+        off, used: by how much half of these are off at most, and what they use of the tolerance.
+        halves: outputs are rounded to half.
+    """
+
+    judged: Judged
+    told: int
+    off: float
+    used: float
+    halves: bool
+
+    @property
+    def usual(self) -> bool:
+        """As right computations are off. Of outputs in half so few may be wrong that partial sums in half, of which
+        cuBLAS does not tell, are not taken for sums in float32."""
+        if self.halves:
+            return self.used <= _USUAL_OF_HALVES and 32 * self.judged.wrong <= self.told
+        return self.used <= _USUAL
+
+
+def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Sequence[Matrix]) -> _Fit:
     found = _Worst(node.output.shape)
     for matrix in matrices:
         w, rows = matrix.weights(), x[matrix.taken]
-        a = rows if rows.dtype == np.uint8 else semantics.bytes_of(rows)
+        a = definition.taken(rows)
         step = max(1, _OUTPUTS // max(1, len(a)))
         for start in range(0, len(w), step):
             part = w[start : start + step]
-            made = multiply(semantics, fmt, part, a)
-            found.add(y[matrix.made, start : start + step], made, matrix.made, start, not semantics.encoding.quantizes)
-    return found.judged(title(semantics)), found.told
-
-
-def multiply(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Product:
-    """The product of weights uint8[N, row bytes] and activations uint8[M, row bytes] as the definition has them.
-
-    Raises NoDefinition where sums in half may overflow, so that no finite value is defined.
-    """
-    if isinstance(fmt, ElementFormat) and semantics is not llama_cpu_semantics(fmt):
-        made = _of_elements(semantics, fmt, w, x)
-    else:
-        made = screened(semantics, fmt, w, x, threads=_THREADS)
-    if np.isfinite(semantics.accumulation.overflows) and not np.isfinite(made.exact).all():
-        raise NoDefinition("sums in half that may overflow")
-    return made
-
-
-def _of_elements(semantics: Semantics, fmt: ElementFormat, w: Bytes, x: Bytes) -> Product:
-    """Of weights that are not quantized, by another definition than that of their type."""
-    term = semantics.term
-    if semantics.encoding.quantizes or term.minima_apart or term.steps:
-        raise NoDefinition(f"{title(semantics)} with weights of {fmt.name}")
-    a = _padded(semantics.values_of(x).astype(np.float64))
-    narrow = NARROW.get(term.weights)
-
-    def tile(rows: Bytes) -> Product:
-        with np.errstate(all="ignore"):
-            values = _padded(fmt.decode(rows).astype(np.float64))
-            return of_values(a, values if narrow is None else narrow.rounded(values), _TERM, semantics.accumulation)
-
-    step = max(1, _TILE // max(1, len(a) * a.shape[1] // _TERM))
-    return concatenated(each(tile, [w[start : start + step] for start in range(0, len(w), step)], _THREADS))
-
-
-def _padded(values: Doubles) -> Doubles:
-    """Filled up with columns of zeros to whole terms."""
-    return np.pad(values, ((0, 0), (0, -values.shape[1] % _TERM)))
+            made = definition.multiply(part, a)
+            if definition.slack is not None:
+                slack, choices = definition.slack(part, rows)
+                made, found.ambiguous = loosened(made, slack), found.ambiguous + (0 if start else choices)
+            as_it_is = not definition.semantics.encoding.quantizes
+            found.add(y[matrix.made, start : start + step], made, matrix.made, start, as_it_is)
+    halves = definition.semantics.output == "float16"
+    return _Fit(found.judged(definition.title), found.told, found.median(0), found.median(1), halves)
 
 
 class _Worst:
@@ -216,7 +227,8 @@ class _Worst:
 
     def __init__(self, shape: Place) -> None:
         self._shape, self._n, self._elements, self._wrong, self._utilisation = shape, shape[3], 0, 0, -1.0
-        self.told = 0
+        self.told = self.ambiguous = 0
+        self._sample: list[Doubles] = []
         #: Rows, and columns, with a wrong element.
         self._rows, self._columns = np.zeros(prod(shape[:3]), bool), np.zeros(shape[3], bool)
         self._at: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
@@ -261,6 +273,14 @@ class _Worst:
         self._elements, self._wrong = self._elements + y.size, self._wrong + int(wrong.sum())
         self._utilisation = max(self._utilisation, float(ratio.max()))
         self.told += int((difference != 0).sum())
+        few = slice(None, None, max(1, difference.size // _SAMPLE))
+        self._sample.append(np.stack([difference.ravel()[few], ratio.ravel()[few]]))
+
+    def median(self, which: int) -> float:
+        """Of a sample of the outputs that are off: by how much (0), or what they use of the tolerance (1)."""
+        of = np.concatenate([np.zeros((2, 0)), *self._sample], axis=1)
+        told = of[which][of[0] != 0]
+        return float(np.median(np.where(np.isnan(told), np.inf, told))) if told.size else 0.0
 
     def judged(self, definition: str) -> Judged:
         place, got, expected, tolerance = self._at
@@ -270,7 +290,7 @@ class _Worst:
             at = (i3, i2, i1, i0)
         return Judged(
             definition, self._elements, self._wrong, max(0.0, self._utilisation), at, got, expected, tolerance,
-            extent=self._extent(),
+            ambiguous=self.ambiguous, extent=self._extent(),
         )  # fmt: skip
 
     def _extent(self) -> tuple[Extent, ...]:
@@ -282,4 +302,4 @@ class _Worst:
         return tuple((int(of[0]), int(of[-1]), len(of)) for of in where)
 
 
-__all__ = ["Matrix", "activations", "judged", "matrix_of", "multiply", "shared", "weight_format"]
+__all__ = ["Matrix", "activations", "judged", "judged_apart", "matrix_of", "shared", "weight_format"]

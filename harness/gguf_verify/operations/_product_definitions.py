@@ -1,8 +1,7 @@
 """Which definitions a product of a backend may have, by the type of the weights and the number of columns.
 
     CPU      one: that of the type (`llama_cpu_semantics`), whatever the number of columns.
-    CUDA     of quantized weights that of MMVQ or of MMQ, the one for this number of columns first, since the limit
-             between them depends on the card. Weights of floats go to cuBLAS, which may use TF32 or add up halves.
+    CUDA     see `_products_on_cuda`.
     Vulkan   several, which depend on the device (ggml-vulkan.cpp: ggml_vk_mul_mat, ggml_vk_mul_mat_q_f16,
              ggml_vk_mul_mat_vec_q_f16, ggml_vk_get_mul_mat_mat_f16acc; llama.cpp v0.5.0):
 
@@ -34,9 +33,9 @@ from ..formats.c_arithmetic import to_half
 from ..semantics import F32, SEMANTICS, Semantics, composed, declared, llama_cpu_semantics
 from ..semantics import Encoding as SemanticsEncoding
 from ..semantics import Term as SemanticsTerm
-from ..semantics.cuda import NoDefinition as NoCudaDefinition
-from ..semantics.cuda import llama_cuda_semantics
-from .node import NoDefinition
+from ._definition import Definition
+from ._products_on_cuda import on_cuda
+from .node import Node, NoDefinition
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -46,36 +45,21 @@ VECTOR_COLUMNS = 8
 _Q8_1 = ACTIVATION_FORMATS["Q8_1"]
 
 
-def definitions(backend: str, fmt: WeightFormat, columns: int, experts: bool = False) -> tuple[Semantics, ...]:
-    """What a product of weights of a format by so many columns may be on a backend, in the order they are tried.
+def definitions(node: Node, fmt: WeightFormat, columns: int) -> tuple[Definition, ...]:
+    """What a product of weights of a format may be on the node's backend, in the order they are tried.
 
     Args:
         columns: of the activations; of a MUL_MAT_ID the tokens.
-        experts: it is a MUL_MAT_ID.
 
     Raises NoDefinition.
     """
-    if backend == "CPU":
-        return (llama_cpu_semantics(fmt),)
-    if backend == "CUDA":
-        return _cuda(fmt, columns, experts)
-    if backend == "Vulkan":
-        return _vulkan(fmt, columns)
-    raise NoDefinition(f"products of the backend {backend}")
-
-
-def title(semantics: Semantics) -> str:
-    """A definition's name in a table."""
-    return semantics.name + semantics.rounded_words
-
-
-def _cuda(fmt: WeightFormat, columns: int, experts: bool) -> tuple[Semantics, ...]:
-    try:
-        first = llama_cuda_semantics(fmt, columns, experts=experts)
-    except NoCudaDefinition as e:
-        raise NoDefinition(str(e)) from None
-    others = (SEMANTICS[name] for name in (fmt.llama.mmvq, fmt.llama.mmq) if name)
-    return tuple(dict.fromkeys((first, *others)))
+    if node.backend == "CPU":
+        return (Definition(llama_cpu_semantics(fmt), fmt),)
+    if node.backend == "CUDA":
+        return on_cuda(node, fmt, columns)
+    if node.backend == "Vulkan":
+        return tuple(Definition(s, fmt) for s in _vulkan(fmt, columns))
+    raise NoDefinition(f"products of the backend {node.backend}")
 
 
 def _vulkan(fmt: WeightFormat, columns: int) -> tuple[Semantics, ...]:
@@ -152,4 +136,4 @@ def _fits(semantics: Semantics, fmt: BlockFormat) -> bool:
     return True
 
 
-__all__ = ["VECTOR_COLUMNS", "definitions", "encode_vulkan_q8_1", "title"]
+__all__ = ["VECTOR_COLUMNS", "definitions", "encode_vulkan_q8_1"]

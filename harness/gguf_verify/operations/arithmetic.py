@@ -8,7 +8,8 @@ An ulp is the distance of float32 numbers at the result, at most 2^-23 of it and
              ulp in glibc 2.28 and later (tanhf: two; glibc manual, "Errors in Math Functions").
     CUDA     nvcc's -use_fast_math: division 2 ulps, square root 1 ulp, __expf 2 + floor(|1.173·x|) ulps, __logf
              2^-21.41 between 0.5 and 2 and 3 ulps elsewhere, __sinf and __cosf 2^-21.41 and 2^-21.19 between -π and π,
-             tanh 2^-11 relative; subnormal numbers are flushed (CUDA C++ Programming Guide, "Intrinsic Functions").
+             tanh 2^-11 relative; a quotient by more than 2^126 may be zero; subnormal numbers are flushed (CUDA C++
+             Programming Guide, "Intrinsic Functions"). Measured on an H200: docs/backends.md, "Functions".
     Vulkan   the precision that SPIR-V demands: division 2.5 ulps, square root 2.5 + 2, exp 3 + 2·|x| ulps, log 2^-21
              between 0.5 and 2 and 3 ulps elsewhere, sin and cos 2^-11 between -π and π; subnormal numbers may be
              flushed (Vulkan specification, "Precision and Operation of SPIR-V Instructions").
@@ -42,6 +43,7 @@ class Arithmetic:
         flushes: subnormal operands and results may be taken for zero.
         lanes: partial sums that a long sum is split into, at least; more make its error smaller.
         doubles: sums that the sources hold in double are: they add no error.
+        vanishes: a quotient by a number of this size may be zero.
     """
 
     division: float = 0.5
@@ -55,6 +57,7 @@ class Arithmetic:
     flushes: bool = False
     lanes: int = 8
     doubles: bool = True
+    vanishes: float = np.inf
 
     @property
     def tiny(self) -> float:
@@ -72,7 +75,7 @@ _BACKENDS = {
     "CPU": Arithmetic(),
     "CUDA": Arithmetic(
         division=2, square_root=1, logarithm=3, tanh=4096, power=16, exponential=(2, 1.173), angle=2.0**-21.19,
-        near_one=2.0**-21.41, flushes=True, lanes=32, doubles=False,
+        near_one=2.0**-21.41, flushes=True, lanes=32, doubles=False, vanishes=2.0**126,
     ),
     "Vulkan": Arithmetic(
         division=2.5, square_root=4.5, logarithm=3, tanh=16, power=16, exponential=(3, 2), angle=2.0**-11,

@@ -3,7 +3,8 @@
     y[t, u, n] = Σ_k a[t, u mod b, k]·w[id[t, u], n, k]        b activations of a token, one for all or one for each u
 
 Each output row is that of a MUL_MAT with the expert's matrix (ggml-cpu.c, ggml_compute_forward_mul_mat_id; llama.cpp
-v0.5.0), so its definition, bound and spread are those: see `products`.
+v0.5.0), so its definition, bound and spread are those: see `products`. CUDA multiplies weights that are not quantized
+expert by expert, unless mmf takes them, and then chooses by the tokens of each (ggml-cuda.cu, ggml_cuda_mul_mat_id).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from functools import partial
 
 import numpy as np
 
-from ..formats import ELEMENTS, FORMATS, WeightFormat
+from ..formats import ELEMENTS, FORMATS, BlockFormat, WeightFormat
 from ._drawn_matrices import drawn_values, drawn_weights
-from ._matrices import Matrix, activations, judged, matrix_of, weight_format
+from ._matrices import Matrix, activations, judged, judged_apart, matrix_of, weight_format
 from ._product_definitions import definitions
 from .judging import Judged
 from .node import F32, I32, Node, NoDefinition, Operand
@@ -38,8 +39,8 @@ def _judge(node: Node) -> Judged:
     for expert in np.unique(of):
         t, u = np.nonzero(of == expert)
         matrices.append(Matrix(partial(matrix_of, w, 0, int(expert)), t * b + u % b, t * used + u))
-    tried = definitions(node.backend, fmt, tokens, True)
-    return judged(node, tried, fmt, activations(node, x, fmt), matrices)
+    by = judged_apart if node.backend == "CUDA" and not isinstance(fmt, BlockFormat) and matrices else judged
+    return by(node, definitions(node, fmt, tokens), activations(node, x, fmt), matrices)
 
 
 def _draw(rng: np.random.Generator) -> Iterator[Node]:

@@ -1,5 +1,5 @@
 """FLASH_ATTN_EXT: attention of queries over keys and values, in one node, as llama.cpp's CPU backend computes it; for
-Vulkan see `_attention_on_vulkan`.
+others see `_attention_on_vulkan` and `_attention_on_cuda`.
 
     s[t] = scale·(q·k[t])        or c·tanh(scale/c·(q·k[t])) with c = logit_softcap        plus slope·mask[t]
     y    = Σ_t exp(s[t] - M)·v[t] / (Σ_t exp(s[t] - M) + exp(sink - M))
@@ -31,6 +31,7 @@ import numpy.typing as npt
 from ..formats import ELEMENTS
 from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF, llama_cpu_semantics, product
 from ._alibi import slopes
+from ._attention_on_cuda import judge_on_cuda
 from ._attention_on_vulkan import judge_on_vulkan
 from ._attention_scores import Scores, capped, check, format_of, head_of, masked, over_heads
 from ._attention_sums import Weights, in_floats, in_halves
@@ -49,6 +50,8 @@ def _judge(node: Node) -> Judged:
     check(node, q, k, v)
     if node.backend == "Vulkan":
         return judge_on_vulkan(node)
+    if node.backend == "CUDA":
+        return judge_on_cuda(node)
     if node.backend != "CPU":
         raise NoDefinition(f"FLASH_ATTN_EXT on {node.backend}")
     path, name = _path(q, k, v)

@@ -115,6 +115,10 @@ class Steps:
     def divide(self, a: Interval, b: Interval) -> Interval:
         """By an interval without zero."""
         quotient = _hull(a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high)
+        zero = np.maximum(np.abs(b.low), np.abs(b.high)) >= self.arithmetic.vanishes
+        if zero.any():
+            low, high = np.minimum(quotient.low, 0), np.maximum(quotient.high, 0)
+            quotient = Interval(np.where(zero, low, quotient.low), np.where(zero, high, quotient.high))
         return self.rounded(quotient, self.arithmetic.division)
 
     def exp(self, x: Interval, vector: bool = False) -> Interval:

@@ -5,7 +5,7 @@
 x is of any type and is decoded to float32; z is float32. On the CPU the sum over k is one chain (ggml-cpu/ops.cpp,
 ggml_compute_forward_out_prod_f32, _q_f32, _f16_f32; llama.cpp v0.5.0). It is judged as the product of float32 values
 in `semantics.elements`, whose bound holds for any order and for multiply-adds of one rounding or two. CUDA calls cuBLAS
-with TF32 allowed (ggml-cuda/out-prod.cu, common.cuh), for which there is no definition.
+with TF32 allowed (ggml-cuda/out-prod.cu, common.cuh): see `_products_on_cuda`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import numpy as np
 
 from ..formats import ELEMENTS, FORMATS
 from ..semantics import llama_cpu_semantics
+from ._definition import Definition
 from ._drawn_matrices import drawn_values, drawn_weights
 from ._matrices import judged, shared, weight_format
+from ._products_on_cuda import of_values
 from .judging import Judged
 from .node import F32, Bytes, Node, NoDefinition, Operand
 from .operation import Operation
@@ -28,7 +30,7 @@ _FLOATS = ELEMENTS["F32"]
 
 def _judge(node: Node) -> Judged:
     x, z = node.source(0), node.source(1)
-    if node.backend not in ("CPU", "Vulkan"):
+    if node.backend not in ("CPU", "CUDA", "Vulkan"):
         raise NoDefinition(f"{node.operation} of the backend {node.backend}")
     if z.type_id != F32 or x.ne[1] != z.ne[1] or not x.ne[1] or node.output.ne != (x.ne[0], z.ne[0], *z.ne[2:]):
         raise NoDefinition(f"{node.operation} of {x.type} {x.ne} and {z.type} {z.ne} to {node.output.ne}")
@@ -40,7 +42,10 @@ def _judge(node: Node) -> Judged:
         return np.ascontiguousarray(values.T, np.float32).view(np.uint8)
 
     rows = np.ascontiguousarray(z.data.swapaxes(2, 3)).reshape(-1, z.ne[1])
-    return judged(node, (llama_cpu_semantics(_FLOATS),), _FLOATS, rows, shared(node, x, z.ne[0], turned))
+    tried = (
+        of_values(_FLOATS, z.ne[0]) if node.backend == "CUDA" else (Definition(llama_cpu_semantics(_FLOATS), _FLOATS),)
+    )
+    return judged(node, tried, rows, shared(node, x, z.ne[0], turned))
 
 
 def _of_matrix(x: Operand, i3: int, i2: int) -> Bytes:

@@ -1,6 +1,6 @@
 """Values put into place: DIAG_MASK_INF, DIAG_MASK_ZERO, DIAG, TRI, SET, ACC, PAD, PAD_REFLECT_1D, ROLL.
 
-    DIAG_MASK_*       y = x where i0 ≤ n_past + i1, else -∞ or 0
+    DIAG_MASK_*       y = x where i0 ≤ n_past + i1, else -∞ or 0; on CUDA x - FLT_MAX for -∞ (ggml-cuda/diagmask.cu)
     DIAG              y = x[i0] where i0 = i1, else 0
     TRI               y = x where i0 is ≥, >, ≤ or < i1 (op_params[0] = 0, 1, 2, 3), else 0
     SET, ACC          y = src[0], in which a part of src[1]'s shape, at an offset and with steps of its own in bytes, is
@@ -53,7 +53,9 @@ def _masked(fill: float) -> Callable[[Node], Judged]:
         if past < 0:
             raise NoDefinition(f"a past of {past}")
         i1, i0 = np.ogrid[: x.ne[1], : x.ne[0]]
-        return equal(node, "bytes", np.where(i0 <= past + i1, x.data, np.float32(fill)))
+        lowered = node.backend == "CUDA" and fill != 0
+        other = x.data - np.finfo(np.float32).max if lowered else np.full(x.shape, fill, np.float32)
+        return equal(node, "bytes", np.where(i0 <= past + i1, x.data, other))
 
     return judge
 

@@ -40,7 +40,7 @@ def _judge(node: Node) -> Judged:
     if w.ne[0] != x.ne[0] or not w.ne[0] or node.output.ne != (w.ne[1], *x.ne[1:]):
         raise NoDefinition(f"{node.operation} of {w.ne} and {x.ne} to {node.output.ne}")
     matrices = shared(node, w, x.ne[1], partial(matrix_of, w))
-    return judged(node, definitions(node.backend, fmt, x.ne[1]), fmt, activations(node, x, fmt), matrices)
+    return judged(node, definitions(node, fmt, x.ne[1]), activations(node, x, fmt), matrices)
 
 
 def _node(w: Operand, x: Operand) -> Node:

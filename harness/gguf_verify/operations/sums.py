@@ -14,7 +14,8 @@ vulkan-shaders/sum_rows.comp; llama.cpp v0.5.0).
     one by one     bound u·Σ|s|, spread u/√3·√Σs², over the partial sums s but the first (the running error bound of
                    Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §4.2), times 1 + n·u for their own
                    errors
-    any order      `arithmetic.added`; of CUMSUM and REPEAT_BACK the bound alone, γ_n·Σ|x|
+    any order      `arithmetic.added`; of CUMSUM and REPEAT_BACK the bound alone, γ_n·Σ|x|; for CUMSUM on CUDA see
+                   `_by_fours`
     MEAN           one division more, or a product with a rounded 1/n
 """
 
@@ -89,6 +90,16 @@ def _halves(node: Node, values: Doubles) -> Judged:
     return within(node, "f32 sums", np.full((1, 1, 1, 1), total), bound, spread)
 
 
+def _by_fours(terms: Doubles) -> Doubles:
+    """What CUDA's running sums may be off by: a thread has four terms, whose sum is taken off the sum up to its last
+    one, and then added term by term. So the magnitudes up to the fourth count for each, and eight more roundings."""
+    n = terms.shape[-1]
+    last = np.minimum(np.arange(n) | 3, n - 1)
+    steps = (last + 9) * UNIT_ROUNDOFF
+    bound: Doubles = steps / (1 - steps) * np.cumsum(np.abs(terms), axis=-1)[..., last]
+    return bound
+
+
 def _cumsum(node: Node) -> Judged:
     node.floats(0)
     x, a = node.source(0), arithmetic(node.backend)
@@ -104,6 +115,8 @@ def _chain(node: Node, terms: Doubles, in_order: bool, every: bool) -> Judged:
         with np.errstate(all="ignore"):
             steps = np.arange(1, terms.shape[-1] + 1) * UNIT_ROUNDOFF
             bound = steps / (1 - steps) * np.cumsum(np.abs(terms), axis=-1)
+            if node.backend == "CUDA" and every:
+                bound = _by_fours(terms)
     tiny = 0.0 if in_order else arithmetic(node.backend).tiny
     if not every:
         partial, bound, spread = partial[..., -1], bound[..., -1], spread[..., -1]

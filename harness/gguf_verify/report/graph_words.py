@@ -145,8 +145,8 @@ def left(each: NotJudged) -> str:
 
 
 def varying(each: Varying) -> tuple[str, str]:
-    """Whether a token's bits depend on the size of micro-batches, as a label and its words."""
-    sizes = f"micro-batches of {each.micro_batch} against {each.against}"
+    """Whether a token's bits depend on the size of micro-batches, or on its slot, as a label and its words."""
+    sizes = seen(each.slot, NAME) or f"micro-batches of {each.micro_batch} against {each.against}"
     if not each.node:
         return "same bits", f"{sizes}: in all {each.compared:,} outputs of a node and a token"
     return (

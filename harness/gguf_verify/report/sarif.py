@@ -3,7 +3,8 @@
 A result has a rule, a level, a message, and where it is about bytes of a file, that file and a region: `byteOffset`,
 `byteLength`. A finding's rule is its id, of which docs/findings.md says cause and cure; a run's rules are the rungs.
 `partialFingerprints` tell a result in one file from another one when the file moves, grows or is rewritten: they are
-made of rule, tensor or key, and place in the tensor, never of absolute offsets.
+made of rule, tensor or key, and place in the tensor, never of absolute offsets. Of a graph they are made of the node,
+its operation and device.
 (OASIS, Static Analysis Results Interchange Format 2.1.0, errata 01. Its `helpUri` must be absolute, so `help` names the
 page.)
 """
@@ -25,6 +26,7 @@ from .writer import Kind, Writer
 if TYPE_CHECKING:
     from ..audit import Audit
     from ..audit.many import Audits
+    from ..backend_results import GraphReport
     from ..results import Failure, Report, RungResult, Unverified
 
 VERSION = "2.1.0"
@@ -66,6 +68,36 @@ def of_run(report: Report) -> Json:
         results.append(_result("run-not-verified", "warning", report.unfinished, report.environment.file.path, "", ""))
     if report.fault:
         results.append(_result("file-changed", "error", report.fault, report.environment.file.path, "", ""))
+    return _log(report.command, report.exit_code, results)
+
+
+def of_graph(report: GraphReport) -> Json:
+    """A graph that was judged node by node: each wrong node that was recorded, and everything that was not judged."""
+    from . import graph_words as words  # late: a run's report does not need it
+
+    path = report.path
+    results = [
+        _result("graph-mismatch", "error", words.line(node), path, node.node, f"{node.operation}/{node.device}")
+        for node in report.wrong
+    ]
+    if beyond := report.wrong_nodes - len(report.wrong):
+        results.append(_result("graph-mismatch", "error", f"{beyond:,} more wrong nodes", path, "", "more"))
+    for left in report.not_judged:
+        told = f"not judged: {words.left(left)}"
+        place = f"{left.device}/{left.why}"
+        results.append(_result("graph-not-verified", "warning", told, path, left.operation, place))
+    if report.verdict == "not everything verified" and not report.not_judged:
+        results.append(_result("graph-not-verified", "warning", words.sentence(report), path, "", ""))
+    if report.ended_by:
+        ended = f"ended early {words.ended(report)}"
+        results.append(_result("graph-not-verified", "warning", ended, path, "", "ended early"))
+    if report.fault:
+        results.append(_result("graph-broken-off", "error", words.seen(report.fault), path, "", ""))
+    for each in report.varying:
+        if each.node:
+            told = ": ".join(words.varying(each))
+            place = each.slot or str(each.micro_batch)
+            results.append(_result("graph-other-bits", "note", told, path, each.node, place))
     return _log(report.command, report.exit_code, results)
 
 
@@ -153,6 +185,7 @@ _OTHERS = {
     "broken-off": "The check could not be finished.",
     "not-opened": "The file could not be opened.",
     "file-changed": "The file was changed while it was checked.",
+    "other-bits": "A token's bits depend on how many tokens are computed with it, or on its place among them.",
 }
 
 
@@ -161,7 +194,8 @@ def _rule(id: str) -> Json:
     if rule is None:
         short = next(words for end, words in _OTHERS.items() if id.endswith(end))
         help_text = f"See {_CODES_PAGE}."
-        level = "warning" if id.endswith("not-verified") else "error"
+        levels = {"not-verified": "warning", "other-bits": "note"}
+        level = next((level for end, level in levels.items() if id.endswith(end)), "error")
     else:
         short = f"{rule.why[0].upper()}{rule.why[1:]}."
         help_text = f"Cause: {rule.cause} Cure: {rule.cure} See {_FINDINGS_PAGE}#{rule.id.lower()}."
@@ -197,5 +231,6 @@ WRITER = Writer(
         Kind.RUN: lambda report, form: _text(of_run(report)),
         Kind.AUDIT: lambda audit, form: _text(of_audit(audit)),
         Kind.AUDITS: lambda audits, form: _text(of_audits(audits)),
+        Kind.GRAPH: lambda report, form: _text(of_graph(report)),
     },
 )  # fmt: skip

@@ -111,7 +111,7 @@ def test_faults(llama: Llama) -> None:
 def test_what_is_not_covered_has_no_definition(llama: Llama) -> None:
     node = computed(llama, OP)[0]
     others = (
-        replace(node, backend="CUDA"), source(node, 0, lambda q: np.full_like(q, np.inf)),
+        replace(node, backend="Metal"), source(node, 0, lambda q: np.full_like(q, np.inf)),
         source(node, 2, lambda v: np.full_like(v, np.nan)),
         source(node, 2, lambda v: np.full_like(v, 60000)), source(node, 1, lambda k: k[..., :-1, :]),
         source(node, 1, lambda k: np.concatenate([k] * 3, axis=1)),

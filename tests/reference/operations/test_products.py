@@ -15,9 +15,9 @@ from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameter
 from gguf_verify.operations._drawn_matrices import drawn_values, drawn_weights
 from gguf_verify.operations._hadamard import says_hadamard
 from gguf_verify.operations._matrices import Matrix, judged
-from gguf_verify.operations._product_definitions import VECTOR_COLUMNS, definitions, title
+from gguf_verify.operations._product_definitions import VECTOR_COLUMNS, definitions
 from gguf_verify.operations.node import F32
-from gguf_verify.semantics import ENCODINGS, SEMANTICS
+from gguf_verify.semantics import ENCODINGS
 from tests.support.operations import Fault, check_faults, check_right, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
 
@@ -184,7 +184,6 @@ def test_what_is_not_defined() -> None:
         _product(Operand.blank(0, 2, 5, 64), Operand.blank(0, 3, 4, 64), 3, 4, 5),
         _product(Operand.blank(26, 5, 64), Operand.blank(0, 3, 64), 3, 5),
         _product(blocks, blocks, 5, 5), _product(f32, Operand.blank(0, 3, 64), 3, 5, backend="Metal"),
-        _product(f32, Operand.blank(0, 3, 64), 3, 5, backend="CUDA"),
         Node("MUL_MAT_ID", (Operand.blank(0, 4, 5, 64), x, lost), Operand.blank(0, 3, 2, 5)),
         Node("MUL_MAT_ID", (Operand.blank(0, 4, 5, 64), x, routed), Operand.blank(0, 3, 3, 5)),
         Node("OUT_PROD", (f32, f32), Operand.blank(0, 64, 63)), Node("OUT_PROD", (f32, wide), Operand.blank(0, 32, 64)),
@@ -254,31 +253,26 @@ def test_sums_in_half_are_known_by_their_bits() -> None:
 def test_every_definition_of_vulkan_computes_something(name: str, columns: int) -> None:
     fmt = (FORMATS | ELEMENTS)[name]
     rng = np.random.default_rng(7)
-    tried = definitions("Vulkan", fmt, columns)
-    assert len({title(s) for s in tried}) == len(tried)
+    node = Node("MUL_MAT", (None,), Operand.blank(0, columns, 5), backend="Vulkan")
+    tried = definitions(node, fmt, columns)
+    assert len({each.title for each in tried}) == len(tried)
     k = 2 * fmt.block_size if isinstance(fmt, BlockFormat) else 64
     w = np.zeros((5, k // fmt.block_size * fmt.block_bytes), np.uint8)
     x = rng.standard_normal((columns, k)).astype(np.float32)
     rows = np.arange(columns)
-    for semantics in tried:
-        node = Node("MUL_MAT", (None,), Operand.blank(0, columns, 5), backend="Vulkan")
-        found = judged(node, (semantics,), fmt, x, [Matrix(lambda: w, rows, rows)])
-        assert (found.definition, found.elements) == (title(semantics), 5 * columns)
+    for each in tried:
+        found = judged(node, (each,), x, [Matrix(lambda: w, rows, rows)])
+        assert (found.definition, found.elements) == (each.title, 5 * columns)
 
 
 def test_activations_of_vulkan_are_those_of_the_cpu_but_for_ties() -> None:
     x = np.random.default_rng(9).standard_normal((20, 256)).astype(np.float32)
-    ours = next(s.encoding for s in definitions("Vulkan", FORMATS["Q4_0"], 1) if s.encoding.quantizes)
+    node = Node("MUL_MAT", (None,), Operand.blank(0, 1, 5), backend="Vulkan")
+    encodings = (each.semantics.encoding for each in definitions(node, FORMATS["Q4_0"], 1))
+    ours = next(encoding for encoding in encodings if encoding.quantizes)
     same = ours.encode(x) == ENCODINGS["q8_1_cpu"].encode(x)
     assert same.mean() > 0.99
     assert ours.encode(np.zeros_like(x)).max() == 0
-
-
-def test_cuda_tries_the_definition_for_the_number_of_columns_first() -> None:
-    fmt = FORMATS["Q4_K"]
-    few, many = definitions("CUDA", fmt, 1), definitions("CUDA", fmt, 100)
-    assert set(few) == set(many) == {SEMANTICS[fmt.llama.mmvq], SEMANTICS[fmt.llama.mmq]}
-    assert (few[0].name, many[0].name) == (fmt.llama.mmvq, fmt.llama.mmq)
 
 
 def test_a_wrong_output_is_judged_by_the_definition_of_the_others(llama: Llama) -> None:

@@ -17,6 +17,7 @@ from gguf_verify.backend_results import GraphOptions, GraphReport
 from gguf_verify.cli import main
 from gguf_verify.graph_verification import invariance, run, tally, verify_graph
 from gguf_verify.llama import Llama
+from gguf_verify.support.errors import UsageError
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tools import FIXTURES, flat
 
@@ -68,6 +69,25 @@ def test_micro_batches() -> None:
     n = int(report.evaluations[2].split()[3])
     products = next(each for each in report.operations if each.operation == "MUL_MAT Q4_0")
     assert products.nodes % (n + -(-n // 2) + 1) == 0
+
+
+def _slots(path: Path, **options: Any) -> GraphReport:
+    return verify_graph(path, brief(slots=True, n_predict=0, **options))
+
+
+@pytest.mark.parametrize("flash", ["on", "off"])
+def test_slots(flash: str) -> None:
+    report = _slots(Q4_0, flash=flash)
+    assert report.verdict == "verified"
+    places = ["in the second slot", "behind another sequence", "before another sequence"]
+    assert [(each.slot, each.node) for each in report.varying] == [(place, "") for place in places]
+    alone, behind, before = (each.compared for each in report.varying)
+    assert alone > behind == before > alone / 2  # all but what has a value for each cell of the cache
+
+
+def test_slots_need_a_cache(llama: Llama, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--slots"):
+        _slots(ARCHITECTURES["bert"](llama, tmp_path / "bert.gguf"))
 
 
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
@@ -168,6 +188,26 @@ def test_where_bits_begin_to_depend_on_the_micro_batch(monkeypatch: pytest.Monke
     assert (differs.micro_batch, differs.node, differs.token) == (2, "ffn_norm-0", 1)
     assert (same.micro_batch, same.node) == (3, "")
     assert number > 3
+
+
+def test_what_another_sequence_changes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong mask would let a token see the other sequence."""
+    note = invariance.Invariance.note
+
+    def other(self: Any, given: Any) -> None:
+        if given.name == "kqv_out-1" and self._shared and given.node is not None:
+            data = np.array(given.node.output.data)
+            data[..., self._ahead + 2, 5] += np.float32(1)
+            given = given._replace(node=replace(given.node, output=operations.Operand.of(data)))
+        note(self, given)
+
+    monkeypatch.setattr(invariance.Invariance, "note", other)
+    report = _slots(Q4_0, flash="off")
+    found = [(each.slot, each.node, each.token) for each in report.varying]
+    assert found == [
+        ("in the second slot", "", -1), ("behind another sequence", "kqv_out-1", 2),
+        ("before another sequence", "kqv_out-1", 2),
+    ]  # fmt: skip
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from gguf_verify.measure.backends import page
-from gguf_verify.measure.backends.records import GraphRow, Measured, OperationRow, load, merged, save
+from gguf_verify.measure.backends.functions import inputs
+from gguf_verify.measure.backends.records import FunctionRow, GraphRow, Measured, OperationRow, load, merged, save
 from gguf_verify.support.errors import UsageError
 
 RIGHT = OperationRow(operation="ROPE", nodes=3, outputs=30, definitions={"f32": 0.5}, exact=False)
@@ -68,5 +71,33 @@ def test_every_finding_of_the_page_is_read() -> None:
     known = page.findings()
     assert len({f.id for f in known}) == len(known) >= 8
     for each in known:
-        assert each.backend in ("CPU", "Vulkan")
+        assert each.backend in ("CPU", "CUDA", "Vulkan")
         assert all(text.strip() for text in (each.title, each.seen, each.cause, each.repetition))
+
+
+def test_functions_are_merged_shown_and_told() -> None:
+    row = FunctionRow(function="exp x", domain="all halves", inputs=63488, ulps=0.5012, at=-0.5, utilisation=0.5)
+    first = msgspec.structs.replace(measured(), functions=(row,))
+    again = msgspec.structs.replace(measured(), functions=(msgspec.structs.replace(row, ulps=9.0, wrong=3),))
+    (one,) = merged({first.key: first}, {again.key: again}).values()
+    assert [each.ulps for each in one.functions] == [9.0]
+    assert "| exp x | all halves | 63,488 | 0.5012 | -0.5 | 0.5 |" in page.render({first.key: first}, ())["functions"]
+    assert page.unexplained({first.key: first}, ()) == []
+    (line,) = page.unexplained({again.key: again}, ())
+    assert "exp x: 3 of 63,488 results are off by more than is declared, all halves" in line
+
+
+def test_measured_functions_are_within_what_is_declared() -> None:
+    kept = load(page.PAGE.with_suffix(".json")).values()
+    rows = [row for one in kept for row in one.functions]
+    assert len(rows) > 30
+    assert all(row.utilisation <= 1 and not row.wrong and row.inputs for row in rows)
+
+
+def test_the_inputs_of_functions() -> None:
+    ((_, halves),) = inputs("halves")
+    assert (len(halves), halves.max(), halves.min()) == (63488, 65504, -65504)
+    parts = list(inputs("floats"))
+    dense = np.concatenate([x for words, x in parts if words.startswith("all")])
+    assert len(dense) == len(np.unique(dense)) == 2 << 24
+    assert (np.abs(dense).min(), np.abs(dense).max()) == (0.5, np.nextafter(np.float32(2), np.float32(0)))

@@ -7,10 +7,12 @@ import re
 import xml.etree.ElementTree as ET
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import xmlschema
+from jsonschema import Draft202012Validator
 
 from gguf_verify.backend_results import GraphReport
 from gguf_verify.report import html, markdown
@@ -20,6 +22,7 @@ from gguf_verify.report.writer import Kind, writers
 from gguf_verify.support.errors import VerificationError
 from tests.support.graph_records import VERDICTS, graph, graphs, left, named, operation, wrong_node
 from tests.support.nights import HOSTILE, SCRIPT
+from tests.support.sarif_subset import SCHEMA as SARIF
 from tests.support.shown import text_of, written
 
 #: What no text may hold: XML cannot, or a terminal acts on it.
@@ -59,7 +62,7 @@ def test_the_records_are_of_every_verdict() -> None:
 
 def test_flags_are_found() -> None:
     flags = {w.flag for w in writers(Kind.GRAPH)} - {None}
-    assert flags == {"--json", "--html", "--junit", "--markdown", "--annotations"}
+    assert flags == {"--json", "--html", "--junit", "--markdown", "--sarif", "--annotations"}
 
 
 # ---- JUnit -----------------------------------------------------------------------------------------------------------
@@ -215,6 +218,44 @@ def test_annotations_of_hostile_names() -> None:
         assert not ODD.search(made)
         assert all(line.count("\n") == 0 and line.startswith("::") for line in made.splitlines())
         assert 3 <= len(annotations_of(named(name))) <= 3 * MOST
+
+
+# ---- SARIF -----------------------------------------------------------------------------------------------------------
+
+
+def sarif_of(report: GraphReport) -> dict[str, Any]:
+    """The one run, which keeps the standard."""
+    made = json.loads(str(written("--sarif", Kind.GRAPH, report)))
+    Draft202012Validator(SARIF).validate(made)
+    (run,) = made["runs"]
+    return dict(run)
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_sarif(name: str) -> None:
+    report = graphs()[name]
+    run = sarif_of(report)
+    levels = {result["level"] for result in run["results"]}
+    assert bool(levels & {"error", "warning"}) == bool(report.exit_code)
+    assert run["invocations"][0]["exitCode"] == report.exit_code
+    rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
+    assert all(rules[result["ruleIndex"]] == result["ruleId"] for result in run["results"])
+    assert len({str(result["partialFingerprints"]) for result in run["results"]}) == len(run["results"])
+
+
+def test_what_sarif_says() -> None:
+    (result,) = sarif_of(graphs()["wrong"])["results"]
+    assert result["ruleId"] == "graph-mismatch"
+    assert "ROPE Qcur-0 on CUDA0, node 7" in result["message"]["text"]
+    (varying,) = sarif_of(graphs()["varying"])["results"]
+    assert (varying["ruleId"], varying["level"]) == ("graph-other-bits", "note")
+
+
+def test_sarif_of_hostile_names() -> None:
+    for name in HOSTILE:
+        made = str(written("--sarif", Kind.GRAPH, named(name)))
+        assert not ODD.search(json.dumps(json.loads(made), ensure_ascii=False))
+        sarif_of(named(name))
 
 
 # ---- the terminal, and Python ----------------------------------------------------------------------------------------

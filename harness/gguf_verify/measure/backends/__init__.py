@@ -3,10 +3,12 @@
     gguf-verify measure backends --seeds 50                     # every operation on the CPU backend
     gguf-verify measure backends models/*.gguf --seeds 0        # graphs of models, with and without flash attention
     gguf-verify measure backends --device Vulkan0 --llama FOLDER models/*.gguf
+    gguf-verify measure backends --seeds 0 --functions floats   # how exact exp, sin, 1/x and others are
     gguf-verify measure backends --from there.json              # take over what another machine measured
 
 Each operation draws nodes of every kind that it has a definition for (docs/extending.md, "An operation"). A node that
-the device does not offer is counted; one at which llama.cpp ends itself is named. The results are kept in
+the device does not offer is counted; one at which llama.cpp ends itself is named. Functions are computed over all
+halves, or all floats of a range, and their worst errors in ulps are printed. The results are kept in
 docs/backends.json, by device and build, and docs/backends.md shows them. The exit code is 1 where an output is wrong
 that no finding of docs/backends.toml explains.
 """
@@ -24,6 +26,7 @@ from ...waivers import today
 from ..measure import Measure, need_checkout
 from . import page
 from .drawn import judge_drawn
+from .functions import DOMAINS, judge_functions
 from .graphs import judge_graphs
 from .records import Measured, load, merged, save
 
@@ -38,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--llama", type=Path, metavar="FOLDER", help="the libraries of another build of llama.cpp")
     add("--seeds", type=int, default=4, metavar="N", help="how often each operation draws (%(default)s)")
     add("--only", default="", metavar="OP", help="operations with this in their name alone")
+    add("--functions", default="", choices=DOMAINS, metavar="INPUTS",
+        help="also measure functions: of all halves, or of floats (halves or floats)")  # fmt: skip
     add("--results", type=Path, default=RESULTS, metavar="FILE", help="(default: docs/backends.json)")
     add("--from", dest="other", type=Path, metavar="FILE", help="take over another file of results; measure nothing")
     add("--no-page", action="store_true", help="write the results alone")
@@ -59,8 +64,12 @@ def run(options: argparse.Namespace) -> int:
             device=_where(device), build=_build(build), date=today().isoformat(), seeds=options.seeds,
             operations=judge_drawn(asked, options.seeds, options.only),
             graphs=judge_graphs(asked, options.models),
+            functions=judge_functions(asked, options.functions, options.only),
         )  # fmt: skip
         results = merged(results, {measured.key: measured})
+        for row in measured.functions:
+            worst = f"{row.ulps:.4g} ulps at {row.at!r}, {row.utilisation:.3g} of what is declared"
+            print(f"{row.function}, {row.domain}: {worst}")
     save(results, options.results)
     findings = page.findings()
     if not options.no_page:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
 from ...backend_results import GraphOptions
-from ...llama import Llama
-from ...llama.builds import Build, find
 from ...operations import OPERATIONS, Judged, Node, NoDefinition, judge
-from ...support.errors import LlamaFault, UsageError
+from ...support.errors import LlamaFault
 from ...support.progress import progress_bar, under_way
 from ...support.text import printable
+from .process import NodeProcess
 from .records import OperationRow
 
 
@@ -68,7 +66,7 @@ def judge_drawn(asked: GraphOptions, seeds: int, only: str) -> tuple[OperationRo
     """
     sums: dict[str, _Sum] = {}
     chosen = [op for op in sorted(OPERATIONS) if only.upper() in op] if seeds else []
-    process = _Process(asked)
+    process = NodeProcess(asked)
     try:
         with progress_bar("operations", len(chosen) * seeds, " draws", asked.progress) as bar:
             for op in chosen:
@@ -82,7 +80,7 @@ def judge_drawn(asked: GraphOptions, seeds: int, only: str) -> tuple[OperationRo
     return tuple(sums[name].row() for name in sorted(sums))
 
 
-def _one(process: _Process, node: Node, into: _Sum) -> None:
+def _one(process: NodeProcess, node: Node, into: _Sum) -> None:
     try:
         made = process.compute(node)
     except LlamaFault as error:
@@ -97,35 +95,6 @@ def _one(process: _Process, node: Node, into: _Sum) -> None:
     except NoDefinition as error:
         why = printable(str(error), 200)
         into.not_judged[why] = into.not_judged.get(why, 0) + 1
-
-
-class _Process:
-    """A llama.cpp process, started anew where a node has ended it."""
-
-    def __init__(self, asked: GraphOptions) -> None:
-        self._asked = asked
-        found = find(Path(asked.llama)) if asked.llama else None
-        if isinstance(found, str):
-            raise UsageError(found)
-        self._build: Build | None = found
-        self._llama: Llama | None = None
-
-    def compute(self, node: Node) -> Node | None:
-        """As `Llama.compute_node`. Raises LlamaFault where the process ended."""
-        if self._llama is None:
-            folder = None if self._build is None else self._build.folder
-            self._llama = Llama(self._asked.time_limit, self._asked.verbose, build=folder)
-        try:
-            return self._llama.compute_node(node, self._asked.device)
-        except LlamaFault:
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """End it."""
-        llama, self._llama = self._llama, None
-        if llama is not None:
-            llama.close()
 
 
 __all__ = ["judge_drawn"]

@@ -61,6 +61,12 @@ def unexplained(results: Results, known: Sequence[Finding]) -> list[str]:
         for row in measured.operations:
             if row.wrong and not explained(measured, row.operation, known):
                 lines.append(f"{measured.device}, {row.operation}: {row.wrong} nodes are wrong: {row.first}")
+        for function in measured.functions:
+            if function.wrong:
+                lines.append(
+                    f"{measured.device}, {function.function}: {function.wrong:,} of {function.inputs:,} results "
+                    f"are off by more than is declared, {function.domain}"
+                )
         for graph in measured.graphs:
             for words in graph.wrong:
                 if not explained(measured, words.split(" ", 1)[0], known):
@@ -78,6 +84,7 @@ def render(results: Results, known: Sequence[Finding]) -> dict[str, str]:
     return {
         "summary": "\n".join(_summary(results)),
         "operations": "\n\n".join(_operations(m, known) for m in results.values() if m.operations),
+        "functions": "\n\n".join(_functions(m) for m in results.values() if m.functions),
         "graphs": "\n\n".join(_graphs(m) for m in results.values() if m.graphs),
         "findings": "\n\n".join(_finding(f) for f in known),
     }
@@ -113,6 +120,15 @@ def _row(measured: Measured, row: OperationRow, known: Sequence[Finding]) -> tup
     left += [f"{row.ended:,} ended llama.cpp"] if row.ended else []
     left += [f"{n:,}: {why}" for why, n in row.not_judged.items()]
     return f"`{row.operation}`", f"{row.nodes:,}", f"{row.outputs:,}", "; ".join(by), wrong, "; ".join(left)
+
+
+def _functions(measured: Measured) -> str:
+    rows = [
+        (row.function, row.domain, f"{row.inputs:,}", f"{row.ulps:.4g}", f"{row.at:.9g}", f"{row.utilisation:.3g}")
+        for row in measured.functions
+    ]
+    head = ("function", "inputs", "how many", "worst error, ulps", "at", "of what is declared")
+    return f"**{measured.device}**, {measured.build}:\n\n" + table(head, rows)
 
 
 def _graphs(measured: Measured) -> str:

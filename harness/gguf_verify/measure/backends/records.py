@@ -65,6 +65,26 @@ class GraphRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     not_judged: tuple[str, ...] = ()
 
 
+class FunctionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A function of one number.
+
+    Args:
+        function, domain: in words.
+        inputs: how many were computed.
+        ulps: the worst error; `at`: its input.
+        utilisation: the worst share of the error that is declared.
+        wrong: outputs that are off by more.
+    """
+
+    function: str
+    domain: str
+    inputs: int
+    ulps: float
+    at: float
+    utilisation: float
+    wrong: int = 0
+
+
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured on one device with one build."""
 
@@ -74,6 +94,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     seeds: int
     operations: tuple[OperationRow, ...] = ()
     graphs: tuple[GraphRow, ...] = ()
+    functions: tuple[FunctionRow, ...] = ()
 
     @property
     def key(self) -> str:
@@ -102,9 +123,11 @@ def merged(results: Results, others: Results) -> Results:
             continue
         rows = {row.operation: row for row in (*old.operations, *new.operations)}
         graphs = {(row.model, row.flash): row for row in (*old.graphs, *new.graphs)}
+        functions = {(row.function, row.domain): row for row in (*old.functions, *new.functions)}
         made[key] = msgspec.structs.replace(
             new, seeds=new.seeds or old.seeds, operations=tuple(rows[name] for name in sorted(rows)),
             graphs=tuple(graphs[each] for each in sorted(graphs)),
+            functions=tuple(functions[each] for each in sorted(functions)),
         )  # fmt: skip
     return dict(sorted(made.items()))
 
@@ -125,4 +148,4 @@ def save(results: Results, path: Path) -> None:
     path.write_text("{" + ",\n".join(parts) + "}\n")
 
 
-__all__ = ["GraphRow", "Measured", "OperationRow", "Results", "load", "merged", "save"]
+__all__ = ["FunctionRow", "GraphRow", "Measured", "OperationRow", "Results", "load", "merged", "save"]
