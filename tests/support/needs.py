@@ -113,6 +113,12 @@ def _nvrtc() -> str | None:
     return None
 
 
+def _nvcc() -> str | None:
+    from gguf_verify.hosts import nvcc
+
+    return None if nvcc.path() else "nvcc not found"
+
+
 def libasan() -> Path | None:
     """The compiler's address sanitizer as a library that can be preloaded."""
     from gguf_verify.hosts.compiler import compiler
@@ -179,6 +185,8 @@ NEEDS = {
         "address sanitizer", "GCC with libasan", lambda: None if libasan() else "the compiler has no libasan.so"
     ),
     "nvrtc": Need("NVRTC", "pip install nvidia-cuda-nvrtc", _nvrtc),
+    "nvcc": Need("nvcc", "the CUDA toolkit", _nvcc),
+    "cmake": Need("CMake", "pip install cmake", _programs("cmake")),
     "torch": Need("PyTorch", "pip install torch", _modules("torch")),
     "triton": Need("Triton", "pip install triton torch", _modules("triton", "torch")),
     "ray": Need("Ray", "pip install '.[ray]'", _modules("ray")),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.llama import Llama
 from gguf_verify.measure import claims
-from gguf_verify.measure.claims import blocks, products, speed
+from gguf_verify.measure.claims import arithmetic, blocks, products, speed
 from gguf_verify.measure.claims.common import (
     FIVE,
     Claim,
@@ -97,6 +98,12 @@ VERDICTS = {
     "raw_sums_are_more_accurate": "false",
     "one_figure_per_format": "false",
     "q8_0_misaligned": "true only for loads of 4 bytes",
+    "vec_dot_ratio": "true only for Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4, and in MMQ only without tensor cores",
+    "reuse": "true only for the bytes that are read",
+    "flop_per_byte": "true only for halves, and for the conclusion: it is 3.56 for Q4_0",
+    "laptop_peak": "false: the product counts operations in a cycle",
+    "registers_and_stream_k": "true only for ",
+    "memory": "true only for halves",
 }
 
 
@@ -321,11 +328,14 @@ def test_gains_are_told(sources: Sources) -> None:
 
 def test_costs_are_told(sources: Sources) -> None:
     def rows(q5: float) -> list[str]:
+        times = {"Q4_0": 10.0, "Q4_1": 11.0, "Q5_0": q5, "Q5_1": q5, "Q8_0": 12.0}
         return [
-            f"{n} | {m} | 1.00× (10) | 1.00× (11) | 1.00× ({q5}) | 1.00× ({q5}) | 1.00× (12)"
+            f"{kind} | {n} | " + " | ".join([f"1.00× ({us})"] * columns)
+            for kind, us in times.items()
             for n in (4096, 14336)
-            for m in (1, 8)
         ]
+
+    columns = len(speed.bench_table(sources.benchmarks, "against llama.cpp")[0]) - 2
 
     costs = [
         speed.q5_cost(replace(sources, benchmarks=with_table(sources.benchmarks, "against llama.cpp", rows(q5))))
@@ -334,6 +344,32 @@ def test_costs_are_told(sources: Sources) -> None:
     assert costs[0].verdict.startswith("true on one ")
     assert costs[1].verdict.startswith("false on one ")
     assert "+18 %" in costs[0].evidence[1]
+
+
+def test_counts_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(arithmetic, "CLAIMED_VDR", (2, 8))
+    assert arithmetic.vec_dot_ratio(sources).verdict.startswith("true only for Q8_0, Q4_K and Q5_K, and in MMQ")
+    monkeypatch.setattr(arithmetic, "VDR", {"Q8_0": (2, 8, 1)})
+    assert arithmetic.vec_dot_ratio(sources).verdict == "true"
+    monkeypatch.setattr(arithmetic, "GIGABYTES", (14.0, 3.9))
+    assert arithmetic.memory(sources).verdict == "true only for halves, Q4_0, Q4_K, IQ4_NL and NVFP4"
+    monkeypatch.setattr(arithmetic, "MULTIPROCESSORS", 8)
+    assert arithmetic.registers_and_stream_k(sources).verdict.startswith("false for stream-K")
+
+    folder = tmp_path / "gemm" / "q8_1"
+    folder.mkdir(parents=True)
+    (folder / "02_tiled.cu").write_text("TOKENS = 8, ROWS = 32")
+    other = arithmetic.reuse(replace(sources, kernels=tmp_path))
+    assert "8 tokens and 32 rows" in other.evidence[0]
+    (folder / "02_tiled.cu").write_text("TOKENS = 8")
+    with pytest.raises(ValueError, match="states no tile"):
+        arithmetic.reuse(replace(sources, kernels=tmp_path))
+
+
+def test_a_gain_as_large_as_the_reuse_is_told(sources: Sources) -> None:
+    rows = ["`q8_1_naive` | 1 | 1 | 1", "`q8_1_tiled` | 16 | 16 | 1"]
+    page = with_table(sources.benchmarks, "ladder", rows)
+    assert arithmetic.reuse(replace(sources, benchmarks=page)).verdict == "true"
 
 
 # ---- what they share -------------------------------------------------------------------------------------------------

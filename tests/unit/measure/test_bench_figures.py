@@ -19,62 +19,122 @@ def record(who: str, us: float, kind: str = "Q4_0", m: int = 1, n: int = 4096, k
             "TB/s of weights": nbytes / us / 1e6, "weight bytes": nbytes, **more}  # fmt: skip
 
 
-def made(*records: Any, host: str = "gpu: Card (sm_90), driver") -> Any:
+def made_of(*records: Any, host: str = "gpu: Card (sm_90), driver") -> Any:
     return {"header": {"host": host, "repeat": 20, "copy TB/s": 4.0, "int8 TFLOP/s": 900.0}, "results": list(records)}
 
 
-DATA = made(
+DATA = made_of(
     record("q8_1_naive", 1000, m=512), record("q8_1_tiled", 100, m=512), record("q8_1_mma", 50, m=512),
     record("f32_naive", 1000, m=512), record("llama.cpp", 80, m=512), record("llama.cpp", 6),
     record("q8_1", 4, by="q8_1_gemv"), record("q8_1", 40, m=512, by="q8_1_wgmma"),
-    record("cuBLAS int8", 20, kind="-", m=512),
+    record("cuBLAS int8", 20, kind="-", m=512), record("dequantize + cuBLAS", 30, m=512, by="this project's kernel"),
+    record("dequantize + cuBLAS", 32), record("f16", 5, by="f16_wgmma"), record("f16", 25, m=512, by="f16_wgmma"),
+    record("q8_1", 5, "Q4_K", by="q8_1_decode"), record("llama.cpp", 4, "Q4_K"),
 )  # fmt: skip
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
 
 
 def test_tables() -> None:
     made = figures.tables(DATA)
-    assert set(made) == {"card", "ladder", "ladder of f32", "against llama.cpp", "decode"}
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in made["ladder"].splitlines()]
+    assert set(made) == {
+        "card", "ladder", "ladder of f32", "against llama.cpp", "other families", "against dequantize + cuBLAS",
+        "rivals", "fastest", "decode", "choices",
+    }  # fmt: skip
+    rows = cells(made["ladder"])
     assert rows[2] == ["`q8_1_naive`", "17.2", "0.15"]
     assert rows[3] == ["`q8_1_tiled`", "172 (10×)", "0.26"]
     assert rows[4] == ["`q8_1_mma`", "344 (2×)", "2.6"]
     assert rows[5] == ["llama.cpp", "215", "13"]
-    assert made["against llama.cpp"].splitlines()[2:] == ["| 4096 | 1 | 1.50× (4) |", "| 4096 | 512 | 2.00× (40) |"]
+    assert cells(made["against llama.cpp"]) == [
+        ["type", "N", "M = 1", "M = 512"], ["---"] * 4, ["Q4_0", "4096", "1.50× (4)", "2.00× (40)"],
+        ["Q4_K", "4096", "0.80× (5)", ""],
+    ]  # fmt: skip
     assert "2.36 (59 %)" in made["decode"]
     assert "4.00 TB/s" in made["card"]
 
 
+def test_the_tables_take_any_family() -> None:
+    made = figures.tables(DATA)
+    assert made["other families"].startswith("llama.cpp ÷ `f16`:")
+    assert cells(made["other families"])[2] == ["Q4_0", "4096", "1.20× (5)", "3.20× (25)"]
+    both = made["against dequantize + cuBLAS"]
+    assert both.index("÷ `q8_1`") < both.index("÷ `f16`")
+    assert cells(both)[2] == ["Q4_0", "4096", "8.00× (4)", "0.75× (40)"]
+    other = made_of(record("mine", 4, by="mine_fast"), record("llama.cpp", 8))
+    assert cells(figures.tables(other)["other families"])[2] == ["Q4_0", "4096", "2.00× (4)"]
+    other["header"]["families"] = {"mine": "own"}
+    assert cells(figures.tables(other)["definitions"])[2] == ["`mine`", "own"]
+
+
+def test_all_rivals_side_by_side() -> None:
+    """A member of a family is none, and cuBLAS alone is no product of a type."""
+    one, many = figures.tables(DATA)["rivals"].split("\n\nM = 512, ")
+    assert one.startswith("M = 1, N = 4096, in µs:")
+    assert many.startswith("N = 4096, in µs; cuBLAS int8 20 µs:")
+    assert cells(one)[0] == ["type", "llama.cpp", "q8_1", "dequantize + cuBLAS", "f16"]
+    assert cells(one)[2:] == [["Q4_0", "6", "**4**", "32", "5"], ["Q4_K", "**4**", "5", "", ""]]
+    assert cells(many)[2:] == [["Q4_0", "80", "40", "30", "**25**"]]
+
+
+def test_who_is_the_fastest_in_words() -> None:
+    text = figures.tables(DATA)["fastest"]
+    assert text.startswith("One of this project's kernels is the fastest for 2 of 3 products.")
+    assert cells(text)[2:] == [["4096", "1", "q8_1: Q4_0; llama.cpp: Q4_K"], ["4096", "512", "f16: Q4_0"]]
+
+
 def test_one_token_beside_the_least_time() -> None:
     """9.44 MB of Q4_0 in 4 µs, where an empty kernel takes 1.5 µs and a copy 4 TB/s."""
-    data = made(*DATA["results"])
+    data = made_of(*DATA["results"])
     data["header"]["empty us"] = 1.5
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in figures.tables(data)["decode"].splitlines()]
-    assert rows[3] == ["4096", "ours, of the least time", "1.04×"]
+    assert cells(figures.tables(data)["decode"])[2] == [
+        "Q4_0", "4096", "9.4", "4", "3.859", "1.04×", "2.36 (59 %)", "1.57 (39 %)"
+    ]  # fmt: skip
     assert "An empty kernel takes 1.50 µs" in figures.tables(data)["card"]
-    assert "of the least time" not in figures.tables(DATA)["decode"]
+    assert cells(figures.tables(DATA)["decode"])[2][4:6] == ["", ""]
+
+
+def test_a_roof_is_the_kernels_own() -> None:
+    roof = {"who": "q8_1", "by": "q8_1_wgmma", "type": "Q4_0", "M": 512, "registers": 168, "local bytes": 0,
+            "instructions": 3.02, "float instructions": 2.0, "TFLOP/s": 700.0}  # fmt: skip
+    data = {**DATA, "roofs": [roof]}
+    assert cells(figures.tables(data)["roofs"])[2] == [
+        "`q8_1_wgmma`", "Q4_0", "3.02", "2.00", "168", "0", "700", "429 (61 %)"
+    ]  # fmt: skip
 
 
 def test_what_was_not_measured_has_no_table() -> None:
-    assert set(figures.tables(made(record("f32_naive", 5)))) == {"card"}
+    assert set(figures.tables(made_of(record("f32_naive", 5)))) == {"card"}
 
 
 def test_slower_choices() -> None:
-    assert list(figures.slower_choices(DATA)) == []
-    slow = made(*DATA["results"], record("q8_1_gemv", 3.7), record("q8_1_split_k", 5))
-    assert list(figures.slower_choices(slow)) == [
-        "Q4_0 M 1 N 4096 K 4096: q8_1 takes q8_1_gemv, 4.0 us; q8_1_gemv 3.7 us"
-    ]
-    assert list(figures.slower_choices(made(record("q8_1", 4, by="q8_1_gemv"), record("q8_1_gemv", 3.9)))) == []
+    assert figures.choices(DATA) == "3 times another kernel of a family was timed beside the choice. " + (
+        "None was faster by more than 5 %."
+    )
+    slow = made_of(*DATA["results"], record("q8_1_gemv", 3.7), record("q8_1_split_k", 5))
+    line = "Q4_0 M 1 N 4096 K 4096: q8_1 takes q8_1_gemv, 4.0 us; q8_1_gemv 3.7 us"
+    assert list(figures.slower_choices(slow)) == [line]
+    assert figures.choices(slow).startswith("5 times another kernel")
+    assert figures.choices(slow).endswith(f"It was faster by more than 5 % here:\n\n- {line}")
+    near = made_of(record("q8_1", 4, by="q8_1_gemv"), record("q8_1_gemv", 3.9))
+    assert list(figures.slower_choices(near)) == []
+    assert figures.choices(made_of(record("q8_1", 4, by="q8_1_gemv"))) == ""
 
 
 def test_several_files_of_one_card(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.json" for i in range(4)]
-    paths[0].write_text(json.dumps(made(record("q8_1", 4), record("llama.cpp", 6))))
-    paths[1].write_text(json.dumps(made(record("q8_1", 3))))
-    paths[2].write_text(json.dumps(made(host="another")))
+    first, second = made_of(record("q8_1", 4), record("llama.cpp", 6)), made_of(record("q8_1", 3))
+    first["header"]["families"], second["header"]["families"] = {"q8_1": "a"}, {"f16": "b"}
+    first["roofs"] = [{"who": "q8_1", "type": "Q4_0", "M": 1}]
+    paths[0].write_text(json.dumps(first))
+    paths[1].write_text(json.dumps(second))
+    paths[2].write_text(json.dumps(made_of(host="another")))
     paths[3].write_text('{"results": 1}')
     data = figures.load(paths[:2])
     assert [r["us"] for r in data["results"]] == [3, 6]
+    assert (data["header"]["families"], data["roofs"]) == ({"q8_1": "a", "f16": "b"}, first["roofs"])
     with pytest.raises(UsageError, match=r"2\.json: measured on another, others on gpu: Card"):
         figures.load([*paths[:2], paths[2]])
     with pytest.raises(UsageError, match=r"3\.json holds no measurements"):
@@ -87,10 +147,12 @@ def test_roofline(tmp_path: Path) -> None:
     figures.roofline(DATA, path)
     first = path.read_bytes()
     texts = [e.text or "" for e in ElementTree.fromstring(first).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"this project, Q4_0", "llama.cpp, Q4_0", "cuBLAS int8, 900 TFLOP/s"} <= set(texts)
+    assert {"this project, q8_1", "llama.cpp", "dequantize + cuBLAS", "cuBLAS int8, 900 TFLOP/s"} <= set(texts)
     assert any(t.startswith("Card (sm_90)") for t in texts)
     figures.roofline(DATA, path)
     assert path.read_bytes() == first
-    figures.roofline(made(record("q8_1", 4)), tmp_path / "one.png")
+    with pytest.raises(UsageError, match="nothing can be plotted"):
+        figures.roofline(made_of(record("q8_1_gemv", 4)), path)
+    figures.roofline(made_of(record("q8_1", 4, by="q8_1_gemv")), tmp_path / "one.png")
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert figures.intensity(record("q8_1", 1)) == pytest.approx(2 * 4096**2 / (4096**2 * 18 / 32 + 4 * 8192))

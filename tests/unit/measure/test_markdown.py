@@ -41,7 +41,10 @@ def test_places_of_a_page() -> None:
         (
             markdown.BENCHMARKS,
             "bench",
-            ("card", "ladder", "ladder of f32", "against llama.cpp", "decode", "verifications", "planted"),
+            (
+                *("card", "definitions", "ladder", "ladder of f32", "fastest", "against llama.cpp", "other families"),
+                *("against dequantize + cuBLAS", "rivals", "decode", "roofs", "choices", "verifications", "planted"),
+            ),
         ),
         (markdown.EVIDENCE, "mutation", ("run", "kill", "naming", "alarms")),
     ],

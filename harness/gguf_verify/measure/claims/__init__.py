@@ -16,7 +16,7 @@ from ...llama import Llama
 from ...support.paths import CHECKOUT
 from ..markdown import table
 from ..measure import Measure
-from . import blocks, products, speed
+from . import arithmetic, blocks, products, speed
 from .common import Claim, Sources
 
 PAGE = CHECKOUT / "docs" / "claims.md"
@@ -40,6 +40,12 @@ CHECKS: dict[str, Check] = {
         blocks.q8_0_misaligned,
         speed.gains,
         speed.q5_cost,
+        arithmetic.vec_dot_ratio,
+        arithmetic.reuse,
+        arithmetic.flop_per_byte,
+        arithmetic.laptop_peak,
+        arithmetic.registers_and_stream_k,
+        arithmetic.memory,
     )
 }
 
@@ -57,7 +63,8 @@ def _lines(claims: Mapping[str, Claim]) -> Iterator[str]:
         "",
         "Published descriptions of kernels like these (*write-ups* below) make the following claims, without having",
         "run llama.cpp. Each claim is checked here: against llama.cpp's own functions where possible (v0.5.0,",
-        "llama-cpp-python 0.3.36, x86-64), or against outputs of its CUDA backend that were measured on an H200.",
+        "llama-cpp-python 0.3.36, x86-64), against outputs of its CUDA backend that were measured on an H200,",
+        "or by counting and computing, in its source and ours.",
         "NMSE is Σ(y - o)²/Σo². The names of definitions (`q8_1`, `mmq`, …) are those of",
         "[concepts](concepts.md#definitions). All samples have fixed seeds.",
         "",

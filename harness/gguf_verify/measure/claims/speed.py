@@ -21,11 +21,11 @@ def bench_table(page: str, name: str) -> tuple[list[str], list[list[str]]]:
     return cells[0], cells[2:]
 
 
-def _card(page: str) -> str:
+def card_of(page: str) -> str:
     return marked(page, "bench", "card").split(" (")[0]
 
 
-def _speeds(page: str, name: str) -> tuple[list[str], dict[str, list[float | None]]]:
+def speeds(page: str, name: str) -> tuple[list[str], dict[str, list[float | None]]]:
     """The columns of a ladder, and the TFLOP/s of each of its steps in them."""
     head, rows = bench_table(page, name)
     speeds = {row[0].strip("`"): [float(cell.split()[0]) if cell else None for cell in row[1:]] for row in rows}
@@ -34,8 +34,8 @@ def _speeds(page: str, name: str) -> tuple[list[str], dict[str, list[float | Non
 
 def gains(s: Sources) -> Claim:
     """Ratios of the TFLOP/s of steps of the measured ladders."""
-    columns, w4a8 = _speeds(s.benchmarks, "ladder")
-    more, w4a16 = _speeds(s.benchmarks, "ladder of f32")
+    columns, w4a8 = speeds(s.benchmarks, "ladder")
+    more, w4a16 = speeds(s.benchmarks, "ladder of f32")
     shapes = [c for c in columns if c.startswith("N =")]
     if more != shapes:
         raise ValueError("the two ladders were measured for different shapes")
@@ -69,7 +69,7 @@ def gains(s: Sources) -> Claim:
         ])  # fmt: skip
     right = [w for w, said in kinds.items() if said == "true"]
     known = [w for w, said in kinds.items() if said in ("true", "false")]
-    card = _card(s.benchmarks)
+    card = card_of(s.benchmarks)
     if not known:
         word = "not measured here"
     elif len(right) == len(known):
@@ -95,18 +95,24 @@ def gains(s: Sources) -> Claim:
     )
 
 
-def q5_cost(s: Sources) -> Claim:
-    """The times of Q5_0 and Q5_1 over that of Q4_0 in the benchmarks' table."""
-    head, rows = bench_table(s.benchmarks, "against llama.cpp")
+def against_llama(page: str) -> dict[tuple[str, str], dict[tuple[int, int], float]]:
+    """("ours" or "llama.cpp", type) → (N, M) → µs, from the benchmarks' table."""
+    head, rows = bench_table(page, "against llama.cpp")
+    tokens = [int(column.removeprefix("M = ")) for column in head[2:]]
     times: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
-    for row in rows:
-        shape = int(row[0]), int(row[1])
-        for kind, cell in zip(head[2:], row[2:], strict=True):
+    for kind, n, *cells in rows:
+        for m, cell in zip(tokens, cells, strict=True):
             if found := re.fullmatch(r"([\d.]+)× \(([\d.]+)\)", cell):
                 ours = float(found[2])
-                times.setdefault(("ours", kind), {})[shape] = ours
-                times.setdefault(("llama.cpp", kind), {})[shape] = ours * float(found[1])
-    tokens, most = (1, 8, 64, 512, 4096), max(int(row[0]) for row in rows)
+                times.setdefault(("ours", kind), {})[int(n), m] = ours
+                times.setdefault(("llama.cpp", kind), {})[int(n), m] = ours * float(found[1])
+    return times
+
+
+def q5_cost(s: Sources) -> Claim:
+    """The times of Q5_0 and Q5_1 over that of Q4_0 in the benchmarks' table."""
+    times = against_llama(s.benchmarks)
+    tokens, most = (1, 8, 64, 512, 4096), max(n for n, _ in times["ours", "Q4_0"])
     out, inside, total = [], 0, 0
     for who in ("ours", "llama.cpp"):
         for kind in ("Q5_0", "Q5_1", "Q4_1"):
@@ -117,7 +123,7 @@ def q5_cost(s: Sources) -> Claim:
                 inside, total = inside + within, total + len(cost)
             cells = [f"{cost[most, m]:+.0f} %" if (most, m) in cost else "" for m in tokens]
             out.append([who, kind, *cells, span_of_percent(list(cost.values())), f"{within} of {len(cost)}"])
-    card = _card(s.benchmarks)
+    card = card_of(s.benchmarks)
     word = f"true on one {card}" if inside == total else f"false on one {card}" if inside == 0 else ""
     return Claim(
         "The Q5 formats cost 16 to 20 % more time than Q4_0.",

@@ -1,0 +1,144 @@
+"""A grouped product for mixtures of experts: each token by the experts it is sent to, in three launches of any routing.
+
+The card sorts the slots by expert and fills each expert's up to whole tiles (kernels/pack/routing.cu), tiles the
+activations in that order (kernels/pack/activations.cu), and kernels/gemm/q8_1/07_wgmma.cu multiplies each tile by its
+expert's weights and writes every output to its slot. The host need not know the routing: there are as many tiles as any
+routing of so many slots fills, and those that are left over end at once. Each output has the bits of that kernel for
+the expert's matrix, whose order is ascending k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat
+from ..hosts.base import Host
+from ..support.errors import UsageError
+from ..support.paths import kernel_root
+from .interface import Weights
+from .ladder.q8_1_wgmma import STEP, Wgmma
+from .packed import ROWS, Layout, packed_shape
+from .routing import Routing, padded_slots
+from .site import MAX_GRID
+from .tiling import Tiling
+
+#: Experts that kernels/pack/routing.cu counts.
+MOST_EXPERTS = 1024
+_THREADS = 256
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The matrices of all experts as the kernel takes them.
+
+    Args:
+        count: how many there are.
+        n: rows of each.
+        packed: all of them as one matrix, each filled up to whole tiles of rows.
+    """
+
+    count: int
+    n: int
+    packed: Weights
+
+
+class Grouped:
+    """The product on a host. Raises EnvironmentFault where the host's card has no `wgmma`."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.site = STEP.site(host, kernel_root())
+        if host.sm is not None:
+            STEP.cards.target_or_fault("q8_1_grouped", host.sm)
+
+    def upload(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8], count: int) -> ExpertWeights:
+        """From the rows uint8[count·N, row bytes] of a GGUF file's expert tensor. Raises UsageError where they are no
+        such matrices; KernelFault."""
+        if not 1 <= count <= MOST_EXPERTS or len(rows) % count:
+            raise UsageError(f"{len(rows)} rows are not the matrices of 1 to {MOST_EXPERTS} experts")
+        n, k = len(rows) // count, rows.shape[1] // fmt.block_bytes * fmt.block_size
+        filled = np.zeros((count, -(-n // ROWS) * ROWS, rows.shape[1]), np.uint8)
+        filled[:, :n] = rows.reshape(count, n, -1)
+        flat = filled.reshape(-1, rows.shape[1])
+        return ExpertWeights(count, n, Weights(fmt, len(flat), k, STEP.launch.prepare(self.site, fmt, flat)))
+
+    @staticmethod
+    def tiling(fmt: BlockFormat, slots: int, count: int) -> Tiling:
+        """Tiles of as many tokens as an expert has, where all have as many; larger ones leave more of them empty."""
+        wanted = -(-slots // count)
+        several = (Tiling(16), Tiling(32), *sorted(Wgmma.tilings(fmt), key=lambda tiling: tiling.tokens))
+        return next((tiling for tiling in several if tiling.tokens >= wanted), several[-1])
+
+    def multiply(
+        self, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool = False
+    ) -> None:
+        """float32[m·top_k, N] into `out`, from float32[m, K] and int32[m, top_k], buffers all.
+
+        Args:
+            own: each slot has activations of its own, float32[m·top_k, K].
+
+        Raises KernelFault.
+        """
+        self._multiply("quantize_tiled", weights, x, ids, out, m, top_k, own)
+
+    def multiply_blocks(
+        self, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool = False
+    ) -> None:  # fmt: skip
+        """`multiply` from activations that are blocks of Q8_1. Raises KernelFault."""
+        self._multiply("tile", weights, x, ids, out, m, top_k, own)
+
+    def routed(
+        self, fmt: BlockFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
+    ) -> npt.NDArray[np.float32]:
+        """`Kernel.routed`, of Q8_1 blocks uint8[M, row bytes], or [M·top_k, row bytes]."""
+        (m, top_k), host = routing.ids.shape, self.host
+        weights = self.upload(fmt, rows, routing.experts)
+        out = host.output(4 * m * top_k * weights.n)
+        given, ids = host.upload(x.copy(), "activations"), host.upload(routing.ids, "ids")
+        self.multiply_blocks(weights, given, ids, out, m, top_k, own=len(x) != m)
+        return host.download(out).view(np.float32).reshape(m, top_k, weights.n)
+
+    def _multiply(
+        self, entry: str, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool
+    ) -> None:  # fmt: skip
+        fmt, host, used = weights.packed.fmt, self.host, m * top_k
+        assert isinstance(fmt, BlockFormat)
+        tiling = self.tiling(fmt, used, weights.count)
+        capacity = padded_slots(m, top_k, weights.count, tiling.tokens)
+        slots, experts = host.output(4 * capacity, "slots"), host.output(4 * capacity // tiling.tokens, "experts")
+        tokens = {**Layout.of(fmt).macros, "TOKENS": str(tiling.tokens), "EXPERTS": "1"}
+        route = self.site.function("route", fmt, "pack/routing.cu", tokens)
+        args = [ids, slots, experts, np.int64(used), np.int64(capacity)]
+        host.launch(route, (weights.count, 1, 1), (_THREADS, 1, 1), args, overlaps=True)
+
+        _, padded, chunk = packed_shape(fmt, weights.packed.n, weights.packed.k)
+        stages, token_bytes = padded // 2, 2 * Layout.of(fmt).token_bytes(fmt)
+        tiled = host.output(capacity * stages * token_bytes, "tiled activations")
+        args = [
+            x, tiled, np.int64(used if own else m), np.int64(weights.packed.k // 32), np.int64(stages),
+            np.int64(capacity), slots, np.int64(used), np.int64(1 if own else top_k),
+        ]  # fmt: skip
+        grid = (min(capacity // 4, MAX_GRID), min(-(-stages // 8), 65535), 1)
+        tile = self.site.function(entry, fmt, "pack/activations.cu", tokens)
+        host.launch(tile, grid, (_THREADS, 1, 1), args, overlaps=True)
+
+        slot = -(-(-(-tiling.tokens * token_bytes // 128) * 128 + tiling.groups * 2 * chunk) // 1024) * 1024
+        ring = min(8, 200 * 1024 // tiling.ctas // slot)
+        macros = {
+            **tokens, "WARPGROUPS": str(tiling.groups), "CTAS": str(tiling.ctas), "STAGES": str(ring),
+            "PART_STAGES": "0",
+        }  # fmt: skip
+        args = [
+            weights.packed.buffer, tiled, out, np.int64(capacity), np.int64(weights.n), np.int64(stages), slots,
+            experts, np.int64(used),
+        ]  # fmt: skip
+        gemm = self.site.function("gemm", fmt, macros=macros)
+        block = (tiling.groups * 128 + (128 if tiling.ctas == 1 else 32), 1, 1)
+        host.launch(gemm, (tiling.tiles(capacity, weights.n), 1, 1), block, args, shared=ring * slot, overlaps=True)
+
+
+__all__ = ["MOST_EXPERTS", "ExpertWeights", "Grouped"]

@@ -1,0 +1,140 @@
+"""A GPU whose launches are queued, and how long they take in a CUDA graph."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...hosts.base import Source
+from ...hosts.cupy_host import CupyHost
+from ...support.paths import kernel_root
+
+#: Bytes of weights that no GPU's second-level cache holds: that of an H200 has 50 MB.
+ROTATED_BYTES = 160_000_000
+#: Graphs that are run before those that are timed.
+WARM_UP = 2
+_EMPTY_LAUNCHES, _FEW = 100, 64
+#: CUDA's number of the attribute, in kHz.
+_CLOCK_RATE = 13
+
+
+class Queue(CupyHost):
+    """A GPU whose launches are queued in a stream and not awaited; outputs have neither guards nor poison."""
+
+    def upload(self, array: Any, what: str = "input") -> Any:
+        return array if isinstance(array, self._cupy.ndarray) else super().upload(array)
+
+    def output(self, nbytes: int, what: str = "output") -> Any:
+        return self._cupy.empty(nbytes, np.uint8)
+
+    def launch(
+        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        if shared:
+            kernel.max_dynamic_shared_size_bytes = shared
+        self._start(kernel, grid, block, args, shared, overlaps)
+
+    def download(self, output: Any) -> npt.NDArray[np.uint8]:
+        return np.asarray(self._cupy.asnumpy(output))
+
+    def side_by_side(self, output: Any, rows: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
+        return output, self.upload(rows)
+
+    def faults(self) -> AbstractContextManager[None]:
+        """Errors of CUDA's as KernelFault, and of its memory as EnvironmentFault."""
+        return self._faults()
+
+    def code(self, source: Source) -> bytes:
+        """What `load` loads: every kernel of a source, compiled. Raises EnvironmentFault."""
+        return self._cubin(source.root, source.file, source.target or self.sm, source.defines, False)
+
+    @property
+    def cupy(self) -> Any:
+        """The module."""
+        return self._cupy
+
+    @property
+    def clock_ghz(self) -> float:
+        """The card's highest clock."""
+        return float(self._cupy.cuda.runtime.deviceGetAttribute(_CLOCK_RATE, self._device.id)) / 1e6
+
+    @property
+    def multiprocessors(self) -> int:
+        return int(self._device.attributes["MultiProcessorCount"])
+
+
+def copies_of(nbytes: int) -> int:
+    """Copies of a matrix that are multiplied in turn, so that no cache holds them."""
+    return max(2, -(-ROTATED_BYTES // nbytes))
+
+
+def rounds_of(m: int) -> int:
+    """How often a graph multiplies by each copy: with few tokens more often, so that its own launch does not count."""
+    return 4 if m <= _FEW else 1
+
+
+def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any) -> float:
+    """The median time of one product, from events before and after all of them."""
+    stream = cupy.cuda.get_current_stream()
+    times = []
+    for i in range(repeat + WARM_UP):
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        work()
+        stop.record(stream)
+        stop.synchronize()
+        if i >= WARM_UP:
+            times.append(1e3 * float(cupy.cuda.get_elapsed_time(start, stop)) / products)
+    return statistics.median(times)
+
+
+def graph_us(works: Sequence[Callable[[], object]], repeat: int, cupy: Any) -> float:
+    """Microseconds for each of these works, in a CUDA graph of all of them. Each was done once before, so that nothing
+    is compiled or allocated in the graph."""
+    cupy.cuda.Device().synchronize()  # what prepared them was in another stream
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for work in works:
+            work()
+        stream.synchronize()
+        stream.begin_capture()
+        for work in works:
+            work()
+        graph = stream.end_capture()
+        return median_us(lambda: graph.launch(stream), len(works), repeat, cupy)
+
+
+def once_us(work: Callable[[], object], cupy: Any) -> float:
+    """Microseconds of one work, launched by itself, the second time."""
+    work()
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    work()
+    stop.record()
+    stop.synchronize()
+    return 1e3 * float(cupy.cuda.get_elapsed_time(start, stop))
+
+
+def copy_tbs(cupy: Any, repeat: int) -> float:
+    """Bytes that a device copy reads and writes, in TB/s."""
+    a, b = cupy.empty(1 << 30, np.uint8), cupy.empty(1 << 30, np.uint8)
+    return 2 * (1 << 30) / median_us(lambda: cupy.copyto(b, a), 1, repeat, cupy) / 1e6
+
+
+def empty_us(queue: Queue, repeat: int) -> float:
+    """Microseconds of a kernel that does nothing, in a graph of many of them that overlap as products do: the time that
+    no product can save."""
+    empty = queue.load(kernel_root(), "probes/empty.cu", "empty", {}, queue.sm)
+    works = [lambda: queue.launch(empty, (1, 1, 1), (32, 1, 1), [], overlaps=True)] * _EMPTY_LAUNCHES
+    return graph_us(works, repeat, queue.cupy)
+
+
+__all__ = [
+    "ROTATED_BYTES", "WARM_UP", "Queue", "copies_of", "copy_tbs", "empty_us", "graph_us", "median_us", "once_us",
+    "rounds_of",
+]  # fmt: skip

@@ -1,0 +1,231 @@
+"""The benchmark of kernels on a stand-in for a card: the CPU host, whose times are made up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts.cpu_host import Buffer, CpuHost
+from gguf_verify.kernels import KERNELS, Weights
+from gguf_verify.kernels.grouped import Grouped
+from gguf_verify.kernels.launch import Launch
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.site import Site
+from gguf_verify.measure.bench import experts, kernels, ours, sass
+from gguf_verify.measure.bench.matrices import Activations, Matrix, ends, nmse
+from gguf_verify.measure.bench.ours import Ours
+from gguf_verify.semantics import SEMANTICS, Order
+from gguf_verify.support.errors import KernelFault
+
+NUMPY: Any = SimpleNamespace(
+    asarray=np.asarray, asnumpy=np.asarray, ascontiguousarray=np.ascontiguousarray,
+    get_default_memory_pool=lambda: SimpleNamespace(free_all_blocks=lambda: None),
+)  # fmt: skip
+SHAPE = ["--n", "323", "--k", "64", "-m", "1", "21", "--types", "Q4_0", "--no-cublas", "--no-llama"]
+
+
+class Card(CpuHost):
+    """Buffers are arrays, as a card's are."""
+
+    sm = "90"
+    cupy, clock_ghz, multiprocessors = NUMPY, 2.0, 100
+    faults = nullcontext
+
+    def upload(self, array: Any, what: str = "input") -> Any:
+        return np.array(array).reshape(-1).view(np.uint8)
+
+    def output(self, nbytes: int, what: str = "output") -> Any:
+        return np.full(nbytes, 255, np.uint8)
+
+    def launch(
+        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        held = [Buffer(a, "array") if isinstance(a, np.ndarray) else a for a in args]
+        super().launch(kernel, grid, block, held, shared, overlaps)
+
+    def download(self, output: Any) -> Any:
+        return output
+
+    def describe(self) -> str:
+        return "gpu: none (sm_90)"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measure with these words; a product takes 10 µs in a graph, and `dear.us` launched by itself."""
+    dear = SimpleNamespace(us=1.0, launches=0)
+
+    def alone(work: Any, cupy: Any) -> float:
+        dear.launches += 1
+        return dear.us
+
+    def timed(works: Sequence[Any], repeat: int, cupy: Any) -> float:
+        works[0]()
+        return 10.0
+
+    monkeypatch.setattr(kernels, "Queue", lambda: Card(1))
+    monkeypatch.setattr(ours, "graph_us", timed)
+    monkeypatch.setattr(ours, "once_us", alone)
+    monkeypatch.setattr(ours, "copies_of", lambda nbytes: 2)
+    monkeypatch.setattr(kernels, "copy_tbs", lambda cupy, repeat: 4.0)
+    monkeypatch.setattr(kernels, "empty_us", lambda queue, repeat: 1.0)
+
+    def run(*words: str) -> Any:
+        parser = argparse.ArgumentParser()
+        kernels.add_arguments(parser)
+        return kernels.Bench(parser.parse_args([*SHAPE, *words])).run()
+
+    return SimpleNamespace(run=run, dear=dear)
+
+
+def test_a_family_and_its_members(bench: Any, tmp_path: Path) -> None:
+    file = tmp_path / "measured.json"
+    data = bench.run("--kernels", "f32", "--members", "--json", str(file))
+    assert json.loads(file.read_text()) == data
+    found = [(r["who"], r["M"], r["us"], r.get("by")) for r in data["results"]]
+    choice = [r for r in data["results"] if r["who"] == "f32"]
+    assert [r["M"] for r in choice] == [1, 21]
+    assert all(r["by"].startswith("f32_") and r["weight bytes"] == 323 * 36 for r in choice)
+    assert {who for who, *_ in found} == {"f32", "f32_naive", "f32_tiled", "f32_vectorized"}
+    assert len(found) == 6  # the choice is not timed again as a member
+    assert data["faults"] == []
+    assert list(data["header"]["families"]) == ["f32"]
+
+
+def test_a_hopeless_member_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From `_MANY` tokens on it is not even launched for more."""
+    bench.dear.us = 41.0
+    data = bench.run("--kernels", "f32", "--members")
+    assert sorted((r["who"], r["M"], r["us"]) for r in data["results"]) == [("f32", 1, 10.0), ("f32", 21, 10.0)]
+    assert bench.dear.launches == 4
+    monkeypatch.setattr(kernels, "_MANY", 1)
+    bench.run("--kernels", "f32", "--members")
+    assert bench.dear.launches == 4 + 3
+
+
+def test_a_wrong_kernel_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(self: Ours, kernel: ShippedKernel, m: int) -> None:
+        raise KernelFault(f"{kernel.name} is wrong")
+
+    monkeypatch.setattr(Ours, "check", wrong)
+    data = bench.run("--kernels", "f32_tiled")
+    assert data["results"] == []
+    assert data["faults"] == ["f32_tiled is wrong"]
+
+
+@pytest.mark.parametrize("name", ["q8_1_dp4a", "q8_1_naive"])
+@pytest.mark.parametrize(("row", "token", "seen"), [(0, 20, True), (322, 0, True), (161, 9, False)])
+def test_what_is_checked(name: str, row: int, token: int, seen: bool) -> None:
+    """The first and last rows, for every token against the naive kernel's bits, or else the first and last tokens."""
+    card, fmt, spec = Card(1), FORMATS["Q4_0"], KERNELS[name]
+    of = Ours(card, Matrix(fmt, 323, Activations(21, 64, 0, NUMPY), 0, NUMPY))  # type: ignore[arg-type]
+
+    class Spoiled(Launch):
+        def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+            spec.launch.multiply(site, weights, x, out, m)
+            if m == 21 and weights.n == 323:
+                out.view(np.uint32).reshape(m, -1)[token, row] ^= 1
+
+    of.check(ShippedKernel(spec, card), 21)
+    wrong = ShippedKernel(replace(spec, launch=Spoiled()), card)
+    if seen:
+        with pytest.raises(KernelFault, match=f"{name} has other bits than it should: Q4_0, M 21, N 323, K 64"):
+            of.check(wrong, 21)
+    else:
+        of.check(wrong, 21)
+
+
+def test_another_order_is_checked_by_its_own_bits() -> None:
+    card = Card(1)
+    of = Ours(card, Matrix(FORMATS["Q8_0"], 12, Activations(3, 256, 0, NUMPY), 0, NUMPY))  # type: ignore[arg-type]
+    spec = replace(KERNELS["q8_1_dp4a"], order=Order(64))
+    with pytest.raises(KernelFault, match="has other bits"):
+        of.check(ShippedKernel(spec, card), 3)
+    unordered = replace(spec, order=None)
+    of.check(ShippedKernel(unordered, card), 3)  # within the bound
+
+
+def test_ends_and_errors() -> None:
+    assert ends(5, 2).tolist() == [0, 1, 3, 4]
+    assert ends(3, 10).tolist() == [0, 1, 2]
+    assert nmse(np.array([1.0, 2.0]), np.array([1.0, 1.0])) == 0.5
+    assert np.isnan(nmse(np.array([np.nan]), np.array([1.0])))
+    matrix = Matrix(FORMATS["Q4_K"], 7, Activations(4, 256, 0, NUMPY), 0, NUMPY)
+    exact = matrix.x.values.astype(np.float64) @ FORMATS["Q4_K"].decode(matrix.rows).reshape(7, 256).T.astype(
+        np.float64
+    )
+    assert matrix.off(4, lambda tokens, rows: exact[tokens][:, rows]) == 0
+    assert matrix.off(4, lambda tokens, rows: 1.1 * exact[tokens][:, rows]) == pytest.approx(0.01)
+
+
+def test_a_mixture_of_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some slots are checked before a routing is timed; llama.cpp's outputs need only be near."""
+    card, mixture = Card(1), experts.Mixture(FORMATS["Q4_0"], (4, 2, 40, 64), 5, 0)
+    weights = Grouped(card).upload(mixture.fmt, mixture.rows, mixture.count)
+    monkeypatch.setattr(experts, "graph_us", lambda works, repeat, cupy: float(len(works)))
+    assert experts.ours_us(card, mixture, 5, weights, 3) == 8.0  # type: ignore[arg-type]
+    routing = mixture.routings(5)[0]
+    y = Grouped(card).routed(mixture.fmt, mixture.rows, SEMANTICS["q8_1"].bytes_of(mixture.x[:5]), routing)
+    mixture.check(routing, y, exact=True)
+    y[4, 1, 3] *= np.float32(1.001)
+    mixture.check(routing, y, exact=False)
+    with pytest.raises(KernelFault, match="the grouped product is wrong: Q4_0, 4 experts, M 5, slot 9"):
+        mixture.check(routing, y, exact=True)
+    y[4, 1] = -y[4, 1]
+    with pytest.raises(KernelFault, match=r"llama\.cpp's MUL_MAT_ID is wrong"):
+        mixture.check(routing, y, exact=False)
+
+
+def test_the_table_of_experts() -> None:
+    record = {"type": "Q4_0", "experts": 8, "top_k": 2, "N": 14336, "K": 4096}
+    results = [{**record, "M": 1, "us": 20.0, "llama.cpp us": 30.0}, {**record, "M": 8, "us": 50.0}]
+    assert experts.table({"results": results}).splitlines()[2] == (
+        "| 8 | 2 | 14336 | 4096 | Q4_0 | 1.50× (20) | (50) |"
+    )
+
+
+LISTING = """\
+.text.other:
+        /*0000*/                   IDP.4A.S8.S8 R1, R2, R3, R4 ;
+.text.gemm:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   FADD R1, R2, R3 ;
+.L_x_0:
+        /*0020*/                   HGMMA.64x32x16.F32 R72, R96, gdesc[UR16], RZ, !UPT ;
+        /*0030*/              @!P0 FFMA.FTZ R1, R2, R3, R4 ;
+        /*0040*/                   LDS R4, [R5] ;
+        /*0050*/               @P1 BRA `(.L_x_0) ;
+        /*0060*/                   BRA `(.L_x_1) ;
+.L_x_2:
+        /*0070*/                   BRA `(.L_x_2);
+"""
+
+
+def test_instructions_of_the_inner_loop() -> None:
+    """64·32·16 products of four warps are 8 outputs and slices of a lane, or 4 where half of each product is zero."""
+    loop = sass.inner_loop(LISTING, "gemm")
+    assert loop == sass.Loop(instructions=4, floats=1, products=8192, depth=16)
+    assert loop.each(loop.instructions, 32) == 0.5
+    assert loop.roof(32, 100, 2.0) == pytest.approx(100 * 128 * 2.0 / 0.5 * 64 / 1000)
+    of_32 = sass.inner_loop(LISTING.replace("HGMMA.64x32x16.F32", "IMMA.16832.S8.S8"), "gemm")
+    assert of_32 == sass.Loop(4, 1, 4096, 32)
+    assert of_32.each(4, 16) == 2 * of_32.each(4, 32)
+    assert sass.inner_loop(LISTING.replace("HGMMA.64x32x16.F32", "IDP.4A.S8.S8"), "gemm") == sass.Loop(4, 1, 128, 4)
+    assert sass.inner_loop(LISTING, "other") is None
+    assert sass.inner_loop(LISTING, "none") is None
+
+
+def test_the_disassembler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NVDISASM", str(tmp_path / "mine"))
+    assert sass.disassembler() == tmp_path / "mine"
