@@ -1,0 +1,124 @@
+// 03 wgmma, for Hopper (sm_90a): as 02, but no warp waits for operands, and the sums stay in the tensor cores.
+//
+// What is new. Sums of halves need nothing between one product and the next: the instruction stream holds what turns
+// codes into halves, and four products a stage.
+//
+//   - Weights are packed once and activations are tiled (pack/halves.cu, pack/half_activations.cu). A producer warp
+//     keeps a ring of slots filled by bulk copies; consumers release slots by barriers in shared memory.
+//   - A warpgroup multiplies 64 rows by up to 256 tokens, so a weight is unpacked once for all of these.
+//   - With few tokens, K_GROUPS warpgroups share a tile: each takes one stage of a slot, and their sums are added at
+//     the end in the order of the groups.
+//   - A thread block takes one tile after the other, so that the next tile's operands come while outputs are written.
+//
+// PIPELINED: the next stage's fragments are made while products are computed. That takes 16 registers more, and pays
+// where scales are float32: a weight then takes twice the instructions (halves.cuh).
+//
+// What remains. With few tokens it does not wait for memory: Q8_0, of twice the bytes, takes as long as Q4_0. Of Q4_0 a
+// warp needs 118 instructions for 64 values of its 16 rows, and 69 of them unpack codes. Thread blocks do not share a
+// tile, so few rows leave multiprocessors idle.
+#include "halves.cuh"
+
+#define WEIGHT_CHUNK halves::CHUNK
+#include "pipeline.cuh"
+
+extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
+    const uint8_t* __restrict__ w,  // (tiles of 64 rows, stages) chunks
+    const uint8_t* __restrict__ x,  // (tiles of TOKENS, stages, TOKENS, 64) halves
+    float* __restrict__ y,          // (M, N)
+    int64_t M, int64_t N, int64_t stages) {
+    using namespace pipeline;
+    DYNAMIC_SHARED(ring);
+    __shared__ MBarrier full[SLOTS], empty[SLOTS];
+    const Barriers barriers{full, empty};
+    barriers.init();
+
+    const Problem p(M, N, stages);
+    // the same in all lanes: the compiler keeps in uniform registers what depends on it
+    const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
+    if (group == GROUPS) {
+        if (TRADES_REGISTERS) fewer_registers<24>();
+        if (thread == 0) produce(p, w, x, ring, barriers);
+        return;
+    }
+    if (TRADES_REGISTERS) more_registers<240>();
+
+    const int row_group = group % ROW_GROUPS, k_group = group / ROW_GROUPS;
+    const uint8_t* const own_w = ring + WEIGHTS_AT + row_group * WEIGHT_BYTES + k_group * halves::CHUNK;
+    const uint8_t* const own_x = ring + k_group * X_BYTES;
+    const int slots = (int)p.slots, last = (int)stages - (slots - 1) * K_GROUPS;  // stages of the last slot
+    float acc[COUNT];
+    uint32_t a[4][4], others[4][4];
+    Slot slot(0);
+
+    // The fragments of this group's stage in slot i of a row; zeros, where the last slot has none for it.
+    const auto fill = [&](uint32_t (&fragments)[4][4], int i) {
+        barriers.wait(slot);
+        if (K_GROUPS == 1 || i + 1 < slots || k_group < last) {
+            halves::Part of_w;
+            of_w.load(own_w + slot.at * SLOT, thread);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) of_w.fragment(j / 2, j % 2, fragments[j]);
+        } else {
+#pragma unroll
+            for (int j = 0; j < 16; ++j) fragments[j / 4][j % 4] = 0;
+        }
+    };
+    const auto multiply = [&](uint32_t (&fragments)[4][4]) {
+        const SharedMatrix b = shared_matrix(own_x + slot.at * SLOT);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) pin(fragments[j]);
+        wgmma_begin();
+#pragma unroll
+        for (int j = 0; j < 4; ++j) wgmma<true>(acc, fragments[j], part(b, 0, 16 * j));
+        wgmma_commit();
+    };
+    const auto finish = [&](int at) {
+        wgmma_wait<0>();
+        wgmma_ready(acc);
+        barriers.release(at);
+    };
+    // Multiplies a stage, and makes the fragments of the next one meanwhile.
+    const auto step = [&](uint32_t (&now)[4][4], uint32_t (&next)[4][4], int i) {
+        const int at = slot.at;
+        multiply(now);
+        slot.next();
+        if (i + 1 < slots) fill(next, i + 1);
+        finish(at);
+    };
+
+    for (int64_t number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) acc[i] = 0.0f;
+        if (PIPELINED) {
+            fill(a, 0);
+            for (int i = 0; i < slots; i += 2) {
+                step(a, others, i);
+                if (i + 1 < slots) step(others, a, i + 1);
+            }
+        } else {
+            for (int i = 0; i < slots; ++i) {
+                fill(a, i);
+                multiply(a);
+                finish(slot.at);
+                slot.next();
+            }
+        }
+
+        if constexpr (K_GROUPS > 1) {
+            // (K_GROUPS - 1, ROW_GROUPS, COUNT, 128)
+            float* const parts = (float*)(ring + SLOTS * SLOT) + row_group * COUNT * WARPGROUP + thread;
+            constexpr int PART = ROW_GROUPS * COUNT * WARPGROUP;
+            if (k_group > 0)
+#pragma unroll
+                for (int i = 0; i < COUNT; ++i) parts[(k_group - 1) * PART + i * WARPGROUP] = acc[i];
+            barrier_sync(1, CONSUMERS);
+            if (k_group == 0)
+                for (int k = 0; k < K_GROUPS - 1; ++k)
+#pragma unroll
+                    for (int i = 0; i < COUNT; ++i) acc[i] = __fadd_rn(acc[i], parts[k * PART + i * WARPGROUP]);
+            barrier_sync(2, CONSUMERS);
+            if (k_group > 0) continue;
+        }
+        write(p, Tile(p, number), row_group, acc, y);
+    }
+}

@@ -1,0 +1,105 @@
+// What 03 and 04 share: tiles of outputs that thread blocks take one after the other, a ring of slots of operands in
+// shared memory that one thread keeps filled by bulk copies, and the writing of outputs.
+//
+// Macros: TOKENS (8 … 256) and ROW_GROUPS · 64 rows of a tile, K_GROUPS stages of 64 values in a slot, SLOTS, CTAS
+// thread blocks a multiprocessor. WEIGHT_CHUNK bytes of weights are a stage of 64 rows.
+#pragma once
+#include "../../async.cuh"
+#include "wgmma.cuh"
+
+namespace pipeline {
+
+constexpr int ROWS = 64, WARPGROUP = 128;
+constexpr int GROUPS = ROW_GROUPS * K_GROUPS, CONSUMERS = GROUPS * WARPGROUP;
+constexpr bool TRADES_REGISTERS = CTAS == 1 && GROUPS == 2;  // between whole warpgroups
+constexpr int THREADS = CONSUMERS + (TRADES_REGISTERS ? WARPGROUP : 32);
+constexpr int COUNT = TOKENS / 2;  // outputs of a thread
+constexpr int X_BYTES = TOKENS * 128;
+constexpr int WEIGHTS_AT = K_GROUPS * X_BYTES, WEIGHT_BYTES = K_GROUPS * WEIGHT_CHUNK;
+constexpr int SLOT = (WEIGHTS_AT + ROW_GROUPS * WEIGHT_BYTES + 1023) / 1024 * 1024;
+
+struct Problem {
+    int64_t M, N, stages, slots, tiles64, row_tiles, token_tiles, tiles;
+
+    // The activations have whole slots of stages.
+    __device__ Problem(int64_t m, int64_t n, int64_t count) : M(m), N(n), stages(count) {
+        slots = (stages + K_GROUPS - 1) / K_GROUPS, tiles64 = (N + ROWS - 1) / ROWS;
+        row_tiles = (tiles64 + ROW_GROUPS - 1) / ROW_GROUPS;
+        token_tiles = (M + TOKENS - 1) / TOKENS, tiles = row_tiles * token_tiles;
+    }
+};
+
+// Which rows and tokens a tile has. Tiles with successive numbers share rows and tokens: eight tiles of rows by all
+// tokens, then the next eight.
+struct Tile {
+    int64_t rows, tokens;  // tile of ROW_GROUPS · 64 rows, tile of TOKENS
+
+    __device__ Tile(const Problem& p, int64_t number) {
+        const int64_t band = number / (8 * p.token_tiles), in_band = number - band * 8 * p.token_tiles;
+        const int64_t wide = p.row_tiles - band * 8 < 8 ? p.row_tiles - band * 8 : 8;
+        rows = band * 8 + in_band % wide, tokens = in_band / wide;
+    }
+};
+
+// A place in the ring, and the parity of the phase that it is in.
+struct Slot {
+    int at = 0, parity;
+
+    __device__ explicit Slot(int first) : parity(first) {}
+    __device__ __forceinline__ void next() {
+        at = at + 1 == SLOTS ? 0 : at + 1;
+        parity ^= at == 0;
+    }
+};
+
+// `full` ends with a slot's bytes, `empty` when the consumers have read them.
+struct Barriers {
+    MBarrier *full, *empty;
+
+    __device__ void init() const {
+        if (threadIdx.x == 0)
+            for (int i = 0; i < SLOTS; ++i) mbarrier_init(&full[i], 1), mbarrier_init(&empty[i], CONSUMERS);
+        mbarrier_init_done();
+    }
+    __device__ __forceinline__ void wait(const Slot& slot) const { mbarrier_wait(&full[slot.at], slot.parity); }
+    // By every lane: racecheck cannot follow one for its warp.
+    __device__ __forceinline__ void release(int slot) const { mbarrier_arrive(&empty[slot]); }
+};
+
+// Fills the ring for all tiles of this thread block; one thread calls it.
+__device__ __forceinline__ void produce(const Problem& p, const uint8_t* w, const uint8_t* x, uint8_t* ring,
+                                        const Barriers& barriers) {
+    Slot slot(1);
+    for (int64_t number = blockIdx.x; number < p.tiles; number += gridDim.x) {
+        const Tile tile(p, number);
+        for (int64_t first = 0; first < p.stages; first += K_GROUPS) {
+            const int count = p.stages - first < K_GROUPS ? (int)(p.stages - first) : K_GROUPS;
+            uint8_t* to = ring + slot.at * SLOT;
+            MBarrier* done = &barriers.full[slot.at];
+            mbarrier_wait(&barriers.empty[slot.at], slot.parity);
+            mbarrier_expect(done, WEIGHTS_AT + count * ROW_GROUPS * WEIGHT_CHUNK);
+            bulk_copy(to, x + (tile.tokens * p.slots * K_GROUPS + first) * X_BYTES, WEIGHTS_AT, done);
+#pragma unroll
+            for (int i = 0; i < ROW_GROUPS; ++i) {  // the last tile replaces one past the end
+                const int64_t of = tile.rows * ROW_GROUPS + i < p.tiles64 ? tile.rows * ROW_GROUPS + i : p.tiles64 - 1;
+                bulk_copy(to + WEIGHTS_AT + i * WEIGHT_BYTES, w + (of * p.stages + first) * WEIGHT_CHUNK,
+                          count * WEIGHT_CHUNK, done);
+            }
+            slot.next();
+        }
+    }
+}
+
+// The outputs of a warpgroup: acc as `wgmma` has them.
+__device__ __forceinline__ void write(const Problem& p, const Tile& tile, int row_group, const float (&acc)[COUNT],
+                                      float* y) {
+    const int thread = threadIdx.x % WARPGROUP;
+    const int64_t row = (tile.rows * ROW_GROUPS + row_group) * ROWS + thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int64_t n = row + 8 * (i / 2 % 2), m = tile.tokens * TOKENS + i / 4 * 8 + 2 * (thread % 4) + i % 2;
+        if (n < p.N && m < p.M) y[m * p.N + n] = acc[i];
+    }
+}
+
+}  // namespace pipeline

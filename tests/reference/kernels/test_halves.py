@@ -1,0 +1,192 @@
+"""The kernels of the family f16: weights become halves that are rounded once, and outputs lie within the bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.kernels.half_tiling import HalfTiling
+from gguf_verify.kernels.halves import ROWS, STAGE, Layout
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.ladder.f16_wgmma import Wgmma
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.rungs.generated_inputs import any_blocks, held_by
+from gguf_verify.rungs.huge import HugeProbes
+from gguf_verify.semantics import IN_TENSOR_CORES, judge, product
+from gguf_verify.support.errors import KernelFault
+from gguf_verify.support.paths import kernel_root
+from tests.support.kernel_inputs import random_blocks, random_weights, stack_bytes
+from tests.support.needs import need
+from tests.support.tools import altered_kernel
+
+PLAIN = ("f16_naive", "f16_mma")
+WEIGHTS = [f for f in FORMATS.values() if f.weights]
+
+
+def of_types(*often: str) -> pytest.MarkDecorator:
+    """Every type, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
+    return pytest.mark.parametrize(
+        "fmt", [pytest.param(f, id=f.name, marks=[] if f.name in often else [pytest.mark.slow]) for f in WEIGHTS]
+    )
+
+
+def usual_weights(fmt: BlockFormat, n: int, k: int) -> np.ndarray:
+    """Random codes under scales with which all weights are finite halves."""
+    rng = np.random.default_rng(n)
+    structs = fmt.view(random_blocks(rng, fmt, n, k))
+    for field in fmt.fields:
+        if field.dtype == "<f2":
+            structs[field.name] = rng.normal(0, 0.01, structs[field.name].shape)
+    blocks = structs.view(np.uint8).reshape(-1, fmt.block_bytes)
+    with np.errstate(all="ignore"):
+        fits = np.abs(fmt.decode(blocks)).max(axis=-1) < 1000
+    return blocks[np.resize(np.flatnonzero(fits), len(blocks))].reshape(n, -1)
+
+
+def right(kernel: ShippedKernel, fmt: BlockFormat, m: int, n: int, k: int) -> bool:
+    """Whether `gemm` is within the bound; `product` must have the same bits."""
+    w = usual_weights(fmt, n, k)
+    x = np.random.default_rng(m).normal(size=(m, k)).astype(np.float32)
+    given = IN_TENSOR_CORES.bytes_of(x)
+    assert kernel.quantize(x).tobytes() == given.tobytes()
+    weights = kernel.upload(fmt, w)
+    y = kernel.gemm(weights, given)
+    assert y.tobytes() == kernel.product(weights, x).tobytes()
+    expected = product(IN_TENSOR_CORES, fmt, w, given)
+    assert np.isfinite(expected.exact).all()
+    return judge(y, expected).passed
+
+
+@of_types("Q4_1", "Q6_K")
+def test_a_weight_is_rounded_once(host: CpuHost, fmt: BlockFormat) -> None:
+    """Also under subnormal and large scales: the half of d·q + m, or of what to_float makes of it."""
+    kernel, n, k = ShippedKernel(KERNELS["f16_dequantized"], host), 70, 3 * max(32, fmt.block_size)
+    w = random_weights(np.random.default_rng(3), fmt, n, k)
+    layout = Layout(fmt)
+    tiles, stages = layout.shape(n, k)
+    out = host.output(tiles * stages * ROWS * STAGE * 2)
+    macros, _ = HalfTiling(256, row_groups=2).macros(layout, ROWS * STAGE * 2, stages)
+    args = [kernel.upload(fmt, w).buffer, out, np.int64(tiles * stages)]
+    host.launch(kernel.site.function("dequantize", fmt, macros=macros), (tiles * stages, 1, 1), (128, 1, 1), args)
+    # pieces of a row lie at piece ^ (row % 8); of 16 values the pairs 0, 2, 4, 6 come before 1, 3, 5, 7
+    pieces = host.download(out).view("<u4").reshape(tiles, stages, ROWS, 8, 4)
+    rows = np.arange(ROWS)
+    found = np.stack([pieces[:, :, rows, p ^ rows % 8] for p in range(8)], axis=3)
+    pairs = found.reshape(tiles, stages, ROWS, 4, 2, 4).swapaxes(4, 5)
+    halves = np.ascontiguousarray(pairs).view("<u2").reshape(tiles, stages, ROWS, STAGE).swapaxes(1, 2)
+    got = np.ascontiguousarray(halves).reshape(tiles * ROWS, -1)
+    blocks = w.reshape(n, -1, fmt.block_bytes)
+    d, m = (np.repeat(v(blocks).astype(np.float64), fmt.group, axis=-1) for v in (fmt.scales, fmt.minima))
+    with np.errstate(over="ignore"):
+        once = (d * fmt.codes(blocks).astype(np.float64) + m).astype(np.float16).view("<u2").reshape(n, k)
+        decoded = fmt.decode(blocks).astype(np.float16).view("<u2").reshape(n, k)
+    zero = (once & 0x7FFF == 0) & (got[:n, :k] & 0x7FFF == 0)
+    assert ((got[:n, :k] == once) | (got[:n, :k] == decoded) | zero).all()
+    assert not (got[n:] & 0x7FFF).any()
+    assert not (got[:, k:] & 0x7FFF).any()
+
+
+@of_types("Q4_K")
+def test_mma_is_within_the_bound(host: CpuHost, fmt: BlockFormat) -> None:
+    kernel, k = ShippedKernel(KERNELS["f16_mma"], host), 3 * max(32, fmt.block_size)
+    assert right(kernel, fmt, 9, 130, k)
+    assert right(kernel, fmt, 3, 65, k)
+
+
+@of_types("Q4_1")
+def test_wgmma_is_within_the_bound(host: CpuHost, fmt: BlockFormat) -> None:
+    """A ring that turns, stages that not every warpgroup has one of, and a tile's edges."""
+    kernel, unit = ShippedKernel(KERNELS["f16_wgmma"], host), max(32, fmt.block_size)
+    assert right(kernel, fmt, 5, 67, 4416 // unit * unit)
+    assert right(kernel, fmt, 3, 1, unit)
+
+
+@pytest.mark.parametrize("m", [pytest.param(m, marks=pytest.mark.slow) for m in (12, 20, 40, 65, 129, 300)])
+def test_tiles_of_wgmma(host: CpuHost, m: int) -> None:
+    kernel, fmt = ShippedKernel(KERNELS["f16_wgmma"], host), FORMATS["Q4_K"]
+    for n, k in ((1, 256), (200, 1280)):
+        assert right(kernel, fmt, m, n, k)
+
+
+def test_dequantized_is_within_the_bound(host: CpuHost) -> None:
+    kernel, fmt = ShippedKernel(KERNELS["f16_dequantized"], host), FORMATS["Q4_1"]
+    assert right(kernel, fmt, 3, 67, 480)
+
+
+def test_tilings_that_are_chosen() -> None:
+    """A tile of tokens where these are few; else what keeps 132 multiprocessors busy."""
+    shapes = ((1, 14336), (16, 4096), (64, 4096), (128, 14336), (128, 4096), (512, 14336), (512, 4096), (4096, 4096))
+    for kind, of_64 in (("Q8_0", 64), ("Q4_K", 32)):
+        chosen = [Wgmma().tiling(FORMATS[kind], m, n).tokens for m, n in shapes]
+        assert chosen == [8, 16, of_64, 128, 64, 256, 128, 256]
+
+
+def test_drawn_blocks_that_halves_hold() -> None:
+    """What the rungs draw of any bits keeps products of f16 finite. Thread blocks of huge products get nothing else."""
+    fmt = FORMATS["Q4_K"]
+    blocks = any_blocks(fmt, 2000, 1)
+    held = held_by(IN_TENSOR_CORES, fmt, blocks)
+    ones = IN_TENSOR_CORES.bytes_of(np.ones((1, fmt.block_size), np.float32))
+    with np.errstate(all="ignore"):
+        finite = np.isfinite(product(IN_TENSOR_CORES, fmt, blocks, ones).exact[0])
+    assert finite[held].all()
+    assert 0.05 < held.mean() < finite.mean() < 0.9
+    probes = SimpleNamespace(_fmt=fmt, _semantics=IN_TENSOR_CORES, _seed=0)
+    units = HugeProbes._repeated(probes, blocks[:1]).reshape(-1, fmt.block_bytes)  # type: ignore[arg-type]
+    assert len(units) > 100
+    assert held_by(IN_TENSOR_CORES, fmt, units).all()
+
+
+FAULTS = [
+    pytest.param("f16_wgmma", "gemm/f16/halves.cuh", "0x64006400), twice(BASE));",
+                 "0x64006400), twice(BASE) + (threadIdx.x == 69));", id="one thread's zero point is off by one"),
+    pytest.param("f16_wgmma", "gemm/f16/03_wgmma.cu", "j < 4; ++j) wgmma<true>", "j < 3; ++j) wgmma<true>",
+                 id="the last 16 values of a stage dropped"),
+    pytest.param("f16_wgmma", "gemm/f16/03_wgmma.cu", "k < K_GROUPS - 1; ++k", "k < K_GROUPS - 2; ++k",
+                 id="the last group's sums dropped", marks=pytest.mark.slow),
+    pytest.param("f16_mma", "gemm/f16/mma.cuh", "lane.d[i] += row[k] * column[k];",
+                 "lane.d[i] = half_to_float(float_to_half(lane.d[i] + row[k] * column[k]));", id="sums in half"),
+    pytest.param("f16_mma", "gemm/f16/02_mma.cu", "two_halves(values[0], values[1])",
+                 "two_halves(values[1], values[0])", id="two values exchanged", marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "file", "old", "new"), FAULTS)
+def test_a_fault_is_seen(tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
+    assert not right(altered_kernel(tmp_path, name, file, old, new), FORMATS["Q4_0"], 5, 67, 1056)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("- (CODE_LOW)", "- (CODE_LOW) + (row == 5)"), ("b->scale((", "(row == 66 ? 2 : 1) * b->scale((")]
+)
+def test_wrong_packing_is_seen(tmp_path: Path, old: str, new: str) -> None:
+    kernel, fmt = altered_kernel(tmp_path, "f16_wgmma", "pack/halves.cu", old, new), FORMATS["Q4_0"]
+    with pytest.raises(KernelFault, match="the packed weights do not hold the file's codes, scales and minima"):
+        kernel.upload(fmt, usual_weights(fmt, 67, 96))
+
+
+@pytest.mark.parametrize(
+    ("name", "sm"),
+    [
+        *(pytest.param(n, sm, marks=pytest.mark.slow) for sm in ("80", "86", "89", "90", "100") for n in PLAIN),
+        *((n, sm) for sm in ("75", "120") for n in PLAIN),
+        ("f16_wgmma", "90a"),
+        pytest.param("f16_dequantized", "90a", marks=pytest.mark.slow),
+    ],
+)
+def test_compiles_and_spills_nothing(name: str, sm: str) -> None:
+    need("nvrtc")
+    fmt, spec = FORMATS["Q4_K"], KERNELS[name]
+    tiling = HalfTiling(256, row_groups=2, pipelined=True)
+    macros = {"f16_mma": {"TOKENS": "128"}, "f16_naive": {}}.get(name) or tiling.macros(Layout(fmt), 8192, 64)[0]
+    if int(sm.rstrip("a")) not in nvrtc.architectures():
+        pytest.skip(f"this NVRTC does not compile for sm_{sm}")
+    cubin = nvrtc.compile_cubin(kernel_root(), spec.file, sm, {**spec.defines_for(fmt), **macros})
+    stacks = list(stack_bytes(cubin))
+    assert stacks
+    assert not any(stacks)
