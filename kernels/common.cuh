@@ -60,23 +60,39 @@ enum class Minimum { NONE, OFFSET, MEETS_S, MEETS_CODES };
 //     stored_scale(), stored_min()  for statistics: what the file holds, before it is multiplied out; STORES_M says whether
 //                                   a minimum is; NORMAL is the smallest scale that is not a subnormal number
 
+// What a group's term adds to d·Σ q_w·q_a, or what its minimum is multiplied by: -ZERO·s, s, or d_a·Σ q_a. Each is exact
+// in float32 where d_a and s are halves.
+//
+//     d_a, s_a    of the activations' block                 codes       Σ q_a, read where MINIMUM is MEETS_CODES
+template <class F>
+__device__ __forceinline__ float z_of(float d_a, float s_a, float codes) {
+    if constexpr (F::MINIMUM == Minimum::OFFSET) return __fmul_rn(-F::ZERO, s_a);
+    if constexpr (F::MINIMUM == Minimum::MEETS_CODES) return __fmul_rn(d_a, codes);
+    return s_a;
+}
+
 // The declared order of semantics q8_1: groups of 32 or 16 values in ascending k, one or two fused multiply-adds each.
 // Of the formats with one half scale a block, d_w·d_a is a product of two 11-bit significands and exact; of others it is
-// rounded once. ZERO·s is exact too. Kernels that keep this order agree in every bit.
+// rounded once. Kernels that keep this order agree in every bit.
 //
 //     d_w, m_w    scale and minimum of the group            products    Σ q_w·q_a, an integer below 2^24
-//     d_a, s_a    of the activations' block                 codes       Σ q_a, read where MINIMUM is MEETS_CODES
+//     d_a         of the activations' block                 z           as above
+template <class F>
+__device__ __forceinline__ float add_term(float acc, float d_w, float m_w, float d_a, float z, float products) {
+    if constexpr (F::MINIMUM == Minimum::OFFSET) {
+        return __fmaf_rn(d_w, __fmaf_rn(d_a, products, z), acc);
+    } else {
+        acc = __fmaf_rn(__fmul_rn(d_w, d_a), products, acc);
+        if constexpr (F::MINIMUM != Minimum::NONE) acc = __fmaf_rn(m_w, z, acc);
+        return acc;
+    }
+}
+
+// The same of s and the sum of the activations' codes.
 template <class F>
 __device__ __forceinline__ float add_group(float acc, float d_w, float m_w, float d_a, float s_a, float products,
                                            float codes) {
-    if constexpr (F::MINIMUM == Minimum::OFFSET) {
-        return __fmaf_rn(d_w, __fmaf_rn(d_a, products, __fmul_rn(-F::ZERO, s_a)), acc);
-    } else {
-        acc = __fmaf_rn(__fmul_rn(d_w, d_a), products, acc);
-        if (F::MINIMUM == Minimum::MEETS_S) acc = __fmaf_rn(m_w, s_a, acc);
-        if (F::MINIMUM == Minimum::MEETS_CODES) acc = __fmaf_rn(__fmul_rn(m_w, d_a), codes, acc);
-        return acc;
-    }
+    return add_term<F>(acc, d_w, m_w, d_a, z_of<F>(d_a, s_a, codes), products);
 }
 
 // The scales and minima of a slice apart from its codes, as a tile in shared memory holds them.

@@ -1,56 +1,50 @@
 // Two layouts that the fastest kernels use for their operands. They hold the content of GGUF rows and of Q8_1 rows, in an
-// order in which a warp's lanes find their parts of a fragment side by side. gguf_verify/kernels/packed.py unpacks them.
+// order in which a warp's lanes find their parts of a fragment side by side. gguf_verify/kernels/packed.py unpacks them,
+// and derives the macros from the type's record: CODE_BITS is 4 or 5 where codes are unsigned and no wider, else 8 for
+// signed bytes; HALF_SCALES where a block has one scale, which is a half, and one minimum, a half, if any.
 //
-// Packed weights: tiles of 128 rows, a chunk a tile and block. Rows past N and blocks past K are zero, and the number of
-// blocks is even.
+// Packed weights: tiles of 128 rows, a chunk a tile and slice of 32 values. Rows past N and slices past K are zero, and
+// the number of slices is even.
 //
-//     chunk (tile, block)    codes[128 threads]   high[128 threads]   d[32 quads][4]   m[32 quads][4]
-//                            16 or 32 bytes       4, of Q5            halves           halves, of Q4_1 and Q5_1
+//     chunk (tile, slice)    codes[128 threads]   high[128 threads]   d[GROUPS][32 quads][4]   m[GROUPS][32 quads][4]
+//                            16 or 32 bytes       4, of 5 bits        halves or floats         the same, of minima
 //     thread 32w + 4g + c    has, of the rows 64t + 16w + 8r + g (t, r = 0, 1), the values 4c…4c+3 and 16+4c…16+4c+3:
-//                            4-bit codes as the block has them, the first four low, or 8-bit codes, eight of a row;
+//                            4-bit codes, the first four low, or 8-bit codes, eight of a row;
 //                            bit 8i + 4t + 2r + j of `high` is the fifth bit of value 16j + 4c + i
+//     d, m                   of [t][r], by quad 8w + g; two GROUPS where no more than 16 values share a scale
 //
-// A chunk is as large as 128 blocks: packing only moves bits.
+// Of blocks of 32 values under halves whose codes are stored as they are (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) a chunk is as
+// large as 128 blocks: packing only moves bits. Elsewhere scales are multiplied out to floats, and codes of fewer bits,
+// or of tables, are bytes: Q4_K takes 6 bits a weight, Q5_K 7, Q2_K 8, Q6_K and its like 10, IQ4_XS and its like 9.
 //
-// Strips: the threads of 32 rows (w = 0…3 of a tile) by themselves, all blocks one after the other.
+// Strips: the threads of 32 rows (w = 0…3 of a tile) by themselves, all slices one after the other.
 //
-//     part (tile, w, block)  codes[32 threads]   high[32 threads]   d[8 quads][4]   m[8 quads][4]
+//     part (tile, w, slice)  codes[32 threads]   high[32 threads]   d[GROUPS][8 quads][4]   m[GROUPS][8 quads][4]
 //
-// Tiled activations: TOKENS of them and two blocks a chunk. A token's 64 codes are halves in the order of a fragment's k;
-// the row's 16-byte pieces c lie at c ^ (token % 8), as `wgmma` needs them. Then d and z of each block and token.
+// Tiled activations: TOKENS of them and two slices a chunk. A token's 64 codes are halves in the order of a fragment's k;
+// the row's 16-byte pieces c lie at c ^ (token % 8), as `wgmma` needs them. Then d of each slice and token, with z
+// (common.cuh) where the weights' type has one: of each group where z is made of the group's codes.
 //
-//     chunk (tile, stage)    codes[TOKENS][64 halves]   scales[2 blocks][TOKENS]{float d, z}
+//     chunk (tile, stage)    codes[TOKENS][64 halves]   scales[2 slices][Z_GROUPS][TOKENS]{float d, z}
 //
 // 4-bit codes become halves without arithmetic: as the lowest bits of a half they are subnormal numbers, q·2^-24, and
-// four bits further up q·2^-20. So the second half of a block's activations is divided by 16 and d is multiplied by 2^24;
-// both are exact. z is what a block's term adds to d·Σ, or what the weights' m is multiplied by.
+// four bits further up q·2^-20. So the second half of a slice's activations is divided by 16 and d is multiplied by 2^24;
+// both are exact.
 #pragma once
 #include "formats/format.cuh"
 
 namespace packed {
 
 constexpr int ROWS = 128;
-constexpr bool BYTES = sizeof(FORMAT) == 34;                              // Q8_0
-constexpr bool HAS_HIGH = sizeof(FORMAT) == 22 || sizeof(FORMAT) == 24;   // Q5_0, Q5_1
-constexpr bool HAS_M = FORMAT::STORES_M;
+constexpr bool BYTES = CODE_BITS == 8, HAS_HIGH = CODE_BITS == 5;
+constexpr int SLICE_GROUPS = Scales<FORMAT>::GROUPS;
+constexpr bool HAS_M = Scales<FORMAT>::MINIMA, HAS_Z = FORMAT::MINIMUM != Minimum::NONE;
 constexpr int WORDS = BYTES ? 2 : 1;                                      // of codes, of a row and thread
-constexpr int HIGH_AT = ROWS * 16 * WORDS, D_AT = HIGH_AT + (HAS_HIGH ? ROWS * 4 : 0), M_AT = D_AT + ROWS * 2;
-constexpr int CHUNK = M_AT + (HAS_M ? ROWS * 2 : 0);
+constexpr int SCALES_OF_ROWS = SLICE_GROUPS * ROWS * (HALF_SCALES ? 2 : 4);
+constexpr int HIGH_AT = ROWS * 16 * WORDS, D_AT = HIGH_AT + (HAS_HIGH ? ROWS * 4 : 0), M_AT = D_AT + SCALES_OF_ROWS;
+constexpr int CHUNK = M_AT + (HAS_M ? SCALES_OF_ROWS : 0);
 constexpr int PART = CHUNK / 4, PART_HIGH = HIGH_AT / 4, PART_D = D_AT / 4, PART_M = M_AT / 4;  // of strips
-static_assert(CHUNK == ROWS * (int)sizeof(FORMAT), "packing neither adds nor drops a byte");
-
-// s as a block's term uses it.
-template <class F = FORMAT>
-__device__ __forceinline__ float z_of(float s) {
-    if constexpr (F::MINIMUM == Minimum::OFFSET) return __fmul_rn(-F::ZERO, s);
-    return s;
-}
-
-template <class F>
-__device__ __forceinline__ uint16_t m_bits(const F& block) {
-    if constexpr (F::STORES_M) return block.m;
-    return 0;
-}
+static_assert(CODE_BITS == 4 || CODE_BITS == 5 || CODE_BITS == 8, "widths of codes that are packed");
 
 // Makes the sums of halves the sums of codes.
 constexpr float D_FACTOR = BYTES ? 1.0f : 0x1p24f, SECOND_HALF = BYTES ? 1.0f : 0x1p-4f;
@@ -66,13 +60,14 @@ __device__ __forceinline__ uint32_t two_halves(float a, float b) {
 #endif
 }
 
-__device__ constexpr int chunk_bytes(int tokens) { return tokens * 128 + 2 * tokens * 8; }  // a multiple of 16
+constexpr int Z_GROUPS = FORMAT::MINIMUM == Minimum::MEETS_CODES ? SLICE_GROUPS : 1;
+constexpr int TOKEN_SCALES = HAS_Z ? Z_GROUPS * 8 : 4;  // bytes, of a token and slice
+__device__ constexpr int chunk_bytes(int tokens) { return tokens * (128 + 2 * TOKEN_SCALES); }  // a multiple of 16
 
-// One thread's part of a chunk.
+// The codes of one thread's part of a chunk.
 struct Part {
     uint32_t codes[2][2][WORDS];  // [t][r]
     uint32_t high;
-    uint2 d, m;
 };
 
 __device__ __forceinline__ void unpack(Part& p, const uint4 (&codes)[WORDS]) {
@@ -95,8 +90,6 @@ __device__ __forceinline__ Part load(const uint8_t* chunk, int thread) {
     for (int i = 0; i < WORDS; ++i) codes[i] = ((const uint4*)chunk)[thread * WORDS + i];
     unpack(p, codes);
     if (HAS_HIGH) p.high = ((const uint32_t*)(chunk + HIGH_AT))[thread];
-    p.d = ((const uint2*)(chunk + D_AT))[thread / 4];
-    if (HAS_M) p.m = ((const uint2*)(chunk + M_AT))[thread / 4];
     return p;
 }
 
@@ -106,27 +99,38 @@ __device__ __forceinline__ float half_of(uint2 four, int t, int r) {
     return half_to_float((uint16_t)(r ? two >> 16 : two));
 }
 
-// Fragments of tile t in halves, for two products of 16 values: a[j] as `wgmma` of hopper.cuh takes it.
-__device__ __forceinline__ void half_fragments(const Part& p, int t, uint32_t (&a)[2][4]) {
+// The scales [t][r] of a thread's rows, of group h: `scales` is D_AT or M_AT of a chunk.
+__device__ __forceinline__ void load_scales(float (&of)[2][2], const uint8_t* scales, int h, int thread) {
+    const int quad = h * (ROWS / 4) + thread / 4;
+    if (HALF_SCALES) {
+        const uint2 four = ((const uint2*)scales)[quad];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) of[i / 2][i % 2] = half_of(four, i / 2, i % 2);
+    } else {
+        const float4 four = ((const float4*)scales)[quad];
+        of[0][0] = four.x, of[0][1] = four.y, of[1][0] = four.z, of[1][1] = four.w;
+    }
+}
+
+// The fragment of tile t in halves, for a product of the 16 values of half j: as `wgmma` of hopper.cuh takes it.
+__device__ __forceinline__ void half_fragment(const Part& p, int t, int j, uint32_t (&a)[4]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
 #pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-            for (int odd = 0; odd < 2; ++odd) {
-                uint32_t two;  // values odd and odd + 2 of four
-                if (BYTES) {   // bytes under 0x64 are 1024 + 128 + q
-                    const uint32_t biased = p.codes[t][r][j * (WORDS - 1)] ^ 0x80808080;
-                    two = subtract_halves(__byte_perm(biased, 0x64646464, odd ? 0x4341 : 0x4240), 0x64806480);
-                } else {
-                    two = (odd ? p.codes[t][r][0] >> 8 : p.codes[t][r][0]) & (j ? 0x00F000F0 : 0x000F000F);
-                    if (HAS_HIGH) {
-                        const int from = 8 * odd + 4 * t + 2 * r + j, to = j ? 8 : 4;
-                        two |= (from > to ? p.high >> (from - to) : p.high << (to - from)) & (j ? 0x01000100 : 0x00100010);
-                    }
+        for (int odd = 0; odd < 2; ++odd) {
+            uint32_t two;  // values odd and odd + 2 of four
+            if (BYTES) {   // bytes under 0x64 are 1024 + 128 + q
+                const uint32_t biased = p.codes[t][r][j * (WORDS - 1)] ^ 0x80808080;
+                two = subtract_halves(__byte_perm(biased, 0x64646464, odd ? 0x4341 : 0x4240), 0x64806480);
+            } else {
+                two = (odd ? p.codes[t][r][0] >> 8 : p.codes[t][r][0]) & (j ? 0x00F000F0 : 0x000F000F);
+                if (HAS_HIGH) {
+                    const int from = 8 * odd + 4 * t + 2 * r + j, to = j ? 8 : 4;
+                    two |= (from > to ? p.high >> (from - to) : p.high << (to - from)) & (j ? 0x01000100 : 0x00100010);
                 }
-                a[j][r + 2 * odd] = two;
             }
+            a[r + 2 * odd] = two;
+        }
 }
 
 // Fragments of tile t as signed bytes.

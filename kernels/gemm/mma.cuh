@@ -5,7 +5,8 @@
 //     b[0] codes 4c…             b[1] codes 16+4c…
 //     d[0], d[1] row l/4, columns 2c and 2c+1                   d[2], d[3] row l/4 + 8
 //
-// Every sum starts at `start`. Codes are signed bytes.
+// Every sum starts at `start`. Codes are signed bytes. `mma_half` multiplies 16 codes: a[0] and a[1] or a[2] and a[3] by
+// b[0] or b[1].
 #pragma once
 #include "../common.cuh"
 
@@ -30,7 +31,22 @@ __device__ __forceinline__ void mma(int (&d)[4], const uint32_t (&a)[4], const u
 #endif
 }
 
-// The same, added to d.
+__device__ __forceinline__ void mma_half(int (&d)[4], uint32_t upper, uint32_t lower, uint32_t b, int start) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(upper), "r"(lower), "r"(b), "r"(start));
+#else
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%4, %4};"
+        : "=r"(d[0]), "=r"(d[1])
+        : "r"(upper), "r"(b), "r"(start));
+    asm("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%4, %4};"
+        : "=r"(d[2]), "=r"(d[3])
+        : "r"(lower), "r"(b), "r"(start));
+#endif
+}
+
+// All 32 codes, added to d.
 __device__ __forceinline__ void mma_add(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -75,6 +91,10 @@ inline void mma(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int
         }
     }
     for (int i = 0; i < 4; ++i) d[i] = own.d[i];
+}
+
+inline void mma_half(int (&d)[4], uint32_t upper, uint32_t lower, uint32_t b, int start) {
+    mma(d, {upper, lower, 0, 0}, {b, 0}, start);
 }
 
 inline void mma_add(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {

@@ -1,21 +1,41 @@
-// Activations → tiled activations (packed.cuh), from Q8_1 or, quantized on the way, from float32: 128 bytes in, 72 out.
-//
-// A warp writes a stage (two blocks) of four tokens; four lanes share a block. Lane c has the values 4c…4c+3 and
+// Activations → tiled activations (packed.cuh), from Q8_1 or, quantized on the way, from float32: 128 bytes in, 68 to 80
+// out. A warp writes a stage (two blocks) of four tokens; four lanes share a block. Lane c has the values 4c…4c+3 and
 // 16+4c…16+4c+3: a word of each of the block's four pieces of 16 bytes. After four exchanges each lane has a piece.
+#include "async.cuh"
 #include "packed.cuh"
 #include "quantize/q8_1.cuh"
 
+// Which row of x a token is. EXPERTS: that of a slot, of which each row has `of_row`, or none (routing.cu).
+struct Routing {
+#ifdef EXPERTS
+    const int32_t* slots;
+    int64_t used, of_row;
+    __device__ int64_t source(int64_t token) const { return slots[token] < used ? slots[token] / of_row : -1; }
+#else
+    __device__ int64_t source(int64_t token) const { return token; }
+#endif
+};
+#ifdef EXPERTS  // tokens are tiles of slots, M rows of x
+#define ROUTING_PARAMETERS , int64_t tokens, const int32_t *__restrict__ slots, int64_t used, int64_t of_row
+#define ROUTING tokens, Routing { slots, used, of_row }
+#else
+#define ROUTING_PARAMETERS
+#define ROUTING M, Routing {}
+#endif
+
 // Of a lane: its token and block, and where they go.
 struct Place {
-    int64_t token;
+    int64_t token, from;
     int block, c;
     bool there;
     uint8_t* chunk;
 
-    __device__ Place(uint8_t* out, int64_t four, int64_t stage, int64_t M, int64_t blocks, int64_t stages) {
+    __device__ Place(uint8_t* out, int64_t four, int64_t stage, int64_t M, int64_t blocks, int64_t stages,
+                     const Routing& routing) {
         const int lane = threadIdx.x % 32;
         token = four * 4 + lane / 8, block = lane / 4 % 2, c = lane % 4;
-        there = token < M && stage * 2 + block < blocks;
+        from = routing.source(token);
+        there = from >= 0 && from < M && stage * 2 + block < blocks;
         chunk = out + (four / (TOKENS / 4) * stages + stage) * packed::chunk_bytes(TOKENS);
     }
 };
@@ -45,26 +65,46 @@ __device__ __forceinline__ void write(const Place& at, const float (&q)[8], uint
     }
     const int row = (int)(at.token % TOKENS), piece = at.block * 4 + at.c;
     ((uint4*)at.chunk)[row * 8 + (piece ^ row % 8)] = {words[0], words[1], words[2], words[3]};
-    if (at.c == 0)
-        ((float2*)(at.chunk + TOKENS * 128))[at.block * TOKENS + row] = {__fmul_rn(half_to_float(d), D_FACTOR),
-                                                                        z_of(half_to_float(s))};
+    const float d_a = half_to_float(d), scale = __fmul_rn(d_a, D_FACTOR);
+    if (!HAS_Z) {
+        if (at.c == 0) ((float*)(at.chunk + TOKENS * 128))[at.block * TOKENS + row] = scale;
+        return;
+    }
+    float codes[2] = {0.0f, 0.0f};  // sums of integers, exact in any order
+    if (FORMAT::MINIMUM == Minimum::MEETS_CODES) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) codes[h] = __fadd_rn(codes[h], q[4 * h + i]);
+            codes[h] = __fadd_rn(codes[h], __shfl_xor_sync(0xFFFFFFFF, codes[h], 1));
+            codes[h] = __fadd_rn(codes[h], __shfl_xor_sync(0xFFFFFFFF, codes[h], 2));
+        }
+    }
+    if (at.c != 0) return;
+#pragma unroll
+    for (int h = 0; h < Z_GROUPS; ++h)
+        ((float2*)(at.chunk + TOKENS * 128))[(at.block * Z_GROUPS + h) * TOKENS + row] = {
+            scale, z_of<FORMAT>(d_a, half_to_float(s), Z_GROUPS == 2 ? codes[h] : __fadd_rn(codes[0], codes[1]))};
 }
 
 // Warp i of a grid of blocks [fours of tokens, warps]: body(place) for its stages of its four tokens.
 template <class Body>
-__device__ __forceinline__ void for_places(uint8_t* out, int64_t M, int64_t blocks, int64_t stages, const Body& body) {
-    const int64_t fours = (M + TOKENS - 1) / TOKENS * (TOKENS / 4), warps = (int64_t)gridDim.y * (blockDim.x / 32);
+__device__ __forceinline__ void for_places(uint8_t* out, int64_t M, int64_t blocks, int64_t stages, int64_t tokens,
+                                           const Routing& routing, const Body& body) {
+    wait_for_last_launch();  // what it reads, or what it overwrites, may be in use until then
+    let_next_launch_start();
+    const int64_t fours = (tokens + TOKENS - 1) / TOKENS * (TOKENS / 4), warps = (int64_t)gridDim.y * (blockDim.x / 32);
     for (int64_t four = blockIdx.x; four < fours; four += gridDim.x)
         for (int64_t stage = (int64_t)blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32; stage < stages; stage += warps) {
-            const Place at(out, four, stage, M, blocks, stages);
-            body(at, at.token * blocks + stage * 2 + at.block);
+            const Place at(out, four, stage, M, blocks, stages, routing);
+            body(at, at.from * blocks + stage * 2 + at.block);
         }
 }
 
 extern "C" __global__ void tile(const Q8_1* __restrict__ x,  // (M, blocks)
                                 uint8_t* __restrict__ out,   // (tiles of TOKENS, stages) chunks
-                                int64_t M, int64_t blocks, int64_t stages) {
-    for_places(out, M, blocks, stages, [&](const Place& at, int64_t from) {
+                                int64_t M, int64_t blocks, int64_t stages ROUTING_PARAMETERS) {
+    for_places(out, M, blocks, stages, ROUTING, [&](const Place& at, int64_t from) {
         const Q8_1* b = x + from;
         float q[8];
 #pragma unroll
@@ -75,8 +115,8 @@ extern "C" __global__ void tile(const Q8_1* __restrict__ x,  // (M, blocks)
 
 extern "C" __global__ void quantize_tiled(const float* __restrict__ x,  // (M, blocks, 32)
                                           uint8_t* __restrict__ out,    // as above
-                                          int64_t M, int64_t blocks, int64_t stages) {
-    for_places(out, M, blocks, stages, [&](const Place& at, int64_t from) {
+                                          int64_t M, int64_t blocks, int64_t stages ROUTING_PARAMETERS) {
+    for_places(out, M, blocks, stages, ROUTING, [&](const Place& at, int64_t from) {
         const float4* b = (const float4*)x + from * 8;
         float4 v[2] = {};
         if (at.there) v[0] = b[at.c], v[1] = b[4 + at.c];

@@ -49,7 +49,7 @@ from tests.support.kernel_inputs import (
 )
 from tests.support.needs import need, unmet
 from tests.support.packed_kernels import PACKED
-from tests.support.tools import LEGACY, ROOT, altered_kernel
+from tests.support.tools import ROOT, altered_kernel
 
 pytestmark = pytest.mark.needs("gpu")
 
@@ -272,15 +272,22 @@ def test_illegal_address(tmp_path: Path) -> None:
     assert "fault: CUDA failed" in done.stdout, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("fmt", [f for f in FORMATS.values() if f.name in LEGACY], ids=lambda f: f.name)
-@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(
+    ("name", "fmt"),
+    [
+        pytest.param(name, fmt, id=f"{name}-{fmt.name}")
+        for name in (*PACKED, "q8_1_mma")
+        for fmt in FORMATS.values()
+        if KERNELS[name].covers(fmt)
+    ],
+)
 def test_packed_kernels(gpu: Host, cpu: CpuHost, name: str, fmt: BlockFormat) -> None:
     """The ladder's shapes: the bits of naive on the same card; of the kernel with an order of its own, of the CPU."""
     spec, naive = KERNELS[name], ShippedKernel(KERNELS["q8_1_naive"], gpu)
     if spec.cards.target(str(gpu.sm)) is None:
         unmet("gpu", f"{name} needs {spec.cards}")
     kernel, on_cpu, rng = ShippedKernel(spec, gpu), ShippedKernel(spec, cpu), np.random.default_rng(23)
-    for k in (32, 96, 288, 4096):
+    for k in (32, 96, 288, 4096) if fmt.block_size == 32 else (fmt.block_size, 3 * fmt.block_size, 4096):
         w, x = random_weights(rng, fmt, 1024, k), random_activations(rng, naive.spec, 257, k)
         ms: tuple[int, ...] = (1, 2, 7, 8, 16, 33, 64, 128, 257)
         if spec.order == ASCENDING:

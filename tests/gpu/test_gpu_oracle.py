@@ -16,7 +16,7 @@ from gguf_verify.hosts.cupy_arrays import CupyArrays, arrays_for
 from gguf_verify.hosts.cupy_host import CupyHost
 from gguf_verify.hosts.staging import PIECE
 from gguf_verify.kernels import KERNELS, on_host
-from gguf_verify.kernels.packed import LEGACY, packed_shape, unpacked
+from gguf_verify.kernels.packed import Contents, packed_shape, unpacked
 from gguf_verify.results import Options
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import ASCENDING, SEMANTICS, Product, Semantics, judge, product, rounding, screen, screened
@@ -68,15 +68,18 @@ def test_copies_hold_every_byte(size: int, gpu: CupyArrays) -> None:
     assert get(gpu.put(wide)).tobytes() == wide.tobytes()
 
 
-@pytest.mark.parametrize("name", sorted(LEGACY))
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=list(FORMATS))
 @pytest.mark.parametrize("strips", [False, True])
-def test_packed_weights_are_unpacked_as_by_numpy(name: str, strips: bool, gpu: CupyArrays) -> None:
-    fmt, n, k = FORMATS[name], 300, 96
-    tiles, blocks, chunk = packed_shape(fmt, n, k)
-    packed = np.random.default_rng(4).integers(0, 256, (tiles, blocks * chunk), np.uint8)
+def test_packed_weights_are_unpacked_as_by_numpy(fmt: BlockFormat, strips: bool, gpu: CupyArrays) -> None:
+    n, k = 300, 3 * fmt.block_size
+    tiles, slices, chunk = packed_shape(fmt, n, k)
+    packed = np.random.default_rng(4).integers(0, 256, (tiles, slices * chunk), np.uint8)
     there, clean = unpacked(fmt, gpu.put(packed), n, k, strips)
     here, _ = unpacked(fmt, packed, n, k, strips)
-    np.testing.assert_array_equal(get(there), here)
+    assert Contents(*(None if v is None else get(v) for v in (there.codes, there.d, there.m))) == here
+    rows = any_blocks(fmt, 12, 1).reshape(4, -1)
+    meant = Contents.of(fmt, gpu.put(rows))
+    assert Contents(*(None if v is None else get(v) for v in (meant.codes, meant.d, meant.m))) == Contents.of(fmt, rows)
     assert not clean
     assert unpacked(fmt, gpu.put(np.zeros_like(packed)), n, k, strips)[1]
 

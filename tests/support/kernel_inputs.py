@@ -36,8 +36,10 @@ OFTEN = frozenset({"Q4_0", "Q5_1", "Q6_K"})
 ON_EVERY_FORMAT = frozenset({"f32_naive", "q8_1_dp4a"})
 
 
-#: Neither PACKED of packed_kernels, nor what tests/reference/kernels/test_decode.py has.
-PLAIN = [k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed | Interleaved)]
+#: Neither PACKED of packed_kernels, nor what tests/reference/kernels/test_decode.py and test_halves.py have.
+PLAIN = [
+    k for k, spec in KERNELS.items() if not isinstance(spec.launch, Packed | Interleaved) and spec.declares is None
+]
 
 
 PAIRS = [(k, f) for f in FORMATS.values() for k in PLAIN if KERNELS[k].covers(f)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.packed import LEGACY, Packed
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.kernels.tiling import Tiling
+from gguf_verify.kernels.tiling import LARGE, LARGEST, SMALL, SMALLEST, Tiling
 from gguf_verify.semantics import ASCENDING, SEMANTICS, product
 from tests.support.kernel_inputs import (
     assert_same,
@@ -24,17 +26,30 @@ PACKED = [name for name, spec in KERNELS.items() if isinstance(spec.launch, Pack
 FIVE = [FORMATS[name] for name in sorted(LEGACY)]
 
 
-#: M, N, blocks: one of each; odd numbers of blocks; past a tile of 16, 64 tokens, of 128, 256 rows; more than a ring, a
-#: round, and both.
+#: M, N, blocks of 32: one of each; odd numbers of blocks; past a tile of 16, 64 tokens, of 128, 256 rows; more than a
+#: ring, a round, and both.
 SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40), (4, 129, 37), (1, 200, 70), (10, 40, 70)]
 #: Of these a tile's edge, a ring that turns, and more tokens than are read at once.
 FEW_SHAPES = [SHAPES[1], SHAPES[5], SHAPES[7]]
 
 
-def at_once(*names: str) -> pytest.MarkDecorator:
-    """All five, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
-    marks = {f.name: () if f.name in names else (pytest.mark.slow,) for f in FIVE}
-    return pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=marks[f.name]) for f in FIVE])
+def at_once(*names: str, all_of: Sequence[BlockFormat] = FIVE) -> pytest.MarkDecorator:
+    """All of them, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
+    marks = {f.name: () if f.name in names else (pytest.mark.slow,) for f in all_of}
+    return pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=marks[f.name]) for f in all_of])
+
+
+def pairs(*named: tuple[str, str]) -> pytest.MarkDecorator:
+    """Every such kernel with each of its types, those that are not named in `make test-all` alone."""
+    return pytest.mark.parametrize(
+        ("name", "fmt"),
+        [
+            pytest.param(name, fmt, id=f"{name}-{fmt.name}", marks=[pytest.mark.slow] * ((name, fmt.name) not in named))
+            for name in PACKED
+            for fmt in FORMATS.values()
+            if KERNELS[name].covers(fmt)
+        ],
+    )
 
 
 def check(
@@ -42,7 +57,8 @@ def check(
 ) -> None:
     """The bits of the naive kernel, on random bytes; of a kernel with an order of its own, the oracle's."""
     rng, naive = np.random.default_rng(m), ShippedKernel(KERNELS["q8_1_naive"], host)
-    w, x = random_weights(rng, fmt, n, 32 * blocks), random_activations(rng, naive.spec, m, 32 * blocks)
+    k = max(1, round(32 * blocks / fmt.block_size)) * fmt.block_size
+    w, x = random_weights(rng, fmt, n, k), random_activations(rng, naive.spec, m, k)
     kernel = kernel or ShippedKernel(KERNELS[name], host)
     if kernel.order == ASCENDING:
         expected = naive.gemm(naive.upload(fmt, w), x)
@@ -52,4 +68,4 @@ def check(
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected, (name, fmt.name, m, n, blocks))
 
 
-TILINGS = (Tiling(128), Tiling(64), Tiling(32, 1, 3), Tiling(16, 1, 4))
+TILINGS = (LARGEST, LARGE, Tiling(32, 1, 3), SMALL, SMALLEST)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts.base import Host
+from ..semantics import Semantics
 from ..support.paths import kernel_root
 from .interface import Candidate
 from .ladder import KERNELS
@@ -56,6 +57,10 @@ class FamilyOnHost(Candidate):
     @property
     def semantics(self) -> str:
         return self.family.members[0].semantics
+
+    @property
+    def definition(self) -> Semantics:
+        return self.family.members[0].definition
 
     @property
     def order_in_words(self) -> str:

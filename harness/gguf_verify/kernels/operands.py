@@ -26,12 +26,15 @@ def whole_rows(rows: npt.NDArray[Any], fmt: WeightFormat) -> None:
         raise UsageError(f"a row of {rows.shape[1]} bytes is not a whole number of {fmt.name} {unit}")
 
 
-def fitting(x: npt.NDArray[Any], weights: Weights, blocks: BlockFormat | None, quantized: bool) -> None:
+def fitting(
+    x: npt.NDArray[Any], weights: Weights, blocks: BlockFormat | None, quantized: bool, value_bytes: int = 4
+) -> None:  # fmt: skip
     """That activations have as many columns as the weights. Raises UsageError.
 
     Args:
-        blocks: the type that the kernel takes activations in; None: float32.
+        blocks: the type that the kernel takes activations in; None: values.
         quantized: x is uint8[M, row bytes] as the kernel takes it; else float32[M, K].
+        value_bytes: bytes of a value.
     """
     _two_dimensions("activations", x)
     k = weights.k
@@ -39,7 +42,7 @@ def fitting(x: npt.NDArray[Any], weights: Weights, blocks: BlockFormat | None, q
         whole_blocks(x, blocks)
     elif blocks is not None and k % blocks.block_size:
         raise UsageError(f"a row of {k} activations is not a whole number of blocks of {blocks.block_size}")
-    expected = k if not quantized else 4 * k if blocks is None else blocks.row_bytes(k)
+    expected = k if not quantized else value_bytes * k if blocks is None else blocks.row_bytes(k)
     if x.shape[1] != expected:
         unit = "bytes of activations" if quantized else "activations"
         raise UsageError(f"{x.shape[1]} {unit} a token, but weights of {k} columns take {expected}")

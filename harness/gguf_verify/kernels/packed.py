@@ -1,14 +1,15 @@
 """Kernels whose weights have a layout of their own (kernels/packed.cuh), which is packed once for any number of calls.
 
 Packing is part of what is verified: what the kernel packed is unpacked here, after the layout's description, by NumPy
-or by a card's arrays, and must be the file's bytes.
+or by a card's arrays, and must be what the file's bytes mean: their codes, scales and minima, bit for bit.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,52 +23,156 @@ from .site import MAX_GRID, Site
 
 Bytes = npt.NDArray[np.uint8]
 
-#: The types that can be packed: blocks of 32 values under one half scale, whose codes are stored as they are.
+#: Blocks of 32 values under one half scale, whose codes are stored as they are: packing only moves their bits.
 LEGACY = frozenset(fmt.name for fmt in FORMATS.values() if fmt.legacy)
-#: Rows of a tile of packed weights, values of a block.
+#: Rows of a tile of packed weights, values of a slice.
 ROWS, QK = 128, 32
 #: The layout in which a chunk is cut in four strips of 32 rows.
 STRIPS = "packed in strips"
 _PACK = "pack/weights.cu"
-#: Members of a chunk, in this order.
-_MEMBERS = ("qs", "qh", "d", "m")
 _ROWS_AT_A_TIME = 4096  # unpacking takes many times their size
+#: The bits of halves and floats: infinity, and a NaN.
+_SPECIAL = {np.dtype(np.uint16): (0x7C00, 0x7E00), np.dtype(np.uint32): (0x7F800000, 0x7FC00000)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What packed weights of a type hold of 128 rows and 32 values.
+
+    Args:
+        code_bits: 4 or 5 where codes are unsigned and no wider, and scales multiples of a half, which a product with a
+            power of two neither over- nor underflows; else 8, signed bytes.
+        groups: scales of a row and slice.
+        half_scales: scales and minima are the halves d and m of blocks; else float32.
+        minima: there are as many minima as scales.
+    """
+
+    code_bits: int
+    groups: int
+    half_scales: bool
+    minima: bool
+
+    @classmethod
+    def of(cls, fmt: BlockFormat) -> Self:
+        """The layout of a type."""
+        halves = any(f.name == "d" and f.dtype == "<f2" for f in fmt.fields)
+        narrow = fmt.low == 0 and fmt.bits <= 5 and halves
+        code_bits = 8 if not narrow else 4 if fmt.bits <= 4 else 5
+        return cls(code_bits, 2 if fmt.group == 16 else 1, fmt.has_half_scale, fmt.has_min)
+
+    @cached_property
+    def members(self) -> dict[str, int]:
+        """Bytes of the members of a chunk, in their order."""
+        sizes = {"codes": ROWS * (32 if self.code_bits == 8 else 16)}
+        if self.code_bits == 5:
+            sizes["high"] = ROWS * 4
+        scales = ROWS * self.groups * (2 if self.half_scales else 4)
+        return sizes | {"d": scales} | ({"m": scales} if self.minima else {})
+
+    @property
+    def chunk(self) -> int:
+        """Bytes of a chunk."""
+        return sum(self.members.values())
+
+    def token_bytes(self, fmt: BlockFormat) -> int:
+        """Bytes of a token and slice of tiled activations: codes as halves, then d, or d and z of each group."""
+        sets = self.groups if fmt.has_min and not fmt.min_times_sum else 1
+        return 64 + (8 * sets if fmt.offset or fmt.has_min else 4)
+
+    @property
+    def macros(self) -> dict[str, str]:
+        """What every source that includes packed.cuh is compiled with, beside the type's macros."""
+        return {"CODE_BITS": str(self.code_bits), "HALF_SCALES": str(int(self.half_scales))}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Weights as the kernels take them, of n rows and K values.
+
+    Args:
+        codes: uint8[n, K], the codes as bytes.
+        d, m: scales and minima, uint16 or uint32[n, K/32, groups], the bits of halves or floats, with one NaN for all,
+            since hosts differ in the NaN that they make; m is None where there are none.
+    """
+
+    codes: Array
+    d: Array
+    m: Array | None
+
+    @classmethod
+    def of(cls, fmt: BlockFormat, rows: Bytes) -> Self:
+        """What the file's rows uint8[n, row bytes] mean, by the record of the type."""
+        layout, n = Layout.of(fmt), len(rows)
+        blocks = rows.reshape(n, -1, fmt.block_bytes)
+        slices = blocks.shape[1] * fmt.block_size // QK
+
+        def scales(name: str, values: Callable[[Bytes], npt.NDArray[np.float32]]) -> Array:
+            if layout.half_scales:
+                bits = seen_as(contiguous(fmt.view(blocks)[name]), np.uint16)[..., None]
+            else:
+                with np.errstate(all="ignore"):
+                    bits = seen_as(values(blocks), np.uint32)
+            repeats = slices * layout.groups // (blocks.shape[1] * bits.shape[-1])
+            return np.repeat(_one_nan(bits), repeats, axis=-1).reshape(n, slices, layout.groups)
+
+        codes = seen_as(contiguous(fmt.codes(blocks)), np.uint8).reshape(n, -1)
+        return cls(codes, scales("d", fmt.scales), scales("m", fmt.minima) if layout.minima else None)
+
+    def __eq__(self, other: object) -> bool:
+        """Bit for bit."""
+        if not isinstance(other, Contents) or (self.m is None) != (other.m is None):
+            return NotImplemented
+        return _same(self.codes, other.codes) and _same(self.d, other.d) and (self.m is None or _same(self.m, other.m))
 
 
 def packed_shape(fmt: BlockFormat, n: int, k: int) -> tuple[int, int, int]:
-    """Tiles, blocks of a row (an even number) and bytes of a chunk."""
-    blocks = k // fmt.block_size
-    return -(-n // ROWS), blocks + blocks % 2, ROWS * fmt.block_bytes
+    """Tiles, slices of a row (an even number) and bytes of a chunk."""
+    slices = k // QK
+    return -(-n // ROWS), slices + slices % 2, Layout.of(fmt).chunk
 
 
-def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = False) -> tuple[Bytes, bool]:
-    """The rows uint8[n, row bytes] of packed weights, and whether the padding beside them is all zero.
+def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = False) -> tuple[Contents, bool]:
+    """What packed weights hold of n rows of k values, and whether the padding beside them is all zero.
 
     Args:
         strips: the chunks are cut in strips.
     """
-    tiles, blocks, chunk = packed_shape(fmt, n, k)
-    assert fmt.dtype.fields is not None
-    places = sorted((place[1], name, place[0].itemsize) for name, place in fmt.dtype.fields.items())
-    held = {name: size for _, name, size in places}
-    ends = list(itertools.accumulate(ROWS * held[name] for name in _MEMBERS if name in held))
-    if strips:  # a chunk is four parts of each of its members
-        parts = packed.reshape(tiles, 4, blocks, chunk // 4).transpose(0, 2, 1, 3)
-        starts = [0, *(end // 4 for end in ends)]
-        found = [parts[..., a:b].reshape(tiles, blocks, -1) for a, b in itertools.pairwise(starts)]
-    else:
-        whole = packed.reshape(tiles, blocks, chunk)
-        found = [whole[..., a:b] for a, b in itertools.pairwise([0, *ends])]
-    of = dict(zip((name for name in _MEMBERS if name in held), found, strict=True))
-    read = {"qs": _codes, "qh": _high_bits}
-    bytes_of = [
-        read.get(name, _halves)(contiguous(of[name]), tiles, blocks).reshape(tiles * ROWS, blocks, size)
-        for _, name, size in places
-    ]
-    rows: Bytes = np.concatenate(bytes_of, axis=-1)
-    blocks_of_row = k // fmt.block_size
-    clean = all_zero(rows[n:]) and all_zero(rows[:n, blocks_of_row:])
-    return rows[:n, :blocks_of_row].reshape(n, -1), clean
+    tiles, slices, _ = packed_shape(fmt, n, k)
+    layout = Layout.of(fmt)
+    of = _members(layout, packed, tiles, slices, strips)
+    codes = _codes(of["codes"], tiles, slices, layout.code_bits)
+    if "high" in of:
+        codes = codes | _high_bits(of["high"], tiles, slices) << 4
+    codes = codes.reshape(tiles * ROWS, -1)
+    scales = [_scales(of[name], layout, tiles, slices, strips) for name in ("d", "m") if name in of]
+    clean = all_zero(codes[n:]) and all_zero(codes[:n, k:])
+    clean &= all(all_zero(bits[n:]) and all_zero(bits[:n, k // QK :]) for bits in scales)
+    d, *m = (_one_nan(bits[:n, : k // QK]) for bits in scales)
+    return Contents(codes[:n, :k], d, m[0] if m else None), clean
+
+
+def _members(layout: Layout, packed: Bytes, tiles: int, slices: int, strips: bool) -> dict[str, Bytes]:
+    """The members of all chunks, uint8[tile, slice, bytes], and of strips uint8[tile, slice, w, bytes]."""
+    at, of = 0, {}
+    parts = packed.reshape(tiles, 4, slices, -1) if strips else packed.reshape(tiles, slices, -1)
+    for name, size in layout.members.items():
+        if strips:  # a chunk is four parts of each of its members
+            of[name] = contiguous(parts[..., at // 4 : (at + size) // 4].transpose(0, 2, 1, 3))
+        else:
+            of[name] = contiguous(parts[..., at : at + size])
+        at += size
+    return of
+
+
+def _same(a: Array, b: Array) -> bool:
+    return a.shape == b.shape and all_zero(seen_as(contiguous(a ^ b), np.uint8))
+
+
+def _one_nan(bits: Array) -> Array:
+    kind = bits.dtype
+    infinity, nan = _SPECIAL[kind]
+    without_sign = bits & kind.type(np.iinfo(kind).max >> 1)
+    return np.where(without_sign > infinity, kind.type(nan), bits)
 
 
 def all_zero(values: Bytes) -> bool:
@@ -76,42 +181,70 @@ def all_zero(values: Bytes) -> bool:
     return not values.size or int(contiguous(values).reshape(-1).max()) == 0
 
 
-def _codes(part: Bytes, tiles: int, blocks: int) -> Array:
-    words = part.shape[-1] // (ROWS * 16)
-    # [tile, block, w, g, c, t, r, word] → [tile, t, w, r, g, block, word, c]
-    codes = part.view("<u4").reshape(tiles, blocks, 4, 8, 4, 2, 2, words).transpose(0, 5, 2, 6, 3, 1, 7, 4)
-    return seen_as(codes, np.uint8)
+def _codes(part: Bytes, tiles: int, slices: int, bits: int) -> Array:
+    """uint8[tile rows, slice, 32] of the member `codes`; of 5-bit codes the lower four."""
+    if bits == 8:
+        # [tile, slice, w, g, c, t, r, j, i] → [tile, t, w, r, g, slice, j, c, i]
+        bytes_of = part.reshape(tiles, slices, 4, 8, 4, 2, 2, 2, 4).transpose(0, 5, 2, 6, 3, 1, 7, 4, 8)
+        return contiguous(bytes_of).reshape(tiles * ROWS, slices, 32)
+    # [tile, slice, w, g, c, t, r, i] → [tile, t, w, r, g, slice, c, i]
+    both = part.reshape(tiles, slices, 4, 8, 4, 2, 2, 4).transpose(0, 5, 2, 6, 3, 1, 4, 7)
+    both = contiguous(both).reshape(tiles * ROWS, slices, 16)
+    return np.concatenate([both & 15, both >> 4], axis=-1)
 
 
-def _high_bits(part: Bytes, tiles: int, blocks: int) -> Array:
-    # bit 8·i + 4·t + 2·r + j of a word: [tile, block, w, g, c, i, t, r, j] → [tile, t, w, r, g, block, j, c, i]
-    bits = bits_of(part).reshape(tiles, blocks, 4, 8, 4, 4, 2, 2, 2).transpose(0, 6, 2, 7, 3, 1, 8, 4, 5)
-    return np.packbits(contiguous(bits).reshape(-1), bitorder="little")
+def _high_bits(part: Bytes, tiles: int, slices: int) -> Array:
+    """uint8[tile rows, slice, 32] of the member `high`: 0 or 1."""
+    # bit 8·i + 4·t + 2·r + j of a word: [tile, slice, w, g, c, i, t, r, j] → [tile, t, w, r, g, slice, j, c, i]
+    bits = bits_of(part).reshape(tiles, slices, 4, 8, 4, 4, 2, 2, 2).transpose(0, 6, 2, 7, 3, 1, 8, 4, 5)
+    return contiguous(bits).reshape(tiles * ROWS, slices, 32)
 
 
-def _halves(part: Bytes, tiles: int, blocks: int) -> Array:
-    # [tile, block, w, g, t, r] → [tile, t, w, r, g, block]
-    halves = part.view("<u2").reshape(tiles, blocks, 4, 8, 2, 2).transpose(0, 4, 2, 5, 3, 1)
-    return seen_as(halves, np.uint8)
+def _scales(part: Bytes, layout: Layout, tiles: int, slices: int, strips: bool) -> Array:
+    """uint16 or uint32[tile rows, slice, group] of the members `d` and `m`."""
+    bits = part.view(np.uint16 if layout.half_scales else np.uint32)
+    # a group's quads lie together: of a chunk those of all four w, of a strip its own
+    if strips:
+        # [tile, slice, w, group, g, t, r] → [tile, t, w, r, g, slice, group]
+        bits = bits.reshape(tiles, slices, 4, layout.groups, 8, 2, 2).transpose(0, 5, 2, 6, 4, 1, 3)
+    else:
+        # [tile, slice, group, w, g, t, r] → the same
+        bits = bits.reshape(tiles, slices, layout.groups, 4, 8, 2, 2).transpose(0, 5, 3, 6, 4, 1, 2)
+    return contiguous(bits).reshape(tiles * ROWS, slices, layout.groups)
+
+
+def check_contents(host: Host, out: Any, rows: Bytes, fmt: BlockFormat, strips: bool) -> None:
+    """Raise KernelFault unless the buffer `out` of packed weights holds what the file's rows mean.
+
+    Args:
+        rows: uint8[N, row bytes].
+        strips: the chunks are cut in strips.
+    """
+    k = rows.shape[1] // fmt.block_bytes * fmt.block_size
+
+    def holds(packed: Bytes, some: Bytes) -> bool:
+        found, clean = unpacked(fmt, packed, len(some), k, strips)
+        return clean and found == Contents.of(fmt, some)
+
+    check_packed(host, out, rows, -(-len(rows) // ROWS), ROWS, holds)
 
 
 def check_packed(
-    host: Host, out: Any, rows: Bytes, tiles: int, tile_rows: int, unpack: Callable[[Bytes, int], tuple[Bytes, bool]]
+    host: Host, out: Any, rows: Bytes, tiles: int, tile_rows: int, holds: Callable[[Bytes, Bytes], bool]
 ) -> None:
-    """Raise KernelFault unless the buffer `out` of packed weights holds the file's bytes.
+    """Raise KernelFault unless the buffer `out` of packed weights holds the file's rows.
 
     Args:
         rows: uint8[N, row bytes], the file's.
         tiles, tile_rows: tiles of the packed weights, one after the other, and rows of each.
-        unpack: the rows uint8[n, row bytes] of some tiles that hold n rows, and whether what pads them is zero.
+        holds: whether some tiles hold these rows, and zeros beside them.
     """
     packed, given = host.side_by_side(out, rows)
     packed, given = packed.reshape(tiles, -1), given.reshape(len(rows), -1)
     at_a_time = max(1, _ROWS_AT_A_TIME // tile_rows)
     for first in range(0, tiles, at_a_time):
         some = given[first * tile_rows : (first + at_a_time) * tile_rows]
-        again, clean = unpack(packed[first : first + at_a_time], len(some))
-        if not clean or not all_zero(again ^ some):
+        if not holds(packed[first : first + at_a_time], some):
             raise KernelFault("the packed weights do not hold the file's bytes")
 
 
@@ -121,19 +254,21 @@ class Packed(Launch):
     layout: ClassVar[str] = "packed"
 
     def prepare(self, site: Site, fmt: WeightFormat, rows: Bytes) -> Any:
-        """Raises KernelFault where the packed weights do not hold the file's bytes."""
+        """Raises KernelFault where the packed weights do not hold what the file's bytes mean."""
         assert isinstance(fmt, BlockFormat)
-        host, strips = site.host, self.layout == STRIPS
-        n, blocks = rows.shape[0], rows.shape[1] // fmt.block_bytes
-        tiles, padded, chunk = packed_shape(fmt, n, blocks * fmt.block_size)
+        host, strips, layout = site.host, self.layout == STRIPS, Layout.of(fmt)
+        n, k = rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size
+        tiles, padded, chunk = packed_shape(fmt, n, k)
         out = host.output(tiles * padded * chunk, "packed weights")
-        pack = site.function("pack", fmt, _PACK, {"STRIPS": str(int(strips))})
-        args = [host.upload(rows, "weights"), out, np.int64(n), np.int64(blocks), np.int64(padded)]
+        macros = {**layout.macros, "STRIPS": str(int(strips)), "CHUNK_BYTES": str(chunk)}
+        args = [host.upload(rows, "weights"), out, np.int64(n), np.int64(k // QK), np.int64(padded)]
+        pack = site.function("pack", fmt, _PACK, macros)
         host.launch(pack, (min(tiles * padded, MAX_GRID), 1, 1), (ROWS, 1, 1), args)
-        check_packed(
-            host, out, rows, tiles, ROWS, lambda some, n: unpacked(fmt, some, n, blocks * fmt.block_size, strips)
-        )
+        check_contents(host, out, rows, fmt, strips)
         return out
 
 
-__all__ = ["LEGACY", "QK", "ROWS", "STRIPS", "Packed", "all_zero", "check_packed", "packed_shape", "unpacked"]
+__all__ = [
+    "LEGACY", "QK", "ROWS", "STRIPS", "Contents", "Layout", "Packed", "all_zero", "check_contents", "check_packed",
+    "packed_shape", "unpacked",
+]  # fmt: skip

@@ -13,7 +13,7 @@ from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..hosts.base import Host, Source, Sparse, Written
 from ..hosts.schedule import Schedule
-from ..semantics import ASCENDING, Order
+from ..semantics import ASCENDING, Order, Semantics
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from ..support.stages import stage
@@ -65,6 +65,10 @@ class ShippedKernel(Kernel):
         return self.spec.semantics
 
     @property
+    def definition(self) -> Semantics:
+        return self.spec.definition
+
+    @property
     def order(self) -> Order | None:
         return self.spec.order
 
@@ -74,8 +78,13 @@ class ShippedKernel(Kernel):
 
     @property
     def _blocks(self) -> BlockFormat | None:
-        """The type that it takes activations in; None: float32."""
+        """The type of blocks that it takes activations in; None: values."""
         return Q8_1 if self.site.quantizes else None
+
+    @property
+    def _value_bytes(self) -> int:
+        """Bytes of an activation that is a value."""
+        return 2 if self.site.halves else 4
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
         """This kernel, or the one of a type that is not quantized."""
@@ -126,7 +135,7 @@ class ShippedKernel(Kernel):
         return self._alone(launched, product, contents, product.sizes, number)
 
     def quantizer_launch(self, m: int, k: int) -> Launched | str | None:
-        if not self.site.quantizes:
+        if not (self.site.quantizes or self.site.halves):
             return None
         if not self.host.runs_alone:
             return f"the {self.host.name} host cannot run single thread blocks"
@@ -136,7 +145,7 @@ class ShippedKernel(Kernel):
         return recorder.launched[0]
 
     def quantizer_alone(self, values: npt.NDArray[np.float32], m: int, k: int, number: int) -> Written:
-        sizes = {"activations": 4 * m * k, "quantized activations": m * k // 32 * 36}
+        sizes = {"activations": 4 * m * k, "quantized activations": m * k // 32 * self.site.block_bytes}
         return self._alone(self.quantizer_launch(m, k), values, {"activations": values}, sizes, number)
 
     def _alone(
@@ -156,21 +165,22 @@ class ShippedKernel(Kernel):
         return self.spec.launch.tile(fmt, m, n)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Q8_1 bytes uint8[M, K/32·36] of activations float32[M, K]; x itself where the kernel takes float32.
+        """Q8_1 bytes uint8[M, K/32·36], or halves uint8[M, 2·K], of activations float32[M, K]; x itself where the
+        kernel takes float32.
 
         Raises UsageError where K is no whole number of blocks; KernelFault.
         """
-        whole_blocks(x, self._blocks)
-        if not self.site.quantizes:
+        whole_blocks(x, Q8_1 if self.site.quantizes or self.site.halves else None)
+        if not (self.site.quantizes or self.site.halves):
             return np.ascontiguousarray(x, np.float32).view(np.uint8)
         m, k = x.shape
         if not m:
-            return np.empty((0, k // 32 * 36), np.uint8)
+            return np.empty((0, k // 32 * self.site.block_bytes), np.uint8)
         with stage("upload"):
             given = self.host.upload(x.copy(), "activations")
         blocks = self.site.quantized(given, m * k // 32)
         with stage("download"):
-            return self.host.download(blocks).reshape(m, k // 32 * 36)
+            return self.host.download(blocks).reshape(m, k // 32 * self.site.block_bytes)
 
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
         if not self.covers(fmt):
@@ -181,7 +191,7 @@ class ShippedKernel(Kernel):
         return Weights(fmt, rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size, buffer)
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        fitting(x, weights, self._blocks, quantized=True)
+        fitting(x, weights, self._blocks, quantized=True, value_bytes=self._value_bytes)
         return self._outputs(self.spec.launch.multiply, weights, x)
 
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -14,8 +14,8 @@ from ..hosts.base import Host
 from ..support.errors import EnvironmentFault
 from ..support.stages import stage
 
-#: The source that quantizes activations to Q8_1, below `kernels/`.
-QUANTIZER = "quantize/q8_1.cu"
+#: The sources that quantize activations to Q8_1 and round them to half, below `kernels/`.
+QUANTIZER, ROUNDING = "quantize/q8_1.cu", "quantize/float16.cu"
 #: Most blocks in a grid's first dimension (CUDA Programming Guide, compute capabilities).
 MAX_GRID = 2**31 - 1
 _THREADS = 256
@@ -66,6 +66,7 @@ class Site:
         cards: the GPUs that it runs on.
         macros: what its source is compiled with for weights of a type.
         quantizes: whether its activations are Q8_1 blocks, so that float32 ones are quantized first.
+        halves: whether its activations are halves, so that float32 ones are rounded first.
     """
 
     host: Host
@@ -75,6 +76,12 @@ class Site:
     cards: Cards
     macros: Callable[[WeightFormat], dict[str, str]]
     quantizes: bool
+    halves: bool = False
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of 32 activations as the kernel takes them."""
+        return 36 if self.quantizes else 64 if self.halves else 128
 
     def function(
         self, entry: str, fmt: WeightFormat, file: str | None = None, macros: dict[str, str] | None = None
@@ -92,7 +99,10 @@ class Site:
             return self.host.load(self.root, file or self.file, entry, self.macros(fmt) | (macros or {}), target)
 
     def quantized(self, x: Any, n_blocks: int) -> Any:
-        """A buffer of `n_blocks` Q8_1 blocks from one of float32; x itself where the kernel takes float32."""
+        """A buffer of `n_blocks` times 32 activations as the kernel takes them, from one of float32; x itself where it
+        takes float32."""
+        if self.halves:
+            return self._rounded(x, n_blocks * 32)
         if not self.quantizes:
             return x
         with stage("quantize"):
@@ -103,5 +113,14 @@ class Site:
             self.host.launch(function, grid, (_THREADS, 1, 1), [x, out, np.int64(n_blocks)])
             return out
 
+    def _rounded(self, x: Any, count: int) -> Any:
+        with stage("quantize"):
+            out = self.host.output(count * 2, "quantized activations")
+            with stage("compile"):
+                function = self.host.load(self.root, ROUNDING, "quantize", {})
+            grid = (min(-(-count // _THREADS), MAX_GRID), 1, 1)
+            self.host.launch(function, grid, (_THREADS, 1, 1), [x, out, np.int64(count)])
+            return out
 
-__all__ = ["ANY_CARD", "MAX_GRID", "QUANTIZER", "Cards", "Site"]
+
+__all__ = ["ANY_CARD", "MAX_GRID", "QUANTIZER", "ROUNDING", "Cards", "Site"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..formats import WeightFormat
 from ..hosts.base import Host
-from ..semantics import Q8_1_RAW, SEMANTICS, Order
+from ..semantics import FLOAT16, Q8_1_RAW, SEMANTICS, Order, Semantics
 from .launch import THREAD_AN_OUTPUT, Launch
 from .site import ANY_CARD, Cards, Site
 
@@ -59,6 +59,7 @@ class KernelSpec:
         cards: the GPUs that it runs on.
         defines: macros that it is compiled with, beside the type's.
         fastest: whether its family chooses it for a product that it covers and no later step of the ladder claims.
+        declares: the definition, where it is not the one of that name in SEMANTICS.
 
     Raises ValueError where no shipped quantizer makes the activations of that definition.
     """
@@ -73,10 +74,16 @@ class KernelSpec:
     cards: Cards = ANY_CARD
     defines: dict[str, str] = field(default_factory=dict)
     fastest: Callable[[Problem], bool] = never
+    declares: Semantics | None = None
 
     def __post_init__(self) -> None:
-        if SEMANTICS[self.semantics].encode not in (None, Q8_1_RAW.encode):
+        if self.definition.encode not in (None, Q8_1_RAW.encode):
             raise ValueError(f"kernel {self.name}: no shipped quantizer makes the activations of {self.semantics}")
+
+    @property
+    def definition(self) -> Semantics:
+        """The definition of the product that it declares."""
+        return self.declares or SEMANTICS[self.semantics]
 
     def covers(self, fmt: WeightFormat) -> bool:
         """Whether it multiplies weights of this type."""
@@ -93,12 +100,12 @@ class KernelSpec:
 
     def site(self, host: Host, root: Path, older: bool = False) -> Site:
         """What its launches need, on a host, from the sources below `root`; `older`: compiled as before sm_90."""
-        quantizes = SEMANTICS[self.semantics].encode is not None
+        encoding = self.definition.encoding
 
         def macros(fmt: WeightFormat) -> dict[str, str]:
             return {**self.defines_for(fmt), **({"BEFORE_SM_90": "1"} if older else {})}
 
-        return Site(host, root, self.name, self.file, self.cards, macros, quantizes)
+        return Site(host, root, self.name, self.file, self.cards, macros, encoding.quantizes, encoding is FLOAT16)
 
 
 __all__ = ["FEW", "KernelSpec", "Problem", "never"]

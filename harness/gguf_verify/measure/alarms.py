@@ -32,7 +32,7 @@ from ..llama import Llama, LlamaRefused
 from ..rungs.envelope import with_least_codes
 from ..rungs.generated_inputs import any_blocks, special
 from ..rungs.plan import PLAN
-from ..semantics import SCORE_LIMIT, SEMANTICS, Order, Product, judge, llama_cpu_semantics, product
+from ..semantics import SCORE_LIMIT, SEMANTICS, Order, Product, Semantics, judge, llama_cpu_semantics, product
 from ..support import scratch
 from ..support.errors import EnvironmentFault, KernelFault, UsageError
 from . import results
@@ -41,7 +41,10 @@ from .measure import Measure
 from .workers import workers
 
 #: Kernels that a CPU runs quickly. The others, whose barriers it emulates, get few tokens there.
-QUICK = frozenset({"q8_1_naive", "q8_1_dp4a", "f32_naive", "q8_1", "f32", *(k.name for k in ELEMENT_KERNELS.values())})
+QUICK = frozenset({
+    "q8_1_naive", "q8_1_dp4a", "f32_naive", "f16_naive", "q8_1", "f32", "f16",
+    *(k.name for k in ELEMENT_KERNELS.values()),
+})  # fmt: skip
 #: Numbers of tokens by which kernels and families choose their code.
 OTHER_M = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 131)
 #: Tokens of a job, and of a slow kernel on a CPU.
@@ -69,7 +72,7 @@ class Job:
 
     Args:
         matrix: its number among the prepared ones.
-        semantics: "q8_1", "f32", or the definition of an element type; "llama.cpp" for its own outputs.
+        semantics: "q8_1", "f32", "f16", or the definition of an element type; "llama.cpp" for its own outputs.
         m: tokens.
         seed: of the activations.
         kind: of the activations.
@@ -209,7 +212,7 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
             short = k <= 768
             for kind in kinds:
                 element = isinstance(matrix.fmt, ElementFormat)
-                definitions = [matrix.fmt.name.lower()] if element else ["q8_1", "f32"]
+                definitions = [matrix.fmt.name.lower()] if element else ["q8_1", "f32", "f16"]
                 for of in definitions:
                     shape = (matrix.fmt.name, n, k, of)
                     m = (TOKENS if of == "q8_1" else 192) if short else (48 if k <= 4096 and of == "q8_1" else 8)
@@ -218,7 +221,7 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
                 if matrix.source != ANY_BITS and (short or kind == "random"):
                     jobs.append(Job(i, "llama.cpp", 256 if short else 8, seed, kind))
             if matrix.source in ("drawn", ANY_BITS) and isinstance(matrix.fmt, BlockFormat) and short:
-                jobs += [Job(i, of, ODD, seed, "special") for of in ("q8_1", "f32")]
+                jobs += [Job(i, of, ODD, seed, "special") for of in ("q8_1", "f32", "f16")]
                 jobs.append(Job(i, "q8_1", ODD, seed, "codes of -128"))
     left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
     fill = [
@@ -255,6 +258,12 @@ def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
     if job.every:
         found += [(name, m) for name in (*names, job.semantics) for m in OTHER_M if m < job.m]
     return found
+
+
+def definition_of(name: str, fmt: WeightFormat) -> Semantics:
+    """The definition of that name that kernels of such weights declare; `f16` is another one for F16."""
+    declared = (spec.definition for spec in KERNELS.values() if spec.semantics == name)
+    return next(declared, SEMANTICS[name]) if isinstance(fmt, BlockFormat) else SEMANTICS[name]
 
 
 def planned(job: Job, matrix: Matrix, host: str) -> int:
@@ -322,7 +331,7 @@ class Worker:
 
     def _kernels(self, job: Job, matrix: Matrix, x: Floats, tally: Tally) -> None:
         fmt, n, k = matrix.fmt, len(matrix.rows), matrix.k
-        taken, given = SEMANTICS[job.semantics].bytes_of(x), job.kind == "codes of -128"
+        taken, given = definition_of(job.semantics, fmt).bytes_of(x), job.kind == "codes of -128"
         if given:
             taken = with_least_codes(taken)
         if job.kind == "special":  # what is not finite is a matter of the definition's range
@@ -361,7 +370,7 @@ class Worker:
 
     def _product(self, semantics: str, matrix: Matrix, taken: Bytes, order: Order | None, tally: Tally) -> Product:
         start = time.process_time()
-        found = product(SEMANTICS[semantics], matrix.fmt, matrix.rows, taken, order)
+        found = product(definition_of(semantics, matrix.fmt), matrix.fmt, matrix.rows, taken, order)
         tally.cpu["exact products"] += time.process_time() - start
         return found
 

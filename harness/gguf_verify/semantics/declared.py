@@ -163,4 +163,7 @@ def _handed(semantics: Semantics, takes: str) -> Semantics:
     return quantized_inside(semantics, ENCODINGS[takes])
 
 
-__all__ = ["DECLARABLE", "composed", "declaration", "declared"]
+#: `f16`, added in tensor cores of any card whose L and F are known: what the shipped kernels of that name compute.
+IN_TENSOR_CORES = declared("f16", accumulates="tensor")
+
+__all__ = ["DECLARABLE", "IN_TENSOR_CORES", "composed", "declaration", "declared"]

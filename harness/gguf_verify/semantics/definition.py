@@ -43,9 +43,10 @@ class Epilogue(Protocol):
     def applied(
         self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Callable[[Bytes], Product]
     ) -> Product:  # fmt: skip
-        """What they make of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes].
+        """What they make of the product of weights uint8[N, row bytes] and activations.
 
         Args:
+            x: uint8[M, …], what their operands are drawn from: the activations, if nothing else is said.
             multiply: gives the product of other weights and the same activations.
         """
 

@@ -8,7 +8,7 @@ number has 7 significant bits, so float32, float16 and bfloat16 hold it exactly.
 from __future__ import annotations
 
 import zlib
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,12 @@ def hashes(rows: Bytes, salt: str) -> _Words:
     seed = zlib.crc32(salt.encode())
     found = np.array([zlib.crc32(row, seed) for row in np.ascontiguousarray(rows)], np.uint64)
     return _mixed(found ^ np.uint64(seed) << np.uint64(32))
+
+
+def keys_of_slots(x: Bytes, slots: npt.NDArray[np.integer[Any]]) -> Bytes:
+    """What operands of slots are drawn from, uint8[S, row bytes + 8]: a slot's activations, and its number. So the
+    slots of a token have different operands."""
+    return np.concatenate([x, np.ascontiguousarray(slots, np.int64)[:, None].view(np.uint8)], axis=1)
 
 
 def numbers(words: _Words) -> Doubles:
@@ -116,4 +122,4 @@ def companions(fmt: BlockFormat, w: Bytes) -> Bytes:
     return np.ascontiguousarray(np.where(sound[..., None], flipped, rotated)).reshape(w.shape)
 
 
-__all__ = ["Place", "addend", "companions", "factor", "hashes", "numbers", "sizes"]
+__all__ = ["Place", "addend", "companions", "factor", "hashes", "keys_of_slots", "numbers", "sizes"]

@@ -74,7 +74,7 @@ _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 @counted("exact product")
 def product(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
-    device: Device | None = None,
+    device: Device | None = None, keys: Bytes | None = None,
 ) -> Product:  # fmt: skip
     """The product of weights and activations in a GEMM's own layout.
 
@@ -85,10 +85,11 @@ def product(
         x: uint8[M, row bytes]: activations as the definition has them (float32 bytes for `f32`, and for `f16` and
             `bf16`, which round them).
         order: also compute the bits of this order, by the fused multiply-adds above: of blocks, or of values for
-            `f32`. None: no bits.
+            `f32`. None: no bits. What is fused behind the product begins with these bits, and has none.
         threads: rows of W are shared out among so many threads.
         device: where it is computed; None: by NumPy. Products of weights that are not quantized, of an author's oracle
             and of fused operations are computed by NumPy, and put there.
+        keys: uint8[M, …], what the operands of fused operations are drawn from for each token; None: from x.
 
     Returns:
         a Product of `[M, N]` arrays, on the device if there is one.
@@ -98,13 +99,13 @@ def product(
     quantized (`f32`, float types), which no definition states.
     """
     if device is not None and (isinstance(fmt, ElementFormat) or not _placeable(semantics)):
-        return product(semantics, fmt, w, x, order, threads).placed(device.put)
+        return product(semantics, fmt, w, x, order, threads, keys=keys).placed(device.put)
     if isinstance(fmt, ElementFormat):
         return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
     made = unstored(semantics, fmt, w, x, order, threads, device)
     if semantics.epilogue is not None:
-        of_gate = lambda other: unstored(semantics, fmt, other, x, None, threads)  # noqa: E731
-        made = semantics.epilogue.applied(made, fmt, w, x, of_gate)
+        of_gate = lambda other: unstored(semantics, fmt, other, x, order, threads)  # noqa: E731
+        made = semantics.epilogue.applied(made, fmt, w, x if keys is None else keys, of_gate)
     return stored(made, semantics.output)
 
 

@@ -14,6 +14,7 @@ from ..support.arrays import on_host, widened
 from .definition import Semantics
 from .narrow import HALF
 from .order import Order
+from .placed import Placed
 from .rounding import add_rounded, chain_rounded, to_float32
 from .sums import Doubles, Floats
 from .values import Activations, by_term, parts_apart, term_values
@@ -26,17 +27,28 @@ _ELEMENTS = 1 << 16
 _ON_CARD = 1 << 24
 
 
-def codes_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> Floats:
+def blocks_of(fmt: BlockFormat, w: Bytes | Placed) -> Bytes | Placed:
+    """Weights uint8[n, row bytes] as blocks uint8[n, blocks, block bytes]; what a device has read of them as it is."""
+    return w if isinstance(w, Placed) else w.reshape(len(w), -1, fmt.block_bytes)
+
+
+def codes_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes | Placed) -> Floats:
     """What the definition multiplies by the activations' codes, float32[..., block_size] of uint8[..., block bytes]."""
-    q = fmt.codes(blocks).astype(np.float32)
+    codes = blocks.codes if isinstance(blocks, Placed) else fmt.codes(blocks)
+    q: Floats = codes.astype(np.float32)
     if semantics.term.integer_offset(fmt):
         q -= np.float32(fmt.offset)
     return q
 
 
-def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> tuple[Doubles, Doubles]:
+def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes | Placed) -> tuple[Doubles, Doubles]:
     """Scales and minima as the definition has them, float64[nb, 1, n] of uint8[n, blocks, block bytes]."""
-    d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
+    d: Doubles
+    least: Doubles
+    if isinstance(blocks, Placed):
+        d, least = blocks.scales.T[:, None, :], blocks.minima.T[:, None, :]
+    else:
+        d, least = by_term(fmt, fmt.scales(blocks)), by_term(fmt, fmt.minima(blocks))
     if semantics.term.half_scales(fmt):
         d, least = HALF.rounded(d), HALF.rounded(least)
     return d, least
@@ -73,10 +85,10 @@ class Terms:
     total: Doubles | None
 
     @classmethod
-    def of(cls, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations) -> Terms:
+    def of(cls, semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Activations) -> Terms:
         """Of weights uint8[n, row bytes]."""
         traits = semantics.term
-        blocks = w.reshape(len(w), -1, fmt.block_bytes)
+        blocks = blocks_of(fmt, w)
         q = codes_of(semantics, fmt, blocks).reshape(len(w), -1, term_values(fmt)).transpose(1, 2, 0)
         d, least = scales_of(semantics, fmt, blocks)
         # float32 holds these integers: 32·255·128 < 2^24
@@ -135,14 +147,14 @@ def in_order(
         if shift is not None:
             start = np.broadcast_to(shift[b].astype(np.float32), of_codes.shape)
             return [d[b] * widened(add_rounded(x.d[b] * of_codes, start))]
-        # a kernel rounds d_w·d_a and m_w·d_a to float32 first; of two halves they are exact
+        # a kernel rounds d_w·d_a and d_a·Σ q_a to float32 first; of halves they are exact
         first = _rounded(x.d[b] * d[b], halves) * of_codes
         if has_second:
             second = x.s[b] * least[b]
             return [first, HALF.rounded(second) if halves else second]
         if fmt.has_min:
             total = x.q[b].sum(axis=-1, keepdims=True).astype(np.float64)
-            return [first, _rounded(x.d[b] * least[b], False) * total]
+            return [first, to_float32(x.d[b] * total) * least[b]]
         return [first]
 
     result: Floats | None = None
@@ -164,4 +176,4 @@ def _rounded(scale: Doubles, to_half: bool) -> Doubles:
     return to_float32(HALF.rounded(scale) if to_half else scale)
 
 
-__all__ = ["Terms", "codes_of", "finite_scales", "in_order", "scales_of"]
+__all__ = ["Terms", "blocks_of", "codes_of", "finite_scales", "in_order", "scales_of"]

@@ -1,4 +1,4 @@
-// 06 tensor cores: as 05, with mma.sync instead of __dp4a. For formats of 32 values under one scale.
+// 06 tensor cores: as 05, with mma.sync instead of __dp4a.
 //
 // What is new. One instruction of a warp multiplies 16 rows × 8 tokens × 32 codes (on sm_75 a quarter of that): 4096
 // products, where a warp's __dp4a does 128. A block of 16 warps computes 128 × 128 outputs, each warp 32 rows × 32
@@ -12,59 +12,80 @@
 // one barrier a slice suffices. Larger pieces for each warp (64 × 32) would need fewer loads a product, but do not fit
 // into 128 registers.
 //
+// Where 16 values share a scale, a product of the tensor cores is 16 codes long, and there are twice as many terms.
+//
 // Shared memory holds the words c and c + 4 of a row (codes 4c… and 16+4c…) next to each other: lane c of a row needs
 // just these, in one load of 8 bytes, and 16 lanes use 32 banks.
 #include "formats/format.cuh"
 #include "gemm/mma.cuh"
 
-extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restrict__ w,  // (N, K/32)
+constexpr int GROUPS = Scales<FORMAT>::GROUPS, Z_GROUPS = FORMAT::MINIMUM == Minimum::MEETS_CODES ? GROUPS : 1;
+
+// What the terms need of a token and slice, from its halves d and s: d, and z of each group that has its own.
+__device__ __forceinline__ void token_scales(float2 (&of)[Z_GROUPS], uint32_t ds, uint32_t low, uint32_t high) {
+    int codes[2] = {};
+    if (FORMAT::MINIMUM == Minimum::MEETS_CODES) {  // of the four lanes that have a token's codes
+        codes[0] = __dp4a((int)low, 0x01010101, 0), codes[1] = __dp4a((int)high, 0x01010101, 0);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int apart = 1; apart <= 2; apart *= 2) codes[h] += __shfl_xor_sync(0xFFFFFFFF, codes[h], apart);
+    }
+    const float d = half_to_float((uint16_t)ds), s = half_to_float((uint16_t)(ds >> 16));
+#pragma unroll
+    for (int h = 0; h < Z_GROUPS; ++h)
+        of[h] = {d, z_of<FORMAT>(d, s, (float)(Z_GROUPS == 2 ? codes[h] : codes[0] + codes[1]))};
+}
+
+extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)
                                                           const Q8_1* __restrict__ x,    // (M, K/32)
                                                           float* __restrict__ y,         // (M, N)
                                                           int64_t M, int64_t N, int64_t K) {
-    static_assert(FORMAT::VALUES == QK && FORMAT::GROUP == QK, "one scale a slice");
+    constexpr int SLICES = FORMAT::VALUES / QK;
     constexpr int ROWS = 128, TOKENS = 128, OF_ROWS = 2, OF_TOKENS = 4;  // a warp: 2 × 16 rows, 4 × 8 tokens
     __shared__ uint2 wq[2][ROWS][4], xq[2][TOKENS][4];  // words c and c + 4
-    __shared__ float4 ds[2][TOKENS / 2];                // of two tokens: d, s, d, s
+    __shared__ float4 ds[2][Z_GROUPS][TOKENS / 2];      // of two tokens: d, z, d, z
     __shared__ Scales<FORMAT> scales[2][ROWS];
 
     const int tid = threadIdx.x, lane = tid % 32, r = lane / 4, c = lane % 4;
     const int warp_row = tid / 128 * 32, warp_token = tid / 32 % 4 * 32;
-    const int nb = (int)(K / QK);
+    const int slices = (int)(K / QK);
     const uint32_t tiles_m = (uint32_t)((M + TOKENS - 1) / TOKENS);
     const int64_t m0 = (int64_t)(blockIdx.x % tiles_m) * TOKENS, n0 = (int64_t)(blockIdx.x / tiles_m) * ROWS;
-    // What this thread loads: a quarter of a row of W and of X; one in four the scale of either.
+    // What this thread loads: a quarter of a row of W and of X; one in four the scales of either.
     const int load_row = tid / 4, quarter = tid % 4;
-    const FORMAT* w_from = w + (n0 + load_row < N ? n0 + load_row : N - 1) * nb;
-    const Q8_1* x_from = x + (m0 + load_row < M ? m0 + load_row : M - 1) * nb;
+    const FORMAT* w_from = w + (n0 + load_row < N ? n0 + load_row : N - 1) * (slices / SLICES);
+    const Q8_1* x_from = x + (m0 + load_row < M ? m0 + load_row : M - 1) * slices;
     uint2 w_next, x_next;
-    float2 ds_next;
+    uint32_t ds_next;
     Scales<FORMAT> scales_next;
 
     float acc[OF_ROWS][OF_TOKENS][4] = {};
 #pragma unroll 1
-    for (int b = -1; b < nb; ++b) {
-        if (b + 1 < nb) {
+    for (int k = -1; k < slices; ++k) {
+        if (k + 1 < slices) {
+            const int s = (k + 1) % SLICES;
             int low, high;
-            w_from->codes4(0, quarter, low, high);
+            w_from->codes4(s, quarter, low, high);
             w_next.x = low, w_next.y = high;
             x_next.x = load_word_4(x_from->qs, quarter);
             x_next.y = load_word_4(x_from->qs, quarter + 4);
-            if (quarter == 1) scales_next.read(*w_from, 0);
-            if (quarter == 0) ds_next.x = half_to_float(x_from->d), ds_next.y = half_to_float(x_from->s);
-            ++w_from, ++x_from;
+            if (quarter == 1) scales_next.read(*w_from, s);
+            ds_next = load_word_4(&x_from->d, 0);
+            if (s == SLICES - 1) ++w_from;
+            ++x_from;
         }
-        if (b >= 0) {
-            const int now = b & 1;
+        if (k >= 0) {
+            const int now = k & 1;
             uint32_t tokens[OF_TOKENS][2];
-            float4 of_tokens[OF_TOKENS];
 #pragma unroll
             for (int t = 0; t < OF_TOKENS; ++t) {
                 const uint2 words = xq[now][warp_token + 8 * t + r][c];
                 tokens[t][0] = words.x, tokens[t][1] = words.y;
-                of_tokens[t] = ds[now][(warp_token + 8 * t) / 2 + c];
             }
 #pragma unroll
             for (int i = 0; i < OF_ROWS; ++i) {
+                if (Z_GROUPS == 2) __syncwarp();  // z of all tokens do not fit in registers: they are read anew
                 const int row = warp_row + 16 * i + r;
                 const uint2 upper = wq[now][row][c], lower = wq[now][row + 8][c];
                 const uint32_t rows[4] = {upper.x, lower.x, upper.y, lower.y};
@@ -72,25 +93,34 @@ extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restri
 #pragma unroll
                 for (int t = 0; t < OF_TOKENS; ++t) {
                     float(&sums)[4] = acc[i][t];
-                    int dots[4];
-                    mma(dots, rows, tokens[t], INTEGER_BASE);
 #pragma unroll
-                    for (int e = 0; e < 4; ++e) {
-                        const float d_a = e % 2 ? of_tokens[t].z : of_tokens[t].x;
-                        const float s_a = e % 2 ? of_tokens[t].w : of_tokens[t].y;
-                        const Scales<FORMAT>& of_row = of_rows[e / 2];
-                        sums[e] = add_group<FORMAT>(sums[e], of_row.scale(0), of_row.minimum(0), d_a, s_a,
-                                                    above_base(dots[e]), 0.0f);
+                    for (int h = 0; h < GROUPS; ++h) {
+                        int dots[4];
+                        if (GROUPS == 1) mma(dots, rows, tokens[t], INTEGER_BASE);
+                        else mma_half(dots, rows[2 * h], rows[2 * h + 1], tokens[t][h], INTEGER_BASE);
+                        const float4 two = ds[now][h % Z_GROUPS][(warp_token + 8 * t) / 2 + c];
+#pragma unroll
+                        for (int e = 0; e < 4; ++e) {
+                            const float d_a = e % 2 ? two.z : two.x, z = e % 2 ? two.w : two.y;
+                            const Scales<FORMAT>& of_row = of_rows[e / 2];
+                            sums[e] = add_term<FORMAT>(sums[e], of_row.scale(h), of_row.minimum(h), d_a, z,
+                                                       above_base(dots[e]));
+                        }
                     }
                 }
             }
         }
-        if (b + 1 < nb) {
-            const int next = (b + 1) & 1;
+        if (k + 1 < slices) {
+            const int next = (k + 1) & 1;
             wq[next][load_row][quarter] = w_next;
             xq[next][load_row][quarter] = x_next;
             if (quarter == 1) scales[next][load_row] = scales_next;
-            if (quarter == 0) ((float2*)ds[next])[load_row] = ds_next;
+            float2 of_token[Z_GROUPS];
+            token_scales(of_token, ds_next, x_next.x, x_next.y);
+            if (quarter == 0) {
+#pragma unroll
+                for (int h = 0; h < Z_GROUPS; ++h) ((float2*)ds[next][h])[load_row] = of_token[h];
+            }
         }
         __syncthreads();  // the next slice is there, and nobody reads this one any more
     }

@@ -27,6 +27,9 @@
 
 using namespace packed;
 
+// z of a block from its half s: no type here makes it of codes.
+__device__ __forceinline__ float z_from(uint16_t s) { return z_of<FORMAT>(0.0f, half_to_float(s), 0.0f); }
+
 #if TOKENS <= 4
 constexpr int BLOCKS = 4, ROUND = WARPS * BLOCKS, HALF = ROUND / 2;  // of a warp and round; of a round; of half the warps
 constexpr int WALKERS = TOKENS, THREADS = (WARPS + WALKERS) * 32, OF_HALF = (WARPS / 2 + WALKERS) * 32;
@@ -80,7 +83,7 @@ __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void*
             const Quantized p = quantized(own, c);
             if (i < all) {
                 codes[at * 4 + c] = {four_bytes(p.q), four_bytes(p.q + 4)};
-                if (c == 0) scales[at] = {half_to_float(float_to_half(p.d)), z_of(half_to_float(float_to_half(p.s)))};
+                if (c == 0) scales[at] = {half_to_float(float_to_half(p.d)), z_from(float_to_half(p.s))};
             }
         }
     } else {
@@ -91,7 +94,7 @@ __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void*
             const int at = token * X_BLOCKS + block;
             codes[at * 4 + c] = {from[1 + c], from[5 + c]};
             const uint32_t ds = from[0];
-            if (c == 0) scales[at] = {half_to_float((uint16_t)ds), z_of(half_to_float((uint16_t)(ds >> 16)))};
+            if (c == 0) scales[at] = {half_to_float((uint16_t)ds), z_from((uint16_t)(ds >> 16))};
         }
     }
 }
@@ -440,11 +443,11 @@ __device__ __forceinline__ void tile_tokens(const void* x, uint8_t* out, int64_t
             const float4 own[2] = {m < M ? values[0] : float4{}, m < M ? values[4] : float4{}};
             const Quantized p = quantized(own, c);
             low = four_bytes(p.q), high = four_bytes(p.q + 4);
-            scale = {half_to_float(float_to_half(p.d)), z_of(half_to_float(float_to_half(p.s)))};
+            scale = {half_to_float(float_to_half(p.d)), z_from(float_to_half(p.s))};
         } else if (m < M) {
             const uint32_t* block = (const uint32_t*)((const Q8_1*)x + m * blocks + b);
             low = block[1 + c], high = block[5 + c];
-            scale = {half_to_float((uint16_t)block[0]), z_of(half_to_float((uint16_t)(block[0] >> 16)))};
+            scale = {half_to_float((uint16_t)block[0]), z_from((uint16_t)(block[0] >> 16))};
         }
         uint8_t* chunk = out + (group / GROUPS * blocks + b) * X_BYTES;
         uint32_t* codes = (uint32_t*)chunk + (threadIdx.x % 32) * (2 * GROUPS) + group % GROUPS;

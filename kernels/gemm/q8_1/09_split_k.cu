@@ -16,6 +16,7 @@ __device__ __forceinline__ float4 added(float4 a, float4 b) {
 extern "C" __global__ void add_parts(const float4* __restrict__ sums,  // (parts, ⌈outputs / 4⌉)
                                      float* __restrict__ y,            // (outputs)
                                      int64_t parts, int64_t outputs) {
+    wait_for_last_launch();
     const int64_t fours = (outputs + 3) / 4, stride = (int64_t)gridDim.x * blockDim.x;
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < fours; i += stride) {
         if (4 * i + 4 <= outputs) {

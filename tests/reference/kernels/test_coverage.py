@@ -17,9 +17,9 @@ from tests.support.kernel_inputs import PLAIN
 
 
 def test_a_type_that_a_kernel_does_not_cover(host: CpuHost) -> None:
-    kernel = ShippedKernel(KERNELS["q8_1_mma"], host)
+    kernel = ShippedKernel(KERNELS["q8_1_gemv"], host)
     rows = np.zeros((2, 210), np.uint8)
-    with pytest.raises(UsageError, match="kernel q8_1_mma does not cover type Q6_K"):
+    with pytest.raises(UsageError, match="kernel q8_1_gemv does not cover type Q6_K"):
         kernel.upload(FORMATS["Q6_K"], rows)
 
 

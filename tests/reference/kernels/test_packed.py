@@ -12,15 +12,19 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.q8_1_gemv import Gemv
 from gguf_verify.kernels.ladder.q8_1_split_k import SplitK
 from gguf_verify.kernels.ladder.q8_1_wgmma import Wgmma
-from gguf_verify.kernels.packed import packed_shape, unpacked
+from gguf_verify.kernels.packed import LEGACY, Contents, Layout, packed_shape, unpacked
 from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.kernels.tiling import LARGE, LARGEST, SMALL, SMALLEST
 from tests.support.kernel_inputs import (
     assert_same,
     gaussians,
+    put_extremes,
     quantizer_inputs,
+    random_activations,
+    random_blocks,
     random_weights,
 )
-from tests.support.packed_kernels import FEW_SHAPES, FIVE, PACKED, SHAPES, TILINGS, at_once, check
+from tests.support.packed_kernels import FEW_SHAPES, FIVE, PACKED, SHAPES, TILINGS, at_once, check, pairs
 
 by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 
@@ -29,11 +33,17 @@ def test_there_are_some() -> None:
     assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
 
 
-@at_once("Q5_1")
-@pytest.mark.parametrize("name", PACKED)
+@pairs(("q8_1_wgmma", "Q5_1"), ("q8_1_gemv", "Q5_1"), ("q8_1_split_k", "Q5_1"))
 def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     for m, n, blocks in SHAPES:
         check(host, name, fmt, m, n, blocks)
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q6_K", "MXFP4"])
+def test_bits_are_naives_on_other_layouts(host: CpuHost, kind: str) -> None:
+    """Two scales and minima of a slice, two scales over bytes, and one that is no half: a ring that turns."""
+    check(host, "q8_1_wgmma", FORMATS[kind], 4, 129, 48)
+    check(host, "q8_1_wgmma", FORMATS[kind], 65, 30, 8)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "q8_1_gemv")) for n in PACKED])
@@ -43,10 +53,25 @@ def test_bits_are_naives_on_codes_of_bytes(host: CpuHost, name: str) -> None:
         check(host, name, FORMATS["Q8_0"], m, n, blocks)
 
 
-@at_once("Q8_0")
+@pytest.mark.parametrize("kind", ["Q2_K", "Q5_1"])
+def test_infinities_and_nan(host: CpuHost, kind: str) -> None:
+    """As scales and minima of some rows: they stay in these rows, also where the last slice is padded."""
+    fmt, rng, naive = FORMATS[kind], np.random.default_rng(7), ShippedKernel(KERNELS["q8_1_naive"], host)
+    k = 3 * fmt.block_size
+    blocks = random_blocks(rng, fmt, 33, k)
+    put_extremes(rng, fmt, fmt.view(blocks))
+    w, x = blocks.reshape(33, -1), random_activations(rng, naive.spec, 3, k)
+    with np.errstate(all="ignore"):
+        expected = naive.gemm(naive.upload(fmt, w), x)
+    assert 0 < (~np.isfinite(expected)).sum() < expected.size
+    kernel = ShippedKernel(KERNELS["q8_1_wgmma"], host)
+    assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
+
+
+@at_once("Q8_0", all_of=list(FORMATS.values()))
 def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> None:
     """Of 07, from values and from Q8_1."""
-    m, n, k = 130, 260, 96
+    m, n, k = 70, 140, 37 * 32 if fmt.block_size == 32 else 1280  # the largest ring turns twice
     rng, naive, kernel = (
         np.random.default_rng(4),
         ShippedKernel(KERNELS["q8_1_naive"], host),
@@ -64,11 +89,14 @@ def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> No
 
 def test_tilings_that_are_chosen() -> None:
     """Of 132 multiprocessors: large tiles unless small ones are done sooner; none that the tests leave out."""
-    shapes = ((4096, 4096), (512, 14336), (512, 4096), (1, 1))
-    assert [Wgmma().tiling(FORMATS["Q8_0"], m, n).tokens for m, n in shapes] == [128, 128, 64, 64]
-    assert [Wgmma().tiling(FORMATS["Q4_0"], m, n).tokens for m, n in shapes] == [64] * 4
-    small = [SplitK().tiling(m, n, 4).tokens for m in (1, 64, 128) for n in (4096, 14336)]
-    assert small == [16, 16, 32, 32, 64, 32]
+    shapes = ((4096, 4096), (512, 14336), (512, 4096), (64, 14336), (32, 14336), (16, 14336), (65, 257))
+    chosen = {name: [Wgmma.tiling(FORMATS[name], m, n) for m, n in shapes] for name in ("Q8_0", "Q4_0", "Q6_K")}
+    small = [SMALL, SMALL, SMALLEST]
+    assert chosen["Q8_0"] == [LARGEST, LARGEST, LARGE, *small, LARGE]
+    assert chosen["Q4_0"] == chosen["Q6_K"] == [LARGE, LARGE, LARGE, *small, LARGE]
+    parts = [SplitK.tiling(m, n, 4) for m in (1, 64, 128) for n in (4096, 14336)]
+    assert [tiling.tokens for tiling in parts] == [16, 16, 32, 64, 64, 64]
+    assert {*small, *parts, *chosen["Q8_0"]} <= set(TILINGS)
 
 
 @at_once("Q5_1")
@@ -131,23 +159,45 @@ def test_kernels_of_one_layout_share_their_weights(host: CpuHost) -> None:
     assert len(set.union(*prepared.values())) == len(prepared) == 3
 
 
-@by_format
-@pytest.mark.parametrize("name", ["q8_1_wgmma", "q8_1_gemv"])
+@pytest.mark.parametrize(
+    ("name", "fmt"),
+    [
+        pytest.param(name, fmt, id=f"{name}-{fmt.name}", marks=[pytest.mark.slow] * (fmt.name not in often))
+        for name, often in (("q8_1_wgmma", {"Q5_1", "Q2_K", "MXFP4"}), ("q8_1_gemv", LEGACY))
+        for fmt in FORMATS.values()
+        if KERNELS[name].covers(fmt)
+    ],
+)
 def test_packing_is_undone(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     """And changes of any byte are seen, also of one that belongs to no row."""
     rng, kernel = np.random.default_rng(3), ShippedKernel(KERNELS[name], host)
     strips = name == "q8_1_gemv"
     for n, blocks in ((1, 1), (130, 3), (128, 4)):
-        rows = rng.integers(0, 256, (n, blocks * fmt.block_bytes), np.uint8)
+        rows = random_weights(rng, fmt, n, blocks * fmt.block_size)
         weights = kernel.upload(fmt, rows)
         packed = host.download(weights.buffer)
         tiles, padded, chunk = packed_shape(fmt, n, weights.k)
         assert packed.size == tiles * padded * chunk
         again, clean = unpacked(fmt, packed, n, weights.k, strips)
         assert clean
-        np.testing.assert_array_equal(again, rows)
+        assert again == Contents.of(fmt, rows)
         for at in (*rng.integers(0, packed.size, 20), packed.size - 1):
             other = packed.copy()
             other[at] ^= 0x10
             again, clean = unpacked(fmt, other, n, weights.k, strips)
-            assert not clean or (again != rows).any()
+            assert not clean or again != Contents.of(fmt, rows)
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+def test_contents_are_the_values_of_the_file(fmt: BlockFormat) -> None:
+    """Codes, scales and minima as they are packed decode to what the file's bytes decode to."""
+    rows = random_weights(np.random.default_rng(6), fmt, 5, 2 * fmt.block_size)
+    of, layout = Contents.of(fmt, rows), Layout.of(fmt)
+    codes = of.codes if layout.code_bits < 8 else of.codes.view(np.int8)
+    assert codes.max() < 1 << layout.code_bits
+    q = codes.astype(np.float32).reshape(5, -1, layout.groups, 32 // layout.groups)
+    kind = np.float16 if layout.half_scales else np.float32
+    d, m = (None if v is None else v.view(kind).astype(np.float32)[..., None] for v in (of.d, of.m))
+    values = (q - fmt.offset) * d if m is None else q * d + m
+    expected = fmt.decode(rows.reshape(5, -1, fmt.block_bytes))
+    np.testing.assert_array_equal(values.ravel(), expected.ravel())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from gguf_verify.formats import BlockFormat
+from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts import nvrtc
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder.q8_1_gemv import Gemv
+from gguf_verify.kernels.packed import Layout
+from gguf_verify.kernels.tiling import LARGEST, tilings
 from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import (
     stack_bytes,
@@ -14,23 +16,26 @@ from tests.support.needs import need
 from tests.support.packed_kernels import TILINGS, at_once
 
 
-@at_once("Q5_1")
+@at_once("Q5_1", all_of=list(FORMATS.values()))
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For Hopper, and what runs elsewhere for every card."""
     need("nvrtc")
     supported = nvrtc.architectures()
-    macros = {**fmt.macros, "TOKENS": "64"}
-    sources = [("pack/weights.cu", macros, "90"), ("pack/activations.cu", macros, "90")]
+    layout = Layout.of(fmt)
+    macros = {**fmt.macros, **layout.macros, "TOKENS": "64"}
+    packing = macros | {"CHUNK_BYTES": str(layout.chunk)}
+    sources = [("pack/weights.cu", packing, "90"), ("pack/activations.cu", macros, "90")]
+    sources += [("gemm/q8_1/06_mma.cu", fmt.macros, sm) for sm in ("75", "80", "86", "89", "90", "120")]
     for tiling in TILINGS:
-        if tiling.tokens == 128 and fmt.name != "Q8_0":
+        if tiling == LARGEST and tiling not in tilings(fmt):
             continue
         sizes = {"TOKENS": str(tiling.tokens), "WARPGROUPS": str(tiling.groups), "CTAS": str(tiling.ctas)}
         sources += [("gemm/q8_1/07_wgmma.cu", macros | sizes | {"STAGES": "3"}, "90a")]
         if tiling.tokens <= 64:
             parts = {"STAGES": "3", "PART_STAGES": "16"}
             sources += [("gemm/q8_1/09_split_k.cu", macros | sizes | parts, "90a")]
-    sources += [("pack/weights.cu", macros | {"STRIPS": "1"}, "90")]
-    for sm in ("75", "90", "120"):
+    for sm in ("75", "90", "120") if fmt.legacy else ():
+        sources += [("pack/weights.cu", packing | {"STRIPS": "1"}, sm)]
         shapes = [Gemv.shape(sm, Weights(fmt, 1, 4096, None), m) for m in (1, 2, 4)]
         shapes += [{"TOKENS": t, "STAGES": 4} for t in (8, 16)]
         sources += [("gemm/q8_1/08_gemv.cu", macros | {k: str(v) for k, v in s.items()}, sm) for s in shapes]

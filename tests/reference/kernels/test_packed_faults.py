@@ -10,6 +10,7 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.support.errors import KernelFault
+from tests.support.kernel_inputs import random_weights
 from tests.support.packed_kernels import SHAPES, check
 from tests.support.tools import altered_kernel
 
@@ -19,8 +20,8 @@ from tests.support.tools import altered_kernel
     [
         pytest.param("(high & 0x0F0F0F0F) << 4", "(high & 0x0F0F0F0F) << 3", id="high nibbles"),
         pytest.param("8 * r + g", "8 * g + r", id="rows"),
-        pytest.param("row < N && block < blocks", "row <= N && block < blocks", id="a row past the last"),
-        pytest.param("? b->d : 0", "? (uint16_t)(b->d & 0xFFFE) : 0", id="the last bit of d"),
+        pytest.param("row < N && slice < slices", "row <= N && slice < slices", id="a row past the last"),
+        pytest.param("= float_to_half(d);", "= float_to_half(d) & 0xFFFE;", id="the last bit of d"),
     ],
 )
 def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
@@ -28,6 +29,21 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
     rows = np.random.default_rng(5).integers(1, 256, (40, 54), np.uint8)  # a row more: 39 are given
     with pytest.raises(KernelFault, match="do not hold the file's bytes"):
         kernel.upload(FORMATS["Q4_0"], rows[:39])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param("b->scale(s, h)", "b->scale(s, 0)", id="the other group's scale"),
+        pytest.param("b->minimum(s, h)", "-b->minimum(s, h)", id="sign of minima"),
+        pytest.param("s = (int)(slice % SLICES)", "s = 0", id="the block's first slice"),
+    ],
+)
+def test_superblocks_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
+    kernel = altered_kernel(tmp_path, "q8_1_wgmma", "pack/weights.cu", old, new)
+    rows = random_weights(np.random.default_rng(5), FORMATS["Q2_K"], 39, 512)
+    with pytest.raises(KernelFault, match="do not hold the file's bytes"):
+        kernel.upload(FORMATS["Q2_K"], rows)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +56,10 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
                      id="order of k", marks=pytest.mark.slow),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "piece * PIECE + i / 4 * 8", "piece * PIECE + i / 4 * 4",
                      id="places of outputs", marks=pytest.mark.slow),
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "step * (16 * PRODUCTS)", "step * 16",
+                     id="activations of another step", marks=pytest.mark.slow),
         pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "parity ^= slot == 0;", "", id="a stale stage"),
-        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "(block * TOKENS + piece", "(0 * TOKENS + piece",
+        pytest.param("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "(set * TOKENS + first)", "(0 * TOKENS + first)",
                      id="another block's scales", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "i < left; ++i", "i < HALF; ++i",
                      id="terms of the round before", marks=pytest.mark.slow),

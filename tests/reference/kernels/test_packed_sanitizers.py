@@ -51,7 +51,7 @@ def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
                      id="a token past the last of a tile", marks=pytest.mark.slow),
         pytest.param("q8_1_wgmma", "pack/activations.cu", "token < M && stage", "stage",
                      id="a row past the activations", marks=pytest.mark.slow),
-        pytest.param("q8_1_wgmma", "pack/weights.cu", "row < N && block", "block", id="a row past the weights"),
+        pytest.param("q8_1_wgmma", "pack/weights.cu", "row < N && slice", "slice", id="a row past the weights"),
     ],
 )  # fmt: skip
 def test_sanitizers_see(tmp_path: Path, name: str, file: str, old: str, new: str) -> None:

@@ -88,7 +88,8 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
             "heap-buffer-overflow", id="rows past the last", marks=SLOW,
         ),
         pytest.param(
-            "q8_1_mma", "Q5_0", "gemm/q8_1/06_mma.cu", "b + 1 < nb) {\n            int", "true) {\n            int",
+            "q8_1_mma", "Q5_0", "gemm/q8_1/06_mma.cu", "k + 1 < slices) {\n            const int s",
+            "true) {\n            const int s",
             "heap-buffer-overflow", id="a slice past the row", marks=SLOW,
         ),
         pytest.param(

@@ -26,13 +26,31 @@ def test_what_is_chosen_can_compute_it(name: str) -> None:
                         assert spec in family.members
                         assert spec.covers(fmt)
                         assert sm is None or spec.cards.target(str(sm)) is not None
-                        assert sm is not None or spec.name in ("q8_1_dp4a", "f32_naive")
+                        assert sm is not None or spec.name in ("q8_1_dp4a", "f32_naive", "f16_naive")
 
 
 def test_every_kernel_of_the_top_is_chosen_somewhere() -> None:
     fmt = FORMATS["Q4_0"]
     chosen = {FAMILIES["q8_1"].choose(Problem(fmt, m, 4096, 4096, 90)).name for m in (1, 16, 4096)}
     assert chosen == {"q8_1_gemv", "q8_1_split_k", "q8_1_wgmma"}
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "IQ3_S", "NVFP4"])
+def test_other_types_have_tensor_cores_too(kind: str) -> None:
+    choose = FAMILIES["q8_1"].choose
+    on_hopper = [choose(Problem(FORMATS[kind], m, 4096, 4096, 90)).name for m in (1, 8, 16, 4096)]
+    assert on_hopper == ["q8_1_decode", "q8_1_decode", "q8_1_split_k", "q8_1_wgmma"]
+    for sm in (75, 89, 120):
+        assert [choose(Problem(FORMATS[kind], m, 4096, 4096, sm)).name for m in (1, 64)] == ["q8_1_decode", "q8_1_mma"]
+
+
+def test_f16_by_tokens() -> None:
+    """On Hopper weights become halves in registers; before it there are tensor cores, too."""
+    family, fmt = FAMILIES["f16"], FORMATS["Q4_K"]
+    assert {family.choose(Problem(fmt, m, 14336, 4096, 90)).name for m in (1, 128, 512, 4096)} == {"f16_wgmma"}
+    assert {family.choose(Problem(fmt, m, 4096, 4096, sm)).name for m in (1, 4096) for sm in (75, 89, 120)} == {
+        "f16_mma"
+    }
 
 
 def test_a_later_step_that_claims_a_product_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,6 +86,6 @@ def test_names() -> None:
     for fmt in ELEMENTS.values():
         assert kernel.of(fmt, 1, 1, 1).spec is ELEMENT_KERNELS[fmt.name]
     assert on_host(find_kernel("q8_1_mma"), host).of(FORMATS["Q4_0"], 1, 1, 32).name == "q8_1_mma"
-    said = r"no kernel is called 'q8'; did you mean 'q8_1'\? there are: q8_1, f32, f32_naive"
+    said = r"no kernel is called 'q8'; did you mean 'q8_1'\? there are: q8_1, f16, f32, f16_naive"
     with pytest.raises(UsageError, match=said):
         find_kernel("q8")

@@ -111,7 +111,7 @@ def term_of(
     if name in ("Q2_K", "Q4_K", "Q5_K") and not rounded:
         second = m_w * d_a * sum(q_a)
         magnitude += abs(m_w * d_a) * sum(map(abs, q_a))
-        steps.append(float32_rounded(m_w * d_a) * sum(q_a))
+        steps.append(m_w * float32_rounded(d_a * sum(q_a)))
     elif name in OFFSETS and not integer_offset:
         steps = [d_w * float32_rounded(d_a * dot - OFFSETS[name] * s)]
     elif name in ("Q4_1", "Q5_1") or rounded:

@@ -10,8 +10,9 @@ from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
 from ..interface import Weights
 from ..interleaved import ROWS, Interleaved
+from ..packed import LEGACY
 from ..site import Site
-from ..spec import FEW, KernelSpec
+from ..spec import FEW, KernelSpec, Problem
 
 #: KiB of shared memory that the blocks of a multiprocessor, and one of them, may take, by compute capability; elsewhere
 #: what every card from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB more than it
@@ -101,8 +102,12 @@ class Decode(Interleaved):
         host.launch(gemm, (tiles * of_tile, 1, 1), (threads, 1, 1), args, shared=shared, overlaps=True)
 
 
-# No family chooses it before it has run on a card.
+def _fastest(problem: Problem) -> bool:
+    """Few tokens, of types that q8_1_gemv does not cover."""
+    return problem.on_gpu and problem.m <= FEW and problem.fmt.name not in LEGACY
+
+
 STEP = KernelSpec(
     "q8_1_decode", "gemm/q8_1/10_decode.cu", "q8_1", ASCENDING, "W4A8/W8A8, few tokens, any type, weights read once",
-    Decode(),
+    Decode(), fastest=_fastest,
 )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
 from ..interface import Weights
-from ..packed import LEGACY, QK, ROWS, STRIPS, Packed
+from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
 from ..site import MAX_GRID, Site
 from ..spec import FEW, KernelSpec
 
@@ -74,7 +74,9 @@ class Gemv(Packed):
         """Up to four tokens, in one launch."""
         host, shared = site.host, self.shared(weights.fmt, shape)
         threads = (shape["WARPS"] + shape["TOKENS"]) * 32
-        gemm = site.function(entry, weights.fmt, macros={k: str(v) for k, v in shape.items()})
+        assert isinstance(weights.fmt, BlockFormat)
+        macros = {**Layout.of(weights.fmt).macros, **{k: str(v) for k, v in shape.items()}}
+        gemm = site.function(entry, weights.fmt, macros=macros)
         strips = -(-weights.n // ROWS) * 4
         grid = (min(strips, host.resident(gemm, threads, shared)), 1, 1)
         args = [weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // QK)]
@@ -87,7 +89,7 @@ class Gemv(Packed):
         tokens, strips = 8 if m <= 8 else 16, -(-weights.n // ROWS) * 4
         stage = 8 * (32 * fmt.block_bytes + tokens * 40)
         stages = (54 << 10) // stage
-        macros = {"TOKENS": str(tokens), "STAGES": str(stages)}
+        macros = {**Layout.of(fmt).macros, "TOKENS": str(tokens), "STAGES": str(stages)}
         tiles = -(-m // tokens)
         tiled = host.output(tiles * blocks * tokens * 40, "tiled activations")
         grid = (min(-(-tiles * tokens // 8 * blocks // 8), MAX_GRID), 1, 1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from ...semantics import ASCENDING
 from ..launch import Tiles
-from ..packed import LEGACY
 from ..spec import KernelSpec
 
 STEP = KernelSpec(
     "q8_1_mma", "gemm/q8_1/06_mma.cu", "q8_1", ASCENDING, "W4A8/W8A8, tensor cores", Tiles(128, 128, 512),
-    formats=LEGACY, fastest=lambda problem: problem.on_gpu,
+    fastest=lambda problem: problem.on_gpu,
 )  # fmt: skip

@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from ...formats import BlockFormat
 from ...semantics import Order
 from ..interface import Weights
-from ..packed import LEGACY, Packed
+from ..packed import Layout, Packed
 from ..site import MAX_GRID, Cards, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import ANY_TILING, MULTIPROCESSORS, Tiling
+from ..tiling import ANY_TILING, LARGE, SMALLEST, Tiling, best_tiling
 
 #: Values of a part of a row.
 SPLIT = 1024
+#: What adding the parts takes, in units of `Tiling.cost`, which are of rows of 4096 values: a launch (5 µs), and for so
+#: many sums, of 8 bytes each, one unit (0.4 µs at 4 TB/s).
+_ROW, _LAUNCH, _SUMS = 4096, 12, 210_000
 
 
 class SplitK(Packed):
@@ -26,28 +30,35 @@ class SplitK(Packed):
     def multiply_values(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
         self._multiply(site, weights, "quantize_tiled", x, out, m)
 
-    def tiling(self, m: int, n: int, parts: int) -> Tiling:
+    @staticmethod
+    def tiling(m: int, n: int, parts: int) -> Tiling:
         """Small tiles where there are few tokens: more blocks at the same time hide each other's waits."""
         if m <= 16:
-            return Tiling(16, 1, 4)
-        return min((Tiling(64), Tiling(32, 1, 3)), key=lambda tiling: tiling.rounds(m, n, parts))
+            return SMALLEST
+        return min((LARGE, Tiling(32, 1, 3)), key=lambda tiling: tiling.cost(m, n, parts))
 
     def _multiply(self, site: Site, weights: Weights, entry: str, x: Any, out: Any, m: int) -> None:
         parts, fours = -(-weights.k // SPLIT), -(-m * weights.n // 4)
         sums = site.host.output(16 * parts * fours, "sums of parts")
         self.tiling(m, weights.n, parts).gemm(site, weights, entry, x, sums, m, SPLIT)
         args = [sums, out, np.int64(parts), np.int64(m * weights.n)]
-        add = site.function("add_parts", weights.fmt, macros=ANY_TILING)
-        site.host.launch(add, (min(-(-fours // 128), MAX_GRID), 1, 1), (128, 1, 1), args)
+        assert isinstance(weights.fmt, BlockFormat)
+        add = site.function("add_parts", weights.fmt, macros={**Layout.of(weights.fmt).macros, **ANY_TILING})
+        site.host.launch(add, (min(-(-fours // 128), MAX_GRID), 1, 1), (128, 1, 1), args, overlaps=True)
 
 
 def _fastest(problem: Problem) -> bool:
-    """Where q8_1_wgmma would leave more than half of the multiprocessors idle."""
-    idle = 2 * Tiling(64).tiles(problem.m, problem.n) < MULTIPROCESSORS
-    return problem.on_gpu and problem.m > FEW and problem.k > SPLIT and idle
+    """Where parts are done sooner than whole rows, although their sums are written, read and added in a launch more."""
+    fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
+    if not problem.on_gpu or m <= FEW or k <= SPLIT or not isinstance(fmt, BlockFormat):
+        return False
+    parts, of_row = -(-k // SPLIT), k / _ROW
+    whole = best_tiling(fmt, m, n).cost(m, n) * of_row
+    cut = SplitK.tiling(m, n, parts).cost(m, n, parts) * of_row / parts
+    return cut + _LAUNCH + m * n * parts / _SUMS < whole
 
 
 STEP = KernelSpec(
     "q8_1_split_k", "gemm/q8_1/09_split_k.cu", "q8_1", Order(SPLIT), "W4A8/W8A8, as q8_1_wgmma, rows in parts",
-    SplitK(), formats=LEGACY, cards=Cards(exact="90a"), fastest=_fastest,
+    SplitK(), cards=Cards(exact="90a"), fastest=_fastest,
 )  # fmt: skip

@@ -7,10 +7,10 @@ from typing import Any
 from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
 from ..interface import Weights
-from ..packed import LEGACY, ROWS, Packed
+from ..packed import ROWS, Packed
 from ..site import Cards, Site
 from ..spec import KernelSpec
-from ..tiling import Tiling
+from ..tiling import Tiling, best_tiling, tilings
 
 
 class Wgmma(Packed):
@@ -26,14 +26,21 @@ class Wgmma(Packed):
         chosen = self.tiling(fmt, m, n)
         return chosen.tokens, chosen.groups * ROWS
 
-    def tiling(self, fmt: WeightFormat, m: int, n: int) -> Tiling:
-        """Large tiles where registers hold them, unless the last to run would leave more multiprocessors idle."""
-        tilings = (Tiling(128), Tiling(64)) if isinstance(fmt, BlockFormat) and fmt.bits == 8 else (Tiling(64),)
-        return min(tilings, key=lambda tiling: tiling.rounds(m, n))
+    @staticmethod
+    def tilings(fmt: WeightFormat) -> tuple[Tiling, ...]:
+        """All that it takes, for weights of a type."""
+        assert isinstance(fmt, BlockFormat)
+        return tilings(fmt)
+
+    @staticmethod
+    def tiling(fmt: WeightFormat, m: int, n: int) -> Tiling:
+        """The one that takes the least time."""
+        assert isinstance(fmt, BlockFormat)
+        return best_tiling(fmt, m, n)
 
 
 STEP = KernelSpec(
     "q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "q8_1", ASCENDING,
-    "W4A8/W8A8, pipelined tensor cores, packed weights", Wgmma(), formats=LEGACY, cards=Cards(exact="90a"),
+    "W4A8/W8A8, pipelined tensor cores, packed weights", Wgmma(), cards=Cards(exact="90a"),
     fastest=lambda problem: problem.on_gpu,
 )  # fmt: skip

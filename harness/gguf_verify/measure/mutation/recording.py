@@ -54,8 +54,7 @@ class Subject:
     @property
     def definition(self) -> Semantics:
         """The definition that the kernel declares."""
-        name = self.fmt.lower() if self.kernel == ELEMENTS_KERNEL else KERNELS[self.kernel].semantics
-        return SEMANTICS[name]
+        return SEMANTICS[self.fmt.lower()] if self.kernel == ELEMENTS_KERNEL else KERNELS[self.kernel].definition
 
     def on(self, host: CpuHost) -> ShippedKernel:
         """The kernel there."""
@@ -170,7 +169,7 @@ class _Recorder(ShippedKernel):
         return y
 
     def quantize(self, x: Floats, what: str = "") -> Bytes:
-        if self.semantics != "q8_1":
+        if self.semantics not in ("q8_1", "f16"):
             return super().quantize(x)
         return self._note("quantize", super().quantize, None, x, what)
 
@@ -240,7 +239,7 @@ def record(subject: Subject, folder: Path) -> Recording:
 
 def _add_expected(kernel: _Recorder, calls: Calls) -> None:
     """Fill in what each output should be, and which other checks are fair to it."""
-    semantics = SEMANTICS[kernel.semantics]
+    semantics = kernel.definition
     dense = [decoded(kernel.fmt, rows).astype(np.float64) for rows in calls.matrices]
     for call in calls.calls:
         if call.kind == "quantize":
@@ -251,7 +250,7 @@ def _add_expected(kernel: _Recorder, calls: Calls) -> None:
         if own:
             values = call.x
         elif semantics.activations is None:
-            values = np.ascontiguousarray(call.x).view(np.float32)
+            values = semantics.values_of(np.ascontiguousarray(call.x))
         else:
             values = decoded(semantics.activations, call.x)
         call.values = values.astype(np.float64) @ dense[call.weights].T

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from ...formats import ELEMENTS, FORMATS
 from ...kernels.ladder import KERNELS
+from ...kernels.packed import Packed
 from .recording import ELEMENTS_KERNEL, Subject
 from .units import Unit, closure, header_of
 
 #: Types that differ in what the sources of kernels distinguish: the kind of minimum, groups of 16, fifth bits, codes of
 #: 8 bits and codes with a sign.
 _KINDS = ("Q4_0", "Q2_K", "Q5_1", "Q8_0")
-_PACKED_KINDS = ("Q4_0", "Q5_1", "Q8_0")
+_PACKED_KINDS = ("Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K")
 _PLAIN = ("q8_1_naive", "q8_1_dp4a", "f32_naive")
 #: Types that together use each function of words.cuh and grid.cuh.
 _OF_SHARED_HEADERS = ("Q4_0", "Q5_0", "Q3_K", "Q1_0", "Q2_K", "IQ2_XXS")
@@ -20,13 +21,21 @@ _BY_FILE = {
     "common.cuh": "q8_1_naive Q4_0, q8_1_naive Q2_K, q8_1_naive Q5_1, q8_1_dp4a_tiled Q4_0, q8_1_tiled Q2_K, "
                   "q8_1_tiled Q5_1",
     "packed.cuh": "q8_1_split_k Q8_0, q8_1_gemv Q8_0, q8_1_split_k Q5_1, q8_1_gemv Q5_1, q8_1_split_k Q4_0, "
-                  "q8_1_gemv Q4_0, q8_1_split_k Q5_0, q8_1_gemv Q5_0",
+                  "q8_1_gemv Q4_0, q8_1_split_k Q5_0, q8_1_gemv Q5_0, q8_1_split_k Q2_K, q8_1_split_k Q6_K",
     "interleaved.cuh": "q8_1_decode MXFP4, q8_1_decode Q3_K, q8_1_decode Q6_K",
+    "gemm/f16/halves.cuh": "f16_wgmma Q4_0, f16_wgmma Q4_1, f16_wgmma Q8_0, f16_wgmma Q2_K, f16_wgmma Q6_K",
+    "gemm/f16/mma.cuh": "f16_mma Q4_0",
+    "gemm/f16/pipeline.cuh": "f16_wgmma Q4_0, f16_dequantized Q4_0",
+    "gemm/f16/wgmma.cuh": "f16_dequantized Q4_0",
+    "gemm/f16/words.cuh": "f16_mma Q4_0, f16_wgmma Q4_0, f16_wgmma Q4_1, f16_wgmma Q2_K",
+    "pack/half_activations.cu": "f16_wgmma Q4_0",
+    "pack/halves.cu": "f16_wgmma Q4_0, f16_wgmma Q4_1, f16_wgmma Q8_0, f16_wgmma Q2_K, f16_wgmma Q6_K",
+    "quantize/float16.cu": "f16_naive Q4_0",
     "quantize/q8_1.cu": "q8_1_naive Q4_0",
     "quantize/q8_1.cuh": "q8_1_naive Q4_0, q8_1_wgmma Q4_0, q8_1_gemv Q4_0",
-    "pack/activations.cu": "q8_1_wgmma Q4_0, q8_1_wgmma Q8_0, q8_1_split_k Q5_1",
+    "pack/activations.cu": "q8_1_wgmma Q4_0, q8_1_wgmma Q8_0, q8_1_split_k Q5_1, q8_1_split_k Q2_K, q8_1_split_k Q4_K",
     "pack/interleaved.cu": "q8_1_decode MXFP4, q8_1_decode Q3_K",
-    "pack/weights.cu": "q8_1_wgmma Q4_0, q8_1_gemv Q5_1, q8_1_wgmma Q8_0",
+    "pack/weights.cu": "q8_1_wgmma Q4_0, q8_1_gemv Q5_1, q8_1_wgmma Q8_0, q8_1_wgmma Q2_K, q8_1_wgmma Q5_K",
 }  # fmt: skip
 
 
@@ -37,8 +46,8 @@ def subjects(root: Path, file: str) -> list[Subject]:
         # a source that includes this one comes first: 09 is 07 again with smaller tiles, and faster on a CPU
         including = [s for s in KERNELS.values() if f'#include "{Path(file).name}"' in (root / s.file).read_text()]
         if of_file := [*including, *(s for s in KERNELS.values() if s.file == file)]:
-            kinds = _PACKED_KINDS if of_file[0].formats is not None else _KINDS
-            return [Subject(spec.name, fmt) for spec in of_file for fmt in kinds]
+            kinds = _PACKED_KINDS if isinstance(of_file[0].launch, Packed) else _KINDS
+            return [Subject(spec.name, fmt) for spec in of_file for fmt in kinds if spec.covers(FORMATS[fmt])]
     elements = [f.name for f in ELEMENTS.values() if file in ("gemm/elements/01_naive.cu", header_of(f))]
     if elements:
         return [Subject(ELEMENTS_KERNEL, fmt) for fmt in elements]

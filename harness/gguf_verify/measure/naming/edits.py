@@ -257,9 +257,8 @@ def _strides_and_tiles() -> Iterator[Edit]:
 def _not_in_the_catalogue() -> Iterator[Edit]:
     yield _format("", "offset 7", ("Q4_0",), ("ZERO = 8.0f", "ZERO = 7.0f"))
     yield _format("", "a shift by 3", ("Q4_0", "Q4_1"), ("qs[j] >> 4;", "(qs[j] >> 3) & 15;"))
-    offset = "    if constexpr (F::MINIMUM == Minimum::OFFSET) {"
-    yield _edit("", "one per cent", ("float products,\n", "float products_,\n"),
-                     (offset, f"    const float products = products_ * 1.01f;\n{offset}"), file=COMMON)
+    yield _edit("", "one per cent", ("float z, float products) {\n",
+                     "float z, float products_) {\n    const float products = products_ * 1.01f;\n"), file=COMMON)
     yield _naive("", "a value of 16 left out", "k < 16 * h + 16; ++k) sum", "k < 16 * h + 15; ++k) sum")
     yield _naive("", "the first block left out", "int64_t b = 0; b < nb", "int64_t b = 1; b < nb")
     yield _naive("", "activations reversed", "q[k] * xb->qs[k]", "q[k] * xb->qs[31 - k]")

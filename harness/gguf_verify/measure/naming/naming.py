@@ -32,7 +32,6 @@ from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ShippedKernel
 from ...llama import Llama
 from ...rungs.plan import PLAN
-from ...semantics import SEMANTICS
 from ...support import scratch
 from ...support.errors import EnvironmentFault, KernelFault
 from ...support.paths import PACKAGE
@@ -178,7 +177,7 @@ def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = 
     fmt, out = FORMATS[kind], []
     with scratch.temporary("measure") as folder:
         kernel = ShippedKernel(KERNELS[edit.kernel], CpuHost(1), altered(folder, edit, kind))
-        semantics = SEMANTICS[kernel.semantics]
+        semantics = kernel.definition
         for seed, matrix in real(kind, tuple(seeds)):
             rows = np.ascontiguousarray(matrix.rows[:ROWS])
             # with a wrong stride it reads further rows, as it would in a larger matrix
