@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from ..support.command_line import cores
 from .base import Source
@@ -41,6 +41,12 @@ class Ahead:
         the compiler raised."""
         future = self._under_way.get(source.key)
         return None if future is None or future.cancel() else future.result()
+
+    def finish(self) -> None:
+        """Wait until nothing is under way; `taken` raises what a compiler raised."""
+        with self._lock:
+            begun = list(self._under_way.values())
+        wait(begun)
 
     def close(self) -> None:
         """Begin no further one, whoever still asks for it."""

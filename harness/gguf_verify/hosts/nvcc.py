@@ -102,10 +102,11 @@ def compile_cubin(
     with scratch.temporary("nvcc") as folder:
         unit, made = folder / "unit.cu", folder / "unit.cubin"
         write_headers(folder)
-        unit.write_text(f'#include "{file}"\n{marks(entries)}')
+        macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())  # nvcc cuts -D at commas
+        unit.write_text(f'{macros}#include "{file}"\n{marks(entries)}')
         command = [nvcc, "-cubin", f"-arch=sm_{sm}", *used_flags(author)[0], *(["-lineinfo"] if lines else [])]
         command += [f"-I{root}", f"-I{folder}", *(f"-I{root / name}" for name in author.include)]
-        command += [*(f"-D{name}={value}" for name, value in defines.items()), "-o", str(made), str(unit)]
+        command += ["-o", str(made), str(unit)]
         if foreign is not None:
             done = foreign.run(command, folder)
         else:

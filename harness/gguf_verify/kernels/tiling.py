@@ -13,8 +13,11 @@ from .packed import ROWS, Layout, packed_shape
 from .site import MAX_GRID, Site
 
 _TILE = "pack/activations.cu"
-#: Of an H100 (SXM) or an H200, the cards that have `wgmma`.
-MULTIPROCESSORS = 132
+#: The cards that have `wgmma`, and the multiprocessors of an H100 (SXM) or an H200.
+WGMMA, MULTIPROCESSORS = 90, 132
+#: Tokens up to which q8_1_decode is faster than tiles of 16 tokens (one H200, N = 14336, K = 4096, Q2_K: 26.8 and
+#: 31.3 µs with 4 tokens, 51.6 and 24.5 µs with 8).
+DECODED = 4
 #: Macros for functions of 09 that do not depend on the tiling.
 ANY_TILING = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
 
@@ -105,5 +108,6 @@ def best_tiling(fmt: BlockFormat, m: int, n: int) -> Tiling:
 
 
 __all__ = [
-    "ANY_TILING", "LARGE", "LARGEST", "MULTIPROCESSORS", "SMALL", "SMALLEST", "Tiling", "best_tiling", "tilings",
+    "ANY_TILING", "DECODED", "LARGE", "LARGEST", "MULTIPROCESSORS", "SMALL", "SMALLEST", "WGMMA", "Tiling",
+    "best_tiling", "tilings",
 ]  # fmt: skip

@@ -38,10 +38,11 @@ def test_every_kernel_of_the_top_is_chosen_somewhere() -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "IQ3_S", "NVFP4"])
 def test_other_types_have_tensor_cores_too(kind: str) -> None:
     choose = FAMILIES["q8_1"].choose
-    on_hopper = [choose(Problem(FORMATS[kind], m, 4096, 4096, 90)).name for m in (1, 8, 16, 4096)]
-    assert on_hopper == ["q8_1_decode", "q8_1_decode", "q8_1_split_k", "q8_1_wgmma"]
+    on_hopper = [choose(Problem(FORMATS[kind], m, 4096, 4096, 90)).name for m in (1, 4, 8, 16, 4096)]
+    assert on_hopper == ["q8_1_decode", "q8_1_decode", "q8_1_split_k", "q8_1_split_k", "q8_1_wgmma"]
     for sm in (75, 89, 120):
-        assert [choose(Problem(FORMATS[kind], m, 4096, 4096, sm)).name for m in (1, 64)] == ["q8_1_decode", "q8_1_mma"]
+        others = [choose(Problem(FORMATS[kind], m, 4096, 4096, sm)).name for m in (1, 8, 64)]
+        assert others == ["q8_1_decode", "q8_1_decode", "q8_1_mma"]
 
 
 def test_f16_by_tokens() -> None:

@@ -47,11 +47,17 @@ def test_tables() -> None:
     assert rows[2] == ["`q8_1_naive`", "17.2", "0.15"]
     assert rows[3] == ["`q8_1_tiled`", "172 (10×)", "0.26"]
     assert rows[4] == ["`q8_1_mma`", "344 (2×)", "2.6"]
-    assert rows[5] == ["llama.cpp", "215", "13"]
+    assert rows[5] == ["`q8_1_wgmma`", "429 (1.2×)", ""], "what the family chose"
+    assert rows[6] == ["llama.cpp", "215", "13"]
     assert cells(made["against llama.cpp"]) == [
         ["type", "N", "M = 1", "M = 512"], ["---"] * 4, ["Q4_0", "4096", "1.50× (4)", "2.00× (40)"],
         ["Q4_K", "4096", "0.80× (5)", ""],
     ]  # fmt: skip
+    longer = {
+        **DATA,
+        "results": [*DATA["results"], {**record("llama.cpp", 9), "K": 64}, {**record("q8_1", 3), "K": 64}],
+    }
+    assert cells(figures.tables(longer)["against llama.cpp"])[2] == ["Q4_0", "4096", "64", "3.00× (3)", ""]
     assert "2.36 (59 %)" in made["decode"]
     assert "4.00 TB/s" in made["card"]
 

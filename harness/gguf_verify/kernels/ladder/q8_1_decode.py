@@ -13,6 +13,7 @@ from ..interleaved import ROWS, Interleaved
 from ..packed import LEGACY
 from ..site import Site
 from ..spec import FEW, KernelSpec, Problem
+from ..tiling import DECODED, WGMMA
 
 #: KiB of shared memory that the blocks of a multiprocessor, and one of them, may take, by compute capability; elsewhere
 #: what every card from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB more than it
@@ -103,8 +104,9 @@ class Decode(Interleaved):
 
 
 def _fastest(problem: Problem) -> bool:
-    """Few tokens, of types that q8_1_gemv does not cover."""
-    return problem.on_gpu and problem.m <= FEW and problem.fmt.name not in LEGACY
+    """Few tokens, of types that q8_1_gemv does not cover; fewer where `wgmma` has small tiles."""
+    few = DECODED if problem.sm == WGMMA else FEW
+    return problem.on_gpu and problem.m <= few and problem.fmt.name not in LEGACY
 
 
 STEP = KernelSpec(

@@ -9,10 +9,10 @@ import numpy as np
 from ...formats import BlockFormat
 from ...semantics import Order
 from ..interface import Weights
-from ..packed import Layout, Packed
+from ..packed import LEGACY, Layout, Packed
 from ..site import MAX_GRID, Cards, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import ANY_TILING, LARGE, SMALLEST, Tiling, best_tiling
+from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, best_tiling
 
 #: Values of a part of a row.
 SPLIT = 1024
@@ -50,7 +50,8 @@ class SplitK(Packed):
 def _fastest(problem: Problem) -> bool:
     """Where parts are done sooner than whole rows, although their sums are written, read and added in a launch more."""
     fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
-    if not problem.on_gpu or m <= FEW or k <= SPLIT or not isinstance(fmt, BlockFormat):
+    few = FEW if fmt.name in LEGACY else DECODED
+    if not problem.on_gpu or m <= few or k <= SPLIT or not isinstance(fmt, BlockFormat):
         return False
     parts, of_row = -(-k // SPLIT), k / _ROW
     whole = best_tiling(fmt, m, n).cost(m, n) * of_row

@@ -45,6 +45,10 @@ class Queue(CupyHost):
     def side_by_side(self, output: Any, rows: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
         return output, self.upload(rows)
 
+    def await_compilers(self) -> None:
+        """Wait for what `compile_ahead` began: threads beside a measurement delay its launches."""
+        self._ahead.finish()
+
     def faults(self) -> AbstractContextManager[None]:
         """Errors of CUDA's as KernelFault, and of its memory as EnvironmentFault."""
         return self._faults()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...kernels import KERNELS
 from ...support.errors import EnvironmentFault, UsageError
 from ..markdown import listed, table
 
@@ -70,12 +71,13 @@ def _types(data: Data, who: str | None = None) -> list[str]:
 def ladder(data: Data, family: str = FAMILY) -> str:
     """TFLOP/s of each step of the ladder for Q4_0 at M = 512, and its gain on the step before; "" where it was not
     measured."""
-    found = _at(data)
+    chosen = [{**r, "who": r["by"]} for r in data["results"] if r["who"] == family and "by" in r]
+    found = {**_at({"results": chosen}), **_at(data)}
     shapes = [(n, k) for k in (4096, 14336) for n in (4096,) if (f"{family}_naive", "Q4_0", LADDER_M, n, k) in found]
     if not shapes:
         return ""
-    names = list(dict.fromkeys(r["who"] for r in data["results"] if r["who"].startswith(f"{family}_")))
-    names = [n for n in names if (n, "Q4_0", LADDER_M, *shapes[0]) in found]
+    steps = [name for name in KERNELS if name.startswith(f"{family}_")]
+    names = [name for name in steps if (name, "Q4_0", LADDER_M, *shapes[0]) in found]
     before: dict[tuple[int, int], float] = {}
     rows = []
     for name in [*names, *([LLAMA] if family == FAMILY else [])]:
@@ -97,18 +99,19 @@ def ladder(data: Data, family: str = FAMILY) -> str:
 def against(data: Data, family: str, rival: str) -> str:
     """A rival's time over that of a family's choice for each type and shape, and ours in µs; "" where it was not
     measured."""
-    found, tokens = _at(data), _values(data, "M", family)
+    found, tokens, columns = _at(data), _values(data, "M", family), _values(data, "K", family)
+    several = len(columns) > 1
     rows = []
     for kind in _types(data, family):
         for n in _values(data, "N", family):
-            for k in _values(data, "K", family):
+            for k in columns:
                 cells = []
                 for m in tokens:
                     ours, theirs = (found.get((who, kind, m, n, k)) for who in (family, rival))
                     cells.append(f"{theirs['us'] / ours['us']:.2f}× ({ours['us']:.4g})" if ours and theirs else "")
                 if any(cells):
-                    rows.append([kind, str(n), *cells])
-    return table(["type", "N", *(f"M = {m}" for m in tokens)], rows) if rows else ""
+                    rows.append([kind, str(n), *[str(k)] * several, *cells])
+    return table(["type", "N", *["K"] * several, *(f"M = {m}" for m in tokens)], rows) if rows else ""
 
 
 def _titled(data: Data, rival: str, families: Sequence[str]) -> str:

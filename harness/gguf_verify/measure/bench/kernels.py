@@ -188,6 +188,7 @@ class Bench:
                 for m in self.args.m:
                     for _, kernel in self._candidates(fmt, m, n, k):
                         self.queue.compile_ahead(kernel.sources(fmt, m, n, k))
+        self.queue.await_compilers()
 
     def _time_ours(self, matrix: Matrix) -> None:
         ours, fmt, n, k = Ours(self.queue, matrix), matrix.fmt, matrix.n, matrix.k
