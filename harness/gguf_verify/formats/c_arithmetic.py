@@ -16,7 +16,7 @@ def c_int8(x: Floats) -> npt.NDArray[np.int8]:
 
 def round_half_away(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
     """C's `roundf`: x and the largest number below 0.5 are added, and the sum's fraction is cut off. With a fraction of
-    0.5 that sum rounds to the next integer; with a smaller one it stays below it. Zeros are +0."""
+    0.5 that sum rounds to the next integer, else it stays below it. Zeros are +0."""
     least = np.nextafter(x.dtype.type(0.5), x.dtype.type(0))
     total = np.copysign(least, x)
     total += x

@@ -132,6 +132,12 @@ MESSAGES: dict[str, Message] = {
             "Take f16, f32, bf16, q8_0, q5_1, q5_0, q4_1, q4_0 or iq4_nl.",
         ),
         Message(
+            "slots",
+            "--slots needs a model whose llama.cpp keeps a cache.",
+            "An encoder has no slots, whose outputs could be compared.",
+            "Leave --slots out.",
+        ),
+        Message(
             "prompt-too-long",
             "The prompt, or its text, is too long for the model or the context.",
             "Tokens that are cut off would not be verified.",

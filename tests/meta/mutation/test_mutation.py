@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
+from gguf_verify.kernels.packed import Layout
 from gguf_verify.measure.inputs import Floats
 from gguf_verify.measure.mutation import forked, kill, mutator, probes, recording
 from gguf_verify.measure.mutation.check import agrees
@@ -210,11 +211,12 @@ def line_of(file: str, what: str) -> int:
 
 
 def unit_of(file: str, macros: dict[str, str]) -> Unit:
-    return Unit(file, tuple({**FORMATS["Q5_1"].macros, **macros}.items()))
+    fmt = FORMATS["Q5_1"]
+    return Unit(file, tuple({**fmt.macros, **Layout.of(fmt).macros, **macros}.items()))
 
 
 def test_lines_of_functions_that_nobody_calls() -> None:
-    bytes_of, halves_of = (line_of("packed.cuh", f) for f in ("a[r + 2 * j] = p.codes", "a[j][r + 2 * odd] = two"))
+    bytes_of, halves_of = (line_of("packed.cuh", f) for f in ("a[r + 2 * j] = p.codes", "a[r + 2 * odd] = two"))
     constant = line_of("packed.cuh", "constexpr int WORDS")
     for file, macros, alive, dead in ((GEMV, RING, bytes_of, halves_of), (WGMMA, TILES, halves_of, bytes_of)):
         lines = lines_alive(KERNELS, unit_of(file, macros), ("gemm",))
@@ -227,13 +229,14 @@ def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
     """All that hold its line; of a header without macros, those whose ring alone differs once."""
     units = [unit_of(GEMV, RING | change) for change in ({}, {"X_BLOCKS": "64"}, {"TOKENS": "4"}, {"STAGES": "3"})]
     other = unit_of("pack/weights.cu", {"STRIPS": "1"})
-    alive = {unit: {"packed.cuh": frozenset({36, 37}), GEMV: frozenset({31})} for unit in units} | {other: {}}
+    words = line_of("packed.cuh", "constexpr int WORDS")
+    alive = {unit: {"packed.cuh": frozenset({words}), GEMV: frozenset({31})} for unit in units} | {other: {}}
     subject = Subject("q8_1_gemv", "Q5_1")
     none = Calls()
     judge = kill.MutantJudge(tmp_path)
     judge._recordings[subject] = Recording(subject, none, none, none, dict.fromkeys(alive, ("gemm",)), alive)
     in_header, in_source = (next(m for m in mutator.mutants(f, TEXTS[f]) if m.line == line)
-                            for f, line in (("packed.cuh", 36), (GEMV, 31)))  # fmt: skip
+                            for f, line in (("packed.cuh", words), (GEMV, 31)))  # fmt: skip
     assert judge.units(subject, in_header) == [units[0], units[2]]
     assert judge.units(subject, in_source) == units
 

@@ -178,7 +178,7 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--kernel", "foo"], "no kernel is called 'foo'; there are: q8_1, f32, f32_naive"),
+        (["--kernel", "foo"], "no kernel is called 'foo'; there are: q8_1, f16, f32, f16_naive"),
         (["--rungs", "foo"], "no rung is called foo"),
         (["--rungs", ","], "no rung is called"),
         (["--tensor", "nothing-is-called-so"], "no tensor matches"),
