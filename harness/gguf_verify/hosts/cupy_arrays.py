@@ -7,6 +7,7 @@ float32 are those of integers below 2^24, which TF32 does not change either: no 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -66,8 +67,7 @@ class CupyArrays:
         if not pool.get_limit():
             pool.set_limit(size=ours)
         self._chunk = min(_MOST, int(ours * _CHUNK))
-        #: Products of few rows, and of many.
-        self._rng, self._asked = np.random.default_rng(seed), [0, 0]
+        self._checked = CheckedRows(seed)
         self._kept = Kept(int(ours * _KEPT))
         # those of CUB take seconds each to compile, and sums here are short
         if (choose := getattr(cupy._core, "set_reduction_accelerators", None)) is not None:
@@ -104,11 +104,29 @@ class CupyArrays:
 
     def sample(self, rows: int, read: bool = False) -> npt.NDArray[np.intp]:
         """As `Device.sample`."""
+        return self._checked.sample(rows, read)
+
+
+class CheckedRows:
+    """Which rows NumPy computes, too. Reading and multiplying are counted apart: where they take turns, one count would
+    choose one of the two and never the other.
+
+    Args:
+        seed: of the rows.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        #: Whether rows are read, and whether they are many → how often that was asked.
+        self._asked: Counter[tuple[bool, bool]] = Counter()
+
+    def sample(self, rows: int, read: bool = False) -> npt.NDArray[np.intp]:
+        """As `Device.sample`."""
         large = rows > _FEW
-        self._asked[large] += 1
-        if not (read and large) and self._asked[large] % (_EACH_LARGE if large else _EACH) != 1:
+        self._asked[read, large] += 1
+        if not (read and large) and self._asked[read, large] % (_EACH_LARGE if large else _EACH) != 1:
             return np.zeros(0, np.intp)
-        return np.sort(self._rng.choice(rows, min(rows, _ROWS if rows > _FEW else 1), replace=False)).astype(np.intp)
+        return np.sort(self._rng.choice(rows, min(rows, _ROWS if large else 1), replace=False)).astype(np.intp)
 
 
 class CupyFaults:
@@ -152,4 +170,4 @@ def arrays_for(asked: str, host: str, seed: int) -> tuple[CupyArrays | None, str
     return None, f"NumPy, since {fault}"
 
 
-__all__ = ["CupyArrays", "arrays_for", "fault_of_arrays"]
+__all__ = ["CheckedRows", "CupyArrays", "arrays_for", "fault_of_arrays"]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
+_Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 
 #: Bytes that are kept of weights of a moment, at most.
 _LAST = 1 << 26
@@ -25,8 +26,8 @@ class Kept:
 
     def __init__(self, most: int) -> None:
         self._most, self._held = most, 0
-        #: Type, address and shape → the weights, so that no other array gets their address, and what was made.
-        self._of_files: dict[tuple[str, int, tuple[int, ...]], tuple[Bytes, object]] = {}
+        #: What tells weights apart (`_key`) → they, so that no other array gets their address, and what was made.
+        self._of_files: dict[_Key, tuple[Bytes, object]] = {}
         self._last: tuple[Bytes, str, object] | None = None
         self._taken: tuple[Bytes, Bytes, npt.NDArray[np.intp]] | None = None
 
@@ -64,8 +65,9 @@ class Kept:
         return made
 
 
-def _key(kind: str, w: Bytes) -> tuple[str, int, tuple[int, ...]]:
-    return kind, int(w.ctypes.data), w.shape
+def _key(kind: str, w: Bytes) -> _Key:
+    """Type, address, shape and strides: a column of blocks begins where the first of as many blocks of a row does."""
+    return kind, int(w.ctypes.data), w.shape, w.strides
 
 
 __all__ = ["Kept"]

@@ -269,14 +269,17 @@ class LoadedModel:
         """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM.
 
         Args:
-            spared: tensors for all of whose GEMMs `replace` gives an output. Where the CPU computes, llama.cpp's own is
-                not computed: what a GEMM holds as y then means nothing.
+            spared: tensors for all of whose GEMMs `replace` gives an output; where it does not, llama.cpp refuses
+                (LlamaRefused). Where the CPU computes, llama.cpp's own is not computed: what a GEMM holds as y then
+                means nothing.
             meanwhile: called after each product, while llama.cpp goes on to the next.
         """
         for node, answer in self._tapped("graft", tokens, activations, False, spared=spared):
             if isinstance(node, Evaluation):
                 return node
-            answer(node.joined([replace(gemm) for gemm in node.gemms()]))
+            given = [replace(gemm) for gemm in node.gemms()]
+            lacks = node.tensor in spared and any(y is None for y in given)
+            answer(None if lacks else node.joined(given))  # rows that nobody computed must not be joined
             meanwhile()
         raise LlamaFault("llama.cpp ended a graft without a result")
 
@@ -337,6 +340,11 @@ class _Node:
         starts = np.flatnonzero(np.diff(matrix[order], prepend=-1))
         #: The output rows of each matrix that made any.
         self._places = {int(matrix[rows[0]]): rows for rows in np.split(order, starts[1:]) if len(rows)}
+
+    @property
+    def tensor(self) -> str:
+        """The weights' name."""
+        return self._header.tensor
 
     def gemms(self) -> Iterator[Gemm]:
         """Each matrix that the node used, in their order."""

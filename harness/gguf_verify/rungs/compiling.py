@@ -4,7 +4,7 @@ bytes rung, and the steps of exact products on a device."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 
@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from ..audit.content import compile_scanners
 from ..formats import BlockFormat, WeightFormat
+from ..gguf import Tensor
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.base import Source
 from ..kernels.shipped import ShippedKernel
-from ..semantics import Semantics, exact_result, screened
+from ..semantics import Order, Semantics, exact_result, screened
 from ..semantics.combinations import Combinations
 from ..semantics.device import Device
 from ..semantics.screen import bilinear
@@ -30,6 +31,8 @@ _TOKENS = (*OTHER_M, 16, 32)
 _ROWS = 2048
 #: Rows and tokens of products whose steps are taken ahead: so many that NumPy computes a sample of them.
 _STEPS = 320, 3
+#: Bytes of these rows, at most: a file may claim a matrix of one row.
+_MOST_STEPS = 1 << 27
 
 
 def compile_ahead(run: Run) -> None:
@@ -93,32 +96,41 @@ def steps_ahead(run: Run) -> AbstractContextManager[None]:
 
 def _take_steps(run: Run, device: Device, wanted: Callable[[], bool]) -> None:
     """Whatever fails here fails where it is needed, and is told there."""
-    n, m = _STEPS
     first = {
         t.type.weights: t for t in reversed([*run.model.tensors.values()]) if run.wants(t.name) and may_be_matrix(t)
     }
     for fmt, tensor in first.items():
-        if not isinstance(fmt, BlockFormat) or run.uncovered(tensor) is not None:
+        large = _STEPS[0] * tensor.row_bytes > _MOST_STEPS
+        if not isinstance(fmt, BlockFormat) or large or run.uncovered(tensor) is not None:
             continue
-        rows = np.resize(run.row_bytes(tensor)[:n], (n, tensor.row_bytes))
-        x = np.random.default_rng(run.options.seed).standard_normal((m, tensor.k), np.float32)
-        kernel = run.kernel.of(fmt, m, n, tensor.k)
-        steps = list[Callable[[], object]]()
-        if isinstance(kernel, ShippedKernel):  # others run in a process that takes one call at a time
-            steps.append(partial(kernel.upload, fmt, rows))
-        for semantics, order in ((run.semantics(fmt), kernel.order), (run.backend.definition(fmt, m), None)):
-            with suppress(Exception):
-                encoded = semantics.bytes_of(x)
-                steps += [
-                    partial(screened, semantics, fmt, rows, encoded, order, 1, device),
-                    partial(_combine, semantics, fmt, rows, encoded, device),
-                    partial(exact_result, semantics, fmt, rows, encoded, 1, device),
-                ]
-        for step in steps:
-            if not wanted():
-                return
-            with suppress(Exception):
-                step()
+        with suppress(Exception):
+            _take(_steps_of(run, device, fmt, tensor), wanted)
+
+
+def _take(steps: Iterable[Callable[[], object]], wanted: Callable[[], bool]) -> None:
+    for step in steps:
+        if not wanted():
+            return
+        with suppress(Exception):
+            step()
+
+
+def _steps_of(run: Run, device: Device, fmt: BlockFormat, tensor: Tensor) -> Iterator[Callable[[], object]]:
+    """The steps for a type of weights, with rows of a tensor of it."""
+    n, m = _STEPS
+    rows = np.resize(run.row_bytes(tensor)[:n], (n, tensor.row_bytes))
+    x = np.random.default_rng(run.options.seed).standard_normal((m, tensor.k), np.float32)
+    kernel = run.kernel.of(fmt, m, n, tensor.k)
+    if isinstance(kernel, ShippedKernel) and kernel.host.compiles_ahead:  # others take one call at a time
+        yield partial(kernel.upload, fmt, rows)
+    definitions: list[tuple[Callable[[], Semantics], Order | None]]
+    definitions = [(partial(run.semantics, fmt), kernel.order), (partial(run.backend.definition, fmt, m), None)]
+    for definition, order in definitions:
+        semantics = definition()  # the kernel's own is there; llama.cpp's may not be known
+        encoded = semantics.bytes_of(x)
+        yield partial(screened, semantics, fmt, rows, encoded, order, 1, device)
+        yield partial(_combine, semantics, fmt, rows, encoded, device)
+        yield partial(exact_result, semantics, fmt, rows, encoded, 1, device)
 
 
 def _combine(

@@ -27,6 +27,7 @@ import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,7 +38,7 @@ from ..support.arrays import Array, get, put, widened
 from ..support.stages import counted
 from .definition import Semantics
 from .device import Device
-from .placed import Placed, parts
+from .placed import Placed, differs, parts
 from .screen import Screen, screen_of
 from .sums import Doubles
 
@@ -73,18 +74,23 @@ class Combinations:
         w: uint8[N, row bytes].
         seed: of the signs.
         threads: rows are shared out among so many.
-        device: where weights are decoded and added up; None for NumPy. Of what is read of blocks, NumPy reads a sample.
+        device: where weights are decoded, and weights and outputs added up; None for NumPy. NumPy reads a sample of
+            blocks, and adds up anew one sum of weights in each column of one drawn block, one of products and one of
+            outputs: each within 2·(n + 8)·2^-53·Σ|term| of n terms (Higham, §3.1, for two orders).
     """
 
     def __init__(
         self, fmt: BlockFormat, w: Bytes, seed: int, threads: int = 1, device: Device | None = None
     ) -> None:  # fmt: skip
         self._fmt, self._w, self._threads, self._device = fmt, w, threads, device
-        drawn = np.random.default_rng(seed).integers(0, 256, (COUNT, -(-len(w) // 8)), np.uint8)
+        rng = np.random.default_rng(seed)
+        drawn = rng.integers(0, 256, (COUNT, -(-len(w) // 8)), np.uint8)
         bits = np.unpackbits(drawn, axis=1, count=len(w)).view(np.int8)
         #: 1 and -1, int8[COUNT, N].
         self.signs = np.int8(1) - np.int8(2) * bits
         self._signs_there: Array | None = None
+        #: Draws what NumPy adds up anew.
+        self._checked = rng
         #: The rows of each group, in order.
         self.groups = [slice(int(a), int(b)) for a, b in _pairs(np.linspace(0, len(w), -(-len(w) // GROUP) + 1))]
         #: How weights are decoded → V[groups·COUNT, K] and v[groups·COUNT, terms of a row], where they are added up.
@@ -102,7 +108,14 @@ class Combinations:
             weights, least = self._of(semantics.inside or semantics, screen)
             there = screen if self._device is None else screen.on(self._device)
             made = there.a @ weights.T
-            return get(made if least is None else made + there.s @ least.T)
+            made = get(made if least is None else made + there.s @ least.T)
+            if self._device is not None and len(made):
+                m, j = self._drawn(made)
+                terms = screen.a[m] * get(weights[j])
+                if least is not None:
+                    terms = np.concatenate([terms, screen.s[m] * get(least[j])])
+                _compare("exact products", made[m, j], terms)
+            return made
 
     def suspicious(self, y: Floats, expected: Doubles, variance: Doubles) -> npt.NDArray[np.bool_]:
         """Which tokens of an output float32[M, N] have a combination that is too far off, bool[M].
@@ -116,9 +129,18 @@ class Combinations:
             outputs = widened(put(y, signs))
             made = [outputs[:, rows] @ signs[:, rows].T for rows in self.groups]
             shares = np.repeat([(rows.stop - rows.start) / y.shape[1] for rows in self.groups], COUNT)
-            off = np.abs(get(np.concatenate(made, axis=1)) - expected)
+            together = get(np.concatenate(made, axis=1))
+            if self._device is not None and len(y):
+                m, j = self._drawn(together)
+                rows = self.groups[j // COUNT]
+                _compare("outputs", together[m, j], y[m, rows].astype(np.float64) * self.signs[j % COUNT, rows])
+            off = np.abs(together - expected)
             within = (off <= LIMIT * np.sqrt(variance[:, None] * shares)).all(axis=1)
             return np.asarray(~(within & np.isfinite(variance)))
+
+    def _drawn(self, of: Doubles) -> tuple[int, int]:
+        """The place of an element."""
+        return int(self._checked.integers(of.shape[0])), int(self._checked.integers(of.shape[1]))
 
     def _faults(self) -> AbstractContextManager[None]:
         return nullcontext() if self._device is None else self._device.faults()
@@ -148,7 +170,22 @@ class Combinations:
                 minima[group] = minima[group] + second if group in minima else second
         together = [np.concatenate([of[i] for i in sorted(of)]) if of else None for of in (sums, minima)]
         self._weights[key] = together[0], together[1]
+        if self._device is not None:
+            self._compare_column(screen, *self._weights[key])
         return self._weights[key]
+
+    def _compare_column(self, screen: Screen, weights: Array, least: Array | None) -> None:
+        """Add up one column of blocks of the weights again. Raises EnvironmentFault."""
+        blocks, one = self._w.shape[1] // self._fmt.block_bytes, copy(screen)
+        j, at = int(self._checked.integers(weights.shape[0])), int(self._checked.integers(blocks))
+        rows = self.groups[j // COUNT]
+        column = np.ascontiguousarray(self._w[rows, at * self._fmt.block_bytes : (at + 1) * self._fmt.block_bytes])
+        one.nb = screen.nb // blocks
+        signs = self.signs[j % COUNT, rows, None]
+        for what, there, here in zip(("weights", "minima"), (weights, least), one.weights(column), strict=True):
+            if there is not None and here is not None:
+                width = here.shape[1]
+                _compare(what, get(there[j])[at * width : (at + 1) * width], (signs * here).T)
 
     def _on_host(self, screen: Screen) -> Iterator[tuple[int, Doubles, Doubles | None]]:
         step = max(1, _VALUES // screen.columns)
@@ -194,6 +231,14 @@ class Combinations:
                 if first < stop:
                     mine = signs[:, first:stop]
                     yield group, mine @ weights[first:stop], None if least is None else mine @ least[first:stop]
+
+
+def _compare(what: str, there: Doubles, terms: Doubles) -> None:
+    """Compare sums float64[...] of a device with those of terms float64[..., n]. What is not finite in NumPy's is not
+    compared. Raises EnvironmentFault."""
+    here, off = terms.sum(axis=-1), 2 * (terms.shape[-1] + 8) * 2.0**-53 * np.abs(terms).sum(axis=-1)
+    if not (~np.isfinite(off) | (np.abs(there - here) <= off)).all():
+        raise differs(f"combinations of {what}")
 
 
 def _pairs(ends: Doubles) -> Iterator[tuple[float, float]]:

@@ -41,6 +41,12 @@ def _begin() -> None:
     _HERE.shares = True
 
 
-os.register_at_fork(after_in_child=_POOLS.clear)
+def _begin_in_child() -> None:
+    _POOLS.clear()  # its threads are the parent's
+    _LOCK.release()
+
+
+# a thread that held the lock at that moment does not exist in the child, where nobody would ever open it
+os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_begin_in_child)
 
 __all__ = ["each"]

@@ -19,6 +19,7 @@ from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import PACKAGE
+from tests.support.graphs import MODELS
 from tests.support.processes import end_kept, kept
 from tests.support.tools import FIXTURES
 
@@ -116,6 +117,43 @@ def test_a_spared_product_is_not_computed(model: LoadedModel) -> None:
     with pytest.raises(LlamaRefused, match=r"token_embd.weight|blk.0.attn_[qkv].weight was to be spared"):
         model.graft(tokens, lambda _: None, spared=names)
     assert (model.graft(tokens, lambda g: g.y).logits == plain).all()
+
+
+@pytest.mark.parametrize("kind", ["moe", "deepseek"])
+def test_products_of_experts_and_of_views_are_spared_whole(kind: str, llama: Llama, tmp_path: Path) -> None:
+    """In micro-batches, with one matrix that is looked up and multiplied; where an expert's output is missing, the rows
+    that nobody computed do not pass for llama.cpp's."""
+    path = MODELS[kind](llama, tmp_path / "model.gguf", **({"tied": True} if kind == "moe" else {}))
+    with Llama() as process:
+        model = process.model
+        model.open(path, threads=1)
+        model.make_context(32, n_ubatch=4)
+        tokens, outputs = list(range(3, 14)), list[np.ndarray]()
+        plain = model.evaluate(tokens).logits
+        names, parts = set[str](), dict[tuple[str, str], int]()
+
+        def noted(gemm: Gemm) -> None:
+            outputs.append(gemm.y.copy())
+            names.add(gemm.tensor)
+            parts[gemm.tensor, gemm.node] = parts.get((gemm.tensor, gemm.node), 0) + 1
+
+        model.graft(tokens, noted)
+        given = iter(outputs)
+        assert (model.graft(tokens, lambda _: next(given), spared=names).logits == plain).all()
+        (several, _), count = max(parts.items(), key=lambda of: of[1])
+        assert count > 3  # matrices in each of three micro-batches
+        given, left = iter(outputs), [several]
+
+        def all_but_one(gemm: Gemm) -> np.ndarray | None:
+            y = next(given)
+            if gemm.tensor not in left:
+                return y
+            left.clear()
+            return None
+
+        with pytest.raises(LlamaRefused, match=f"{several} was to be spared"):
+            model.graft(tokens, all_but_one, spared=names)
+        assert (model.evaluate(tokens).logits == plain).all()
 
 
 def test_generate_is_greedy(model: LoadedModel) -> None:

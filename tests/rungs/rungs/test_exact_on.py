@@ -14,6 +14,7 @@ from gguf_verify.results import Options, Report
 from gguf_verify.rungs import blocks, compiling, sampling
 from gguf_verify.rungs import run as run_module
 from gguf_verify.rungs.opening import open_run
+from gguf_verify.semantics.cuda import NoDefinition
 from gguf_verify.support.errors import UsageError
 from tests.support.strict_arrays import StrictDevice
 from tests.support.tools import FIXTURES
@@ -84,6 +85,24 @@ def test_steps_are_taken_ahead(device: Counting, monkeypatch: pytest.MonkeyPatch
         opened.close()
     assert (failed, device.asked) == ([], taken)
     assert taken >= 5  # products, combinations and results by the kernel's definition, and by llama.cpp's
+
+
+def test_no_step_is_taken_that_takes_much_memory_or_raises(device: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may claim a matrix of one row, and llama.cpp's definition may not be known."""
+
+    def unknown(*_: object) -> None:
+        raise NoDefinition("nothing describes it")
+
+    options = Options(probes="brief", progress=False, threads=1)
+    with open_run(FIXTURES / "tiny-Q5_1.gguf", "q8_1_naive", "cpu", options) as opened:
+        with monkeypatch.context() as small:
+            small.setattr(compiling, "_MOST_STEPS", 1000)
+            compiling._take_steps(opened, device, lambda: True)
+        assert device.asked == 0
+        monkeypatch.setattr(opened.backend, "definition", unknown)
+        compiling._take_steps(opened, device, lambda: True)
+        assert device.asked
+        opened.close()
 
 
 def test_a_wrong_kernel_fails(device: Counting, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from gguf_verify.hosts.cupy_arrays import CheckedRows
 from gguf_verify.hosts.kept import Kept
 
 
@@ -53,3 +55,23 @@ def test_rows_are_known_by_where_they_were_taken_from() -> None:
     assert found is numbers
     assert kept.origin("Q4_1", rows) is None
     assert kept.origin("Q4_0", rows.copy()) is None
+
+
+def test_a_column_of_blocks_is_not_the_first_row() -> None:
+    """Both begin at the same address and have the same shape."""
+    kept, raw = Kept(100), np.arange(64, dtype=np.uint8)
+    raw.flags.writeable = False
+    column, row = raw.reshape(8, 8)[:, :4], raw[:32].reshape(8, 4)
+    assert kept.of("Q4_0", column, 10, lambda: "column") == "column"
+    assert kept.of("Q4_0", row, 10, lambda: "row") == "row"
+    assert kept.of("Q4_0", column, 10, lambda: "again") == "column"
+
+
+@pytest.mark.parametrize(("rows", "reads", "products"), [(4096, 160, 40), (200, 10, 10)])
+def test_products_are_checked_where_each_follows_a_reading(rows: int, reads: int, products: int) -> None:
+    """As where there is no room to keep what was read."""
+    checked, found = CheckedRows(0), {True: 0, False: 0}
+    for turn in range(320):
+        read = turn % 2 == 0
+        found[read] += bool(len(checked.sample(rows, read)))
+    assert found == {True: reads, False: products}

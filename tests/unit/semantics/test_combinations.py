@@ -10,8 +10,9 @@ from gguf_verify.rungs.generated_inputs import drawn
 from gguf_verify.semantics import SEMANTICS, Semantics, combinations, product, quantized_inside
 from gguf_verify.semantics.combinations import COUNT, LIMIT, MISSED, Combinations
 from gguf_verify.semantics.screen import bilinear
+from gguf_verify.support.errors import EnvironmentFault
 from tests.support.exact_products import real_weights
-from tests.support.strict_arrays import StrictDevice
+from tests.support.strict_arrays import CardArray, StrictDevice
 
 N, M, K = 640, 4, 512
 DEFINITIONS = {**SEMANTICS, "q8_1 inside": quantized_inside(SEMANTICS["q8_1"])}
@@ -125,3 +126,26 @@ def test_on_a_card(kind: str, name: str) -> None:
     assert not combined.suspicious(y, there, variance).any()
     y[1, 3] += np.float32(2.1 * LIMIT * np.sqrt(variance[1]))
     assert combined.suspicious(y, there, variance).tolist() == [m == 1 for m in range(M)]
+
+
+@pytest.mark.parametrize("wrong", ["weights", "exact products", "outputs"])
+def test_a_card_that_adds_up_otherwise_ends_the_run(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card whose sums were all zero would find no output suspicious: NumPy adds up some of them, too."""
+    fmt, semantics = FORMATS["Q4_1"], DEFINITIONS["q8_1"]
+    w, x = real_weights(fmt, N, K), semantics.bytes_of(drawn((M, K), np.ones((1, 1), np.float32), 1))
+    combined, y = Combinations(fmt, w, 7, device=StrictDevice()), np.ones((M, N), np.float32)
+    if wrong == "outputs":
+        expected = combined.expected(semantics, x)
+    elif wrong == "exact products":
+        combined.expected(semantics, x)
+    ufunc_of = CardArray.__array_ufunc__
+
+    def without_sums(self, ufunc, method, *inputs, **kwargs):
+        made = ufunc_of(self, ufunc, method, *inputs, **kwargs)
+        if ufunc is np.matmul:
+            made.held[...] = 0
+        return made
+
+    monkeypatch.setattr(CardArray, "__array_ufunc__", without_sums)
+    with pytest.raises(EnvironmentFault, match=f"other numbers than NumPy: combinations of {wrong}"):
+        _ = combined.suspicious(y, expected, np.ones(M)) if wrong == "outputs" else combined.expected(semantics, x)

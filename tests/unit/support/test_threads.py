@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 
 import pytest
 
+from gguf_verify.support import threads
 from gguf_verify.support.threads import each
 
 
@@ -51,3 +54,23 @@ def test_an_error_is_raised_when_no_other_is_at_work() -> None:
     with pytest.raises(ValueError, match="the first"):
         each(of, [0, 1], 2)
     assert ended == [1]
+
+
+def test_a_fork_while_another_thread_begins_a_pool() -> None:
+    """As while a file is hashed: the child has the lock, and not the thread that would open it."""
+    held = threading.Event()
+
+    def hold() -> None:
+        with threads._LOCK:
+            held.set()
+            time.sleep(0.1)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(60)
+    child = os.fork()
+    if not child:
+        os._exit(0 if threads._LOCK.acquire(timeout=5) else 1)
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert each(lambda item: item, range(4), 2) == [0, 1, 2, 3]

@@ -79,19 +79,19 @@ class Tap(Listener):
             elif op not in self.seen["used"].setdefault(name, []):
                 self.seen["used"][name].append(op)
 
-    def _put_back(self) -> bool:
-        """Give a node its operation again; whether it was left out."""
+    def _put_back(self) -> None:
+        """Give a node its operation again, if it was left out."""
         left_out, self._left_out = self._left_out, None
         if left_out is not None:
             left_out[0].op = left_out[1]
-        return left_out is not None
 
     def settle(self) -> None:
         self._put_back()  # llama.cpp may compute the graph again
         super().settle()
 
     def _told(self, t: Any) -> None:
-        node, spared = t.contents, self._put_back()
+        self._put_back()
+        node = t.contents
         if not node.src[0]:
             return
         op = ggml.ggml_op_name(node.op).decode()
@@ -122,7 +122,7 @@ class Tap(Listener):
         given = self._tell(header, x, y, parts.matrix, parts.row, *quantized.values())
         if self._replaces and given:
             ggml.write_tensor(t, given[0])
-        elif spared:
+        elif name in self._spared:
             raise CallFailed(f"{name} was to be spared, and no output came for it")
 
 

@@ -102,7 +102,11 @@ class Grafts:
                 return y
 
             spared = self._replaced - self._kept - self.faulty if exact else ()
-            evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._judge_due)
+            try:
+                evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._judge_due)
+            except Exception:
+                self._judge_due()  # whatever ended the pass: what the kernel gave until then is judged
+                raise
         self.grafted = max(self.grafted, count)
         for name, why in evaluation.unsupported.items():
             if self.run.wants(name):
@@ -124,6 +128,13 @@ class Grafts:
                 n=len(matrix.rows), k=matrix.tensor.k,
             )  # fmt: skip
             taken, who = (x, "kernel on llama.cpp's activations") if shared else (gemm.x, KERNEL.name)
+
+            def broken(error: KernelFault) -> None:
+                self.faulty.add(gemm.tensor)
+                self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
+                tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
+                self._explanations.add_fault(error, tried, who, gemm.tensor, name)
+
             try:
                 with calling(call):
                     weights = kernel.upload(matrix.fmt, matrix.rows)
@@ -146,15 +157,18 @@ class Grafts:
                             )
                         )  # fmt: skip
 
+                def late() -> None:
+                    try:
+                        judge()
+                    except KernelFault as error:  # where the kernel is called again to explain a wrong output
+                        broken(error)
+
                 if semantics.oracle is None:
-                    self._due.append(judge)
+                    self._due.append(late)
                 else:  # its author may have broken its contract, and then llama.cpp's output stays
                     judge()
             except KernelFault as error:
-                self.faulty.add(gemm.tensor)
-                self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
-                tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
-                self._explanations.add_fault(error, tried, who, gemm.tensor, name)
+                broken(error)
                 return None
             return y
 
