@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host
-from ..support.arrays import Array, contiguous
+from ..support.arrays import Array, contiguous, seen_as
 from ..support.errors import KernelFault
+from .packed import all_zero, one_nan
 from .site import MAX_GRID, Site
 
 Bytes = npt.NDArray[np.uint8]
@@ -105,9 +106,13 @@ def _padded(values: Array, rows: int, columns: int) -> Array:
 
 
 def _same(a: Array, b: Array) -> bool:
-    """Whether two arrays of a type have the same bits."""
-    of = np.dtype(f"u{a.dtype.itemsize}")
-    return not a.size or not int((contiguous(a).view(of) ^ contiguous(b).view(of)).reshape(-1).max())
+    """Whether two arrays of a type have the same bits; one NaN is as good as another."""
+
+    def bits(values: Array) -> Array:
+        of = seen_as(contiguous(values), np.dtype(f"u{values.dtype.itemsize}").type)
+        return of if values.dtype == np.uint8 else one_nan(of)
+
+    return all_zero(seen_as(contiguous(bits(a) ^ bits(b)), np.uint8))
 
 
 def check_halves(host: Host, out: Any, rows: Bytes, fmt: BlockFormat) -> None:

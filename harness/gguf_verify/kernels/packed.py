@@ -113,7 +113,7 @@ class Contents:
                 with np.errstate(all="ignore"):
                     bits = seen_as(values(blocks), np.uint32)
             repeats = slices * layout.groups // (blocks.shape[1] * bits.shape[-1])
-            return np.repeat(_one_nan(bits), repeats, axis=-1).reshape(n, slices, layout.groups)
+            return np.repeat(one_nan(bits), repeats, axis=-1).reshape(n, slices, layout.groups)
 
         codes = seen_as(contiguous(fmt.codes(blocks)), np.uint8).reshape(n, -1)
         return cls(codes, scales("d", fmt.scales), scales("m", fmt.minima) if layout.minima else None)
@@ -147,7 +147,7 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = Fal
     scales = [_scales(of[name], layout, tiles, slices, strips) for name in ("d", "m") if name in of]
     clean = all_zero(codes[n:]) and all_zero(codes[:n, k:])
     clean &= all(all_zero(bits[n:]) and all_zero(bits[:n, k // QK :]) for bits in scales)
-    d, *m = (_one_nan(bits[:n, : k // QK]) for bits in scales)
+    d, *m = (one_nan(bits[:n, : k // QK]) for bits in scales)
     return Contents(codes[:n, :k], d, m[0] if m else None), clean
 
 
@@ -168,7 +168,9 @@ def _same(a: Array, b: Array) -> bool:
     return a.shape == b.shape and all_zero(seen_as(contiguous(a ^ b), np.uint8))
 
 
-def _one_nan(bits: Array) -> Array:
+def one_nan(bits: Array) -> Array:
+    """The bits of halves uint16[…] or floats uint32[…] with one NaN for all, since hosts differ in the NaN that they
+    make."""
     kind = bits.dtype
     infinity, nan = _SPECIAL[kind]
     without_sign = bits & kind.type(np.iinfo(kind).max >> 1)
@@ -270,5 +272,5 @@ class Packed(Launch):
 
 __all__ = [
     "LEGACY", "QK", "ROWS", "STRIPS", "Contents", "Layout", "Packed", "all_zero", "check_contents", "check_packed",
-    "packed_shape", "unpacked",
+    "one_nan", "packed_shape", "unpacked",
 ]  # fmt: skip

@@ -164,7 +164,8 @@ class _Codes:
             return None
 
         def whole(m: int, k: int) -> npt.NDArray[np.uint32]:
-            return kernel.quantize(np.resize(values, (m, k))).reshape(-1).view("<u4")
+            blocks = kernel.quantize(np.resize(values, (m, k))).reshape(-1)
+            return blocks[: blocks.size // 4 * 4].view("<u4")  # whole words
 
         if not self._judge(structs.replace(call, m=m, k=k), tensor, np.resize(values, (m, k)), "values that repeat"):
             return None

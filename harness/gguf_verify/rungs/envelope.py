@@ -334,7 +334,7 @@ class TypeProbes:
         if probe.blocks == "any bits":
             assert isinstance(fmt, BlockFormat)
             blocks = any_blocks(fmt, probe.n * probe.k // fmt.block_size, self._run.options.seed)
-            large = ~held_by(self._semantics, fmt, blocks)
+            large = ~held_by(self._semantics, fmt, blocks, alone=probe.k <= fmt.unit)
             blocks[large] = np.resize(self._units, blocks.shape)[large]
             return blocks.reshape(probe.n, -1)
         there = len(self._units) - (len(self._units) % wide == 0 and len(self._units) > 1)  # so that rows repeat late
@@ -346,8 +346,9 @@ class TypeProbes:
         m, k = max(probe.tokens), probe.k
         if probe.values == "special":
             # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
-            halves, blocks = self._semantics.range_of_halves(self._fmt), self._semantics.activations is not None
-            values = special(k, self._like, 1e2 if halves else 1e4 if blocks else 1e6)
+            semantics, fmt = self._semantics, self._fmt
+            few = semantics.activations is not None or semantics.range_of_halves(fmt)
+            values = special(k, self._like, 1e2 if semantics.sums_in_halves(fmt) else 1e4 if few else 1e6)
             finite = np.ones(len(values), bool)  # others are a matter of the definition's range
             for _, exact in self._exact(rows, self._semantics.bytes_of(values), None):
                 finite &= get(np.isfinite(exact.exact).all(axis=1))

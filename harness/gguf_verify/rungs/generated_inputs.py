@@ -14,9 +14,9 @@ Floats = npt.NDArray[np.float32]
 
 #: The largest size: above it, the sum of a block of equal activations is not a finite half.
 _MOST = 2000.0
-#: The largest weight of drawn bits where a definition has the range of halves: 2^15 of them times ordinary activations
-#: stay below 65504.
-_LARGEST_WEIGHT = 0.25
+#: The largest half, and the largest weight of drawn bits of which sums are halves: 2^15 of them times ordinary
+#: activations stay below 65504.
+_LARGEST_HALF, _LARGEST_WEIGHT = 65504.0, 0.25
 
 
 def drawn(shape: tuple[int, int], like: Floats, seed: int) -> Floats:
@@ -107,13 +107,23 @@ def any_blocks(fmt: BlockFormat, n: int, seed: int) -> Bytes:
     return blocks
 
 
-def held_by(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> npt.NDArray[np.bool_]:
+def held_by(
+    semantics: Semantics, fmt: BlockFormat, blocks: Bytes, alone: bool = False
+) -> npt.NDArray[np.bool_]:  # fmt: skip
     """Whether the numbers that a definition has can hold the weights of blocks uint8[n, block bytes] and ordinary
-    products with them: bool[n]. What halves do not hold is no kernel's fault."""
+    products with them: bool[n]. What halves do not hold is no kernel's fault.
+
+    Args:
+        alone: each block is a row of its own. Then a weight may be as large as its type allows; elsewhere the errors of
+            others would be lost beside it, where halves are all that there is.
+    """
     with np.errstate(all="ignore"):
         held = finite_scales(semantics, fmt, blocks)
         if semantics.range_of_halves(fmt):
-            held &= np.abs(fmt.decode(blocks)).max(axis=-1) <= _LARGEST_WEIGHT
+            term = (semantics.inside or semantics).term
+            ends = semantics.sums_in_halves(fmt) or term.steps or term.minima_apart  # where d·q alone may end as a half
+            most = _LARGEST_HALF if alone and not ends else _LARGEST_WEIGHT
+            held &= np.abs(fmt.decode(blocks)).max(axis=-1) <= most
     return held
 
 

@@ -151,8 +151,11 @@ class LargeTask:
 
     def _why(self, below: int, size: Huge) -> str:
         """That an index overflows, where a smaller call is right; in words that follow what is wrong."""
-        call = self.large(below, size.k) if below else ""
-        if isinstance(call, str) or call.launched.refused or self._wrong(call, (), (below, size.k))[0]:
+        try:
+            call = self.large(below, size.k) if below else ""
+            if isinstance(call, str) or call.launched.refused or self._wrong(call, (), (below, size.k))[0]:
+                return ""
+        except (KernelFault, EnvironmentFault):  # nothing is known of the smaller call; the larger one is wrong
             return ""
         where = f"{size.what.replace('·', ' × ')} = {below} × {size.k}"
         return f" (an index or a count overflows 32 bits: right at {where}, where they take less than 2^31 bytes)"
@@ -170,7 +173,10 @@ class LargeTask:
             if bad.any():
                 at = 4 * int(written.at[bad.argmax()])
                 return f"{of} writes something else than in a small call at byte {at:,}", len(blocks.written)
-        return blocks.unwritten() or "", len(blocks.written)
+        try:
+            return blocks.unwritten() or "", len(blocks.written)
+        except KernelFault as error:
+            return f"one of {call.launched.blocks:,} thread blocks: {error}", len(blocks.written)
 
     def _dependent(self) -> str | None:
         """Why thread blocks cannot be judged by themselves, tried at a small size; None where they can. Raises

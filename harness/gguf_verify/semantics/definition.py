@@ -143,13 +143,16 @@ class Semantics:
         sums = "" if self.accumulation is IN_FLOAT32 else f", added in {self.accumulation}"
         return sums + ("" if self.output == "float32" else f", with outputs of {self.output}")
 
-    def range_of_halves(self, fmt: WeightFormat) -> bool:
-        """Whether a weight, a product, a sum or an output is a half, which ends at 65504; that of a scale does not
-        count."""
+    def sums_in_halves(self, fmt: WeightFormat) -> bool:
+        """Whether a product, a sum or an output is a half, which ends at 65504."""
         inner = self.inside or self
         if isinstance(fmt, BlockFormat) and inner.term.half_products(fmt):
             return True
-        return "float16" in (self.output, inner.accumulation.name, inner.term.weights, self.encoding.dtype)
+        return "float16" in (self.output, inner.accumulation.name)
+
+    def range_of_halves(self, fmt: WeightFormat) -> bool:
+        """Whether one of these, a weight or an activation is a half; that of a scale does not count."""
+        return self.sums_in_halves(fmt) or "float16" in ((self.inside or self).term.weights, self.encoding.dtype)
 
     def bytes_of(self, x: Floats) -> Bytes:
         """Activations float32[M, K] as a kernel is given them, uint8[M, row bytes]."""

@@ -11,13 +11,16 @@ import pytest
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.kernels.half_tiling import HalfTiling
-from gguf_verify.kernels.halves import ROWS, STAGE, Layout
+from gguf_verify.kernels.halves import ROWS, STAGE, Layout, check_halves
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.f16_wgmma import Wgmma
 from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.rungs.envelope import TypeProbes
 from gguf_verify.rungs.generated_inputs import any_blocks, held_by
 from gguf_verify.rungs.huge import HugeProbes
+from gguf_verify.rungs.plan import Probe
 from gguf_verify.semantics import IN_TENSOR_CORES, judge, product
+from gguf_verify.semantics.declared import declared
 from gguf_verify.support.errors import KernelFault
 from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import random_blocks, random_weights, stack_bytes
@@ -38,14 +41,14 @@ def of_types(*often: str) -> pytest.MarkDecorator:
 def usual_weights(fmt: BlockFormat, n: int, k: int) -> np.ndarray:
     """Random codes under scales with which all weights are finite halves."""
     rng = np.random.default_rng(n)
-    structs = fmt.view(random_blocks(rng, fmt, n, k))
+    structs = fmt.view(random_blocks(rng, fmt, max(n, 64), k))  # of few, none may be usual
     for field in fmt.fields:
         if field.dtype == "<f2":
             structs[field.name] = rng.normal(0, 0.01, structs[field.name].shape)
     blocks = structs.view(np.uint8).reshape(-1, fmt.block_bytes)
     with np.errstate(all="ignore"):
         fits = np.abs(fmt.decode(blocks)).max(axis=-1) < 1000
-    return blocks[np.resize(np.flatnonzero(fits), len(blocks))].reshape(n, -1)
+    return blocks[np.resize(np.flatnonzero(fits), n * k // fmt.block_size)].reshape(n, -1)
 
 
 def right(kernel: ShippedKernel, fmt: BlockFormat, m: int, n: int, k: int) -> bool:
@@ -136,6 +139,20 @@ def test_drawn_blocks_that_halves_hold() -> None:
         finite = np.isfinite(product(IN_TENSOR_CORES, fmt, blocks, ones).exact[0])
     assert finite[held].all()
     assert 0.05 < held.mean() < finite.mean() < 0.9
+    # a row of one block may have weights of any size: no other error is lost beside it
+    alone = held_by(IN_TENSOR_CORES, fmt, blocks, alone=True)
+    assert finite[alone].all()
+    assert (alone | ~held).all()
+    largest = np.abs(fmt.decode(blocks)).max(axis=-1)
+    assert largest[held].max() <= 0.25 < 10_000 < largest[alone].max()
+    for narrower in (declared("f16", accumulates="float16"), declared(activations="float16", term="half_steps")):
+        assert (held_by(narrower, fmt, blocks, alone=True) == held).all()
+    of = SimpleNamespace(
+        _fmt=fmt, _semantics=IN_TENSOR_CORES, _units=blocks[held], _run=SimpleNamespace(options=SimpleNamespace(seed=1))
+    )
+    for k, least, most in ((256, 10_000, 65504), (512, 0.01, 0.25)):
+        drawn = TypeProbes._weights(of, Probe((1,), 400, k, "any bits"))  # type: ignore[arg-type]
+        assert least < np.abs(fmt.decode(drawn.reshape(-1, fmt.block_bytes))).max() <= most
     probes = SimpleNamespace(_fmt=fmt, _semantics=IN_TENSOR_CORES, _seed=0)
     units = HugeProbes._repeated(probes, blocks[:1]).reshape(-1, fmt.block_bytes)  # type: ignore[arg-type]
     assert len(units) > 100
@@ -168,6 +185,20 @@ def test_wrong_packing_is_seen(tmp_path: Path, old: str, new: str) -> None:
     kernel, fmt = altered_kernel(tmp_path, "f16_wgmma", "pack/halves.cu", old, new), FORMATS["Q4_0"]
     with pytest.raises(KernelFault, match="the packed weights do not hold the file's codes, scales and minima"):
         kernel.upload(fmt, usual_weights(fmt, 67, 96))
+
+
+@pytest.mark.parametrize("bits", [0x7E00, 0x7C01, 0xFFFF, 0x7C00, 0xFC00, 0x8001])
+def test_scales_that_are_no_numbers_are_packed(host: CpuHost, bits: int) -> None:
+    """Hosts differ in the NaN that a conversion gives; another number in its place is seen."""
+    kernel, fmt = ShippedKernel(KERNELS["f16_wgmma"], host), FORMATS["Q4_1"]
+    w = usual_weights(fmt, 67, 96)
+    blocks = fmt.view(w.reshape(67, 3, fmt.block_bytes))
+    for field in ("d", "m"):
+        blocks[field][65, 2] = np.array(bits, np.uint16).view(np.float16)
+    packed = kernel.upload(fmt, w).buffer
+    blocks["d"][65, 2] = 1.0
+    with pytest.raises(KernelFault, match="do not hold the file's codes, scales and minima"):
+        check_halves(host, packed, w, fmt)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.routing import routed
+from gguf_verify.rungs import experts
 from gguf_verify.semantics import F32, judge, product
 from gguf_verify.semantics.drawn import keys_of_slots
 from gguf_verify.support.errors import UsageError
@@ -205,6 +206,15 @@ def test_routings_are_tried_by_a_checked_build(bug: bool, tmp_path: Path) -> Non
         assert [fault.id for fault in layers.diagnosis.faults] == ["outside-buffers"]
     else:
         assert layers.failures == []
+
+
+def test_a_checked_build_has_tiles_that_are_not_full_of_any_type() -> None:
+    """Of superblocks, too: a call of 63 tokens, one less than tiles have."""
+    (call,) = (call for call in experts._CALLS if call[2] == 63)
+    _, top_k, m, n, *_ = call
+    for fmt in FORMATS.values():
+        if fmt.weights:
+            assert m * top_k * n * fmt.unit <= experts._CHECKED_WORK, fmt.name
 
 
 def test_a_bug_of_every_call(tmp_path: Path) -> None:

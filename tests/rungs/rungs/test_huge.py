@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gguf_verify.formats.q4_0 import Q4_0
+from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.gguf import Model, open_model
 from gguf_verify.hosts import CpuHost, ProcessHost
 from gguf_verify.hosts.base import Written
@@ -19,14 +21,16 @@ from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.interface import Kernel, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Launch
-from gguf_verify.kernels.launches import Launched, SparseProduct
+from gguf_verify.kernels.launches import LargeCall, Launched, SparseProduct
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
 from gguf_verify.kernels.spec import KernelSpec
-from gguf_verify.results import Options, RungResult
+from gguf_verify.results import Call, Options, RungResult
+from gguf_verify.rungs.codes import _Codes
 from gguf_verify.rungs.explain import Explanations
-from gguf_verify.rungs.huge import HugeProbes
-from gguf_verify.rungs.plan import huge, wide
+from gguf_verify.rungs.huge import BlocksAlone, HugeProbes
+from gguf_verify.rungs.huge_tasks import LargeTask
+from gguf_verify.rungs.plan import Huge, huge, wide
 from gguf_verify.rungs.run import Run
 from gguf_verify.semantics import SEMANTICS, product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
@@ -346,3 +350,58 @@ def test_no_product_is_outside_the_domain() -> None:
 def test_what_cuda_launches(grid: Any, block: Any, shared: int, why: str | None) -> None:
     refused = Launched(grid, block, shared).refused
     assert refused is None if why is None else refused is not None and f"its {why} is" in refused
+
+
+class Once:
+    """A call of 9 thread blocks of 2 words, in which number `wrong` writes something else or breaks."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def __call__(self, number: int) -> Written:
+        if number == 8 and self.error is not None:
+            raise self.error
+        at = np.arange(2 * number, 2 * number + 2)
+        return Written(at, (at % 2 + (number == 8)).astype(np.uint32))
+
+
+@pytest.mark.parametrize("error", [EnvironmentFault("no memory"), KernelFault("no such number")])
+def test_a_wrong_task_stays_wrong_where_a_smaller_call_fails(error: Exception) -> None:
+    """Why it is wrong is then not known, and nothing else is lost."""
+
+    def large(rows: int, k: int) -> LargeCall | str:
+        if rows == 7:
+            raise error
+        return LargeCall(Launched((2 if rows == 1 else 9, 1, 1), (1, 1, 1), 0), 4 if rows == 1 else 18, Once())
+
+    expected = np.array([0, 1], np.uint32)
+    task = LargeTask(large, lambda rows, k: np.tile(expected, 2), expected, (1, 2), 0)
+    size = Huge(1, 9, 2, "N·K", (1, 7))
+    right, not_covered, wrong = task.check([(size, 9, 7)])
+    assert (right, not_covered) == ([], [])
+    assert wrong == "at N × K = 9 × 2: thread block 8 of 9 writes something else than in a small call at byte 64"
+
+
+def test_a_task_that_breaks_in_a_later_thread_block_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlocksAlone, "chosen", lambda self, crossings: [0, 1])
+    launched = Launched((9, 1, 1), (1, 1, 1), 0)
+    call = LargeCall(launched, 18, Once(KernelFault("reads outside its buffers")))
+    expected = np.array([0, 1], np.uint32)
+    task = LargeTask(lambda rows, k: call, lambda rows, k: expected, expected, (1, 2), 0)
+    assert task._wrong(call, (), (9, 2)) == ("one of 9 thread blocks: reads outside its buffers", 2)
+
+
+def test_a_quantizer_of_few_columns_has_whole_words() -> None:
+    """Three rows of one block of Q8_0 are 102 bytes."""
+    kernel: Any = SimpleNamespace(
+        domain=Domain(k=Extent(most=32)), quantize=lambda x: np.zeros((len(x), 34), np.uint8), takes="float32",
+        large=lambda values, m, k: "none",
+    )  # fmt: skip
+    of: Any = SimpleNamespace(
+        _kernel=kernel, _calls=SimpleNamespace(run=SimpleNamespace(options=SimpleNamespace(seed=0))), _unit=32,
+        _block=32, _encoding=Q8_0, _held=lambda x: x, _judge=lambda *_: True,
+    )  # fmt: skip
+    task = _Codes._large(of, Call(kind="index"), None, np.ones((1, 32), np.float32))
+    assert task is not None
+    assert task.small == (3, 32)
+    assert len(task.whole(3, 32)) == 25

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.measure.backends import page
+from gguf_verify.measure.backends.explaining import DESCRIBED, explaining
 from gguf_verify.measure.backends.functions import inputs
 from gguf_verify.measure.backends.records import FunctionRow, GraphRow, Measured, OperationRow, load, merged, save
+from gguf_verify.operations import OPERATIONS, Judged, Operand
 from gguf_verify.support.errors import UsageError
 
 RIGHT = OperationRow(operation="ROPE", nodes=3, outputs=30, definitions={"f32": 0.5}, exact=False)
@@ -59,12 +62,39 @@ def test_what_no_finding_explains(known: tuple[page.Finding, ...], explained: bo
     )  # fmt: skip
     of = measured(RIGHT, WRONG, graphs=(GRAPH, wrong))
     left = page.unexplained({of.key: of}, known)
-    assert len(left) == (0 if explained else 2)
+    assert len(left) == (1 if explained else 2)  # what is wrong in a graph is always told
     made = page.render({of.key: of}, known)
     assert "| `ROPE` | 3 | 30 | f32: 0.5 |" in made["operations"]
     assert ("[a-finding](#a-finding)" in made["operations"]) is explained
     assert "| m.gguf (llama) | one operation | 9 | 90 | mismatch |" in made["graphs"]
     assert ("### a-finding" in made["findings"]) is bool(known)
+
+
+def test_a_finding_explains_the_nodes_that_it_describes_alone() -> None:
+    """Three experts of 5 rows: of one token the rows beyond are written over the first ones of the next expert."""
+    known = page.findings()
+    node = replace(next(iter(OPERATIONS["MUL_MAT_ID"].draw(np.random.default_rng(0)))), backend="CUDA")
+    tokens, used, n = node.output.shape[1:]
+    assert (node.source(0).type, tokens, used, n) == ("Q4_0", 1, 2, 5)
+    where = Judged("q8_1", 10, 2, 9.0, (0, 0, 1, 0), 1.0, 2.0, 0.1, extent=((0, 0, 1), (0, 0, 1), (1, 1, 1), (0, 2, 2)))
+    assert explaining(node, where, known) == "cuda-rows-of-experts"
+    first = replace(where, extent=((0, 0, 1), (0, 0, 1), (0, 1, 2), (0, 2, 2)))
+    later = replace(where, extent=((0, 0, 1), (0, 0, 1), (1, 1, 1), (0, 3, 2)))
+    floats = replace(node, sources=(Operand.blank(0, 3, 5, 32), *node.sources[1:]))
+    for other, judged in (
+        (node, first), (node, later), (replace(node, backend="CPU"), where), (replace(node, op="MUL_MAT"), where),
+        (floats, where),
+    ):  # fmt: skip
+        assert explaining(other, judged, known) == ""
+    assert {f.id for f in known if f.operations} == set(DESCRIBED)
+
+
+def test_what_a_finding_explains_in_part_is_told() -> None:
+    known = (finding("Vulkan", "GROUP_NORM"),)
+    for explained, left in ((None, 0), ({"a-finding": 3}, 0), ({"a-finding": 2}, 1), ({}, 1), ({"another": 3}, 1)):
+        row = msgspec.structs.replace(WRONG, wrong=3, explained=explained)
+        of = measured(row)
+        assert len(page.unexplained({of.key: of}, known)) == left
 
 
 def test_every_finding_of_the_page_is_read() -> None:

@@ -56,6 +56,9 @@ class Card(CpuHost):
     def download(self, output: Any) -> Any:
         return output
 
+    def await_compilers(self) -> None:
+        pass
+
     def describe(self) -> str:
         return "gpu: none (sm_90)"
 
@@ -143,6 +146,22 @@ def test_what_is_checked(name: str, row: int, token: int, seen: bool) -> None:
             of.check(wrong, 21)
     else:
         of.check(wrong, 21)
+
+
+@pytest.mark.parametrize("name", ["q8_1_dp4a", "q8_1_naive", "f16_mma"])
+def test_what_another_kernel_left_in_memory_is_no_output(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool gives memory of the same size again, with the right outputs of the kernel before."""
+    card, fmt, spec, kept = Card(1), FORMATS["Q4_0"], KERNELS[name], dict[int, Any]()
+    monkeypatch.setattr(card, "output", lambda nbytes, what="": kept.setdefault(nbytes, np.zeros(nbytes, np.uint8)))
+    of = Ours(card, Matrix(fmt, 323, Activations(21, 64, 0, NUMPY), 0, NUMPY))  # type: ignore[arg-type]
+
+    class Nothing(Launch):
+        def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+            pass
+
+    of.check(ShippedKernel(spec, card), 21)
+    with pytest.raises(KernelFault, match=f"{name} has "):
+        of.check(ShippedKernel(replace(spec, launch=Nothing()), card), 21)
 
 
 def test_another_order_is_checked_by_its_own_bits() -> None:

@@ -71,6 +71,7 @@ def ours_us(queue: Queue, mixture: Mixture, m: int, weights: Any, repeat: int) -
     ids = [queue.upload(routing.ids) for routing in routings]
     out = queue.output(4 * m * mixture.top_k * mixture.n)
     for routing, of in zip(routings[:2], ids, strict=False):
+        out.fill(0xFF)  # NaN: memory that is used again holds an earlier product
         grouped.multiply(weights, x, of, out, m, mixture.top_k)
         mixture.check(routing, queue.download(out).view(np.float32).reshape(m, mixture.top_k, mixture.n), exact=True)
     works = [lambda of=of: grouped.multiply(weights, x, of, out, m, mixture.top_k) for of in ids]
