@@ -12,8 +12,9 @@ With the names of `flash_attention`, and u = 2^-11 in halves:
     y       in halves 2u of 1/Σ p, u of the product, 2^-25 below the normal halves; as much again where a sink is the
             largest; else the quotient and what is multiplied before
 
-Which path a node took is told by its outputs: more than half of what it does not give exactly must pass, and of such
-paths that is taken whose exact results are nearest, by the median, or one that is at most twice as far and passes.
+Which path a node took is told by its outputs: the first one by which all pass, those in float32 before those in halves,
+whose tolerance is wider. In halves the errors of a row must be of one size, too (`_consistency`), so that a wrong
+output beside right ones in float32 does not pass by them.
 """
 
 from __future__ import annotations
@@ -40,8 +41,6 @@ from .node import Bytes, Doubles, Node, NoDefinition, Operand
 ABOVE, _BLOCK = float(np.float32(3) * np.float32(0.6931)), 32
 #: Values of a term of `semantics`.
 _TERM = 32
-#: Times the least median of errors, up to which a path may be the one that was taken.
-_AS_NEAR = 2
 Floats = npt.NDArray[np.float32]
 
 
@@ -86,29 +85,26 @@ class Path:
 
 
 def judge_by(node: Node, paths: Sequence[Path], undefined_where_wrong: str = "") -> Judged:
-    """Judge by the first path that the node took.
+    """Judge by the path that the node took: see above.
 
     Args:
+        paths: those in float32 first.
         undefined_where_wrong: why there is no definition, if none of the paths gives the output.
 
     Raises NoDefinition.
     """
     k, v = node.source(1), node.source(2)
-    near: list[tuple[Judged, float]] = []
-    found, undefined = [], None
+    found: list[Judged] = []
+    undefined = None
     for path in paths:
         try:
-            one, told, off = _by(path, node, f"K {k.type}, V {v.type}, {path.name}")
+            one = _by(path, node, f"K {k.type}, V {v.type}, {path.name}")
         except NoDefinition as e:
             undefined = e
             continue
+        if one.passed:
+            return one
         found.append(one)
-        if one.passed or 2 * one.wrong < told:
-            near.append((one, off))
-    if near:
-        least = min(off for _, off in near)
-        passing = (one for one, off in near if one.passed and off <= _AS_NEAR * least)
-        return next(passing, next(one for one, off in near if off == least))
     if undefined is not None or not found:
         raise undefined or NoDefinition(node.op)
     if undefined_where_wrong:
@@ -116,7 +112,7 @@ def judge_by(node: Node, paths: Sequence[Path], undefined_where_wrong: str = "")
     return min(found, key=lambda one: (one.wrong, one.utilisation))
 
 
-def _by(path: Path, node: Node, name: str) -> tuple[Judged, int, float]:
+def _by(path: Path, node: Node, name: str) -> Judged:
     q, k, v = (node.source(i) for i in range(3))
     slope, relative = slopes(node, q.ne[2], node.number(1))
     if path.in_half and node.number(1) > 0:  # of a base that is rounded to half, raised to k < 2·heads
@@ -129,7 +125,7 @@ def _by(path: Path, node: Node, name: str) -> tuple[Judged, int, float]:
         scores = masked(node, _scores(path, node, queries, keys), (slope, relative), unit, batch, head, rows)
         return _attended(path, node, scores, *_held(path, head_of(v, batch, head, q.ne[2])), head)
 
-    return over_heads(node, name, of)
+    return over_heads(node, name, of, alike=path.halves)
 
 
 def _held(path: Path, given: Operand) -> tuple[Doubles, Doubles | None]:

@@ -33,6 +33,8 @@ from .judging import Judged
 from .node import Doubles, Node, NoDefinition, Operand
 
 _BLOCK = 32
+#: Keys of a whole step (FATTN_KQ_STRIDE).
+_KEYS = 256
 #: Keys whose products with codes of Q8_1 exist.
 _OF_CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
@@ -46,7 +48,17 @@ def judge_on_cuda(node: Node) -> Judged:
         if np.isneginf(rows.astype(np.float32)).all(axis=-1).any():
             raise NoDefinition("attention with a row that has no key: 0/0")
     first = (_VEC_OF_CODES, _VEC) if k.type in _OF_CODES else (_VEC,)
-    return judge_by(node, (*first, _MMA, _TILE))
+    return judge_by(node, first if vec_alone(node) else (*first, _MMA, _TILE))
+
+
+def vec_alone(node: Node) -> bool:
+    """Whether no card with tensor cores of Turing or later takes another kernel (ggml_cuda_get_best_fattn_kernel): of
+    one query for each head, unless heads are grouped over keys and values of floats."""
+    (q, k, v), mask = (node.source(i) for i in range(3)), node.optional(3)
+    of_one = q.ne[1] == 1 and q.ne[0] <= 256 and q.ne[0] % 64 == 0 and q.ne[0] != 192 and k.ne[1] % _KEYS == 0
+    aligned = all(step % 16 == 0 for each in (q, k, v, mask) if each and not each.blocks for step in each.nb[1:])
+    grouped = q.ne[2] >= 2 * k.ne[2] and mask is not None and not node.number(1) and aligned
+    return of_one and (k.blocks or v.blocks or not grouped)
 
 
 def _by_tensor_cores(q: Floats, scale: np.float32) -> Doubles:
@@ -87,4 +99,4 @@ _VEC_OF_CODES = Path("queries in Q8_1, f32", "CUDA", False, IN_FLOAT32, taken=_b
 _MMA = Path("tensor cores, half sums", "CUDA", True, in_tensor_cores(), _by_tensor_cores, divides=True)
 _TILE = Path("half products, half sums", "CUDA", True, IN_FLOAT32, _quarters, products=HALF.unit, divides=True)
 
-__all__ = ["judge_on_cuda"]
+__all__ = ["judge_on_cuda", "vec_alone"]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..formats import WeightFormat, tensor_type
+from ..semantics.narrow import HALF
 from ._alibi import mask_of
+from ._consistency import admitted
 from .judging import Judged, within
 from .node import F16, F32, Doubles, Node, NoDefinition, Operand
 
@@ -43,10 +45,14 @@ def check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
 
 
 def over_heads(
-    node: Node, definition: str, of: Callable[[int, int, slice], tuple[Doubles, Doubles]]
-) -> tuple[Judged, int, float]:
+    node: Node, definition: str, of: Callable[[int, int, slice], tuple[Doubles, Doubles]], alike: bool = False
+) -> Judged:
     """The judgement by what `of` gives for a batch, a head and some of its queries: the result [rows, DV] and its
-    bound; how many outputs are not exactly that, and by how much half of these are off at most."""
+    bound.
+
+    Args:
+        alike: sums are halves, and the errors of a row must be of one size (`_consistency`).
+    """
     batches, heads, tokens, _ = node.source(0).shape
     exact, bound = (np.zeros(node.output.shape) for _ in range(2))
     step = max(1, _AT_ONCE // max(1, node.source(1).ne[1]))
@@ -56,10 +62,13 @@ def over_heads(
                 for first in range(0, tokens, step):
                     rows = slice(first, min(first + step, tokens))
                     exact[batch, rows, head], bound[batch, rows, head] = of(batch, head, rows)
-        told = node.output.data != exact.astype(np.float32)
-        off = np.abs(node.output.data[told] - exact[told])
-        median = float(np.median(np.where(np.isnan(off), np.inf, off))) if off.size else 0.0
-        return within(node, definition, exact, bound), int(told.sum()), median
+        if alike:
+            told = node.output.data != exact.astype(np.float32)
+            off = np.where(told, np.abs(node.output.data - exact), 0.0)
+            as_rows = -1, exact.shape[3]
+            left = admitted(off.reshape(as_rows), bound.reshape(as_rows), exact.reshape(as_rows), HALF.unit)
+            bound = left.reshape(bound.shape)
+        return within(node, definition, exact, bound)
 
 
 def format_of(operand: Operand) -> WeightFormat:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
 from ..semantics import SCORE_LIMIT, Product, Semantics, llama_cpu_semantics, screened
-from ..semantics.narrow import NARROW, stored
+from ..semantics.narrow import HALF, NARROW, stored
 from ..semantics.sums import concatenated
 from ..semantics.values import of_values
 from ..support.threads import each
@@ -39,6 +39,7 @@ class Definition:
         adjusted: what becomes of the product of weights and activations uint8[M, row bytes], if anything.
         slack: by how much a right product of weights and rows float32[M, K] may be further off, float64[M, N], and how
             many activations leave a choice; None for nothing.
+        coarse: the tolerance is that of the coarsest tensor cores.
     """
 
     semantics: Semantics
@@ -48,6 +49,7 @@ class Definition:
     weights: Callable[[Bytes], Bytes] | None = None
     adjusted: Callable[[Bytes, Bytes, Product], Product] | None = None
     slack: Callable[[Bytes, Floats], tuple[Doubles, int]] | None = None
+    coarse: bool = False
 
     @property
     def title(self) -> str:
@@ -58,6 +60,16 @@ class Definition:
     def in_half(self) -> bool:
         """Whether sums or outputs are halves."""
         return "float16" in (self.semantics.accumulation.name, self.semantics.output)
+
+    @property
+    def alike(self) -> bool:
+        """Whether the errors of a row must be of one size: see `_consistency`."""
+        return self.in_half or self.coarse
+
+    @property
+    def unit(self) -> float:
+        """The most that one rounding of a sum or an output takes, relative."""
+        return max(self.semantics.accumulation.unit, HALF.unit if self.semantics.output == "float16" else 0.0)
 
     def taken(self, rows: Array) -> Bytes:
         """Rows of activations as the product takes them: values float32[M, K] encoded; blocks, uint8, as they are."""

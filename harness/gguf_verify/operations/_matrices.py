@@ -23,20 +23,16 @@ import numpy.typing as npt
 from ..formats import BlockFormat, WeightFormat, tensor_type
 from ..semantics import SCORE_LIMIT, Product, llama_cpu_semantics
 from ..semantics import judge as judge_product
+from ._consistency import admitted
 from ._definition import Definition, loosened
 from .judging import Extent, Judged, Place
-from .node import BF16, F16, F32, Array, Bytes, Doubles, Node, NoDefinition, Operand
+from .node import BF16, F16, F32, Array, Bytes, Node, NoDefinition, Operand
 
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float32]
 
 #: Outputs that are judged at a time.
 _OUTPUTS = 1 << 21
-#: Of so many at a time the median of errors is taken; times the least one, up to which a definition is as near.
-_SAMPLE, _AS_NEAR = 1 << 14, 2
-#: Of the tolerance, what half of right outputs stay below (measured: 1/25); where these are halves, whose rounding the
-#: tolerance holds.
-_USUAL, _USUAL_OF_HALVES = 1 / 8, 1 / 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,11 +107,21 @@ def activations(node: Node, operand: Operand, fmt: WeightFormat) -> Array:
 
 
 def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Sequence[Matrix]) -> Judged:
-    """Judge a node whose output rows are products of these matrices by the definition that it has. Outputs tell which:
-    more than half of what is not exact passes by it; its exact results are the nearest, by the median or up to a factor
-    of two; and half of what is not exact uses a small part of the tolerance. The first such one counts, so a wrong
-    output is judged by the definition of those beside it, and not by a wider one that would admit it. Where there is
-    none, the one that is closest.
+    """Judge a node whose output rows are products of these matrices by one of its definitions, which comes to be known
+    by its outputs. No limit is chosen for that:
+
+    - where most outputs that are not exact are halves, outputs in half are; of other sums one in 2^13 is a half. So
+      definitions of the other kind are left out, where there are both;
+    - the first definition, of those with sums in float32 or in tensor cores, by which every output passes;
+    - where there is none, but more than half of what is not exact passes by one of them, that one: it is met by too
+      many to be met by chance, and the others are wrong. Not where the outputs' bits are those of sums in half, which
+      may lie within what the weights of a sum in float32 may be off by;
+    - else the first one with sums or outputs in half by which every output passes. Its tolerance is wide, so these
+      errors must also be of one size (`_consistency`): an output beside right ones is not admitted by it;
+    - else the one by which the fewest are wrong.
+
+    So a wrong output passes only where one of the definitions that the path may have, whose name is told, admits it and
+    all others.
 
     Args:
         x: the rows of activations, as `activations` gives them.
@@ -125,31 +131,46 @@ def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Se
     if node.output.type_id != F32:
         raise NoDefinition(f"{node.operation} with an output of {node.output.type}")
     y = np.ascontiguousarray(node.output.data).reshape(-1, node.output.ne[0])
-    near: list[_Fit] = []
-    found, undefined = [], None
-    for definition in _of_bits(definitions, y):
-        try:
-            fit = _by(definition, node, y, x, matrices)
-        except NoDefinition as e:
-            undefined = e
-            continue
-        found.append(fit.judged)
-        if fit.judged.passed or 2 * fit.judged.wrong < fit.told:
-            if fit.judged.passed and fit.usual and not near:
-                return fit.judged
-            near.append(fit)
-    if near:
-        least = min(fit.off for fit in near)
-        nearest = [fit for fit in near if fit.off <= _AS_NEAR * least]
-        return min(nearest, key=lambda fit: (not fit.usual, not fit.usual and not fit.judged.passed)).judged
+    found: list[Judged] = []
+    undefined = None
+    kind, short = _of_kind(definitions, y), _are_short(y)
+    for wide in (False, True):
+        of_most: list[Judged] = []
+        for definition in kind:
+            if definition.in_half is not wide:
+                continue
+            try:
+                one, told = _by(definition, node, y, x, matrices)
+            except NoDefinition as e:
+                undefined = e
+                continue
+            if one.passed:
+                return one
+            found.append(one)
+            if not wide and 2 * one.wrong < told and not short:
+                of_most.append(one)
+        if of_most:
+            return min(of_most, key=_how_wrong)
     if undefined is not None or not found:
         raise undefined or NoDefinition(f"{node.operation} of {node.source(0).type}")
-    return min(found, key=lambda one: (one.wrong, one.utilisation))
+    return min(found, key=_how_wrong)
 
 
-def judged_apart(node: Node, definitions: Sequence[Definition], x: Array, matrices: Sequence[Matrix]) -> Judged:
-    """Likewise, where each matrix may have another definition. Raises NoDefinition."""
-    parts = [judged(node, definitions, x, [matrix]) for matrix in matrices]
+def _how_wrong(one: Judged) -> tuple[int, float]:
+    return one.wrong, one.utilisation
+
+
+def judged_apart(
+    node: Node, definitions: Callable[[int], Sequence[Definition]], x: Array, matrices: Sequence[Matrix]
+) -> Judged:  # fmt: skip
+    """Likewise, where each matrix may have another definition.
+
+    Args:
+        definitions: of a matrix that so many rows of activations meet.
+
+    Raises NoDefinition.
+    """
+    parts = [judged(node, definitions(len(matrix.taken)), x, [matrix]) for matrix in matrices]
     worst = max(parts, key=lambda one: (one.wrong > 0, one.utilisation))
     wrong = [one for one in parts if one.wrong]
     first = min(wrong, key=lambda one: one.place) if wrong else worst
@@ -162,46 +183,30 @@ def judged_apart(node: Node, definitions: Sequence[Definition], x: Array, matric
     )  # fmt: skip
 
 
-def _of_bits(definitions: Sequence[Definition], y: Floats) -> Sequence[Definition]:
-    """Those whose sums are halves, where the outputs' bits say that theirs are: else one of sums in float32 whose
-    weights may be far off would admit most of the outputs, and the others would seem wrong.
+def _of_kind(definitions: Sequence[Definition], y: Floats) -> Sequence[Definition]:
+    """Those with outputs in half, or those without, as the outputs are; all, where there is but one kind."""
+    told = y[np.isfinite(y) & (y != 0)]
+    halves = 2 * np.count_nonzero(are_halves(told)) > told.size
+    kind = [d for d in definitions if (d.semantics.output == "float16") == halves]
+    return kind or definitions
 
-    A sum in half has at most 11 significant bits, and one of a few parts, which are added in float32, mostly 21 or
-    less. Of sums in float32 one in eight has.
-    """
-    in_half = [d for d in definitions if d.in_half]
+
+def _are_short(y: Floats) -> bool:
+    """Whether most outputs have the bits of sums in half: at most 11 significant ones, and of the sum of a few parts,
+    which are added in float32, mostly 21 or less. Of sums in float32 one in eight has."""
     told = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
-    short = int((told & np.uint32(7) == 0).sum())
-    return in_half if in_half and 2 * short > told.size else definitions
+    return bool(2 * int((told & np.uint32(7) == 0).sum()) > told.size)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """A judgement by one definition.
-
-    Args:
-        told: how many outputs are not exactly what it gives: the others say nothing.
-        off, used: by how much half of these are off at most, and what they use of the tolerance.
-        halves: outputs are rounded to half.
-    """
-
-    judged: Judged
-    told: int
-    off: float
-    used: float
-    halves: bool
-
-    @property
-    def usual(self) -> bool:
-        """As right computations are off. Of outputs in half so few may be wrong that partial sums in half, of which
-        cuBLAS does not tell, are not taken for sums in float32."""
-        if self.halves:
-            return self.used <= _USUAL_OF_HALVES and 32 * self.judged.wrong <= self.told
-        return self.used <= _USUAL
+def are_halves(y: Floats) -> npt.NDArray[np.bool_]:
+    """Which values a half holds; NaN is one of them."""
+    with np.errstate(all="ignore"):
+        return np.asarray((y.astype(np.float16).astype(np.float32) == y) | np.isnan(y))
 
 
-def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Sequence[Matrix]) -> _Fit:
-    found = _Worst(node.output.shape)
+def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Sequence[Matrix]) -> tuple[Judged, int]:
+    """The judgement by one definition, and how many outputs are not exactly what it gives: the others say nothing."""
+    found = _Worst(node.output.shape, definition)
     for matrix in matrices:
         w, rows = matrix.weights(), x[matrix.taken]
         a = definition.taken(rows)
@@ -212,10 +217,8 @@ def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Seque
             if definition.slack is not None:
                 slack, choices = definition.slack(part, rows)
                 made, found.ambiguous = loosened(made, slack), found.ambiguous + (0 if start else choices)
-            as_it_is = not definition.semantics.encoding.quantizes
-            found.add(y[matrix.made, start : start + step], made, matrix.made, start, as_it_is)
-    halves = definition.semantics.output == "float16"
-    return _Fit(found.judged(definition.title), found.told, found.median(0), found.median(1), halves)
+            found.add(y[matrix.made, start : start + step], made, matrix.made, start)
+    return found.judged(), found.told
 
 
 class _Worst:
@@ -223,22 +226,19 @@ class _Worst:
 
     Args:
         shape: of the output.
+        definition: by which it is judged.
     """
 
-    def __init__(self, shape: Place) -> None:
+    def __init__(self, shape: Place, definition: Definition) -> None:
+        self._definition = definition
         self._shape, self._n, self._elements, self._wrong, self._utilisation = shape, shape[3], 0, 0, -1.0
         self.told = self.ambiguous = 0
-        self._sample: list[Doubles] = []
         #: Rows, and columns, with a wrong element.
         self._rows, self._columns = np.zeros(prod(shape[:3]), bool), np.zeros(shape[3], bool)
         self._at: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
 
-    def add(self, y: Floats, product: Product, rows: Rows, column: int, as_it_is: bool) -> None:
-        """Outputs float32[M, n] of some rows, from a column on.
-
-        Args:
-            as_it_is: a value that is not finite must be met as it is.
-        """
+    def add(self, y: Floats, product: Product, rows: Rows, column: int) -> None:
+        """Outputs float32[M, n] of some rows, from a column on."""
         if not y.size:
             return
         judgement = judge_product(y, product)
@@ -249,14 +249,20 @@ class _Worst:
             once = 2.0**-23 * np.abs(expected) + 2.0**-149
             tolerance = np.minimum(p.bound, np.maximum(SCORE_LIMIT * p.spread, once))
             difference = np.abs(y - expected)
+            if self._definition.alike:
+                tolerance = admitted(difference, tolerance, expected, self._definition.unit)
             ratio = np.where(difference == 0, 0.0, difference / tolerance)
         ratio[np.isnan(ratio)] = np.inf
         special = ~np.isfinite(expected)
-        wrong = judgement.bad.copy()
+        wrong = judgement.bad | (self._definition.alike & ~(ratio <= 1))
         if special.any():
-            met = (y == expected) | (np.isnan(y) & np.isnan(expected)) if as_it_is else ~np.isfinite(y)
+            as_it_is = (y == expected) | (np.isnan(y) & np.isnan(expected))
+            met = ~np.isfinite(y) if self._definition.semantics.encoding.quantizes else as_it_is
             wrong[special] = ~met[special]
             ratio[special] = np.where(met, 0.0, np.inf)[special]
+        if self._definition.semantics.output == "float16":
+            none = ~are_halves(y)
+            wrong, ratio = wrong | none, np.where(none, np.inf, ratio)
         places = rows[:, None] * self._n + (column + np.arange(y.shape[1]))
         if wrong.any():
             at = int(np.argmin(np.where(wrong, places, np.iinfo(np.intp).max)))
@@ -273,24 +279,17 @@ class _Worst:
         self._elements, self._wrong = self._elements + y.size, self._wrong + int(wrong.sum())
         self._utilisation = max(self._utilisation, float(ratio.max()))
         self.told += int((difference != 0).sum())
-        few = slice(None, None, max(1, difference.size // _SAMPLE))
-        self._sample.append(np.stack([difference.ravel()[few], ratio.ravel()[few]]))
 
-    def median(self, which: int) -> float:
-        """Of a sample of the outputs that are off: by how much (0), or what they use of the tolerance (1)."""
-        of = np.concatenate([np.zeros((2, 0)), *self._sample], axis=1)
-        told = of[which][of[0] != 0]
-        return float(np.median(np.where(np.isnan(told), np.inf, told))) if told.size else 0.0
-
-    def judged(self, definition: str) -> Judged:
+    def judged(self) -> Judged:
+        """The judgement of all of them."""
         place, got, expected, tolerance = self._at
         at: Place = (0, 0, 0, 0)
         if self._elements:
             i3, i2, i1, i0 = (int(i) for i in np.unravel_index(place, self._shape))
             at = (i3, i2, i1, i0)
         return Judged(
-            definition, self._elements, self._wrong, max(0.0, self._utilisation), at, got, expected, tolerance,
-            ambiguous=self.ambiguous, extent=self._extent(),
+            self._definition.title, self._elements, self._wrong, max(0.0, self._utilisation), at, got, expected,
+            tolerance, ambiguous=self.ambiguous, extent=self._extent(),
         )  # fmt: skip
 
     def _extent(self) -> tuple[Extent, ...]:

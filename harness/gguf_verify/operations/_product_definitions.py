@@ -45,18 +45,21 @@ VECTOR_COLUMNS = 8
 _Q8_1 = ACTIVATION_FORMATS["Q8_1"]
 
 
-def definitions(node: Node, fmt: WeightFormat, columns: int) -> tuple[Definition, ...]:
+def definitions(
+    node: Node, fmt: WeightFormat, columns: int, of_expert: int | None = None
+) -> tuple[Definition, ...]:  # fmt: skip
     """What a product of weights of a format may be on the node's backend, in the order they are tried.
 
     Args:
         columns: of the activations; of a MUL_MAT_ID the tokens.
+        of_expert: of a MUL_MAT_ID, the tokens of one expert.
 
     Raises NoDefinition.
     """
     if node.backend == "CPU":
         return (Definition(llama_cpu_semantics(fmt), fmt),)
     if node.backend == "CUDA":
-        return on_cuda(node, fmt, columns)
+        return on_cuda(node, fmt, columns, of_expert)
     if node.backend == "Vulkan":
         return tuple(Definition(s, fmt) for s in _vulkan(fmt, columns))
     raise NoDefinition(f"products of the backend {node.backend}")

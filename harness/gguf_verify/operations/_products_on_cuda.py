@@ -1,7 +1,10 @@
 """Which definitions a product of llama.cpp's CUDA backend may have, in the order they are tried.
 
 Read in ggml-cuda of llama.cpp v0.5.0: ggml-cuda.cu (ggml_cuda_mul_mat, ggml_cuda_mul_mat_id, ggml_cuda_mul_mat_cublas),
-mmvq.cu, vecdotq.cuh, mmq.cu, mmq-load-tiles.cuh, quantize.cu, mmvf.cu, mmf.cuh, mma.cuh.
+mmvq.cu, vecdotq.cuh, mmq.cu, mmq-load-tiles.cuh, quantize.cu, mmvf.cu, mmf.cu, mmf.cuh, mma.cuh. Types, sizes, steps
+and the precision that a node asks for decide which kernel runs. Where cards of compute capability 7.5 and later differ,
+a node has the definitions of each. A limit that depends on the environment (GGML_CUDA_CUBLAS_COMPUTE_TYPE) or the build
+(GGML_CUDA_FORCE_CUBLAS) is not known.
 
 Quantized weights and float32 activations: MMVQ for few columns and MMQ for more, each by the format's definition. The
 one for this number of columns comes first, since the limit between them depends on the card. Beyond those of `formats`:
@@ -23,10 +26,11 @@ Values: float32 weights, and whatever cuBLAS multiplies:
                 19 bits of a float32 ("cut") in mmf; cuBLAS rounds to them before, to nearest even (measured on an H200)
     f16 added in float16 by lanes
                 mmvf of half weights, unless the node asks for float32: each of up to 512 lanes multiplies and adds its
-                values in halves, and the lanes are added in float32 (`_lanes_on_cuda`)
+                values in halves, and the lanes are added in float32 (`_lanes_on_cuda`). Not in a MUL_MAT_ID; the only
+                one for one column of a matrix with an even number of columns
     f16 added in float16 or by tensor cores, with outputs of float16
-                cuBLAS by CUBLAS_COMPUTE_16F, also with weights that are dequantized to half: of types without MMQ, and
-                such as meet activations of half
+                cuBLAS by CUBLAS_COMPUTE_16F, unless the node asks for float32, also with weights that are dequantized
+                to half: of types without MMQ, and such as meet activations of half. Not where mmf takes the weights
 
 Sums of tensor cores are those of an H100 (`semantics.accumulation`), whose bound holds for other cards' units, or else
 those of a V100, whose bound is the widest.
@@ -36,6 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -43,70 +48,103 @@ from ..formats import ELEMENTS, BlockFormat, WeightFormat
 from ..semantics import F32, SEMANTICS, Semantics, declared, llama_cpu_semantics
 from ..semantics import Encoding as SemanticsEncoding
 from ..semantics.accumulation import in_tensor_cores
-from ..semantics.cuda import mmvq_tokens
+from ..semantics.cuda import MMVQ_TOKENS, mmvq_tokens
 from ._codes_on_cuda import definition_of_codes, products_of
 from ._definition import Definition, Floats
 from ._lanes_on_cuda import MOST_COLUMNS, in_lanes
 from .node import F32 as FLOAT32
-from .node import Bytes, Node
+from .node import Bytes, Node, Operand, element_bytes
 
 #: The compute capability, times ten, whose limit between MMVQ and MMQ is tried first.
 _SM = 90
 #: Tensor cores: (L, F) of an H100, and of a V100.
 _UNITS = ({"L": 16, "F": 25}, {"L": 4, "F": 23})
+#: GGML_PREC_F32, and the rows of weights up to which a batch of matrices is thin (mmvf.cu).
+_PRECISE, _THIN = 10, 512
 #: Bits of a float32 that TF32 does not have.
 _CUT = 13
 
 
-def on_cuda(node: Node, fmt: WeightFormat, columns: int) -> tuple[Definition, ...]:
+def on_cuda(node: Node, fmt: WeightFormat, columns: int, of_expert: int | None = None) -> tuple[Definition, ...]:
     """The definitions of a MUL_MAT or a MUL_MAT_ID.
 
     Args:
         columns: of the activations; of a MUL_MAT_ID the tokens.
+        of_expert: of a MUL_MAT_ID, the tokens of one expert.
 
     Raises NoDefinition.
     """
-    if not isinstance(fmt, BlockFormat):
-        return of_values(fmt, columns)
-    if node.source(1).type_id != FLOAT32:
-        return _dequantized(fmt)
-    mmvq, mmq = products_of(fmt)
-    few = columns <= mmvq_tokens(fmt, _SM, node.op == "MUL_MAT_ID")
-    found = [
-        definition_of_codes(SEMANTICS[name], fmt, is_few)
-        for name, is_few in sorted(((mmvq, True), (mmq, False)), key=lambda pair: pair[1] is not few) if name
-    ]  # fmt: skip
-    return (*found, *(() if mmq else _dequantized(fmt)))
-
-
-def _in_tensor_cores(of: Callable[[dict[str, int]], Semantics]) -> list[Semantics]:
-    return [of(unit) for unit in _UNITS]
-
-
-def of_values(fmt: WeightFormat, columns: int) -> tuple[Definition, ...]:
-    """Of weights that are F32, F16 or BF16."""
-    found = [Definition(F32, fmt)]
-    if fmt.name == "F16":
-        found += [Definition(llama_cpu_semantics(fmt), fmt)]
-        found += [Definition(s, fmt) for s in _in_tensor_cores(lambda u: declared("f16", accumulates=u))]
-    if fmt.name == "BF16":
-        found += [Definition(s, fmt) for s in (llama_cpu_semantics(fmt), *_in_tensor_cores(
-            lambda u: declared("bf16", accumulates=u)))]  # fmt: skip
-    found += _in_tf32(fmt)
-    if fmt.name == "F16":
-        found += [in_lanes(fmt)] if columns <= MOST_COLUMNS else []
+    if isinstance(fmt, BlockFormat):
+        return _of_blocks(node, fmt, columns, of_expert)
+    experts, w = of_expert is not None, node.source(0)
+    floats = node.source(1).type_id == FLOAT32
+    in_mmf = floats and _fits_mmf(w, columns, experts)
+    found = list(of_values(fmt))
+    if fmt.name != "F16":
+        return tuple(found)
+    default = experts or node.integer(0) != _PRECISE
+    if floats and default and not experts and columns <= MOST_COLUMNS and _fits_mmvf(w):
+        if columns == 1 and (w.ne[1] <= _THIN or w.ne[2] * w.ne[3] == 1):
+            return (in_lanes(fmt),)  # on every card
+        found.append(in_lanes(fmt))
+    if default and not in_mmf:
         found += _in_half(fmt)
     return tuple(found)
 
 
-def _dequantized(fmt: BlockFormat) -> tuple[Definition, ...]:
-    """Of quantized weights that cuBLAS multiplies: as halves, or as float32 where the node asks for that."""
-    return (Definition(F32, fmt), *_in_tf32(fmt), *_in_half(fmt))
+def _of_blocks(node: Node, fmt: BlockFormat, columns: int, of_expert: int | None) -> tuple[Definition, ...]:
+    default = of_expert is not None or node.integer(0) != _PRECISE
+    if node.source(1).type_id != FLOAT32:
+        return _dequantized(fmt, default)
+    (mmvq, mmq), llama = products_of(fmt), fmt.llama
+    limits = (llama.mmvq_tokens_of_experts,) if of_expert is not None else tuple(llama.mmvq_tokens.values())
+    always, ever = min((MMVQ_TOKENS, *limits)), MMVQ_TOKENS
+    if not mmq and of_expert is not None and columns > always:  # expert by expert
+        columns = of_expert
+    found = [definition_of_codes(SEMANTICS[mmvq], fmt, True)] if mmvq and columns <= ever else []
+    if mmq and columns > always:
+        found.append(definition_of_codes(SEMANTICS[mmq], fmt, False))
+    if columns > mmvq_tokens(fmt, _SM, of_expert is not None):
+        found.reverse()
+    return (*found, *(() if mmq or found else _dequantized(fmt, default)))
+
+
+def _fits_mmvf(w: Operand) -> bool:
+    """Whether mmvf takes weights of these sizes and steps (mmvf.cu, ggml_cuda_should_use_mmvf)."""
+    size = element_bytes(w.type_id)
+    return w.ne[0] % 2 == 0 and w.nb[0] == size and all(step % (2 * size) == 0 for step in w.nb[1:])
+
+
+def _fits_mmf(w: Operand, columns: int, experts: bool) -> bool:
+    """Whether mmf takes them (mmf.cu, ggml_cuda_should_use_mmf)."""
+    size = element_bytes(w.type_id)
+    most = 16 if not experts else 512 if w.ne[1] <= 1024 else 128
+    whole = w.ne[0] % (32 * (4 // size)) == 0 and w.ne[1] % 32 == 0
+    return whole and columns <= most and _fits_mmvf(w)
+
+
+def of_values(fmt: WeightFormat) -> tuple[Definition, ...]:
+    """Of weights that are F32, F16 or BF16, with sums in float32 or in tensor cores."""
+    found = [Definition(F32, fmt)]
+    if fmt.name in ("F16", "BF16"):
+        found.append(Definition(llama_cpu_semantics(fmt), fmt))
+        name = fmt.name.lower()
+        found += [Definition(declared(name, accumulates=u), fmt, coarse=u is _UNITS[1]) for u in _UNITS]
+    return (*found, *_in_tf32(fmt))
+
+
+def _dequantized(fmt: BlockFormat, default: bool) -> tuple[Definition, ...]:
+    """Of quantized weights that cuBLAS multiplies: as halves, or as float32 where the node asks for that.
+
+    Args:
+        default: the node does not ask for float32.
+    """
+    return _in_half(fmt) if default else (Definition(F32, fmt), *_in_tf32(fmt))
 
 
 def _in_half(fmt: WeightFormat) -> tuple[Definition, ...]:
     made = [declared("f16", accumulates=u, output="float16") for u in _UNITS]
-    made += [declared("f16", accumulates="float16"), declared("f16", accumulates="float16", output="float16")]
+    made.append(declared("f16", accumulates="float16", output="float16"))
     return tuple(Definition(s, fmt) for s in made)
 
 
@@ -139,7 +177,7 @@ def _tf32(name: str, to: Callable[[Floats], Floats], unit: dict[str, int]) -> Se
 
 
 _TF32 = tuple(
-    (_tf32(name, to, unit), to)
+    (_tf32(name, to, unit), to, unit is _UNITS[1])
     for name, to in (("tf32, cut", cut_to_tf32), ("tf32", round_to_tf32)) for unit in _UNITS
 )  # fmt: skip
 
@@ -147,12 +185,12 @@ _TF32 = tuple(
 def _in_tf32(fmt: WeightFormat) -> list[Definition]:
     """Both factors in TF32, of the decoded weights."""
     return [
-        Definition(semantics, ELEMENTS["F32"], weights=lambda w, to=to: _decoded(fmt, w, to))  # type: ignore[misc]
-        for semantics, to in _TF32
+        Definition(semantics, ELEMENTS["F32"], weights=partial(_decoded, fmt, to), coarse=coarse)
+        for semantics, to, coarse in _TF32
     ]
 
 
-def _decoded(fmt: WeightFormat, w: Bytes, to: Callable[[Floats], Floats]) -> Bytes:
+def _decoded(fmt: WeightFormat, to: Callable[[Floats], Floats], w: Bytes) -> Bytes:
     """Rows of weights as float32, uint8[N, 4·K]."""
     values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)) if isinstance(fmt, BlockFormat) else fmt.decode(w)
     return to(np.asarray(values, np.float32).reshape(len(w), -1)).view(np.uint8)

@@ -3,8 +3,8 @@
     y[t, u, n] = Σ_k a[t, u mod b, k]·w[id[t, u], n, k]        b activations of a token, one for all or one for each u
 
 Each output row is that of a MUL_MAT with the expert's matrix (ggml-cpu.c, ggml_compute_forward_mul_mat_id; llama.cpp
-v0.5.0), so its definition, bound and spread are those: see `products`. CUDA multiplies weights that are not quantized
-expert by expert, unless mmf takes them, and then chooses by the tokens of each (ggml-cuda.cu, ggml_cuda_mul_mat_id).
+v0.5.0), so its definition, bound and spread are those: see `products`. CUDA multiplies weights without MMQ expert by
+expert, unless mmf or MMVQ takes all, and then chooses by the tokens of each (ggml-cuda.cu, ggml_cuda_mul_mat_id).
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ def _judge(node: Node) -> Judged:
     for expert in np.unique(of):
         t, u = np.nonzero(of == expert)
         matrices.append(Matrix(partial(matrix_of, w, 0, int(expert)), t * b + u % b, t * used + u))
-    by = judged_apart if node.backend == "CUDA" and not isinstance(fmt, BlockFormat) and matrices else judged
-    return by(node, definitions(node, fmt, tokens), activations(node, x, fmt), matrices)
+    taken = activations(node, x, fmt)
+    if node.backend == "CUDA" and not (isinstance(fmt, BlockFormat) and fmt.llama.mmq) and matrices:
+        return judged_apart(node, lambda of: definitions(node, fmt, tokens, of), taken, matrices)
+    return judged(node, definitions(node, fmt, tokens, tokens), taken, matrices)
 
 
 def _draw(rng: np.random.Generator) -> Iterator[Node]:

@@ -61,7 +61,7 @@ def _judge(node: Node) -> Judged:
         scores = masked(node, _scores(node, path, batch, head, rows), slope, UNIT_ROUNDOFF, batch, head, rows)
         return _attended(node, path, scores, head_of(v, batch, head, q.ne[2]).values[0, 0], head)
 
-    return over_heads(node, name, of)[0]
+    return over_heads(node, name, of)
 
 
 def _path(q: Operand, k: Operand, v: Operand) -> tuple[str, str]:

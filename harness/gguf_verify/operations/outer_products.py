@@ -42,9 +42,7 @@ def _judge(node: Node) -> Judged:
         return np.ascontiguousarray(values.T, np.float32).view(np.uint8)
 
     rows = np.ascontiguousarray(z.data.swapaxes(2, 3)).reshape(-1, z.ne[1])
-    tried = (
-        of_values(_FLOATS, z.ne[0]) if node.backend == "CUDA" else (Definition(llama_cpu_semantics(_FLOATS), _FLOATS),)
-    )
+    tried = of_values(_FLOATS) if node.backend == "CUDA" else (Definition(llama_cpu_semantics(_FLOATS), _FLOATS),)
     return judged(node, tried, rows, shared(node, x, z.ne[0], turned))
 
 

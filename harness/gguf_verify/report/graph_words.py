@@ -147,6 +147,8 @@ def left(each: NotJudged) -> str:
 def varying(each: Varying) -> tuple[str, str]:
     """Whether a token's bits depend on the size of micro-batches, or on its slot, as a label and its words."""
     sizes = seen(each.slot, NAME) or f"micro-batches of {each.micro_batch} against {each.against}"
+    if not each.node and not each.compared:
+        return "not compared", f"{sizes}: no node's output could be told apart by tokens"
     if not each.node:
         return "same bits", f"{sizes}: in all {each.compared:,} outputs of a node and a token"
     return (

@@ -12,7 +12,8 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.operations import OPERATIONS, Node, NoDefinition, Operand, judge, parameters
-from gguf_verify.operations.node import F32
+from gguf_verify.operations._attention_on_cuda import vec_alone
+from gguf_verify.operations.node import F16, F32
 from tests.reference.operations.test_attention_on_vulkan import ABOVE, FAULTS
 from tests.support.operations import with_output
 
@@ -176,6 +177,34 @@ def test_planted_faults_are_seen(what: str, name: str) -> None:
                 made = KERNELS[name].compute(other)
                 seen += judge(with_output(replace(node, backend="CUDA"), np.array(made.output.data))).wrong > 0
     assert seen
+
+
+def test_an_output_beside_right_ones_is_not_admitted_by_half_sums() -> None:
+    """Of queries that vec or mma may have, one output is off by less than mma's tolerance; the others are vec's."""
+    node = next(n for n in _drawn() if n.source(1).type_id == n.source(2).type_id == F16 and n.source(0).ne[1] > 2)
+    right = KERNELS["f32"].compute(node)
+    found = judge(right)
+    assert (found.passed, found.definition.rpartition(", V ")[2]) == (True, "F16, f32")
+    data = np.array(right.output.data)
+    row = data[0, 1, 1]
+    at = int(np.argsort(np.abs(row))[len(row) // 2])
+    row[at] *= f32(1 + 2.0**-5)
+    found = judge(with_output(right, data))
+    assert (found.wrong, found.place) == (1, (0, 1, 1, at))
+
+
+def test_where_vec_alone_runs_half_sums_are_none() -> None:
+    rng = np.random.default_rng(4)
+    q = Operand.of(rng.standard_normal((1, 2, 1, 64)).astype(f32))
+    k, v = (Operand.of(rng.standard_normal((1, 2, 256, 64)).astype(f16)) for _ in range(2))
+    node = Node("FLASH_ATTN_EXT", (q, k, v, None), Operand.blank(F32, 1, 1, 2, 64), parameters(0.125), backend="CUDA")
+    assert vec_alone(node)
+    assert judge(KERNELS["f32"].compute(node)).passed
+    assert not judge(KERNELS["tensor cores, half sums"].compute(node)).passed
+    two = Operand.of(np.concatenate([np.array(q.data)] * 2, axis=2))
+    short = [Operand.of(np.array(each.data)[:, :, :250]) for each in (k, v)]
+    assert not vec_alone(replace(node, sources=(two, k, v, None)))
+    assert not vec_alone(replace(node, sources=(q, *short, None)))
 
 
 def test_a_row_without_keys_has_no_definition() -> None:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats import ACTIVATION_FORMATS, ELEMENTS, FORMATS, BlockFormat
-from gguf_verify.operations import Node, Operand, judge
+from gguf_verify.operations import Node, Operand, judge, parameters
 from gguf_verify.operations._codes_on_cuda import products_of
 from gguf_verify.operations._drawn_matrices import drawn_values, drawn_weights
 from gguf_verify.operations._lanes_on_cuda import in_lanes, threads_of
@@ -109,19 +109,101 @@ def test_mmq_of_iq1_s_rounds_scale_and_minimum_to_half() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_definition_for_the_number_of_columns_comes_first(name: str) -> None:
+def test_the_number_of_columns_decides(name: str) -> None:
+    """Where cards differ there are both definitions; outputs of cuBLAS are not those of MMVQ."""
     fmt = FORMATS[name]
     w, x = Operand.blank(fmt.type_id, 4, fmt.block_size), Operand.blank(0, 1, fmt.block_size)
     node = _node(w, x, np.zeros((1, 4)))
-    few, many = definitions(node, fmt, 1), definitions(node, fmt, 100)
-    assert {d.title for d in few} == {d.title for d in many}
     mmvq, mmq = products_of(fmt)
+    one, eight, many = ([d.semantics for d in definitions(node, fmt, m)] for m in (1, 8, 100))
     if mmvq:
-        assert few[0].semantics.name == mmvq
-    if mmq:
-        assert many[0].semantics.name == mmq
-    else:
-        assert any(d.semantics.output == "float16" for d in many)
+        assert [s.name for s in one] == [mmvq]
+        assert [s.name for s in eight] == [mmvq, *([mmq] if min(fmt.llama.mmvq_tokens.values(), default=8) < 8 else [])]
+    assert [s.name for s in many] == [mmq] if mmq else {s.output for s in many} == {"float16"}
+
+
+def _titles(rows: int, k: int, columns: int, *, precise: bool = False, experts: bool = False, name: str = "F16",
+            matrices: int = 1) -> set[str]:  # fmt: skip
+    fmt = ELEMENTS[name]
+    w, x = Operand.blank(fmt.type_id, matrices, rows, k), Operand.blank(F32, columns, k)
+    op, given = ("MUL_MAT_ID", columns) if experts else ("MUL_MAT", None)
+    node = Node(op, (w, x), Operand.blank(F32, columns, rows), parameters(10 if precise else 0), backend="CUDA")
+    made = definitions(node, fmt, columns, given)
+    return {"lanes" if d.multiplied else "half outputs" if d.semantics.output == "float16" else "float32" for d in made}
+
+
+def test_definitions_are_those_of_the_kernels_that_a_product_may_have() -> None:
+    """ggml_cuda_should_use_mmvf, ggml_cuda_should_use_mmf and ggml_cuda_mul_mat_cublas, over all cards."""
+    assert _titles(64, 128, 1) == {"lanes"}
+    assert _titles(640, 128, 1, matrices=2) == {"lanes", "float32"}  # not thin: mmf from Ampere on
+    assert _titles(64, 128, 1, precise=True) == {"float32"}
+    assert _titles(64, 127, 1) == {"float32", "half outputs"}  # odd rows: cuBLAS
+    assert _titles(64, 128, 16) == {"float32"}
+    assert _titles(64, 128, 17) == {"float32", "half outputs"}
+    assert _titles(64, 128, 17, precise=True) == {"float32"}
+    assert _titles(33, 128, 9) == {"float32", "half outputs"}
+    assert _titles(64, 128, 3) == {"lanes", "float32"}
+    assert _titles(64, 128, 1, experts=True) == {"float32"}
+    assert _titles(33, 128, 1, experts=True) == {"float32", "half outputs"}
+    for name in ("F32", "BF16"):
+        assert _titles(33, 127, 100, name=name) == {"float32"}
+
+
+def _added_in_half(rng: np.random.Generator, k: int, step: int) -> tuple[Operand, Operand, Array]:
+    """Half weights, activations, and their product [9, 40] with sums that are rounded to half at each step."""
+    w, x = drawn_values(rng, F16, (40, k)), Operand.of(rng.standard_normal((9, k)).astype(f32))
+    weights, values = w.values[0, 0], np.array(x.data[0, 0]).astype(np.float16).astype(float)
+    y = np.zeros((9, 40), np.float16)
+    for at in range(0, k, step):
+        y = (y + values[:, at : at + step] @ weights[:, at : at + step].T).astype(np.float16)
+    return w, x, y
+
+
+@pytest.mark.parametrize("k", [511, 4095])
+@pytest.mark.parametrize("step", [1, 16])
+def test_an_output_beside_right_ones_is_not_admitted_by_sums_in_half(k: int, step: int) -> None:
+    """The tolerance of such a long sum admits zero and the other sign, but the errors beside it are much smaller."""
+    w, x, y = _added_in_half(np.random.default_rng(9), k, step)
+    found = judge(_node(w, x, y))
+    assert (found.passed, found.definition) == (True, "f16, added in float16, with outputs of float16")
+    for wrong in (np.float16(0), -y[4, 7], y[4, 7] * np.float16(1.5)):
+        data = y.copy()
+        data[4, 7] = wrong if abs(y[4, 7]) > 1 else y[4, 7] + np.float16(4)
+        found = judge(_node(w, x, data))
+        assert (found.wrong, found.place) == (1, (0, 0, 4, 7))
+    near = np.array(y, f32)
+    near[4, 7] = np.nextafter(near[4, 7], f32(np.inf))  # no half, so not an output of cuBLAS
+    found = judge(_node(w, x, near))
+    assert (found.wrong, found.place) == (1, (0, 0, 4, 7))
+
+
+def test_one_term_alone_in_most_rows_is_no_mistake_in_the_others() -> None:
+    """Scores of a soft-max: of most outputs one term counts, whose errors are tiny, or one rounding of the result."""
+    rng = np.random.default_rng(10)
+    w, s = drawn_values(rng, F16, (64, 257)), rng.standard_normal((20, 257)) * np.logspace(-1, 2, 20)[:, None]
+    p = np.exp(s - s.max(axis=1, keepdims=True))
+    x = (p / p.sum(axis=1, keepdims=True)).astype(np.float16).astype(f32)
+    y = np.zeros((20, 64), np.float16)
+    for at in range(257):
+        y = (y + x[:, at, None].astype(float) * w.values[0, 0][:, at]).astype(np.float16)
+    assert judge(_node(w, Operand.of(x), y)).passed
+
+
+def test_experts_without_mmq_are_multiplied_one_by_one() -> None:
+    """Of 12 tokens an expert with 2 goes to MMVQ, and one with 10 is dequantized for cuBLAS."""
+    rng, fmt = np.random.default_rng(5), FORMATS["IQ1_M"]
+    w, x = drawn_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((12, 1, 256)).astype(f32) * f32(0.01))
+    w = Operand.of(np.concatenate([np.array(w.data[0])] * 2), w.type_id)
+    ids = np.array([[0]] * 2 + [[1]] * 10, np.int32)
+    values = np.array(x.data[0])[:, 0]
+    by_mmvq = product(SEMANTICS["q8_1"], fmt, w.data[0, 0], SEMANTICS["q8_1"].bytes_of(values[:2])).exact
+    y, weights = np.zeros((10, 12), np.float16), w.values[0, 1].astype(np.float16).astype(float)
+    for k in range(256):
+        y = (y + values[2:, k, None].astype(np.float16).astype(float) * weights[:, k]).astype(np.float16)
+    out = np.concatenate([by_mmvq, y.astype(float)])[:, None]
+    found = judge(Node("MUL_MAT_ID", (w, x, Operand.of(ids)), Operand.of(np.asarray(out, f32)), backend="CUDA"))
+    assert found.passed, found
+    assert found.definition.startswith("q8_1, f16")
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])

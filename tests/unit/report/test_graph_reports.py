@@ -14,8 +14,8 @@ import pytest
 import xmlschema
 from jsonschema import Draft202012Validator
 
-from gguf_verify.backend_results import GraphReport
-from gguf_verify.report import html, markdown
+from gguf_verify.backend_results import GraphReport, Varying
+from gguf_verify.report import graph_words, html, markdown
 from gguf_verify.report.annotations import MOST
 from gguf_verify.report.json import of_graph
 from gguf_verify.report.writer import Kind, writers
@@ -318,3 +318,9 @@ def test_nodes_without_outputs_are_no_pass() -> None:
     report = graph(operation("ROPE", elements=0))
     assert (report.verdict, report.exit_code) == ("not everything verified", 5)
     assert graph(operation("ROPE", elements=0), operation("MUL")).verdict == "verified"
+
+
+def test_nothing_compared_is_not_the_same() -> None:
+    for compared, label in ((0, "not compared"), (3, "same bits")):
+        found = Varying(micro_batch=4, against=9, operation="", node="", device="", token=-1, compared=compared)
+        assert graph_words.varying(found)[0] == label

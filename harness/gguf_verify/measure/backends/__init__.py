@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"no device is called {options.device[:100]!a}: there are {[d.name for d in devices]}")
         measured = Measured(
             device=_where(device), build=_build(build), date=today().isoformat(), seeds=options.seeds,
-            operations=judge_drawn(asked, options.seeds, options.only),
+            operations=judge_drawn(asked, options.seeds, options.only, page.findings()),
             graphs=judge_graphs(asked, options.models),
             functions=judge_functions(asked, options.functions, options.only),
         )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +13,8 @@ from ...operations import OPERATIONS, Judged, Node, NoDefinition, judge
 from ...support.errors import LlamaFault
 from ...support.progress import progress_bar, under_way
 from ...support.text import printable
+from .explaining import explaining
+from .page import Finding
 from .process import NodeProcess
 from .records import OperationRow
 
@@ -28,12 +31,14 @@ class _Sum:
     ambiguous: int = 0
     wrong: int = 0
     first: str = ""
+    explained: dict[str, int] = field(default_factory=dict)
     unsupported: int = 0
     ended: int = 0
     said: str = ""
     not_judged: dict[str, int] = field(default_factory=dict)
 
-    def add(self, node: Node, judged: Judged) -> None:
+    def add(self, node: Node, judged: Judged, finding: str = "") -> None:
+        """A node that was judged, and the finding that explains what is wrong."""
         self.nodes, self.outputs = self.nodes + 1, self.outputs + judged.elements
         self.exact, self.ambiguous = self.exact and judged.by_bits, self.ambiguous + judged.ambiguous
         if judged.passed:  # what a wrong output is off by is no figure of the definition
@@ -41,7 +46,9 @@ class _Sum:
             self.definitions[judged.definition] = max(before, float(f"{judged.utilisation:.3g}"))
             return
         self.wrong += 1
-        if not self.first:
+        if finding:
+            self.explained[finding] = self.explained.get(finding, 0) + 1
+        if not self.first or (not finding and self.wrong - 1 == sum(self.explained.values())):
             inputs = ", ".join(f"{s.type} {' × '.join(map(str, s.ne))}" for s in node.sources if s is not None)
             off = "" if math.isinf(judged.utilisation) else f", {judged.utilisation:.3g} of what is allowed"
             self.first = (
@@ -54,13 +61,16 @@ class _Sum:
         return OperationRow(**vars(self))
 
 
-def judge_drawn(asked: GraphOptions, seeds: int, only: str) -> tuple[OperationRow, ...]:
+def judge_drawn(
+    asked: GraphOptions, seeds: int, only: str, known: Sequence[Finding] = ()
+) -> tuple[OperationRow, ...]:  # fmt: skip
     """A row for each operation and variant, by name.
 
     Args:
         asked: device, build and time limit.
         seeds: each operation draws with each of the seeds below.
         only: part of the names of operations.
+        known: findings that explain wrong outputs.
 
     Raises EnvironmentFault where llama.cpp cannot be used.
     """
@@ -73,14 +83,14 @@ def judge_drawn(asked: GraphOptions, seeds: int, only: str) -> tuple[OperationRo
                 under_way(bar, op)
                 for seed in range(seeds):
                     for node in OPERATIONS[op].draw(np.random.default_rng(seed)):
-                        _one(process, node, sums.setdefault(node.operation, _Sum(node.operation)))
+                        _one(process, node, sums.setdefault(node.operation, _Sum(node.operation)), known)
                     bar.update(1)
     finally:
         process.close()
     return tuple(sums[name].row() for name in sorted(sums))
 
 
-def _one(process: NodeProcess, node: Node, into: _Sum) -> None:
+def _one(process: NodeProcess, node: Node, into: _Sum, known: Sequence[Finding]) -> None:
     try:
         made = process.compute(node)
     except LlamaFault as error:
@@ -91,7 +101,8 @@ def _one(process: NodeProcess, node: Node, into: _Sum) -> None:
         into.unsupported += 1
         return
     try:
-        into.add(made, judge(made))
+        judged = judge(made)
+        into.add(made, judged, "" if judged.passed else explaining(made, judged, known))
     except NoDefinition as error:
         why = printable(str(error), 200)
         into.not_judged[why] = into.not_judged.get(why, 0) + 1

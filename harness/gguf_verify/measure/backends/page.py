@@ -22,7 +22,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         id: of its heading.
         title: a sentence.
         backend: ggml's name of the backends that have it.
-        operations: whose outputs it explains.
+        operations: of the nodes that it explains, as `explaining` describes them.
         seen: where, and how it shows.
         cause: in llama.cpp's sources.
         repetition: the command, or the lines of Python, that repeat it.
@@ -49,17 +49,21 @@ def findings(path: Path = FINDINGS) -> tuple[Finding, ...]:
         raise UsageError(f"{path} holds no findings: {error}") from None
 
 
-def explained(measured: Measured, operation: str, known: Sequence[Finding]) -> str:
-    """The id of the finding that explains what is wrong in an operation of a device; "" where none does."""
-    return next((f.id for f in known if measured.device.endswith(f"({f.backend})") and operation in f.operations), "")
+def explained(measured: Measured, row: OperationRow, known: Sequence[Finding]) -> tuple[str, ...]:
+    """The ids of the findings that explain all that is wrong in an operation of a device; none where some is left."""
+    of = [f.id for f in known if measured.device.endswith(f"({f.backend})") and row.operation in f.operations]
+    if row.explained is None:  # an older record, which does not tell which nodes
+        return tuple(of[:1])
+    ids = tuple(each for each in of if each in row.explained)
+    return ids if sum(row.explained[each] for each in ids) == row.wrong else ()
 
 
 def unexplained(results: Results, known: Sequence[Finding]) -> list[str]:
-    """A line for each row with wrong outputs that no finding explains."""
+    """A line for each row with wrong outputs that no finding explains, and for each wrong node of a graph."""
     lines = []
     for measured in results.values():
         for row in measured.operations:
-            if row.wrong and not explained(measured, row.operation, known):
+            if row.wrong and not explained(measured, row, known):
                 lines.append(f"{measured.device}, {row.operation}: {row.wrong} nodes are wrong: {row.first}")
         for function in measured.functions:
             if function.wrong:
@@ -68,9 +72,7 @@ def unexplained(results: Results, known: Sequence[Finding]) -> list[str]:
                     f"are off by more than is declared, {function.domain}"
                 )
         for graph in measured.graphs:
-            for words in graph.wrong:
-                if not explained(measured, words.split(" ", 1)[0], known):
-                    lines.append(f"{measured.device}, {graph.model}: {words}")
+            lines += [f"{measured.device}, {graph.model}: {words}" for words in graph.wrong]
     return lines
 
 
@@ -114,8 +116,8 @@ def _row(measured: Measured, row: OperationRow, known: Sequence[Finding]) -> tup
     by = [f"{name}: {'equal' if row.exact else f'{value:.3g}'}" for name, value in row.definitions.items()]
     wrong = ""
     if row.wrong:
-        at = explained(measured, row.operation, known)
-        wrong = f"{row.wrong:,}: [{at}](#{at})" if at else f"{row.wrong:,}: {row.first}"
+        at = ", ".join(f"[{each}](#{each})" for each in explained(measured, row, known))
+        wrong = f"{row.wrong:,}: {at or row.first}"
     left = [f"{row.unsupported:,} not offered"] if row.unsupported else []
     left += [f"{row.ended:,} ended llama.cpp"] if row.ended else []
     left += [f"{n:,}: {why}" for why, n in row.not_judged.items()]

@@ -19,7 +19,8 @@ class OperationRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         definitions: definition → its worst utilisation.
         exact: bits or a predicate decide.
         ambiguous: outputs for which the definition leaves a choice.
-        wrong: nodes that fail; `first`: the first of them, in words.
+        wrong: nodes that fail; `first`: the first of them, or of those that no finding explains, in words.
+        explained: id of a finding → nodes that it explains; None in records that are older than this field.
         unsupported: nodes that the device does not offer.
         ended: nodes at which llama.cpp ended itself; `said`: its last words at the first.
         not_judged: why → nodes.
@@ -33,6 +34,7 @@ class OperationRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ambiguous: int = 0
     wrong: int = 0
     first: str = ""
+    explained: dict[str, int] | None = None
     unsupported: int = 0
     ended: int = 0
     said: str = ""
