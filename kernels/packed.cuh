@@ -32,6 +32,7 @@
 // both are exact.
 #pragma once
 #include "formats/format.cuh"
+#include "formats/words.cuh"
 
 namespace packed {
 
@@ -48,17 +49,6 @@ static_assert(CODE_BITS == 4 || CODE_BITS == 5 || CODE_BITS == 8, "widths of cod
 
 // Makes the sums of halves the sums of codes.
 constexpr float D_FACTOR = BYTES ? 1.0f : 0x1p24f, SECOND_HALF = BYTES ? 1.0f : 0x1p-4f;
-
-// Two floats that halves hold exactly, the first in the low half.
-__device__ __forceinline__ uint32_t two_halves(float a, float b) {
-#ifdef __CUDACC__
-    uint32_t two;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(b), "f"(a));
-    return two;
-#else
-    return float_to_half(a) | (uint32_t)float_to_half(b) << 16;
-#endif
-}
 
 constexpr int Z_GROUPS = FORMAT::MINIMUM == Minimum::MEETS_CODES ? SLICE_GROUPS : 1;
 constexpr int TOKEN_SCALES = HAS_Z ? Z_GROUPS * 8 : 4;  // bytes, of a token and slice

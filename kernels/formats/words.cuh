@@ -65,3 +65,14 @@ __device__ __forceinline__ uint32_t subtract_halves(uint32_t a, uint32_t b) {
     return d;
 #endif
 }
+
+// Two floats as halves, rounded to nearest even, the first in the low half.
+__device__ __forceinline__ uint32_t two_halves(float a, float b) {
+#if defined(__CUDACC__) && (!defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800)
+    uint32_t two;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(b), "f"(a));
+    return two;
+#else
+    return float_to_half(a) | (uint32_t)float_to_half(b) << 16;
+#endif
+}

@@ -1,17 +1,8 @@
 // Arithmetic on words of two halves, the first in the low bits; each result is rounded once, to nearest even.
 #pragma once
-#include "../../common.cuh"
+#include "../../formats/words.cuh"
 
 #ifdef __CUDACC__
-__device__ __forceinline__ uint32_t two_halves(float a, float b) {
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
-    uint32_t two;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(b), "f"(a));
-    return two;
-#else
-    return float_to_half(a) | (uint32_t)float_to_half(b) << 16;
-#endif
-}
 // word & mask | bits: one instruction, where the compiler makes two of two constants.
 __device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t mask, uint32_t bits) {
     uint32_t two;
@@ -30,7 +21,6 @@ __device__ __forceinline__ uint32_t multiply_add_halves(uint32_t a, uint32_t b, 
 }
 #else
 inline uint32_t masked(uint32_t word, uint32_t mask, uint32_t bits) { return (word & mask) | bits; }
-inline uint32_t two_halves(float a, float b) { return float_to_half(a) | (uint32_t)float_to_half(b) << 16; }
 // One rounding of a·b + c: doubles hold it, since codes are integers, and a float takes it with its last bit sticky.
 inline uint16_t multiply_add_half(uint16_t a, uint16_t b, uint16_t c) {
     const double exact = (double)half_to_float(a) * half_to_float(b) + half_to_float(c);

@@ -26,6 +26,7 @@ from gguf_verify.measure.bench.matrices import Activations, Matrix, ends, nmse
 from gguf_verify.measure.bench.ours import Ours
 from gguf_verify.semantics import SEMANTICS, Order
 from gguf_verify.support.errors import KernelFault
+from tests.support.tools import command_here
 
 NUMPY: Any = SimpleNamespace(
     asarray=np.asarray, asnumpy=np.asarray, ascontiguousarray=np.ascontiguousarray,
@@ -248,3 +249,13 @@ def test_instructions_of_the_inner_loop() -> None:
 def test_the_disassembler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NVDISASM", str(tmp_path / "mine"))
     assert sass.disassembler() == tmp_path / "mine"
+
+
+@pytest.mark.parametrize("text", ["no JSON", "[]", '{"results": [{}], "faults": []}'])
+@pytest.mark.parametrize("bench", ["kernels", "experts"])
+def test_what_holds_no_measurements_is_refused(bench: str, text: str, tmp_path: Path) -> None:
+    file = tmp_path / "here.json"
+    file.write_text(text)
+    done = command_here("measure", "bench", bench, "--from", file)
+    assert done.returncode == 2
+    assert "holds no measurements" in done.stderr

@@ -20,7 +20,7 @@ from ...formats import FORMATS, BlockFormat
 from ...kernels.grouped import Grouped
 from ...kernels.routing import Routing, routed
 from ...semantics import ASCENDING, SEMANTICS, product
-from ...support.errors import HarnessError, KernelFault
+from ...support.errors import HarnessError, KernelFault, UsageError
 from .. import markdown
 from .card import Queue, graph_us
 from .drawn_blocks import random_rows
@@ -139,11 +139,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure, print and write; returns the exit code: 1 where something is wrong."""
-    data = json.loads(args.earlier.read_text()) if args.earlier else measured(args)
-    text = table(data)
+    if args.earlier:
+        try:
+            data = json.loads(args.earlier.read_text())
+            text, faults = table(data), data["faults"]
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+            raise UsageError(f"{args.earlier} holds no measurements: {error!r}") from None
+    else:
+        data = measured(args)
+        text, faults = table(data), data["faults"]
     print(text)
     if args.json:
         args.json.write_text(json.dumps(data, indent=1))
     if args.readme:
         markdown.fill(args.readme, {"experts": text}, "bench")
-    return 1 if data["faults"] else 0
+    return 1 if faults else 0
