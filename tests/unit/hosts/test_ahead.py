@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,20 @@ def test_code_is_made_once_and_its_errors_are_raised_where_it_is_taken() -> None
     with pytest.raises(EnvironmentFault, match="does not compile"):
         ahead.taken(source("wrong.cu"))
     assert sorted(made) == ["a.cu", "wrong.cu"]
+    ahead.close()
+
+
+def test_who_finishes_waits_for_all_of_them() -> None:
+    def compiled(of: Source) -> bytes:
+        time.sleep(0.01)
+        if of.file == "3.cu":
+            raise EnvironmentFault("it does not compile")
+        return b""
+
+    ahead = Ahead(compiled)
+    ahead.begin([source(f"{i}.cu") for i in range(20)])
+    ahead.finish()
+    assert all(future.done() for future in ahead._under_way.values())
     ahead.close()
 
 
