@@ -29,10 +29,23 @@ def children(pid: int) -> list[int]:
     return [other for other in pids if _fields(other)[1:2] == [str(pid)]]
 
 
-def works(pid: int, seconds: float = 0.2) -> bool:
-    """Whether a process takes so much processor time, from now on, within a while: it is in the middle of its work."""
-    before = _processor_ticks(pid)
-    return wait_until(lambda: _processor_ticks(pid) - before >= seconds * os.sysconf("SC_CLK_TCK"))
+def any_works(pids: Callable[[], Iterable[int]], seconds: float = 0.05) -> bool:
+    """Whether one of these processes takes so much processor time within a while, from when it was first seen: it is in
+    the middle of its work. Others may be idle or end, and further ones may begin."""
+    first: dict[int, int] = {}
+
+    def one_does() -> bool:
+        return any(
+            _processor_ticks(pid) - first.setdefault(pid, _processor_ticks(pid)) >= seconds * os.sysconf("SC_CLK_TCK")
+            for pid in pids()
+        )
+
+    return wait_until(one_does)
+
+
+def works(pid: int) -> bool:
+    """Whether one process takes a fifth of a second of processor time within a while."""
+    return any_works(lambda: [pid], 0.2)
 
 
 def _processor_ticks(pid: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import children, gone, wait_until, works
+from tests.support.processes import any_works, children, gone, wait_until
 from tests.support.tools import FIXTURES, ROOT
 
 SCRIPT = ROOT / "scripts" / "verify_model.py"
@@ -169,7 +169,7 @@ def test_while_a_kernel_is_compiled(start: Callable[..., Command], tmp_path: Pat
 @pytest.mark.parametrize("number", ENDS)
 def test_while_llama_works(start: Callable[..., Command], number: signal.Signals) -> None:
     command = start(SCRIPT, Q4_0, "--host", "cpu", "--rungs", "tokens", "-n", "400", "--kernel", "q8_1_naive")
-    assert wait_until(lambda: any(works(pid, 0.05) for pid in command.runs("gguf_verify.llama")))
+    assert any_works(lambda: command.runs("gguf_verify.llama"))
     code, shown, errors = command.ends(number)
     assert code == expected(number)
     assert errors.startswith(f"gguf-verify: interrupted by {number.name}")
@@ -181,7 +181,7 @@ def test_a_group_that_gets_the_signal(start: Callable[..., Command]) -> None:
     """As `timeout` and a closed terminal send it. It reaches no process that we started, whose end would be blamed on
     llama.cpp."""
     command = start(SCRIPT, Q4_0, "--host", "cpu", "--rungs", "tokens", "-n", "400", "--kernel", "q8_1_naive")
-    assert wait_until(lambda: any(works(pid, 0.05) for pid in command.runs("gguf_verify.llama")))
+    assert any_works(lambda: command.runs("gguf_verify.llama"))
     group = os.getpgid(command.process.pid)
     assert all(os.getpgid(pid) != group for pid in command.descendants())
     os.killpg(group, signal.SIGHUP)
