@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .gguf.matrices import may_be_matrix
@@ -73,8 +74,9 @@ def _versions(of_llama: Mapping[str, str]) -> Versions:
     )  # fmt: skip
 
 
-def environment_of(run: Run) -> Environment:
-    """The environment of a run."""
+def environment_of(run: Run, hashed: bool = True) -> Environment:
+    """The environment of a run. `hashed`: with the file's digests, although they take their time; else `with_digests`
+    adds them."""
     kernel, exact_on = run.kernel, run.exact_on[1]  # first what takes its time while the file is hashed
     return Environment(
         versions=_versions(run.versions),
@@ -90,8 +92,13 @@ def environment_of(run: Run) -> Environment:
         reference=ReferenceInfo(where=run.backend.describe(), definitions=_llama_definitions(run)),
         sandbox=_sandbox(run),
         options=run.options, exact_on=exact_on,
-        file=run.file_info(),
+        file=run.file_info(hashed),
     )  # fmt: skip
+
+
+def with_digests(environment: Environment, run: Run, wait: bool = True) -> Environment:
+    """The environment of a run with its file's digests; those that are not there yet are waited for, or left out."""
+    return environment if environment.file.sha256 else replace(environment, file=run.file_info(wait))
 
 
 def _sandbox(run: Run) -> SandboxInfo:
@@ -116,4 +123,4 @@ def _element_kernels(run: Run) -> dict[str, str]:
     return {fmt.name: ELEMENT_KERNELS[fmt.name].name for fmt in ELEMENTS.values() if fmt in kinds}
 
 
-__all__ = ["UNKNOWN", "VERIFIED_BY_ITS_ORACLE", "environment_of", "unknown_environment"]
+__all__ = ["UNKNOWN", "VERIFIED_BY_ITS_ORACLE", "environment_of", "unknown_environment", "with_digests"]

@@ -32,6 +32,8 @@ class Ahead:
     """As processes elsewhere: a task is judged with what was known when it was given out, `n` steps before it is
     merged; what goes there and what comes back is pickled."""
 
+    scans = True
+
     def __init__(self, n: int) -> None:
         self.wanted = n
         #: Tasks that were judged again.
@@ -60,8 +62,26 @@ class Ahead:
         self.again_judged += 1
         return self._judged(run, task)
 
+    def later(self, run: Run) -> _Later:
+        return _Later(self, run)
+
     def _judged(self, run: Run, task: Any) -> Any:
         return None if task is None else pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(task)).judge(run)))
+
+
+class _Later:
+    """What is asked for is judged at once, and told `n` tasks later."""
+
+    def __init__(self, ahead: Ahead, run: Run) -> None:
+        self._ahead, self._run = ahead, run
+        self._judged = deque[tuple[Any, Any]]()
+
+    def give(self, task: Any) -> None:
+        self._judged.append((task, self._ahead._judged(self._run, task)))
+
+    def found(self, all_of_them: bool = False) -> Iterator[tuple[Any, Any]]:
+        while len(self._judged) > (0 if all_of_them else self._ahead.wanted):
+            yield self._judged.popleft()
 
 
 @dataclass(frozen=True)

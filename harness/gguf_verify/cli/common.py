@@ -81,6 +81,19 @@ def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
     )  # fmt: skip
 
 
+#: Processes that `--jobs` may ask for.
+MOST_JOBS = 256
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """`--jobs`, of commands that judge in several processes of this machine."""
+    parser.add_argument(
+        "-j", "--jobs", type=int, default=None, metavar="N",
+        help="judge tensors and GEMMs in N processes of this machine (default: in several where a GPU multiplies a "
+        "large model, else in one)",
+    )  # fmt: skip
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line that says what may be meant. Raises UsageError instead of ending the
     process."""

@@ -1,4 +1,4 @@
-"""Tasks in processes of Ray, on this machine or on several: `--ray`.
+"""Tasks in other processes: of this machine (`--jobs`), or of Ray, on this machine or on several (`--ray`).
 
 It may import the rungs, the audit and what is below them. Ray itself is imported where it was asked for, and nowhere
 else.
@@ -19,6 +19,8 @@ from ..rungs.run import Run
 from ..rungs.tasks import Here, Judges
 from ..support.errors import EnvironmentFault, UsageError
 from .connection import LOCAL, connected
+from .local import local_processes, paying
+from .runs import RunWork, uses_gpu
 
 INSTALL = "pip install 'ray>=2.52'"
 
@@ -33,32 +35,46 @@ def ray_at(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def judges(address: str | None, run: Run, path: Any, kernel: Any, host: Any, options: Options) -> Iterator[Judges]:
-    """Who judges a run's tasks: this process, or processes of Ray as long as the block lasts.
+def judges(
+    address: str | None, run: Run, path: Any, kernel: Any, host: Any, options: Options, jobs: int | None = None
+) -> Iterator[Judges]:
+    """Who judges a run's tasks: this process, other processes of this machine, or processes of Ray, as long as the
+    block lasts.
 
     Args:
-        address: of a cluster of Ray, or LOCAL; None: this process.
+        address: of a cluster of Ray, or LOCAL; None: no process of Ray.
         path, kernel, host, options: as `verify` takes them. Another process opens them by their names.
+        jobs: processes of this machine, where no Ray was asked for; None: as many as pay, see `local.paying`.
 
     Raises UsageError for what another process cannot open; EnvironmentFault where Ray is not installed or not to be
     reached, and where its processes do not see the same model, kernel, machine or sandbox as this one.
     """
-    if address is None:
+    if address is not None and jobs is not None:
+        raise UsageError("--jobs are processes of this machine, and --ray brings its own: give one of them")
+    named = isinstance(path, str | Path | Drawn) and isinstance(kernel, str) and isinstance(host, str)
+    count = 1 if address is not None or options.only_call else jobs or (paying(run) if named else 1)
+    if address is None and count == 1:
         yield Here()
         return
+    flag = "--jobs" if address is None else "--ray"
     if not isinstance(path, str | Path | Drawn):
-        raise UsageError("--ray opens a model in several processes: give it by its path")
+        raise UsageError(f"{flag} opens a model in several processes: give it by its path")
     if not isinstance(kernel, str) or not isinstance(host, str):
-        raise UsageError("--ray opens the kernel and its host in several processes: give both by their names")
-    named = path if isinstance(path, Drawn) else str(Path(path).absolute())
+        raise UsageError(f"{flag} opens the kernel and its host in several processes: give both by their names")
+    opened = path if isinstance(path, Drawn) else str(Path(path).absolute())
+    if address is None:
+        threads = max(1, options.threads // count)
+        work = RunWork.of(run, opened, kernel, host, replace(options, threads=threads), here=True)
+        with local_processes(work, count, must_open=jobs is not None, verbose=options.verbose) as judging:
+            yield judging
+        return
     with ray_at(address):
         from .cluster import cluster  # it imports Ray
-        from .runs import RunWork, uses_gpu
 
-        def work(threads: int) -> RunWork:
-            return RunWork.of(run, named, kernel, host, replace(options, threads=threads))
+        def work_of(threads: int) -> RunWork:
+            return RunWork.of(run, opened, kernel, host, replace(options, threads=threads))
 
-        with cluster(address, work, uses_gpu(run), options.time_limit, options.progress) as found:
+        with cluster(address, work_of, uses_gpu(run), options.time_limit, options.progress) as found:
             yield found
 
 

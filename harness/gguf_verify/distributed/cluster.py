@@ -1,26 +1,22 @@
-"""The processes of Ray that judge tasks: how they are started, what they are given, and in which order what they find
-comes back."""
+"""The processes of Ray that judge tasks: how they are started, and what they are given."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 
-from ..llama import LlamaRefused
-from ..rungs.tasks import Found, Step, T, Task
-from ..support.errors import EnvironmentFault, HarnessError
+from ..rungs.tasks import T
+from ..support.errors import EnvironmentFault
 from ..support.progress import Steps
 from .connection import RETRIES
+from .in_order import InOrder
 from .worker import Budgeted, Judged, Refused, Work, Worker
 
-#: Tasks of a worker: those that are given out, so that it never waits, and those whose turn has not come to be merged.
-_GIVEN, _UNMERGED = 2, 4
 #: Seconds in which workers end by themselves.
 _TO_CLOSE = 10.0
 
@@ -53,105 +49,55 @@ def cluster(
             _end(workers)
 
 
-class Cluster:
-    """Workers, and the tasks that they have.
-
-    Each has at most two tasks, so that arrays wait in the object store for no more than that; results wait for their
-    turn.
-    """
+class Cluster(InOrder):
+    """Workers of Ray."""
 
     def __init__(self, workers: list[Any]) -> None:
-        self._workers = workers
-        #: Tasks that keep all busy.
-        self.wanted = _GIVEN * len(workers)
-        self._given: dict[Any, int] = {}
+        super().__init__(len(workers))
+        self._actors = workers
 
     def begin(self, time_limit: float) -> None:
         """Wait until a worker has opened its work. Raises EnvironmentFault."""
-        begun = [worker.open.remote() for worker in self._workers]
+        begun = [worker.open.remote() for worker in self._actors]
         ready, _ = ray.wait(begun, timeout=time_limit)
         if not ready:
             raise EnvironmentFault(f"no worker of Ray began within {time_limit:g} s (--time-limit): do others use it?")
         for answer in ready:
-            self._value(answer)
+            if isinstance(found := _value(answer), Refused):
+                raise found.error
 
-    def each(self, on: Budgeted, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
-        """As `Judges.each`; tasks are given out ahead of their turn."""
-        queue = deque[tuple[Step[T], Any]]()
-        over, broken = False, None
-        with closing(plan):
-            while queue or not over:
-                if not over and self._room(queue):
-                    try:
-                        step = next(plan)
-                        queue.append((step, None if step.task is None else self._give(on, step)))
-                    except StopIteration:
-                        over = True
-                    except (HarnessError, LlamaRefused) as error:
-                        over, broken = True, error
-                self._look(waits=over or not self._room(queue))
-                while queue and queue[0][1] not in self._given:
-                    step, answer = queue.popleft()
-                    yield step, None if answer is None else self._found(on, answer)
-        if broken is not None:
-            raise broken
+    @property
+    def _workers(self) -> list[int]:
+        return [*range(len(self._actors))]
 
-    def again(self, on: Budgeted, task: Task[Any, Found]) -> Found:
-        """As `Judges.again`."""
-        answer = self._send(on, ray.put(task))
-        while answer in self._given:
-            self._look(waits=True)
-        found: Found = self._found(on, answer)
+    def _keep(self, task: T) -> tuple[Any, T]:
+        """From then on its arrays are those of the object store."""
+        kept = ray.put(task)
+        return kept, ray.get(kept)
+
+    def _send(self, worker: int, kept: Any, left: float | None, words: str) -> Any:
+        return self._actors[worker].judge.remote(kept, left, words)
+
+    def _ready(self, waits: bool) -> list[Any]:
+        ready, _ = ray.wait([*self._given], num_returns=1, timeout=None if waits else 0)
+        return list(ready)
+
+    def _answer(self, known_by: Any, on: Budgeted) -> Judged | Refused:
+        found: Judged | Refused = _value(known_by)
         return found
 
-    def _room(self, queue: deque[tuple[Step[T], Any]]) -> bool:
-        n = len(self._workers)
-        return len(self._given) < _GIVEN * n and len(queue) < _UNMERGED * n
 
-    def _give(self, on: Budgeted, step: Step[T]) -> Any:
-        """Give its task out. From then on its arrays are those of the object store."""
-        kept = ray.put(step.task)
-        step.task = ray.get(kept)
-        return self._send(on, kept)
-
-    def _send(self, on: Budgeted, kept: Any) -> Any:
-        loads = [0] * len(self._workers)
-        for i in self._given.values():
-            loads[i] += 1
-        i = loads.index(min(loads))
-        left = on.budget.left if on.budget.limited else None
-        answer = self._workers[i].judge.remote(kept, left, on.budget.words)
-        self._given[answer] = i
-        return answer
-
-    def _look(self, waits: bool) -> None:
-        """Note which answers have come; `waits` for one, where one is to come."""
-        if self._given:
-            ready, _ = ray.wait([*self._given], num_returns=1, timeout=None if waits else 0)
-            for answer in ready:
-                del self._given[answer]
-
-    def _found(self, on: Budgeted, answer: Any) -> Any:
-        """What a task found. Raises what the worker raised."""
-        judged: Judged = self._value(answer)
-        on.budget.cut |= judged.cut
-        return judged.found
-
-    @staticmethod
-    def _value(answer: Any) -> Any:
-        """Raises what the worker raised."""
-        try:
-            found = ray.get(answer)
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause if isinstance(error.cause, Exception) else error from error
-        except ray.exceptions.RayError as error:
-            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-            raise EnvironmentFault(
-                f"a worker of Ray was lost, and so was each that took its task after it ({RETRIES} more): {first}"
-            ) from error
-        if isinstance(found, Refused):
-            raise found.error
-        return found
+def _value(answer: Any) -> Any:
+    """Raises what the worker raised."""
+    try:
+        return ray.get(answer)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause if isinstance(error.cause, Exception) else error from error
+    except ray.exceptions.RayError as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise EnvironmentFault(
+            f"a worker of Ray was lost, and so was each that took its task after it ({RETRIES} more): {first}"
+        ) from error
 
 
 def _end(workers: list[Any]) -> None:

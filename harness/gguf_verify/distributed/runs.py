@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 from ..hosts import HOSTS
+from ..llama.backends import on_card
 from ..processes.sandbox import sandboxed
 from ..results import Options
 from ..rungs.drawn import Drawn
@@ -34,9 +35,12 @@ class RunWork:
     place: Place
 
     @classmethod
-    def of(cls, run: Run, path: str | Drawn, kernel: str, host: str, options: Options) -> RunWork:
-        """What has the run of this process open. Raises EnvironmentFault."""
-        files = Files.of([part.mapped for part in run.model.parts], run.model.sha256)
+    def of(
+        cls, run: Run, path: str | Drawn, kernel: str, host: str, options: Options, here: bool = False
+    ) -> RunWork:  # fmt: skip
+        """What has the run of this process open. `here`: on this machine alone, where files need no digest. Raises
+        EnvironmentFault."""
+        files = Files.of([part.mapped for part in run.model.parts], (lambda: ()) if here else run.model.sha256)
         return cls(path, kernel, host, replace(options, progress=False), files, identity(run, kernel), Place())
 
     def open(self, stack: ExitStack) -> Run:
@@ -53,7 +57,7 @@ class RunWork:
 
 def uses_gpu(run: Run) -> bool:
     """Whether the kernel or llama.cpp's reference runs on a GPU."""
-    return not HOSTS[run.kernel.host.name].emulated or run.options.reference not in ("cpu", "none")
+    return not HOSTS[run.kernel.host.name].emulated or on_card(run.options.reference)
 
 
 __all__ = ["RunWork", "uses_gpu"]

@@ -1,4 +1,4 @@
-"""What runs in a process of Ray: it opens once what tasks are judged on, and judges them."""
+"""What runs in a process that judges: it opens once what tasks are judged on, and judges them."""
 
 from __future__ import annotations
 
@@ -80,10 +80,15 @@ class Refused:
 
 
 class Worker:
-    """An actor of Ray. Where its process is lost, Ray starts another, which opens the work anew."""
+    """An actor of Ray, or of a process of our own. Where its process is lost, Ray starts another, which opens the work
+    anew.
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    Args:
+        name: what it is, in words.
+    """
+
+    def __init__(self, work: Work, name: str = "a worker of Ray") -> None:
+        self._work, self._name = work, name
         self._stack = ExitStack()
         self._opened: Budgeted | None = None
         self._fault: Refused | None = None
@@ -95,7 +100,7 @@ class Worker:
                 self._work.place.enter()
                 self._opened = self._work.open(self._stack)
             except (HarnessError, LlamaRefused) as error:
-                error.args = (f"a worker of Ray on {platform.node()}: {error}",)
+                error.args = (f"{self._name} on {platform.node()}: {error}",)
                 self._fault = Refused.of(error)
                 self._stack.close()
         return self._fault

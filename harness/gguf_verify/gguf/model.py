@@ -57,6 +57,11 @@ class _Hashing:
         """Of each part, when they are there. Raises what reading raises."""
         return tuple(future.result() for future in self._futures)
 
+    @property
+    def done(self) -> bool:
+        """Whether they are there."""
+        return all(future.done() for future in self._futures)
+
     def close(self) -> None:
         """No longer read the files."""
         self._wanted = False
@@ -115,10 +120,16 @@ class Model:
                 self._digests = hashing.digests()
         return tuple(digests.whole for digests in self._digests)
 
-    def info(self) -> FileInfo:
-        """What a report says of the model's file."""
+    @property
+    def hashed(self) -> bool:
+        """Whether `sha256` need not wait."""
+        return bool(self._digests) or (self._hashing is not None and self._hashing.done)
+
+    def info(self, wait: bool = True) -> FileInfo:
+        """What a report says of the model's file; unless it is to wait, without digests that are not there yet."""
         return FileInfo(
-            path=str(self.path), size=self.size, sha256=self.sha256(), architecture=self.architecture or "",
+            path=str(self.path), size=self.size, sha256=self.sha256() if wait or self.hashed else (),
+            architecture=self.architecture or "",
             tensor_types=dict(Counter(t.type.name for t in self.tensors.values())),
         )  # fmt: skip
 

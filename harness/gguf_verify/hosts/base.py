@@ -170,6 +170,11 @@ class Host(ABC):
     def close(self) -> None:  # noqa: B027 - most hosts have nothing to end
         """End the processes that it started."""
 
+    def processes_beside(self) -> int:
+        """How many processes have room on this host's device beside this one, where several of them are faster than one
+        process with several threads."""
+        return 0
+
     @abstractmethod
     def info(self) -> HostInfo:
         """Device, compiler, versions, for the report."""

@@ -17,15 +17,15 @@ import numpy.typing as npt
 from ..results import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, UsageError
-from .cupy_host import CupyHost, gpu_fault
+from .cupy_host import CupyHost, gpu_fault, room
 from .kept import Kept
 
 T = TypeVar("T")
 
 #: Bytes that are held for a value of weights, and for a number beside, while a product is computed.
 _OF_VALUE, _OF_NUMBER = 64, 8
-#: Of the card's memory that is free at the start, the share that this process may take; of that, the share and the most
-#: that one chunk of a product may. The rest is for kernels, here and in processes of their own.
+#: Of the card's memory that is free at the start, the share that this process may take, where CuPy was given no limit;
+#: of that, the share and the most that one chunk of a product may. The rest is for kernels, here and elsewhere.
 _OURS, _CHUNK, _MOST = 0.5, 0.25, 1 << 32
 #: Of the memory that this process may take, the share for weights that are kept from one product to the next.
 _KEPT = 0.25
@@ -61,10 +61,9 @@ class CupyArrays:
         import cupy
 
         self._cupy, self._host, self._info = cupy, host, host.info()
-        free, _ = self._cupy.cuda.runtime.memGetInfo()
-        pool = self._cupy.get_default_memory_pool()
-        ours = int(free * _OURS)
+        pool, ours = self._cupy.get_default_memory_pool(), room(cupy)
         if not pool.get_limit():
+            ours = int(ours * _OURS)
             pool.set_limit(size=ours)
         self._chunk = min(_MOST, int(ours * _CHUNK))
         self._checked = CheckedRows(seed)

@@ -39,6 +39,8 @@ _FILLERS, _THREADS = 8, 256
 _ON_CARD = 1 << 17
 #: The share of the card's free memory for bytes of files that are kept there from one upload to the next.
 _ORIGINALS = 0.05
+#: Bytes of the card's memory for another process: the context, some tensors, and their float64 values.
+_PROCESS = 8 << 30
 #: Compilations of sources that change meanwhile.
 _MOST_TRIES = 3
 
@@ -63,6 +65,12 @@ def gpu_fault() -> str | None:
     return None
 
 
+def room(cupy: Any) -> int:
+    """Bytes of the card's memory that are free, or CuPy's limit for this process, if that is less."""
+    free, limit = int(cupy.cuda.runtime.memGetInfo()[0]), int(cupy.get_default_memory_pool().get_limit())
+    return min(free, limit) if limit else free
+
+
 class _Output:
     """Device memory; `guard` bytes before and behind it are the host's."""
 
@@ -85,7 +93,7 @@ class CupyHost(Host):
         self._cupy = cupy
         self._device = cupy.cuda.Device()
         self._staging = Staging(cupy, self._device)
-        self._originals = Kept(int(cupy.cuda.runtime.memGetInfo()[0] * _ORIGINALS))
+        self._originals = Kept(int(room(cupy) * _ORIGINALS))
         register(cupy.ndarray, Library(cupy, CupyRounding(self)))
         self.sm: str = self._device.compute_capability
         self._functions: dict[tuple[str, ...], Any] = {}
@@ -102,6 +110,9 @@ class CupyHost(Host):
             name=self.name, device=name, sm=self.sm, driver=f"{driver // 1000}.{driver % 1000 // 10}",
             nvrtc=f"{major}.{minor}", cupy=self._cupy.__version__, chosen=self.chosen,
         )  # fmt: skip
+
+    def processes_beside(self) -> int:
+        return room(self._cupy) // _PROCESS
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
         target = target or self.sm

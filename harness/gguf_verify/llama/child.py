@@ -52,6 +52,9 @@ class Child(Spawned):
             environment={
                 "GGML_NO_BACKTRACE": "1",
                 "OPENBLAS_NUM_THREADS": "1",  # NumPy multiplies nothing there, and idle threads spin
+                # those of llama.cpp would, for some 20 ms, while a product is judged on the same cores: long enough to
+                # wait for each other at each node
+                "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),
                 # on a GPU, each node is computed by itself whether it is tapped or not
                 "GGML_CUDA_DISABLE_FUSION": "1",
                 "GGML_CUDA_DISABLE_GRAPHS": "1",

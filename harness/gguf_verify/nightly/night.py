@@ -278,6 +278,7 @@ class _Runner:
             own = [
                 "--host", key.host, "--kernel", config.kernel_argument(key.kernel), "--reference", variant.reference,
                 *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
+                *(["--jobs", "1"] if self._jobs > 1 else []),  # other cells use the machine, too
             ]  # fmt: skip
         return [
             *(self._settings.harness or [interpreter.python, "-P", "-m", "gguf_verify", name]), str(model),

@@ -54,7 +54,7 @@ def check(run: Run, result: RungResult) -> None:
         ours += [f for part in run.model.parts for f in coverage(part)]
         _say(result, ours)
         run.tick()
-        scan = None if run.judges.wanted == 1 else partial(_in_tasks, run)
+        scan = partial(_in_tasks, run) if run.judges.scans else None
         examined.read(tensors, told, _parts(run, tensors), scan)
         _say(result, of_content := capped(examined.findings))
         _compare_readers(run, result, [*ours, *of_content], readings.result())

@@ -11,6 +11,7 @@ given out, as far as is known by then. Where the merge finds that one was wrong,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -43,11 +44,26 @@ class Step(Generic[T]):
     task: T | None = None
 
 
+class Later(Protocol):
+    """Tasks that are judged while whoever gives them out goes on with something else."""
+
+    def give(self, task: Task[Run, Any], /) -> None:
+        """Have one more judged."""
+        ...
+
+    def found(self, all_of_them: bool = False) -> Iterator[tuple[Task[Run, Any], Any]]:
+        """The tasks whose turn has come, in the order in which they were given, each with what it found; or all. Raises
+        what a task raises."""
+        ...
+
+
 class Judges(Protocol):
     """Who judges tasks."""
 
     #: How many tasks keep it busy: work that needs no plan is divided into some more.
     wanted: int
+    #: Whether it has more cores than this process: then a file is scanned in tasks.
+    scans: bool
 
     def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
         """The steps in order, each with what its task found (None without a task). Raises what the plan or a task
@@ -58,11 +74,15 @@ class Judges(Protocol):
         """What one more task finds."""
         ...
 
+    def later(self, run: Run) -> Later:
+        """For tasks that no plan holds, since what comes next depends on something else."""
+        ...
+
 
 class Here:
     """Each task is judged in this process when its turn comes, before the next is planned."""
 
-    wanted = 1
+    wanted, scans = 1, False
 
     def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
         with closing(plan):
@@ -72,5 +92,24 @@ class Here:
     def again(self, run: Run, task: Task[Run, Found]) -> Found:
         return task.judge(run)
 
+    def later(self, run: Run) -> Later:
+        return _LaterHere(run)
 
-__all__ = ["Here", "Judges", "Step", "Task"]
+
+class _LaterHere:
+    """They are judged when they are asked for."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._due = deque[Task[Any, Any]]()
+
+    def give(self, task: Task[Run, Any]) -> None:
+        self._due.append(task)
+
+    def found(self, all_of_them: bool = False) -> Iterator[tuple[Task[Run, Any], Any]]:
+        while self._due:
+            task = self._due.popleft()
+            yield task, task.judge(self._run)
+
+
+__all__ = ["Here", "Judges", "Later", "Step", "Task"]

@@ -11,7 +11,7 @@ from gguf_verify.llama import Gemm
 from gguf_verify.results import Options, RungResult
 from gguf_verify.rungs.budget import BudgetSpent
 from gguf_verify.rungs.opening import open_run
-from gguf_verify.rungs.tokens import grafts as module
+from gguf_verify.rungs.tokens import task as module
 from gguf_verify.rungs.tokens.grafts import Grafts
 from gguf_verify.support.errors import KernelFault
 from tests.support.tools import FIXTURES

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections import deque
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from ...diagnosis.experiments import Experiments
-from ...formats import QK, WeightFormat
+from ...formats import QK
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
 from ...results import Call, Failure, RungResult
@@ -19,10 +19,12 @@ from ...support.errors import KernelFault
 from ...support.progress import under_way
 from ..calls import ALONE, calling
 from ..exact import ExactProducts
-from ..explain import Explanations, WrongCall
-from ..judging import KERNEL, judge_whole
+from ..explain import Explanations
+from ..judging import KERNEL
+from ..known import Known
 from ..layers.activations import ACTIVATIONS, llama_activations
-from ..run import Run
+from ..run import Matrix, Run
+from .task import GraftFound, GraftTask
 
 Floats = npt.NDArray[np.float32]
 Replace = Callable[[Gemm], Floats | None]
@@ -60,8 +62,8 @@ class Grafts:
         #: Tensors whose products were all replaced so far, and those of which one was not.
         self._replaced: set[str] = set()
         self._kept: set[str] = set()
-        #: Judgements that are due while llama.cpp computes.
-        self._due: deque[Callable[[], None]] = deque()
+        #: What the kernel gave, which is judged while llama.cpp computes.
+        self._judged = run.judges.later(run)
         self.exact = ExactProducts(run, result)
         self._explanations = Explanations(result, run.options.threads, keep=run.keep)
 
@@ -103,10 +105,10 @@ class Grafts:
 
             spared = self._replaced - self._kept - self.faulty if exact else ()
             try:
-                evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._judge_due)
-            except Exception:
-                self._judge_due()  # whatever ended the pass: what the kernel gave until then is judged
-                raise
+                evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._join_judged)
+            finally:  # whatever ended the pass: what the kernel gave until then is judged
+                if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                    self._join_judged(all_of_them=True)
         self.grafted = max(self.grafted, count)
         for name, why in evaluation.unsupported.items():
             if self.run.wants(name):
@@ -122,19 +124,12 @@ class Grafts:
             if matrix is None or gemm.tensor in self.faulty:
                 return None
             kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
-            x, name = self._activations(gemm, matrix.fmt, shared), label(matrix.tensor, gemm.first_row)
+            x = self._activations(gemm, matrix, shared)
             call = Call(
                 kind="graft", number=int(not shared), first_row=gemm.first_row, use=next(uses), m=len(gemm.x),
                 n=len(matrix.rows), k=matrix.tensor.k,
             )  # fmt: skip
             taken, who = (x, "kernel on llama.cpp's activations") if shared else (gemm.x, KERNEL.name)
-
-            def broken(error: KernelFault) -> None:
-                self.faulty.add(gemm.tensor)
-                self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
-                tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
-                self._explanations.add_fault(error, tried, who, gemm.tensor, name)
-
             try:
                 with calling(call):
                     weights = kernel.upload(matrix.fmt, matrix.rows)
@@ -144,40 +139,38 @@ class Grafts:
                 self.tested = self.tested or self.run.kernel.is_under_test(matrix.fmt)
                 if run.only is not None:
                     self.result.count(ALONE)
-
-                def judge() -> None:
-                    wrong = judge_whole(
-                        self.run, self.result, matrix, gemm.first_row, y, semantics, x, kernel.order, self.exact, call
-                    )
-                    if wrong is not None:
-                        self._explanations.add(
-                            WrongCall(
-                                matrix.fmt, semantics, matrix.rows, taken, x, y, kernel.order, who, gemm.tensor,
-                                name, *wrong, call=call, kernel=kernel,
-                            )
-                        )  # fmt: skip
-
-                def late() -> None:
-                    try:
-                        judge()
-                    except KernelFault as error:  # where the kernel is called again to explain a wrong output
-                        broken(error)
-
-                if semantics.oracle is None:
-                    self._due.append(late)
-                else:  # its author may have broken its contract, and then llama.cpp's output stays
-                    judge()
             except KernelFault as error:
-                broken(error)
+                self._join_judged(all_of_them=True)  # what came before
+                self.faulty.add(gemm.tensor)
+                name = label(matrix.tensor, gemm.first_row)
+                self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
+                tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
+                self._explanations.add_fault(error, tried, who, gemm.tensor, name)
                 return None
-            return y
+            task = GraftTask(
+                gemm.tensor, y, x, None if shared else gemm.x, who, call, Known.of(self.result, self._explanations)
+            )
+            if semantics.oracle is None:
+                self._judged.give(task)
+                return y
+            found = task.judge(self.run)
+            self._join(task, found)
+            return None if found.broken else y  # its author may have broken its contract
 
         return replace
 
-    def _judge_due(self) -> None:
-        """Judge what was grafted, while llama.cpp computes what follows."""
-        while self._due:
-            self._due.popleft()()
+    def _join_judged(self, all_of_them: bool = False) -> None:
+        """Join what was found with outputs that were grafted."""
+        for task, found in self._judged.found(all_of_them):
+            assert isinstance(task, GraftTask)
+            self._join(task, found)
+
+    def _join(self, task: GraftTask, found: GraftFound) -> None:
+        self.result.join(found.part)
+        self._explanations.join(found.attempts)
+        self.exact.join(found.distances)
+        if found.broken:
+            self.faulty.add(task.tensor)
 
     def exact_product(self, shared: bool) -> Replace:
         """The exact products of the kernel's definition, rounded once; none of faulty tensors, as in the kernel's own
@@ -187,7 +180,7 @@ class Grafts:
             matrix = self.run.matrix(self.result, gemm)
             if matrix is None or gemm.tensor in self.faulty:
                 return None
-            x, semantics = self._activations(gemm, matrix.fmt, shared), self.run.semantics(matrix.fmt)
+            x, semantics = self._activations(gemm, matrix, shared), self.run.semantics(matrix.fmt)
             device = self.run.device_for(matrix.rows, x)
             exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads, device)
             return exact.astype(np.float32)
@@ -222,10 +215,10 @@ class Grafts:
 
         return noisy
 
-    def _activations(self, gemm: Gemm, fmt: WeightFormat, shared: bool) -> npt.NDArray[np.uint8]:
+    def _activations(self, gemm: Gemm, matrix: Matrix, shared: bool) -> npt.NDArray[np.uint8]:
         """The activations as the kernel's definition has them: by its encoder or, `shared`, from llama.cpp's bytes."""
-        semantics = self.run.semantics(fmt)
+        semantics = self.run.semantics(matrix.fmt)
         if shared:
-            llama = self.run.backend.definition(fmt, gemm.tokens, gemm.experts)
-            return llama_activations(semantics, fmt, gemm, llama)
+            llama = self.run.backend.definition_of(gemm, matrix.fmt, matrix.rows)
+            return llama_activations(semantics, matrix.fmt, gemm, llama)
         return semantics.bytes_of(gemm.x)

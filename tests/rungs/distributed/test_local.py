@@ -1,0 +1,197 @@
+"""Processes of this machine judge what this process judges, and no other way; what they lose is judged here."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gguf_verify.rungs.blocks
+from gguf_verify.distributed import local as module
+from gguf_verify.distributed.local import Processes, paying
+from gguf_verify.distributed.runs import RunWork
+from gguf_verify.hosts import make_host
+from gguf_verify.results import Options, Report
+from gguf_verify.rungs.opening import open_run
+from gguf_verify.rungs.run import Run
+from gguf_verify.rungs.tasks import Step
+from gguf_verify.support.errors import EnvironmentFault, UsageError
+from gguf_verify.verification import verify
+from tests.support.ahead import Lethal, Waits, told
+from tests.support.processes import gone
+from tests.support.tools import FIXTURES
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "cuda_q4_0.cu"
+FAULT = ("- 8.0f * from_half", "- 7.9f * from_half")
+MODEL = FIXTURES / "tiny-Q4_0.gguf"
+OPTIONS = Options(
+    probes="brief", prompt="The import statement", n_predict=2, tensor=r"blk\.0\.attn_[qk]", progress=False, threads=1
+)
+
+
+def run(kernel: str, jobs: int | None, *rungs: str, options: Options = OPTIONS) -> Report:
+    return verify(MODEL, kernel, "cpu", rungs=rungs, options=options, jobs=jobs)
+
+
+def test_the_report_is_that_of_one_process(tmp_path: Path) -> None:
+    """Of a wrong kernel of somebody else's, which runs in its sandbox there as here; and so is its first wrong product,
+    which is written as files."""
+    file, case = tmp_path / "kernel.cu", tmp_path / "case"
+    file.write_text(EXAMPLE.read_text().replace(*FAULT))
+    options = dataclasses.replace(OPTIONS, save_case=str(case))
+    reports, cases = [], []
+    for jobs in (1, 2):
+        reports.append(run(f"{file}:gemm", jobs, "bytes", "blocks", "layers", "tokens", options=options))
+        cases.append({path.name: path.read_bytes() for path in case.iterdir()})
+        shutil.rmtree(case)
+    here, there = reports
+    assert [rung.verdict for rung in here.rungs] == ["passed", "failed", "failed", "failed"]
+    assert told(there) == told(here)
+    assert cases[0]["y.npy"]
+    assert cases[0] == cases[1]
+
+
+def test_a_lost_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a process owed that was killed in a task is judged here."""
+    monkeypatch.setenv("LETHAL_MARKER", str(tmp_path / "marker"))
+    here = run("q8_1_naive", 1, "blocks", "layers")
+    monkeypatch.setattr(gguf_verify.rungs.blocks, "BlocksTask", Lethal)
+    monkeypatch.setattr(module.Processes, "_workers", property(_once_open))
+    there = run("q8_1_naive", 2, "blocks", "layers")
+    assert (tmp_path / "blocks").exists()
+    assert here.exit_code == 0
+    assert told(there) == told(here)
+
+
+_WORKERS: Any = module.Processes._workers
+
+
+def _once_open(of: Processes) -> Any:
+    """The processes that take tasks, when all are open: or this one would judge, and die."""
+    while of._opening:
+        _WORKERS.fget(of)
+    return _WORKERS.fget(of)
+
+
+@pytest.fixture(autouse=True)
+def _tests_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of these tests are found there too."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+
+
+@pytest.fixture
+def opened() -> Iterator[Run]:
+    with open_run(MODEL, "q8_1_naive", "cpu", OPTIONS) as found:
+        yield found
+        found.close()
+
+
+def work_of(opened: Run) -> RunWork:
+    return RunWork.of(opened, str(MODEL), "q8_1_naive", "cpu", OPTIONS, here=True)
+
+
+def steps(*tasks: Waits) -> Generator[Step[Any]]:
+    for task in tasks:
+        yield Step(task=task)
+
+
+def numbered(n: int, mark: Path, last_first: bool = False) -> list[Waits]:
+    """Tasks that find their numbers; the first may wait for the last."""
+    return [Waits(i, str(mark), last_first and i == 0, last_first and i == n - 1) for i in range(n)]
+
+
+def test_another_version_is_refused(opened: Run, tmp_path: Path) -> None:
+    """A process that finds something else than this one judges nothing: an error if it was asked for, else this process
+    judges."""
+    work = work_of(opened)
+    other = dataclasses.replace(work, known={**work.known, "NumPy": "0.0"})
+    said = r"a process that judges on .*: it has another NumPy: .*, here '0\.0'; nothing was judged there"
+    with (
+        module.local_processes(other, 1, must_open=True, verbose=False) as judging,
+        pytest.raises(EnvironmentFault, match=said),
+    ):
+        _once_open(judging)
+    with module.local_processes(other, 1, must_open=False, verbose=False) as judging:
+        assert _once_open(judging) == []
+        assert [found for _, found in judging.each(opened, steps(*numbered(3, tmp_path)))] == [0, 1, 2]
+
+
+def test_none_is_left(opened: Run, tmp_path: Path) -> None:
+    with module.local_processes(work_of(opened), 2, must_open=True, verbose=False) as judging:
+        pids = [process.pid for process in judging._processes]
+        list(judging.each(opened, steps(*numbered(4, tmp_path))))
+    assert gone(pids)
+
+
+def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
+    """Also where the first is over last, and where more wait than the processes take."""
+    with module.local_processes(work_of(opened), 2, must_open=True, verbose=False) as judging:
+        _once_open(judging)
+        tasks = numbered(6, tmp_path / "each", last_first=True)
+        assert [found for _, found in judging.each(opened, steps(*tasks))] == [*range(6)]
+        later, found = judging.later(opened), list[Any]()
+        for task in numbered(12, tmp_path / "later", last_first=True):
+            later.give(task)
+            found += later.found()
+        found += later.found(all_of_them=True)
+    assert [number for _, number in found] == [task.number for task, _ in found] == [*range(12)]
+
+
+def test_a_process_that_ends_with_tasks(opened: Run, tmp_path: Path) -> None:
+    """All that it owes is judged here, in order, and so is what follows when no process is left."""
+    mark = tmp_path / "mark"
+    with module.local_processes(work_of(opened), 1, must_open=True, verbose=False) as judging:
+        _once_open(judging)
+        first, second = Waits(0, str(mark), True, False), Waits(1, str(mark), False, False)
+        later = judging.later(opened)
+        for task in (first, second):
+            later.give(task)
+        assert not list(later.found())
+        judging._processes[0].kill()
+        mark.touch()
+        assert [number for _, number in later.found(all_of_them=True)] == [0, 1]
+        assert judging._workers == []
+        assert [found for _, found in judging.each(opened, steps(*numbered(2, mark)))] == [0, 1]
+
+
+class _Roomy:
+    """A host with room for several processes."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def processes_beside(self) -> int:
+        return self._room
+
+
+@pytest.mark.parametrize(
+    ("cores", "room", "nbytes", "count"),
+    [
+        (16, 9, 1 << 32, 4),
+        (9, 9, 1 << 32, 2),
+        (7, 9, 1 << 32, 1),
+        (64, 3, 1 << 32, 3),
+        (64, 0, 1 << 32, 1),
+        (16, 9, 1 << 29, 1),
+    ],
+)
+def test_how_many_pay(cores: int, room: int, nbytes: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as cores and the card's memory allow, for a large model."""
+    monkeypatch.setattr(module, "cores", lambda: cores)
+    of: Any = type("Of", (), {"kernel": type("Kernel", (), {"host": _Roomy(room)}), "matrix_bytes": lambda _: nbytes})()
+    assert paying(of) == count
+
+
+def test_hosts_without_a_card_have_threads() -> None:
+    assert make_host("cpu", 1).processes_beside() == 0
+
+
+def test_what_cannot_be_opened_there() -> None:
+    with pytest.raises(UsageError, match="--jobs opens the kernel and its host in several processes"):
+        verify(MODEL, "q8_1_naive", make_host("cpu", 1), options=OPTIONS, jobs=2)
+    with pytest.raises(UsageError, match="--jobs are processes of this machine"):
+        verify(MODEL, "q8_1_naive", "cpu", options=OPTIONS, jobs=2, ray="local")
