@@ -55,6 +55,8 @@ enum class Minimum { NONE, OFFSET, MEETS_S, MEETS_CODES };
 //     ZERO                          the code that stands for zero, a power of two, where MINIMUM is OFFSET
 //     unpack(s, q)                  the 32 codes in order
 //     codes4(s, j, low, high)       codes of x[4j…4j+3] and of x[16+4j…], four to a word, j = 0…3
+//     ENTRIES, entry(i),            of types whose codes are entries of a grid: how many entries it has; an entry as one
+//     codes(s, grid, q)             word; all codes by grid[i], which gives such words: x[4j…4j+3] in q[j], j = 0…7
 //     scale(s, h), minimum(s, h)    d and m of half h of the slice (the same for both halves where GROUP is 32)
 //     value(d, m, q)                a decoded value, by the operations of llama.cpp's to_float
 //     stored_scale(), stored_min()  for statistics: what the file holds, before it is multiplied out; STORES_M says whether

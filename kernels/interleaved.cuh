@@ -22,9 +22,11 @@ __device__ constexpr int piece_at(int from) {
 
 // A lane's block, copied into registers: whatever FORMAT reads of it at a place that the compiler knows is a register.
 struct Block {
-    uint32_t words[(BYTES + 15) / 16 * 4];
+    // Of an odd size, a block has one byte before its codes: from byte 3 on, it has them in whole words.
+    static constexpr int FIRST = BYTES % 2 ? 3 : 0;
+    uint32_t words[(BYTES + FIRST + 15) / 16 * 4];
 
-    __device__ __forceinline__ const FORMAT& format() const { return *(const FORMAT*)words; }
+    __device__ __forceinline__ const FORMAT& format() const { return *(const FORMAT*)((const uint8_t*)words + FIRST); }
 
     // From shared memory that holds this block of all rows.
     __device__ __forceinline__ void read(const uint8_t* block, int lane) {
@@ -43,7 +45,45 @@ struct Block {
         if (BYTES & 2) rest = ((const uint16_t*)(block + TWO * ROWS))[lane];
         if (BYTES & 1) rest |= (uint32_t)block[ONE * ROWS + lane] << (BYTES & 2 ? 16 : 0);
         if (BYTES & 3) words[TWO / 4] = rest;
+        if (FIRST) {
+#pragma unroll
+            for (int i = (BYTES + FIRST - 1) / 4; i >= 0; --i)
+                words[i] = __byte_perm(i ? words[i - 1] : 0, words[i], 0x4321);
+        }
     }
+};
+
+// Entries of a grid that the codes of a type are looked up in; 0 of other types.
+template <class F>
+__device__ constexpr auto entries_of(int) -> decltype(+F::ENTRIES) {
+    return F::ENTRIES;
+}
+template <class F>
+__device__ constexpr int entries_of(long) {
+    return 0;
+}
+
+// The codes of a slice, x[4j…4j+3] in q[j]. A grid is copied to shared memory: 32 lanes that look up different entries of
+// one in device memory would wait for each of its cache lines.
+template <class F, bool = (entries_of<F>(0) > 0)>
+struct Grid {
+    __device__ __forceinline__ Grid(uint8_t*) {}
+    __device__ __forceinline__ void fill(int, int) {}
+    __device__ __forceinline__ void codes(const F& weights, int s, int (&q)[8]) const {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) weights.codes4(s, j, q[j], q[4 + j]);
+    }
+};
+template <class F>
+struct Grid<F, true> {
+    uint32_t* entries;
+    __device__ __forceinline__ Grid(uint8_t* shared) : entries((uint32_t*)shared) {}
+    __device__ __forceinline__ void fill(int thread, int threads) {
+#pragma unroll 1
+        for (int i = thread; i < F::ENTRIES; i += threads) entries[i] = F::entry(i);
+    }
+    __device__ __forceinline__ uint32_t operator[](int i) const { return entries[i]; }
+    __device__ __forceinline__ void codes(const F& weights, int s, int (&q)[8]) const { weights.codes(s, *this, q); }
 };
 
 }  // namespace interleaved

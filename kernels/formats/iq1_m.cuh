@@ -36,6 +36,16 @@ struct alignas(4) IQ1_M {
         const int k = 4 * s + j / 2, high = qh[k / 2] >> 4 * (k % 2);
         return iq1_word(qs[k] | (high & 7) << 8, j % 2, high & 8);
     }
+    static constexpr int ENTRIES = 2048;
+    __device__ static uint32_t entry(int i) { return iq1_entry(i); }
+    template <class Grid>
+    __device__ __forceinline__ void codes(int s, const Grid& grid, int (&q)[8]) const {
+#pragma unroll
+        for (int l = 0; l < 4; ++l) {
+            const int k = 4 * s + l, high = qh[k / 2] >> 4 * (k % 2);
+            iq1_codes(grid[qs[k] | (high & 7) << 8], high & 8, q[2 * l], q[2 * l + 1]);
+        }
+    }
     __device__ void unpack(int s, int8_t* q) const {
         for (int j = 0; j < 8; ++j) store_codes(q + 4 * j, word(s, j));
     }

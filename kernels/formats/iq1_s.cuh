@@ -29,6 +29,15 @@ struct IQ1_S {
         const int l = j / 2, high = qh[s];
         return iq1_word(qs[4 * s + l] | (high >> 3 * l & 7) << 8, j % 2, high & 0x8000);
     }
+    static constexpr int ENTRIES = 2048;
+    __device__ static uint32_t entry(int i) { return iq1_entry(i); }
+    template <class Grid>
+    __device__ __forceinline__ void codes(int s, const Grid& grid, int (&q)[8]) const {
+        const int high = qh[s];
+#pragma unroll
+        for (int l = 0; l < 4; ++l)
+            iq1_codes(grid[qs[4 * s + l] | (high << 8 >> 3 * l & 0x700)], high & 0x8000, q[2 * l], q[2 * l + 1]);
+    }
     __device__ void unpack(int s, int8_t* q) const {
         for (int j = 0; j < 8; ++j) store_codes(q + 4 * j, word(s, j));
     }

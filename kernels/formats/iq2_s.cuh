@@ -32,6 +32,16 @@ struct IQ2_S {
         const int l = j / 2, k = 4 * s + l;
         return with_signs(IQ2_S_GRID[qs[k] | (qh[s] >> 2 * l & 3) << 8][j % 2], signs[k] >> 4 * (j % 2));
     }
+    static constexpr int ENTRIES = 1024;
+    __device__ static uint32_t entry(int i) { return iq2_entry(IQ2_S_GRID[i]); }
+    template <class Grid>
+    __device__ __forceinline__ void codes(int s, const Grid& grid, int (&q)[8]) const {
+#pragma unroll
+        for (int l = 0; l < 4; ++l) {
+            const int k = 4 * s + l;
+            iq2_codes(grid[qs[k] | (qh[s] >> 2 * l & 3) << 8], signs[k], q[2 * l], q[2 * l + 1]);
+        }
+    }
     __device__ void unpack(int s, int8_t* q) const {
         for (int j = 0; j < 8; ++j) store_codes(q + 4 * j, word(s, j));
     }

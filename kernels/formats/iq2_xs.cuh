@@ -32,6 +32,16 @@ struct IQ2_XS {
         const int entry = qs[4 * s + j / 2];
         return with_signs(IQ2_XS_GRID[entry & 511][j % 2], KSIGNS[entry >> 9] >> 4 * (j % 2));
     }
+    static constexpr int ENTRIES = 512;
+    __device__ static uint32_t entry(int i) { return iq2_entry(IQ2_XS_GRID[i]); }
+    template <class Grid>
+    __device__ __forceinline__ void codes(int s, const Grid& grid, int (&q)[8]) const {
+#pragma unroll
+        for (int l = 0; l < 4; ++l) {
+            const uint32_t both = qs[4 * s + l];
+            iq2_codes(grid[both & 511], eight_signs(both >> 9), q[2 * l], q[2 * l + 1]);
+        }
+    }
     __device__ void unpack(int s, int8_t* q) const {
         for (int j = 0; j < 8; ++j) store_codes(q + 4 * j, word(s, j));
     }

@@ -33,6 +33,15 @@ struct IQ2_XXS {
         const int signs = KSIGNS[signs_and_scale(s) >> 7 * (j / 2) & 127];
         return with_signs(IQ2_XXS_GRID[qs[8 * s + j / 2]][j % 2], signs >> 4 * (j % 2));
     }
+    static constexpr int ENTRIES = 256;
+    __device__ static uint32_t entry(int i) { return iq2_entry(IQ2_XXS_GRID[i]); }
+    template <class Grid>
+    __device__ __forceinline__ void codes(int s, const Grid& grid, int (&q)[8]) const {
+        const uint32_t signs = signs_and_scale(s);
+#pragma unroll
+        for (int l = 0; l < 4; ++l)
+            iq2_codes(grid[qs[8 * s + l]], eight_signs(signs >> 7 * l), q[2 * l], q[2 * l + 1]);
+    }
     __device__ void unpack(int s, int8_t* q) const {
         for (int j = 0; j < 8; ++j) store_codes(q + 4 * j, word(s, j));
     }

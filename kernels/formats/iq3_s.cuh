@@ -32,6 +32,19 @@ struct IQ3_S {
         const int entry = qs[8 * s + j] | (qh[s] >> j & 1) << 8;
         return with_signs(IQ3_S_GRID[entry], signs[4 * s + j / 2] >> 4 * (j % 2));
     }
+    static constexpr int ENTRIES = 512;
+    __device__ static uint32_t entry(int i) { return IQ3_S_GRID[i]; }
+    template <class Grid>
+    __device__ __forceinline__ void codes(int s, const Grid& grid, int (&q)[8]) const {
+        const int high = qh[s];
+#pragma unroll
+        for (int l = 0; l < 4; ++l) {
+            const uint8_t* k = qs + 8 * s + 2 * l;
+            const uint32_t first = grid[k[0] | (high << (8 - 2 * l) & 256)];
+            const uint32_t second = grid[k[1] | (high << (7 - 2 * l) & 256)];
+            signed_codes(first, second, signs[4 * s + l], q[2 * l], q[2 * l + 1]);
+        }
+    }
     __device__ void unpack(int s, int8_t* q) const {
         for (int j = 0; j < 8; ++j) store_codes(q + 4 * j, word(s, j));
     }

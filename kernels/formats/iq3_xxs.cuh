@@ -34,6 +34,17 @@ struct IQ3_XXS {
         const int signs = KSIGNS[signs_and_scale(s) >> 7 * (j / 2) & 127];
         return with_signs(IQ3_XXS_GRID[qs[8 * s + j]], signs >> 4 * (j % 2));
     }
+    static constexpr int ENTRIES = 256;
+    __device__ static uint32_t entry(int i) { return IQ3_XXS_GRID[i]; }
+    template <class Grid>
+    __device__ __forceinline__ void codes(int s, const Grid& grid, int (&q)[8]) const {
+        const uint32_t signs = signs_and_scale(s);
+#pragma unroll
+        for (int l = 0; l < 4; ++l) {
+            const uint8_t* k = qs + 8 * s + 2 * l;
+            signed_codes(grid[k[0]], grid[k[1]], eight_signs(signs >> 7 * l), q[2 * l], q[2 * l + 1]);
+        }
+    }
     __device__ void unpack(int s, int8_t* q) const {
         for (int j = 0; j < 8; ++j) store_codes(q + 4 * j, word(s, j));
     }

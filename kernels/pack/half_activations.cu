@@ -1,45 +1,54 @@
 // Activations → tiles of halves for `wgmma` (hopper.cuh, SharedMatrix): TOKENS of them and 64 values a chunk, whose
 // rows of 128 bytes have the pieces of 16 bytes c at c ^ (token % 8). The values of a fragment's k lie where
-// gemm/f16/halves.cuh has a weight's: of each 16 the words 4c, 4c+1 of four lanes c, then the words 4c+2, 4c+3. A
-// thread writes 16 values of a token. Tokens past M and values past K are zero.
-#include "common.cuh"
+// gemm/f16/halves.cuh has a weight's: of each 16 the words 4c, 4c+1 of four lanes c, then the words 4c+2, 4c+3. So a
+// lane reads four values, and two lanes exchange a word. Tokens past M and values past K are zero.
+#include "async.cuh"
+#include "formats/words.cuh"
 
-// body(token, from, to): the values `from`…, a multiple of 16, of a token into its words `to`; the second half lies in
-// the piece beside it.
+constexpr int AT_ONCE = 4;  // stages
+
+// body(from, words): the values from … from+3 of x into two words. A thread block takes 8 tokens and 8 stages at a
+// time: its two halves have every other stage, 16 lanes a token's 64 values.
 template <class Body>
-__device__ __forceinline__ void for_pieces(uint8_t* out, int64_t M, int64_t K, int64_t stages, const Body& body) {
-    const int64_t count = (M + TOKENS - 1) / TOKENS * TOKENS * stages * 4;
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
-        const int step = (int)(i % 4), row = (int)(i / 4 % TOKENS);
-        const int64_t stage = i / 4 / TOKENS % stages, tile = i / 4 / TOKENS / stages;
-        const int64_t token = tile * TOKENS + row, from = stage * 64 + step * 16;
-        uint32_t words[8] = {};  // two values each
-        if (token < M && from < K) body(token * K + from, words);
-        uint4* at = (uint4*)(out + (tile * stages + stage) * TOKENS * 128) + row * 8;
-        at[(2 * step) ^ row % 8] = {words[0], words[2], words[4], words[6]};
-        at[(2 * step + 1) ^ row % 8] = {words[1], words[3], words[5], words[7]};
+__device__ __forceinline__ void for_words(uint8_t* out, int64_t M, int64_t K, int64_t stages, const Body& body) {
+    let_next_launch_start();
+    wait_for_last_launch();  // what it reads, or what it overwrites, may be in use until then
+    const int lane = threadIdx.x % 16, half = threadIdx.x / 128, step = 2 * AT_ONCE;
+    const int64_t token = (int64_t)blockIdx.x * 8 + threadIdx.x / 16 % 8, tile = token / TOKENS;
+    const int row = (int)(token % TOKENS), piece = lane / 4 * 2 + lane % 2;
+    const uint32_t to = row * 128 + (piece ^ row % 8) * 16 + lane % 4 / 2 * 8;
+    for (int64_t first = (int64_t)blockIdx.y * step + half; first < stages; first += (int64_t)gridDim.y * step) {
+        uint32_t words[AT_ONCE][2] = {};
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int64_t from = (first + 2 * i) * 64 + lane * 4;
+            if (token < M && from < K) body(token * K + from, words[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const bool odd = lane & 1;
+            const uint32_t other = __shfl_xor_sync(0xFFFFFFFF, odd ? words[i][0] : words[i][1], 1);
+            if (first + 2 * i < stages)
+                *(uint2*)(out + (tile * stages + first + 2 * i) * TOKENS * 128 + to) =
+                    odd ? uint2{other, words[i][1]} : uint2{words[i][0], other};
+        }
     }
 }
 
 extern "C" __global__ void tile(const uint16_t* __restrict__ x,  // halves (M, K)
                                 uint8_t* __restrict__ out,       // (tiles of TOKENS, stages) chunks
                                 int64_t M, int64_t K, int64_t stages) {
-    for_pieces(out, M, K, stages, [&](int64_t from, uint32_t (&words)[8]) {
-        const uint4 first = *(const uint4*)(x + from), second = *(const uint4*)(x + from + 8);
-        words[0] = first.x, words[1] = first.y, words[2] = first.z, words[3] = first.w;
-        words[4] = second.x, words[5] = second.y, words[6] = second.z, words[7] = second.w;
+    for_words(out, M, K, stages, [&](int64_t from, uint32_t (&words)[2]) {
+        const uint2 two = *(const uint2*)(x + from);
+        words[0] = two.x, words[1] = two.y;
     });
 }
 
 extern "C" __global__ void round_tiled(const float* __restrict__ x,  // (M, K)
                                        uint8_t* __restrict__ out,    // as above
                                        int64_t M, int64_t K, int64_t stages) {
-    for_pieces(out, M, K, stages, [&](int64_t from, uint32_t (&words)[8]) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float4 v = *(const float4*)(x + from + 4 * i);
-            words[2 * i] = float_to_half(v.x) | (uint32_t)float_to_half(v.y) << 16;
-            words[2 * i + 1] = float_to_half(v.z) | (uint32_t)float_to_half(v.w) << 16;
-        }
+    for_words(out, M, K, stages, [&](int64_t from, uint32_t (&words)[2]) {
+        const float4 v = *(const float4*)(x + from);
+        words[0] = two_halves(v.x, v.y), words[1] = two_halves(v.z, v.w);
     });
 }

@@ -14,7 +14,7 @@ extern "C" __global__ void pack(const FORMAT* __restrict__ w,  // (N, K/VALUES)
         uint8_t* scales = out + chunk * CHUNK + SCALES_AT + thread / 4 * SCALE_BYTES;
         for (int s = 0; s < 2; ++s)
             for (int r = 0; r < 2; ++r) {
-                const int64_t row = chunk / stages * ROWS + 16 * warp + 8 * r + g, slice = chunk % stages * 2 + s;
+                const int64_t row = chunk / stages * ROWS + 16 * warp + 2 * g + r, slice = chunk % stages * 2 + s;
                 const bool there = row < N && slice < slices;
                 const FORMAT* b = w + row * (slices / SLICES) + slice / SLICES;
                 int words[2] = {};

@@ -41,7 +41,7 @@ SIGN_BYTES = Field("signs", "u1", 32, "signs of 8 values each: bit j negates val
 IQ1_GRID = Grid("IQ1_S", 2048, 8)
 IQ1_TABLE = KernelTable(
     "iq1", "uint32_t IQ1_GRID[2048]", "the grid of IQ1_S", "entries plus 1, a nibble each: 0..3 low, 4..7 high",
-    lambda: words(_in_nibbles(IQ1_GRID.entries())),
+    lambda: words(_in_nibbles(IQ1_GRID.entries())), IQ1_GRID.count,
 )  # fmt: skip
 KSIGNS = KernelTable(
     "ksigns", "uint8_t KSIGNS[128]", "ksigns", "sign bytes of 7 bits: bit j negates value j of 8",

@@ -60,7 +60,7 @@ class Grid:
 
         return KernelTable(
             self.name.lower(), f"uint32_t {self.name}_GRID{shape}", f"the grid of {self.name}",
-            "magnitudes, four to a word", entries,
+            "magnitudes, four to a word", entries, self.count,
         )  # fmt: skip
 
 

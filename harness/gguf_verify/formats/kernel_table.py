@@ -19,6 +19,7 @@ class KernelTable:
         source: where the gguf package has the table.
         what: one phrase for the header's first line.
         entries: the entries of the array as C text. Raises EnvironmentFault where the gguf package lacks the table.
+        grid: entries that codes are looked up in, of which a kernel may keep a copy in shared memory, a word each.
     """
 
     name: str
@@ -26,6 +27,7 @@ class KernelTable:
     source: str
     what: str
     entries: Callable[[], Iterable[str]]
+    grid: int = 0
 
     @property
     def header(self) -> str:

@@ -1,10 +1,11 @@
-"""A grouped product for mixtures of experts: each token by the experts it is sent to, in three launches of any routing.
+"""A grouped product for mixtures of experts: each token by the experts it is sent to, whatever the routing.
 
-The card sorts the slots by expert and fills each expert's up to whole tiles (kernels/pack/routing.cu), tiles the
-activations in that order (kernels/pack/activations.cu), and kernels/gemm/q8_1/07_wgmma.cu multiplies each tile by its
-expert's weights and writes every output to its slot. The host need not know the routing: there are as many tiles as any
-routing of so many slots fills, and those that are left over end at once. Each output has the bits of that kernel for
-the expert's matrix, whose order is ascending k.
+A slot is the pair of a token and one of its experts. Up to as many slots as experts, one launch multiplies each by its
+expert's weights (kernels/gemm/experts/decode.cu). Of more slots, the card sorts them by expert and fills each expert's
+up to whole tiles (kernels/pack/routing.cu), tiles the activations in that order (kernels/pack/activations.cu), and
+kernels/gemm/q8_1/07_wgmma.cu multiplies each tile by its expert's weights and writes every output to its slot. The host
+need not know the routing: there are as many tiles as any routing of so many slots fills, and those that are left over
+end at once. Each output has the bits of the kernel for one matrix, whose order is ascending k.
 """
 
 from __future__ import annotations
@@ -20,15 +21,24 @@ from ..hosts.base import Host
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from .interface import Weights
+from .interleaved import ROWS as STRIP
+from .ladder.q8_1_decode import STEP as DECODE
+from .ladder.q8_1_decode import Decode
 from .ladder.q8_1_wgmma import STEP, Wgmma
 from .packed import ROWS, Layout, packed_shape
 from .routing import Routing, padded_slots
 from .site import MAX_GRID
-from .tiling import Tiling
+from .tiling import LARGE, SMALL, SMALLEST, Tiling
 
 #: Experts that kernels/pack/routing.cu counts.
 MOST_EXPERTS = 1024
-_THREADS = 256
+_THREADS, _DECODE = 256, "gemm/experts/decode.cu"
+#: Tilings, each with the most slots of an expert for which it is taken. Of an expert's last tile half is empty on
+#: average, so tiles are small.
+_TILINGS = ((16, Tiling(16)), (64, SMALL), (256, LARGE))
+#: Bytes of packed weights, 128 rows by 32, up to which the smallest tiles have few rows: of others, the rings of four
+#: thread blocks of a multiprocessor have too few stages (8 experts for Q4_K: 149 and 188 µs, 64 for Q8_0: 75 and 71).
+_NARROW = ROWS * 32 * 6 // 8
 
 
 @dataclass(frozen=True)
@@ -39,11 +49,13 @@ class ExpertWeights:
         count: how many there are.
         n: rows of each.
         packed: all of them as one matrix, each filled up to whole tiles of rows.
+        strips: likewise, in the layout of q8_1_decode.
     """
 
     count: int
     n: int
     packed: Weights
+    strips: Weights
 
 
 class Grouped:
@@ -64,14 +76,23 @@ class Grouped:
         filled = np.zeros((count, -(-n // ROWS) * ROWS, rows.shape[1]), np.uint8)
         filled[:, :n] = rows.reshape(count, n, -1)
         flat = filled.reshape(-1, rows.shape[1])
-        return ExpertWeights(count, n, Weights(fmt, len(flat), k, STEP.launch.prepare(self.site, fmt, flat)))
+        packed, strips = (
+            Weights(fmt, len(flat), k, step.launch.prepare(step.site(self.host, kernel_root()), fmt, flat))
+            for step in (STEP, DECODE)
+        )
+        return ExpertWeights(count, n, packed, strips)
+
+    @staticmethod
+    def decodes(slots: int, count: int) -> bool:
+        """Whether each slot is multiplied by itself: then an expert's weights are read once for each of its slots."""
+        return slots <= count
 
     @staticmethod
     def tiling(fmt: BlockFormat, slots: int, count: int) -> Tiling:
-        """Tiles of as many tokens as an expert has, where all have as many; larger ones leave more of them empty."""
-        wanted = -(-slots // count)
-        several = (Tiling(16), Tiling(32), *sorted(Wgmma.tilings(fmt), key=lambda tiling: tiling.tokens))
-        return next((tiling for tiling in several if tiling.tokens >= wanted), several[-1])
+        """By the slots of an expert, where all have as many; measured on one H200."""
+        of_expert, largest = -(-slots // count), max(Wgmma.tilings(fmt), key=lambda tiling: tiling.tokens)
+        found = next((tiling for most, tiling in _TILINGS if of_expert <= most), largest)
+        return SMALLEST if found.tokens == SMALLEST.tokens and Layout.of(fmt).chunk <= _NARROW else found
 
     def multiply(
         self, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool = False
@@ -105,6 +126,9 @@ class Grouped:
     def _multiply(
         self, entry: str, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool
     ) -> None:  # fmt: skip
+        if self.decodes(m * top_k, weights.count):
+            self._decode(entry == "quantize_tiled", weights, x, ids, out, m, top_k, own)
+            return
         fmt, host, used = weights.packed.fmt, self.host, m * top_k
         assert isinstance(fmt, BlockFormat)
         tiling = self.tiling(fmt, used, weights.count)
@@ -139,6 +163,25 @@ class Grouped:
         gemm = self.site.function("gemm", fmt, macros=macros)
         block = (tiling.groups * 128 + (128 if tiling.ctas == 1 else 32), 1, 1)
         host.launch(gemm, (tiling.tiles(capacity, weights.n), 1, 1), block, args, shared=ring * slot, overlaps=True)
+
+    def _decode(
+        self, values: bool, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool
+    ) -> None:  # fmt: skip
+        of, host, slots = weights.strips, self.host, m * top_k
+        site, fmt = DECODE.site(host, kernel_root()), of.fmt
+        assert isinstance(fmt, BlockFormat)
+        shape = Decode.shape(host.sm, of, 1)
+        if values and shape["X_SLICES"] * 32 < of.k:
+            x, values = site.quantized(x, (slots if own else m) * of.k // 32), False
+        threads, shared = shape["WARPS"] * 32, Decode.shared(fmt, shape)
+        macros = {name: str(value) for name, value in shape.items()}
+        gemm = site.function("gemm_values" if values else "gemm", fmt, _DECODE, macros)
+        of_slot = min(-(-weights.n // STRIP), max(1, host.resident(gemm, threads, shared) // slots))
+        args = [
+            of.buffer, x, out, ids, np.int64(weights.n), np.int64(of.k // fmt.block_size),
+            np.int64(of.n // weights.count // STRIP), np.int64(1 if own else top_k), np.int64(of_slot),
+        ]  # fmt: skip
+        host.launch(gemm, (slots * of_slot, 1, 1), (threads, 1, 1), args, shared=shared, overlaps=True)
 
 
 __all__ = ["MOST_EXPERTS", "ExpertWeights", "Grouped"]

@@ -1,4 +1,4 @@
-"""How kernels/gemm/f16/03_wgmma.cu and 04_dequantized.cu after it cut [M, N] outputs in tiles."""
+"""How kernels/gemm/f16/03_wgmma.cu and 04_dequantized.cu after it cut [M, N] outputs in tiles, and rows in parts."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from .interface import Weights
 from .site import MAX_GRID, Site
 from .tiling import MULTIPROCESSORS
 
-_TILE = "pack/half_activations.cu"
+_TILE, _ADD = "pack/half_activations.cu", "gemm/add_parts.cu"
 #: Shared memory that thread blocks of a multiprocessor use, in bytes.
 _SHARED = 220 * 1024
+#: Sums of parts that are written, read and added in a unit of `HalfTiling.cost`.
+_SUMS = 70_000
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class HalfTiling:
     Args:
         tokens, row_groups, k_groups, ctas: the source's TOKENS, ROW_GROUPS, K_GROUPS and CTAS.
         pipelined: the source's PIPELINED.
+        parts: into how many a row is cut, at most (split-K). Their sums are added afterwards, in ascending order.
     """
 
     tokens: int
@@ -32,25 +35,28 @@ class HalfTiling:
     k_groups: int = 1
     ctas: int = 1
     pipelined: bool = False
+    parts: int = 1
 
     def tiles(self, m: int, n: int) -> int:
         """Tiles of [m, n] outputs."""
         return -(-n // (self.row_groups * ROWS)) * -(-m // self.tokens)
 
-    def cost(self, m: int, n: int) -> int:
-        """A measure of the time: outputs that a multiprocessor computes one after the other, and what a tile takes
-        beside them."""
-        return -(-self.tiles(m, n) // MULTIPROCESSORS) * self.row_groups * (self.tokens + 64)
+    def cost(self, m: int, n: int) -> float:
+        """A measure of the time: outputs that a multiprocessor computes one after the other, what a tile takes beside
+        them, and the adding of parts."""
+        rounds = -(-self.tiles(m, n) * self.parts // MULTIPROCESSORS)
+        sums = m * n * self.parts / _SUMS if self.parts > 1 else 0.0
+        return rounds * self.row_groups * (self.tokens + 64) / self.parts + sums
 
     def tiled(self, site: Site, fmt: WeightFormat, entry: str, x: Any, m: int, k: int) -> Any:
         """Activations in tiles, by the function `entry` of kernels/pack/half_activations.cu."""
         host = site.host
         stages = -(-k // (STAGE * self.k_groups)) * self.k_groups  # of whole slots
-        pieces = -(-m // self.tokens) * self.tokens * stages * 4
-        out = host.output(pieces * 32, "tiled activations")
+        eights = -(-m // self.tokens) * self.tokens // 8
+        out = host.output(eights * 8 * stages * STAGE * 2, "tiled activations")
         function = site.function(entry, fmt, _TILE, {"TOKENS": str(self.tokens)})
         args = [x, out, np.int64(m), np.int64(k), np.int64(stages)]
-        host.launch(function, (min(-(-pieces // 256), MAX_GRID), 1, 1), (256, 1, 1), args)
+        host.launch(function, (eights, min(-(-stages // 8), 65535), 1), (256, 1, 1), args, overlaps=True)
         return out
 
     def macros(self, layout: Layout, chunk: int, stages: int) -> tuple[dict[str, str], int]:
@@ -61,25 +67,40 @@ class HalfTiling:
             stages: those of a row.
         """
         slot = -(-self.k_groups * (self.tokens * 128 + self.row_groups * chunk) // 1024) * 1024
-        parts = (self.k_groups - 1) * self.row_groups * ROWS * self.tokens * 4
-        ring = max(2, min(8, -(-stages // self.k_groups), (_SHARED // self.ctas - parts) // slot))
+        sums = (self.k_groups - 1) * self.row_groups * ROWS * self.tokens * 4
+        beside = 0 if self.parts > 1 else sums  # a thread block of parts has one tile, and then needs no ring
+        ring = max(2, min(8, -(-stages // self.k_groups), (_SHARED // self.ctas - beside) // slot))
         macros = {
             **layout.macros, "TOKENS": str(self.tokens), "ROW_GROUPS": str(self.row_groups),
             "K_GROUPS": str(self.k_groups), "CTAS": str(self.ctas), "SLOTS": str(ring),
-            "PIPELINED": str(int(self.pipelined)),
+            "PIPELINED": str(int(self.pipelined)), "IN_PARTS": str(int(self.parts > 1)),
         }  # fmt: skip
-        return macros, ring * slot + parts
+        return macros, max(ring * slot + beside, sums)
 
-    def gemm(self, site: Site, weights: Weights, chunk: int, w: Any, x: Any, out: Any, m: int) -> None:
-        """Into `out` from weights in chunks and activations in tiles."""
+    def gemm(
+        self, site: Site, weights: Weights, chunk: int, w: Any, x: Any, out: Any, m: int, overlaps: bool = True
+    ) -> None:  # fmt: skip
+        """Into `out` from weights in chunks and activations in tiles.
+
+        Args:
+            overlaps: the weights are not results of a launch that may still run.
+        """
         assert isinstance(weights.fmt, BlockFormat)
-        stages, groups = -(-weights.k // STAGE), self.row_groups * self.k_groups
+        host, stages, groups = site.host, -(-weights.k // STAGE), self.row_groups * self.k_groups
         macros, shared = self.macros(Layout(weights.fmt), chunk, stages)
-        args = [w, x, out, np.int64(m), np.int64(weights.n), np.int64(stages)]
+        slots = -(-stages // self.k_groups)
+        parts = -(-slots // -(-slots // self.parts))  # of which none is empty
+        fours, tiles = -(-m * weights.n // 4), self.tiles(m, weights.n)
+        sums = out if parts == 1 else host.output(16 * parts * fours, "sums of parts")
+        args = [w, x, sums, np.int64(m), np.int64(weights.n), np.int64(stages)]
         threads = groups * THREADS + (THREADS if self.ctas == 1 and groups == 2 else 32)
-        grid = (min(self.tiles(m, weights.n), self.ctas * MULTIPROCESSORS), 1, 1)
+        grid = (tiles if self.parts > 1 else min(tiles, self.ctas * MULTIPROCESSORS), parts, 1)
         function = site.function("gemm", weights.fmt, macros=macros)
-        site.host.launch(function, grid, (threads, 1, 1), args, shared=shared)
+        host.launch(function, grid, (threads, 1, 1), args, shared=shared, overlaps=overlaps)
+        if parts > 1:
+            add = host.load(site.root, _ADD, "add_parts", {})
+            args = [sums, out, np.int64(parts), np.int64(m * weights.n)]
+            host.launch(add, (min(-(-fours // 128), MAX_GRID), 1, 1), (128, 1, 1), args, overlaps=True)
 
 
 __all__ = ["HalfTiling"]

@@ -82,19 +82,19 @@ class Layout:
             # bytes of [w, g, c, s, r]: nibbles i and i + 4 are values 2i and 2i + 1
             by_thread = raw.reshape(tiles, stages, 4, 8, 4, 2, 2, 4)
             nibbles = np.stack([by_thread & 15, by_thread >> 4], axis=-1).reshape(tiles, stages, 4, 8, 4, 2, 2, 2, 2, 2)
-            # [tile, stage, w, g, c, s, r, j, half, i] → [tile, w, r, g, stage, s, half, c, i, j]
-            values = nibbles.transpose(0, 2, 6, 3, 1, 5, 8, 4, 9, 7)
+            # [tile, stage, w, g, c, s, r, j, half, i] → [tile, w, g, r, stage, s, half, c, i, j]
+            values = nibbles.transpose(0, 2, 3, 6, 1, 5, 8, 4, 9, 7)
         else:
-            # [tile, stage, s, w, g, c, r, half, value] → [tile, w, r, g, stage, s, half, c, value]
-            values = raw.reshape(tiles, stages, 2, 4, 8, 4, 2, 2, 4).transpose(0, 3, 6, 4, 1, 2, 7, 5, 8)
+            # [tile, stage, s, w, g, c, r, half, value] → [tile, w, g, r, stage, s, half, c, value]
+            values = raw.reshape(tiles, stages, 2, 4, 8, 4, 2, 2, 4).transpose(0, 3, 4, 6, 1, 2, 7, 5, 8)
         return contiguous(values).reshape(tiles * ROWS, stages * STAGE)
 
     def scales(self, chunks: Bytes) -> Array:
         """Scales and, where the type has them, minima: float32 or float16[1 or 2, tiles·64, stages·2·groups]."""
         tiles, stages = chunks.shape[:2]
         raw = contiguous(chunks[..., ROWS * STAGE * self.bits // 8 :]).view("<f2" if self.half_scales else "<f4")
-        # [tile, stage, w, g, kind, r, s, group] → [kind, tile, w, r, g, stage, s, group]
-        by_row = raw.reshape(tiles, stages, 4, 8, -1, 2, 2, self.groups).transpose(4, 0, 2, 5, 3, 1, 6, 7)
+        # [tile, stage, w, g, kind, r, s, group] → [kind, tile, w, g, r, stage, s, group]
+        by_row = raw.reshape(tiles, stages, 4, 8, -1, 2, 2, self.groups).transpose(4, 0, 2, 3, 5, 1, 6, 7)
         return contiguous(by_row).reshape(-1, tiles * ROWS, stages * 2 * self.groups)
 
 

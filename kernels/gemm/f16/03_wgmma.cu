@@ -8,23 +8,34 @@
 //   - A warpgroup multiplies 64 rows by up to 256 tokens, so a weight is unpacked once for all of these.
 //   - With few tokens, K_GROUPS warpgroups share a tile: each takes one stage of a slot, and their sums are added at
 //     the end in the order of the groups.
-//   - A thread block takes one tile after the other, so that the next tile's operands come while outputs are written.
+//   - A thread block takes one tile after the other, so that the next one's operands come while outputs are written.
+//   - Where rows and tokens are few, tiles do not fill the card. Then rows are cut in parts, too: a thread block has
+//     one tile of a part, and add_parts.cu adds the parts. N = 4096 makes 64 tiles for 132 multiprocessors; two parts
+//     take 12.8 µs in place of 14.4 (Q4_K, 64 tokens, one H200), four and more are no faster.
+//   - Launches overlap: the ring is filled with weights while the activations of the same product are prepared. 14.3 µs
+//     in place of 15.7 (Q4_K, N = 4096, 64 tokens), 26.7 in place of 28.7 (N = 14336).
+//   - Rows are packed such that a thread has two neighbours, so outputs are written in pairs (pipeline.cuh).
 //
-// PIPELINED: the next stage's fragments are made while products are computed. That takes 16 registers more, and pays
-// where scales are float32: a weight then takes twice the instructions (halves.cuh).
+// PIPELINED: the next stage's fragments are made while products are computed. That takes 16 registers more. It pays
+// with tiles of 128 tokens, and with 256 where scales are float32: a weight then takes twice the instructions
+// (halves.cuh).
 //
 // What remains. With few tokens it does not wait for memory: Q8_0, of twice the bytes, takes as long as Q4_0. Of Q4_0 a
-// warp needs 118 instructions for 64 values of its 16 rows, and 69 of them unpack codes. Thread blocks do not share a
-// tile, so few rows leave multiprocessors idle.
+// warp needs 118 instructions for 64 values of its 16 rows, and 69 of them unpack codes. With thousands of tokens the
+// card's power is the limit, and the rounding of float32 activations takes 25 of 219 µs (4096 tokens, N = 4096, Q4_0).
+// Slower versions: four warpgroups of 128 tokens, whose registers hold the fragments of half a stage (38.0 µs in place
+// of 33.1, 512 tokens, N = 4096, Q8_0), and other orders of the tiles.
 #include "halves.cuh"
 
 #define WEIGHT_CHUNK halves::CHUNK
 #include "pipeline.cuh"
 
+constexpr bool ONE_TILE = IN_PARTS;  // of a thread block
+
 extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
     const uint8_t* __restrict__ w,  // (tiles of 64 rows, stages) chunks
     const uint8_t* __restrict__ x,  // (tiles of TOKENS, stages, TOKENS, 64) halves
-    float* __restrict__ y,          // (M, N)
+    float* __restrict__ y,          // (M, N), of several parts (parts, M·N, to a multiple of 4)
     int64_t M, int64_t N, int64_t stages) {
     using namespace pipeline;
     DYNAMIC_SHARED(ring);
@@ -45,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
     const int row_group = group % ROW_GROUPS, k_group = group / ROW_GROUPS;
     const uint8_t* const own_w = ring + WEIGHTS_AT + row_group * WEIGHT_BYTES + k_group * halves::CHUNK;
     const uint8_t* const own_x = ring + k_group * X_BYTES;
-    const int slots = (int)p.slots, last = (int)stages - (slots - 1) * K_GROUPS;  // stages of the last slot
+    const int slots = p.count, left = (int)stages - (p.first + slots - 1) * K_GROUPS;  // stages from the last slot on
     float acc[COUNT];
     uint32_t a[4][4], others[4][4];
     Slot slot(0);
@@ -53,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
     // The fragments of this group's stage in slot i of a row; zeros, where the last slot has none for it.
     const auto fill = [&](uint32_t (&fragments)[4][4], int i) {
         barriers.wait(slot);
-        if (K_GROUPS == 1 || i + 1 < slots || k_group < last) {
+        if (K_GROUPS == 1 || i + 1 < slots || k_group < left) {
             halves::Part of_w;
             of_w.load(own_w + slot.at * SLOT, thread);
 #pragma unroll
@@ -106,18 +117,22 @@ extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
 
         if constexpr (K_GROUPS > 1) {
             // (K_GROUPS - 1, ROW_GROUPS, COUNT, 128)
-            float* const parts = (float*)(ring + SLOTS * SLOT) + row_group * COUNT * WARPGROUP + thread;
+            float* const sums = (float*)(ring + (ONE_TILE ? 0 : SLOTS * SLOT)) + row_group * COUNT * WARPGROUP + thread;
+            if (ONE_TILE) barrier_sync(2, CONSUMERS);  // the ring has been read, and nothing more comes
             constexpr int PART = ROW_GROUPS * COUNT * WARPGROUP;
             if (k_group > 0)
 #pragma unroll
-                for (int i = 0; i < COUNT; ++i) parts[(k_group - 1) * PART + i * WARPGROUP] = acc[i];
+                for (int i = 0; i < COUNT; ++i) sums[(k_group - 1) * PART + i * WARPGROUP] = acc[i];
             barrier_sync(1, CONSUMERS);
             if (k_group == 0)
                 for (int k = 0; k < K_GROUPS - 1; ++k)
 #pragma unroll
-                    for (int i = 0; i < COUNT; ++i) acc[i] = __fadd_rn(acc[i], parts[k * PART + i * WARPGROUP]);
-            barrier_sync(2, CONSUMERS);
+                    for (int i = 0; i < COUNT; ++i) acc[i] = __fadd_rn(acc[i], sums[k * PART + i * WARPGROUP]);
+            if (!ONE_TILE) barrier_sync(2, CONSUMERS);
+            if (number + gridDim.x >= p.tiles) let_next_launch_start();
             if (k_group > 0) continue;
+        } else if (number + gridDim.x >= p.tiles) {
+            let_next_launch_start();
         }
         write(p, Tile(p, number), row_group, acc, y);
     }

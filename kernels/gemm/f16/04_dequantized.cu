@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) acc[i] = 0.0f;
         int before = -1;  // the slot whose products are pending
-        for (int64_t i = 0; i < stages; ++i) {
+        for (int i = 0; i < p.count; ++i) {
             const uint8_t* at = ring + slot.at * SLOT;
             const SharedMatrix a = shared_matrix(at + WEIGHTS_AT + group * WEIGHT_BYTES), b = shared_matrix(at);
             barriers.wait(slot);

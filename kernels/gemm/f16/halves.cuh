@@ -3,7 +3,7 @@
 //
 // Packed weights: tiles of 64 rows, a chunk a tile and stage of 64 values. Rows past N and values past K have scale 0.
 // A code is stored without its type's lowest one, CODE_LOW, as CODE_BITS bits. Thread 32w + 4g + c of a warpgroup has,
-// of the rows 16w + 8r + g (r = 0, 1) and of both slices s, the values 4c…4c+3 and 16+4c…16+4c+3:
+// of the rows 16w + 2g + r (r = 0, 1) and of both slices s, the values 4c…4c+3 and 16+4c…16+4c+3:
 //
 //     chunk (tile, stage)   codes, 4 bits   [128 threads]{word of (s, r) = (0, 0), (0, 1), (1, 0), (1, 1)}
 //                                           nibbles i and i + 4 of a word: values 2i and 2i + 1 of its eight

@@ -1,5 +1,6 @@
 // What 03 and 04 share: tiles of outputs that thread blocks take one after the other, a ring of slots of operands in
 // shared memory that one thread keeps filled by bulk copies, and the writing of outputs.
+// Rows may be cut in parts, one for each number of a thread block's second dimension.
 //
 // Macros: TOKENS (8 … 256) and ROW_GROUPS · 64 rows of a tile, K_GROUPS stages of 64 values in a slot, SLOTS, CTAS
 // thread blocks a multiprocessor. WEIGHT_CHUNK bytes of weights are a stage of 64 rows.
@@ -20,12 +21,15 @@ constexpr int SLOT = (WEIGHTS_AT + ROW_GROUPS * WEIGHT_BYTES + 1023) / 1024 * 10
 
 struct Problem {
     int64_t M, N, stages, slots, tiles64, row_tiles, token_tiles, tiles;
+    int first, count;  // the slots of this thread block's part of a row
 
-    // The activations have whole slots of stages.
-    __device__ Problem(int64_t m, int64_t n, int64_t count) : M(m), N(n), stages(count) {
+    // The activations have whole slots of stages. A row is cut in gridDim.y parts, of which none is empty.
+    __device__ Problem(int64_t m, int64_t n, int64_t of_row) : M(m), N(n), stages(of_row) {
         slots = (stages + K_GROUPS - 1) / K_GROUPS, tiles64 = (N + ROWS - 1) / ROWS;
         row_tiles = (tiles64 + ROW_GROUPS - 1) / ROW_GROUPS;
         token_tiles = (M + TOKENS - 1) / TOKENS, tiles = row_tiles * token_tiles;
+        const int part = ((int)slots + gridDim.y - 1) / gridDim.y;
+        first = blockIdx.y * part, count = (int)slots - first < part ? (int)slots - first : part;
     }
 };
 
@@ -66,40 +70,62 @@ struct Barriers {
     __device__ __forceinline__ void release(int slot) const { mbarrier_arrive(&empty[slot]); }
 };
 
-// Fills the ring for all tiles of this thread block; one thread calls it.
+// Fills the ring for all tiles of this thread block; one thread calls it. The first weights may come before the last
+// launch has ended: its results are activations.
 __device__ __forceinline__ void produce(const Problem& p, const uint8_t* w, const uint8_t* x, uint8_t* ring,
                                         const Barriers& barriers) {
+    const auto take_weights = [&](const Tile& tile, int i, int at) {
+        const int64_t stage = (int64_t)(p.first + i) * K_GROUPS;
+        const int count = p.stages - stage < K_GROUPS ? (int)(p.stages - stage) : K_GROUPS;
+        mbarrier_expect(&barriers.full[at], WEIGHTS_AT + count * ROW_GROUPS * WEIGHT_CHUNK);
+#pragma unroll
+        for (int g = 0; g < ROW_GROUPS; ++g) {  // the last tile replaces one past the end
+            const int64_t of = tile.rows * ROW_GROUPS + g < p.tiles64 ? tile.rows * ROW_GROUPS + g : p.tiles64 - 1;
+            bulk_copy(ring + at * SLOT + WEIGHTS_AT + g * WEIGHT_BYTES, w + (of * p.stages + stage) * WEIGHT_CHUNK,
+                      count * WEIGHT_CHUNK, &barriers.full[at]);
+        }
+    };
+    const auto take_tokens = [&](const Tile& tile, int i, int at) {
+        bulk_copy(ring + at * SLOT, x + (tile.tokens * p.slots + p.first + i) * K_GROUPS * X_BYTES, WEIGHTS_AT,
+                  &barriers.full[at]);
+    };
+    const int begun = p.count < SLOTS ? p.count : SLOTS;
+    const Tile begins(p, blockIdx.x);
+    for (int i = 0; i < begun; ++i) take_weights(begins, i, i);
+    wait_for_last_launch();
     Slot slot(1);
+    for (int i = 0; i < begun; ++i) take_tokens(begins, i, i), slot.next();
     for (int64_t number = blockIdx.x; number < p.tiles; number += gridDim.x) {
         const Tile tile(p, number);
-        for (int64_t first = 0; first < p.stages; first += K_GROUPS) {
-            const int count = p.stages - first < K_GROUPS ? (int)(p.stages - first) : K_GROUPS;
-            uint8_t* to = ring + slot.at * SLOT;
-            MBarrier* done = &barriers.full[slot.at];
+        for (int i = number == blockIdx.x ? begun : 0; i < p.count; ++i) {
             mbarrier_wait(&barriers.empty[slot.at], slot.parity);
-            mbarrier_expect(done, WEIGHTS_AT + count * ROW_GROUPS * WEIGHT_CHUNK);
-            bulk_copy(to, x + (tile.tokens * p.slots * K_GROUPS + first) * X_BYTES, WEIGHTS_AT, done);
-#pragma unroll
-            for (int i = 0; i < ROW_GROUPS; ++i) {  // the last tile replaces one past the end
-                const int64_t of = tile.rows * ROW_GROUPS + i < p.tiles64 ? tile.rows * ROW_GROUPS + i : p.tiles64 - 1;
-                bulk_copy(to + WEIGHTS_AT + i * WEIGHT_BYTES, w + (of * p.stages + first) * WEIGHT_CHUNK,
-                          count * WEIGHT_CHUNK, done);
-            }
+            take_weights(tile, i, slot.at), take_tokens(tile, i, slot.at);
             slot.next();
         }
     }
 }
 
-// The outputs of a warpgroup: acc as `wgmma` has them.
+// The outputs of a warpgroup: acc as `wgmma` has them, except that rows g and g + 8 of a warp's 16 are rows 2g and
+// 2g + 1 of W (halves.cuh). Those of a part lie behind those of the part before it.
 __device__ __forceinline__ void write(const Problem& p, const Tile& tile, int row_group, const float (&acc)[COUNT],
                                       float* y) {
     const int thread = threadIdx.x % WARPGROUP;
-    const int64_t row = (tile.rows * ROW_GROUPS + row_group) * ROWS + thread / 32 * 16 + thread % 32 / 4;
+    const int64_t n = (tile.rows * ROW_GROUPS + row_group) * ROWS + thread / 32 * 16 + thread % 32 / 4 * 2;
+    const bool pairs = p.N % 2 == 0;
+    y += (p.M * p.N + 3) / 4 * 4 * blockIdx.y + n;
 #pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-        const int64_t n = row + 8 * (i / 2 % 2), m = tile.tokens * TOKENS + i / 4 * 8 + 2 * (thread % 4) + i % 2;
-        if (n < p.N && m < p.M) y[m * p.N + n] = acc[i];
-    }
+    for (int i = 0; i < COUNT; i += 4)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int64_t m = tile.tokens * TOKENS + 2 * i + 2 * (thread % 4) + e;
+            if (m >= p.M || n >= p.N) continue;
+            if (pairs) {
+                *(float2*)(y + m * p.N) = {acc[i + e], acc[i + 2 + e]};
+            } else {
+                y[m * p.N] = acc[i + e];
+                if (n + 1 < p.N) y[m * p.N + 1] = acc[i + 2 + e];
+            }
+        }
 }
 
 }  // namespace pipeline

@@ -3,19 +3,19 @@
 // type but its header in formats/:
 //
 //   - A lane has a row. What 32 lanes read of a block lies side by side (interleaved.cuh), so that copies are bulk
-//     copies and no two lanes meet in a bank; a lane copies its block into registers and unpacks it there, by codes4 of
-//     the type, at places that the compiler knows.
+//     copies and no two lanes meet in a bank; a lane copies its block into registers and unpacks it there, by functions
+//     of the type, at places that the compiler knows. A grid that codes are looked up in is in shared memory.
 //   - The warps of a thread block have different units of K, of UNIT values. A unit's products are integers (__dp4a),
-//     exact in any order, and wait in registers until it is the unit's turn: the sums of 32 rows so far are a baton that
-//     goes from warp to warp. Only the warp that has it adds, in ascending k, as 01 does: one or two operations in a
-//     chain for each 32 or 16 values.
+//     exact in any order, and wait in registers (as terms, where there is room) until it is the unit's turn: the sums of
+//     32 rows so far are a baton that goes from warp to warp. Only the warp that has it adds, in ascending k, as 01 does:
+//     one or two operations in a chain for each 32 or 16 values.
 //   - Everything else is as in 08: each warp keeps its own ring filled, launches overlap, x is quantized on the way by
 //     each thread block, and thread blocks go on to further strips.
 //
-// NVRTC 13 makes a loop of 677 instructions for a unit of Q4_K and one token (sm_90; Q4_0 588, IQ4_XS 1,107, MXFP4 1,399).
-// With N = 14336 and K = 4096 there are 14 units for each scheduler of 132 multiprocessors: 9,200 instructions in the
-// 14,000 cycles that 33 MB take at 4.1 TB/s. Measured on one H200 (M = 1): Q4_K 11.3 µs, Q6_K 15.0 (48 MB), Q2_K 14.7
-// (19 MB), IQ2_XS 23.1 (17 MB). So instructions bound the types of few bits.
+// NVRTC 13 makes a loop of 443 instructions for a unit of Q4_0 and one token (sm_90; IQ2_XXS 950, IQ4_XS 969, MXFP4
+// 1,015). With N = 14336 and K = 4096 there are 14 units for each scheduler of 132 multiprocessors: 13,000 instructions
+// of IQ2_XXS, in the 6,500 cycles that its 15 MB take at 4.1 TB/s. Measured on one H200 (M = 1): Q4_K 10.2 µs, Q6_K 14.9
+// (48 MB), Q2_K 12.9 (19 MB), IQ2_XXS 12.4 (15 MB). So instructions bound the types of few bits.
 #include "../../async.cuh"
 #include "../../interleaved.cuh"
 #include "quantize/q8_1.cuh"
@@ -26,9 +26,12 @@ constexpr int BLOCKS = UNIT / FORMAT::VALUES;                   // of a unit
 constexpr int OF_BLOCK = FORMAT::VALUES / QK, SLICES = UNIT / QK, GROUPS = Scales<FORMAT>::GROUPS;
 constexpr int THREADS = WARPS * 32, ROUND = WARPS * SLICES;     // slices that all warps have at a time
 constexpr int SLOT = BLOCKS * BLOCK;                            // a unit's weights
+constexpr bool PREPARED = TOKENS * SLICES * GROUPS <= 32;  // registers hold a unit's terms before it is its turn
 constexpr bool SUMS = FORMAT::MINIMUM == Minimum::MEETS_CODES;  // of activations' codes
 constexpr int SCALES_AT = WARPS * STAGES * SLOT, SUMS_AT = SCALES_AT + TOKENS * X_SLICES * 8;
 constexpr int X_AT = (SUMS_AT + (SUMS ? TOKENS * X_SLICES * GROUPS * 4 : 0) + 15) / 16 * 16;
+constexpr int GRID_AT = X_AT + TOKENS * X_SLICES * 32;
+static_assert(interleaved::entries_of<FORMAT>(0) == GRID_ENTRIES, "the harness gives the grid another room");
 static_assert(UNIT % FORMAT::VALUES == 0 && X_SLICES % ROUND == 0, "parts of x are whole rounds");
 
 // x in shared memory: its codes, its scales {d, s} and, where minima are multiplied by them, the sums of its codes.
@@ -38,71 +41,107 @@ struct Activations {
     float* sums;     // [TOKENS][X_SLICES][GROUPS]
 };
 
-// Codes of the values 4c…4c+3 and 16+4c…16+4c+3 of slice `slice` of all of x, and its scales as halves. All lanes of a
-// warp take part; four share a slice.
+// A group's term, as far as it does not depend on the sum so far (add_term in common.cuh).
+template <class F>
+struct Term {
+    static constexpr bool OFFSET = F::MINIMUM == Minimum::OFFSET;
+    float factor, value, z;
+
+    __device__ __forceinline__ static Term of(float d_w, float d_a, float z, float products) {
+        if (OFFSET) return {d_w, __fmaf_rn(d_a, products, z), z};
+        return {__fmul_rn(d_w, d_a), products, z};
+    }
+    __device__ __forceinline__ float add(float acc, float m_w) const {
+        acc = __fmaf_rn(factor, value, acc);
+        return OFFSET || F::MINIMUM == Minimum::NONE ? acc : __fmaf_rn(m_w, z, acc);
+    }
+};
+
+// A thread block's first strip, and its tokens: which row of x each one is, and of y. gemm/experts/decode.cu has others.
+#ifndef EXPERTS
+struct Share {
+    int64_t first_strip, first_token;
+    int tokens;
+
+    __device__ int64_t row_of_x(int token) const { return first_token + token; }
+    __device__ int64_t row_of_y(int token) const { return first_token + token; }
+};
+#endif
+
+// A lane's part of a slice of x: codes of the values 4c…4c+3 and 16+4c…16+4c+3, and the scales as halves.
 struct Part {
     uint32_t low, high;
     uint16_t d, s;
 };
-template <bool VALUES>
-__device__ __forceinline__ Part part_of(const void* x, int64_t slice, int c, bool there) {
-    Part p = {};
-    if (VALUES) {
-        const float4* from = (const float4*)x + slice * 8 + c;
-        float4 v[2] = {};
-        if (there) v[0] = from[0], v[1] = from[4];
-        const Quantized q = quantized(v, c);
-        p = {four_bytes(q.q), four_bytes(q.q + 4), float_to_half(q.d), float_to_half(q.s)};
-    } else if (there) {
-        const Q8_1* from = (const Q8_1*)x + slice;
-        p = {load_word_4(from->qs, c), load_word_4(from->qs, c + 4), from->d, from->s};
-    }
-    return p;
-}
 
-// `count` slices of each token from slice `first` on.
+// `count` slices of each token from slice `first` on. Four lanes share a slice; each one requests AT_ONCE parts before
+// it waits for the first.
 template <bool VALUES>
-__device__ __forceinline__ void take_x(const Activations& to, const void* x, int tokens, int64_t slices, int64_t first,
-                                       int count) {
-    const int c = threadIdx.x % 4, all = tokens * count * 4;
+__device__ __forceinline__ void take_x(const Activations& to, const void* x, const Share& share, int64_t slices,
+                                       int64_t first, int count) {
+    const int c = threadIdx.x % 4, all = share.tokens * count * 4;
 #pragma unroll 1
-    for (int i = threadIdx.x; i / 32 * 32 < all; i += THREADS) {
-        const int token = i / 4 / count;
-        // thread blocks begin at different places, or all would wait for the same one
-        int slice = i / 4 - token * count + (int)(blockIdx.x % 32) * count / 32;
-        if (slice >= count) slice -= count;
-        const Part p = part_of<VALUES>(x, token * slices + first + slice, c, i < all);
-        const int at = token * X_SLICES + slice;
-        if (SUMS) {
-            int low = __dp4a((int)p.low, 0x01010101, 0), high = __dp4a((int)p.high, 0x01010101, 0);
+    for (int base = threadIdx.x; base / 32 * 32 < all; base += THREADS * AT_ONCE) {
+        float4 values[AT_ONCE][2] = {};
+        Part parts[AT_ONCE] = {};
+        int places[AT_ONCE];
 #pragma unroll
-            for (int apart = 1; apart <= 2; apart *= 2) {
-                low += __shfl_xor_sync(0xFFFFFFFF, low, apart), high += __shfl_xor_sync(0xFFFFFFFF, high, apart);
-            }
-            if (i < all && c == 0) {
-                to.sums[at * GROUPS] = (float)(GROUPS == 2 ? low : low + high);
-                if (GROUPS == 2) to.sums[at * GROUPS + GROUPS - 1] = (float)high;
+        for (int u = 0; u < AT_ONCE; ++u) {
+            const int i = base + u * THREADS, token = i / 4 / count;
+            // thread blocks begin at different places, or all would wait for the same one
+            int slice = i / 4 - token * count + (int)(blockIdx.x % 32) * count / 32;
+            if (slice >= count) slice -= count;
+            places[u] = token * X_SLICES + slice;
+            if (i >= all) continue;
+            const int64_t at = share.row_of_x(token) * slices + first + slice;
+            if (VALUES) {
+                const float4* from = (const float4*)x + at * 8 + c;
+                values[u][0] = from[0], values[u][1] = from[4];
+            } else {
+                const Q8_1* from = (const Q8_1*)x + at;
+                parts[u] = {load_word_4(from->qs, c), load_word_4(from->qs, c + 4), from->d, from->s};
             }
         }
-        if (i >= all) continue;
-        uint32_t* codes = (uint32_t*)(to.codes + at * 2);
-        codes[c] = p.low, codes[4 + c] = p.high;
-        if (c == 0) to.scales[at] = {half_to_float(p.d), half_to_float(p.s)};
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; ++u) {
+            const int i = base + u * THREADS, at = places[u];
+            if (i / 32 * 32 >= all) break;
+            Part p = parts[u];
+            if (VALUES) {
+                const Quantized q = quantized(values[u], c);
+                p = {four_bytes(q.q), four_bytes(q.q + 4), float_to_half(q.d), float_to_half(q.s)};
+            }
+            if (SUMS) {
+                int low = __dp4a((int)p.low, 0x01010101, 0), high = __dp4a((int)p.high, 0x01010101, 0);
+#pragma unroll
+                for (int apart = 1; apart <= 2; apart *= 2) {
+                    low += __shfl_xor_sync(0xFFFFFFFF, low, apart), high += __shfl_xor_sync(0xFFFFFFFF, high, apart);
+                }
+                if (i < all && c == 0) {
+                    to.sums[at * GROUPS] = (float)(GROUPS == 2 ? low : low + high);
+                    if (GROUPS == 2) to.sums[at * GROUPS + GROUPS - 1] = (float)high;
+                }
+            }
+            if (i >= all) break;
+            uint32_t* codes = (uint32_t*)(to.codes + at * 2);
+            codes[c] = p.low, codes[4 + c] = p.high;
+            if (c == 0) to.scales[at] = {half_to_float(p.d), half_to_float(p.s)};
+        }
     }
 }
 
 template <bool VALUES>
 __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* __restrict__ x, float* __restrict__ y,
-                                    int64_t M, int64_t N, int64_t blocks, int64_t of_tile) {
+                                    const Share& share, int64_t N, int64_t blocks, int64_t of_tile) {
     DYNAMIC_SHARED(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int nb = (int)blocks, units = (nb + BLOCKS - 1) / BLOCKS, rounds = (units + WARPS - 1) / WARPS;
     const int slices = nb * OF_BLOCK;
-    const int64_t strips = (N + 31) / 32, first_strip = blockIdx.x % of_tile, first_token = blockIdx.x / of_tile * TOKENS;
-    const int tokens = M - first_token < TOKENS ? (int)(M - first_token) : TOKENS;
+    const int64_t strips = (N + 31) / 32, first_strip = share.first_strip;
     const int64_t steps = (strips - first_strip + of_tile - 1) / of_tile * rounds;
     const Activations on_chip = {(uint4*)(shared + X_AT), (float2*)(shared + SCALES_AT), (float*)(shared + SUMS_AT)};
     uint8_t* ring = shared + warp * (STAGES * SLOT);
+    interleaved::Grid<FORMAT> grid(shared + GRID_AT);
     __shared__ float baton[TOKENS][32];
     __shared__ MBarrier all_full[BULK_COPIES ? WARPS * STAGES : 1];
     MBarrier* full = all_full + (BULK_COPIES ? warp * STAGES : 0);
@@ -134,10 +173,9 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
 #pragma unroll 1
         for (int i = 0; i < STAGES; ++i) fill(i);
     }
+    grid.fill(threadIdx.x, THREADS);
     wait_for_last_launch();
-    x = VALUES ? (const void*)((const float*)x + first_token * slices * QK)
-               : (const void*)((const Q8_1*)x + first_token * slices);
-    take_x<VALUES>(on_chip, x, tokens, slices, 0, VALUES || slices < X_SLICES ? slices : X_SLICES);
+    take_x<VALUES>(on_chip, x, share, slices, 0, VALUES || slices < X_SLICES ? slices : X_SLICES);
     __syncthreads();
     let_next_launch_start();
 
@@ -149,7 +187,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         if (!VALUES && slices > X_SLICES && step > 0 && x_base == 0) {
             const int first = round * ROUND, left = slices - first;
             __syncthreads();
-            take_x<false>(on_chip, x, tokens, slices, first, left < X_SLICES ? left : X_SLICES);
+            take_x<false>(on_chip, x, share, slices, first, left < X_SLICES ? left : X_SLICES);
             __syncthreads();
         }
         const int unit = round * WARPS + warp;
@@ -167,7 +205,6 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         }
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) {
-            if (b >= count) continue;
             interleaved::Block block;
             block.read(ring + stage * SLOT + b * BLOCK, lane);
             const FORMAT& weights = block.format();
@@ -176,8 +213,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
                 const int s = b * OF_BLOCK + of_block;
                 scales[s].read(weights, of_block);
                 int codes[8];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) weights.codes4(of_block, j, codes[j], codes[4 + j]);
+                grid.codes(weights, of_block, codes);
 #pragma unroll
                 for (int token = 0; token < TOKENS; ++token) {
 #pragma unroll
@@ -199,6 +235,24 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         stage = stage + 1 == STAGES ? 0 : stage + 1;
         parity ^= stage == 0;
 
+        const auto term_of = [&](int token, int s, int h) {
+            const int at = token * X_SLICES + slice + s;
+            const float2 of_x = on_chip.scales[at];
+            const float codes = SUMS ? on_chip.sums[at * GROUPS + h] : 0.0f;
+            return Term<FORMAT>::of(scales[s].scale(h), of_x.x, z_of<FORMAT>(of_x.x, of_x.y, codes),
+                                    above_base(sums[token][s][h]));
+        };
+        constexpr int OF = PREPARED ? TOKENS : 1, S_OF = PREPARED ? SLICES : 1, H_OF = PREPARED ? GROUPS : 1;
+        Term<FORMAT> terms[OF][S_OF][H_OF];
+        if (PREPARED) {
+#pragma unroll
+            for (int token = 0; token < OF; ++token)
+#pragma unroll
+                for (int s = 0; s < S_OF; ++s)
+#pragma unroll
+                    for (int h = 0; h < H_OF; ++h) terms[token][s][h] = term_of(token, s, h);
+        }
+
         // Its turn. Who has a strip's last unit gives the baton to the warp that begins the next strip, and both may be
         // the same one.
         const bool begins = unit == 0, ends = unit == units - 1;
@@ -206,19 +260,22 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         float acc[TOKENS];
 #pragma unroll
         for (int token = 0; token < TOKENS; ++token) acc[token] = begins ? 0.0f : baton[token][lane];
+        const auto add = [&](int s) {
 #pragma unroll
-        for (int s = 0; s < SLICES; ++s) {
-            if (s / OF_BLOCK >= count) continue;
+            for (int token = 0; token < TOKENS; ++token)
 #pragma unroll
-            for (int token = 0; token < TOKENS; ++token) {
-                const int at = token * X_SLICES + slice + s;
-                const float2 of_x = on_chip.scales[at];
+                for (int h = 0; h < GROUPS; ++h) {
+                    const Term<FORMAT> term = PREPARED ? terms[token % OF][s % S_OF][h % H_OF] : term_of(token, s, h);
+                    acc[token] = term.add(acc[token], scales[s].minimum(h));
+                }
+        };
+        if (BLOCKS == 1 || count == BLOCKS) {
 #pragma unroll
-                for (int h = 0; h < GROUPS; ++h)
-                    acc[token] = add_group<FORMAT>(acc[token], scales[s].scale(h), scales[s].minimum(h), of_x.x, of_x.y,
-                                                   above_base(sums[token][s][h]),
-                                                   SUMS ? on_chip.sums[at * GROUPS + h] : 0.0f);
-            }
+            for (int s = 0; s < SLICES; ++s) add(s);
+        } else {
+#pragma unroll
+            for (int s = 0; s < SLICES; ++s)
+                if (s / OF_BLOCK < count) add(s);
         }
         if (!ends) {
 #pragma unroll
@@ -230,9 +287,15 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
             const int64_t n = strip * 32 + lane;
 #pragma unroll
             for (int token = 0; token < TOKENS; ++token)
-                if (n < N && token < tokens) y[(first_token + token) * N + n] = acc[token];
+                if (n < N && token < share.tokens) y[share.row_of_y(token) * N + n] = acc[token];
         }
     }
+}
+
+#ifndef EXPERTS
+__device__ __forceinline__ Share share_of(int64_t M, int64_t of_tile) {
+    const int64_t first = blockIdx.x / of_tile * TOKENS;
+    return {blockIdx.x % of_tile, first, M - first < TOKENS ? (int)(M - first) : TOKENS};
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
@@ -241,12 +304,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
          float* __restrict__ y,          // (M, N)
          int64_t M, int64_t N, int64_t blocks,
          int64_t of_tile) {  // thread blocks of each tile of TOKENS
-    run<false>(w, x, y, M, N, blocks, of_tile);
+    run<false>(w, x, y, share_of(M, of_tile), N, blocks, of_tile);
 }
 
 // The same from values, of at most X_SLICES slices a row.
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     gemm_values(const uint8_t* __restrict__ w, const float* __restrict__ x, float* __restrict__ y, int64_t M, int64_t N,
                 int64_t blocks, int64_t of_tile) {
-    run<true>(w, x, y, M, N, blocks, of_tile);
+    run<true>(w, x, y, share_of(M, of_tile), N, blocks, of_tile);
 }
+#endif

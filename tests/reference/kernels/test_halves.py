@@ -10,6 +10,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.half_tiling import HalfTiling
 from gguf_verify.kernels.halves import ROWS, STAGE, Layout, check_halves
 from gguf_verify.kernels.ladder import KERNELS
@@ -82,7 +83,9 @@ def test_a_weight_is_rounded_once(host: CpuHost, fmt: BlockFormat) -> None:
     found = np.stack([pieces[:, :, rows, p ^ rows % 8] for p in range(8)], axis=3)
     pairs = found.reshape(tiles, stages, ROWS, 4, 2, 4).swapaxes(4, 5)
     halves = np.ascontiguousarray(pairs).view("<u2").reshape(tiles, stages, ROWS, STAGE).swapaxes(1, 2)
-    got = np.ascontiguousarray(halves).reshape(tiles * ROWS, -1)
+    # rows g and g + 8 of 16 are W's 2g and 2g + 1
+    by_row = np.ascontiguousarray(halves).reshape(tiles, 4, 2, 8, stages, STAGE).swapaxes(2, 3)
+    got = by_row.reshape(tiles * ROWS, -1)
     blocks = w.reshape(n, -1, fmt.block_bytes)
     d, m = (np.repeat(v(blocks).astype(np.float64), fmt.group, axis=-1) for v in (fmt.scales, fmt.minima))
     with np.errstate(over="ignore"):
@@ -121,12 +124,24 @@ def test_dequantized_is_within_the_bound(host: CpuHost) -> None:
     assert right(kernel, fmt, 3, 67, 480)
 
 
+def test_parts_have_the_same_bits_in_any_order(host: CpuHost) -> None:
+    """Of threads and of copies: sums of warpgroups replace the ring only when all have read it."""
+    kernel, fmt = ShippedKernel(KERNELS["f16_wgmma"], host), FORMATS["Q4_0"]
+    w, x = usual_weights(fmt, 67, 2080), np.random.default_rng(5).normal(size=(5, 2080)).astype(np.float32)
+    drawn = kernel.under(Schedule("seeded", 2))
+    assert drawn is not None
+    assert kernel.product(kernel.upload(fmt, w), x).tobytes() == drawn.product(drawn.upload(fmt, w), x).tobytes()
+
+
 def test_tilings_that_are_chosen() -> None:
-    """A tile of tokens where these are few; else what keeps 132 multiprocessors busy."""
+    """A tile of tokens where these are few, and parts of rows where rows are; else what keeps 132 multiprocessors
+    busy."""
     shapes = ((1, 14336), (16, 4096), (64, 4096), (128, 14336), (128, 4096), (512, 14336), (512, 4096), (4096, 4096))
-    for kind, of_64 in (("Q8_0", 64), ("Q4_K", 32)):
-        chosen = [Wgmma().tiling(FORMATS[kind], m, n).tokens for m, n in shapes]
-        assert chosen == [8, 16, of_64, 128, 64, 256, 128, 256]
+    for kind, of_512 in (("Q8_0", (128, 1)), ("Q4_K", (256, 2))):
+        chosen = [Wgmma().tiling(FORMATS[kind], m, n) for m, n in shapes]
+        assert [tiling.tokens for tiling in chosen] == [8, 16, 64, 128, 64, 256, of_512[0], 256]
+        assert [tiling.parts for tiling in chosen] == [1, 2, 2, 1, 1, 1, of_512[1], 1]
+    assert Wgmma().tiling(FORMATS["Q8_0"], 1, 64).parts == 4
 
 
 def test_drawn_blocks_that_halves_hold() -> None:
@@ -164,6 +179,7 @@ FAULTS = [
                  "0x64006400), twice(BASE) + (threadIdx.x == 69));", id="one thread's zero point is off by one"),
     pytest.param("f16_wgmma", "gemm/f16/03_wgmma.cu", "j < 4; ++j) wgmma<true>", "j < 3; ++j) wgmma<true>",
                  id="the last 16 values of a stage dropped"),
+    pytest.param("f16_wgmma", "gemm/add_parts.cu", "p < parts;", "p < parts - 1;", id="the last part's sums dropped"),
     pytest.param("f16_wgmma", "gemm/f16/03_wgmma.cu", "k < K_GROUPS - 1; ++k", "k < K_GROUPS - 2; ++k",
                  id="the last group's sums dropped", marks=pytest.mark.slow),
     pytest.param("f16_mma", "gemm/f16/mma.cuh", "lane.d[i] += row[k] * column[k];",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -134,15 +136,30 @@ def test_gemv_of_rows_longer_than_shared_memory(host: CpuHost, m: int, blocks: i
 @pytest.mark.parametrize(("sm", "most"), [("75", 64 << 10), ("86", 99 << 10), ("90", 227 << 10), ("120", 99 << 10)])
 def test_gemv_fits_in_shared_memory(fmt: BlockFormat, sm: str, most: int) -> None:
     """Limits: CUDA C++ programming guide, compute capabilities. On Hopper, two blocks of one token's shape."""
-    for m in (1, 2, 3, 4):
+    for m, n in product((1, 2, 3, 4), (1, 14336)):
         for blocks in (1, 128, 448, 5000):
-            shape = Gemv.shape(sm, Weights(fmt, 1, 32 * blocks, None), m)
+            shape = Gemv.shape(sm, Weights(fmt, n, 32 * blocks, None), m)
             aligned = Gemv.shared(fmt, shape) + 1024  # after the barriers
             assert aligned <= (most if m > 1 or blocks > 448 or sm != "90" else most // 2)
             assert shape["X_BLOCKS"] > 0
             assert shape["X_BLOCKS"] % (4 * shape["WARPS"]) == 0
             if m == 1 and blocks <= 128:  # a usual row is quantized on the way
                 assert shape["X_BLOCKS"] >= blocks
+
+
+def test_gemv_takes_more_warps_for_several_strips() -> None:
+    """Where shared memory has room for their terms."""
+    warps = {
+        (name, n, m): Gemv.shape("90", Weights(FORMATS[name], n, 4096, None), m)["WARPS"]
+        for name, n, m in product(("Q4_1", "Q8_0"), (4096, 14336), (1, 2, 4))
+    }
+    assert {case for case, count in warps.items() if count == 16} == {
+        ("Q4_1", 14336, 2), ("Q4_1", 14336, 4), ("Q8_0", 14336, 2),
+    }  # fmt: skip
+
+
+def test_bits_of_gemv_with_more_warps(host: CpuHost) -> None:
+    check(host, "q8_1_gemv", FORMATS["Q5_1"], 3, 4300, 69)
 
 
 def test_kernels_of_one_layout_share_their_weights(host: CpuHost) -> None:

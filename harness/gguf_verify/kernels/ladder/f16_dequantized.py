@@ -36,7 +36,7 @@ class Dequantized(Wgmma):
         args = [weights.buffer, w, np.int64(tiles * stages)]
         host.launch(function, (min(tiles * stages, MAX_GRID), 1, 1), (THREADS, 1, 1), args)
         tiled = _TILING.tiled(site, weights.fmt, entry, x, m, weights.k)
-        _TILING.gemm(site, weights, _CHUNK, w, tiled, out, m)
+        _TILING.gemm(site, weights, _CHUNK, w, tiled, out, m, overlaps=False)
 
 
 STEP = KernelSpec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...formats import BlockFormat, WeightFormat
@@ -13,6 +14,9 @@ from ..launch import Launch
 from ..site import Cards, Site
 from ..spec import KernelSpec
 from ..tiling import MULTIPROCESSORS
+
+#: Tokens of the largest of the small tiles; most parts of a row with these.
+_FEW, _MOST_PARTS = 64, 4
 
 
 class Wgmma(Launch):
@@ -40,20 +44,23 @@ class Wgmma(Launch):
         tiling.gemm(site, weights, Layout(weights.fmt).chunk, weights.buffer, tiled, out, m)
 
     def tiling(self, fmt: WeightFormat, m: int, n: int) -> HalfTiling:
-        """The fastest of those that were measured on one H200, with N = 4096 and 14336."""
+        """The fastest, by what was measured on one H200 with N = 4096 and 14336: of few tokens one tile, and parts of
+        rows where so few tiles would leave multiprocessors idle; else what keeps these busy."""
         assert isinstance(fmt, BlockFormat)
-        layout = Layout(fmt)
-        if m <= 16:
-            return HalfTiling(8 if m <= 8 else 16, k_groups=4, ctas=2)
-        if m <= 32:
-            return HalfTiling(32, k_groups=4)
-        wide = n > MULTIPROCESSORS * ROWS  # enough tiles of 128 rows
-        if m <= 64:
-            if wide:
-                return HalfTiling(64, row_groups=2, k_groups=2)
-            return HalfTiling(32 if layout.bits == 4 else 64, k_groups=4)
-        large = [HalfTiling(t, row_groups=2, pipelined=not layout.half_scales) for t in (256, 128)]
-        return min(*large, HalfTiling(64, k_groups=4), key=lambda tiling: tiling.cost(m, n))
+        if m <= _FEW:
+            of_rows = HalfTiling(max(8, 1 << (m - 1).bit_length()), k_groups=4, ctas=2 if m <= 16 else 1)
+            parts = MULTIPROCESSORS // of_rows.tiles(m, n)
+            if parts > 0:
+                return replace(of_rows, parts=min(parts, _MOST_PARTS))
+            return of_rows if m <= _FEW // 2 else HalfTiling(64, row_groups=2, k_groups=2)
+        half_scales = Layout(fmt).half_scales
+        large = [
+            HalfTiling(256, row_groups=2, pipelined=not half_scales), HalfTiling(128, row_groups=2, pipelined=True),
+            HalfTiling(128, k_groups=2, pipelined=True), HalfTiling(64, k_groups=4),
+        ]  # fmt: skip
+        if not half_scales:  # a weight takes twice the instructions, so it pays to unpack it once for more tokens
+            large.append(HalfTiling(256, row_groups=2, pipelined=True, parts=2))
+        return min(large, key=lambda tiling: tiling.cost(m, n))
 
 
 STEP = KernelSpec(

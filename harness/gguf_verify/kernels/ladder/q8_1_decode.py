@@ -58,15 +58,17 @@ class Decode(Interleaved):
         while tokens * cls._groups(fmt, unit) > _MOST_SUMS and unit > fmt.block_size:
             unit //= 2
         of_all, of_one = _SHARED.get(sm or "90", _SHARED_ELSEWHERE)
+        same = {"AT_ONCE": 2 if tokens <= 4 else 4, "GRID_ENTRIES": sum(t.grid for t in fmt.tables)}
         found = []
         for ctas, warps in ((2, 8), (1, 8), (1, 4), (1, 2)):
             if ctas == 2 and tokens * cls._groups(fmt, unit) > _MOST_SUMS // 2:
                 continue
             a_round = warps * unit // 32
-            shape = {"TOKENS": tokens, "WARPS": warps, "CTAS": ctas, "UNIT": unit, "STAGES": 0, "X_SLICES": 0}
+            shape = {"TOKENS": tokens, "WARPS": warps, "CTAS": ctas, "UNIT": unit, "STAGES": 0, "X_SLICES": 0} | same
             room = (min(of_one, of_all // ctas) << 10) - _BESIDE
-            stage = cls.shared(fmt, shape | {"STAGES": 1})
-            a_slice = cls.shared(fmt, shape | {"X_SLICES": 1})
+            room -= cls.shared(fmt, shape)
+            stage = cls.shared(fmt, shape | {"STAGES": 1, "GRID_ENTRIES": 0})
+            a_slice = cls.shared(fmt, shape | {"X_SLICES": 1, "GRID_ENTRIES": 0})
             whole = -(-max(slices, _COMMON // 32) // a_round) * a_round
             for x_slices in (whole, min(whole, _X_BYTES // a_slice // a_round * a_round)):
                 stages = min(_MOST_STAGES, (room - x_slices * a_slice) // stage)
@@ -82,10 +84,10 @@ class Decode(Interleaved):
 
     @staticmethod
     def shared(fmt: WeightFormat, shape: dict[str, int]) -> int:
-        """Bytes of shared memory: the rings of weights, and of x its scales, sums of codes, and codes."""
+        """Bytes of shared memory: the rings of weights; of x its scales, sums of codes, and codes; the grid."""
         assert isinstance(fmt, BlockFormat)
         ring = shape["WARPS"] * shape["STAGES"] * ROWS * (shape["UNIT"] // fmt.block_size) * fmt.block_bytes
-        return ring + shape["TOKENS"] * shape["X_SLICES"] * (32 + 8 + 8)
+        return ring + shape["TOKENS"] * shape["X_SLICES"] * (32 + 8 + 8) + 4 * shape["GRID_ENTRIES"]
 
     def _launch(
         self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]

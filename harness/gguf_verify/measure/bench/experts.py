@@ -1,9 +1,9 @@
-"""Products of mixtures of experts on a GPU: one grouped launch of any routing, compared with llama.cpp's MUL_MAT_ID.
+"""Products of mixtures of experts on a GPU: one grouped product of any routing, compared with llama.cpp's MUL_MAT_ID.
 
-Before a product is timed, some of its slots must have the bits of the exact product of their experts in ascending k. A
-graph has several products, each of tokens that are routed otherwise, so that other experts' weights are read. The time
-includes quantizing the activations and sorting the slots by expert, for both. A figure is the median over --repeat
-graphs, divided by the number of products.
+Before a product is timed, some of its slots must have the bits of the exact product of their experts in ascending k, at
+the first and last rows. A graph has several products, each of tokens that are routed otherwise, so that other experts'
+weights are read. The time includes quantizing the activations and what the routing takes, for both. A figure is the
+median over --repeat graphs, divided by the number of products.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .. import markdown
 from .card import Queue, graph_us
 from .drawn_blocks import random_rows
 from .llama_cuda import ExpertProduct, LlamaCuda
-from .matrices import LIMIT_8_BITS, Floats, nmse
+from .matrices import FEW_ROWS, LIMIT_8_BITS, Floats, ends, nmse
 
 #: Experts, experts of a token, rows of each and columns: of Mixtral's and Qwen3's kinds, and between them.
 SHAPES = ((8, 2, 14336, 4096), (64, 8, 1408, 2048), (128, 8, 768, 2048))
@@ -46,19 +46,20 @@ class Mixture:
         return [routed(_HOW, m, self.top_k, self.count, seed) for seed in range(_ROUTINGS)]
 
     def check(self, routing: Routing, y: Floats, exact: bool) -> None:
-        """Compare some slots of y[m, top_k, n] with their products. Raises KernelFault."""
-        m, semantics = len(y), SEMANTICS["q8_1"]
+        """Compare some slots of y[m, top_k, n], at the first and last rows, with their products. Raises KernelFault."""
+        m, semantics, of_expert = len(y), SEMANTICS["q8_1"], ends(self.n, FEW_ROWS)
         for slot in np.unique(np.linspace(0, m * self.top_k - 1, _CHECKED).astype(int)):
             token, at = divmod(int(slot), self.top_k)
             expert = int(routing.ids[token, at])
-            rows, given = self.rows[expert * self.n :][: self.n], self.x[token : token + 1]
+            rows, given = self.rows[expert * self.n + of_expert], self.x[token : token + 1]
+            got = np.ascontiguousarray(y[token, at, of_expert])
             expected = product(semantics, self.fmt, rows, semantics.bytes_of(given), ASCENDING)
             assert expected.ordered is not None
             if exact:
-                right = y[token, at].tobytes() == expected.ordered[0].tobytes()
+                right = got.tobytes() == expected.ordered[0].tobytes()
             else:
-                values = self.fmt.decode(rows.reshape(-1, self.fmt.block_bytes)).reshape(self.n, self.k)
-                right = nmse(y[token, at], values.astype(np.float64) @ given[0]) <= LIMIT_8_BITS
+                values = self.fmt.decode(rows.reshape(-1, self.fmt.block_bytes)).reshape(len(rows), self.k)
+                right = nmse(got, values.astype(np.float64) @ given[0]) <= LIMIT_8_BITS
             if not right:
                 who = "the grouped product" if exact else "llama.cpp's MUL_MAT_ID"
                 raise KernelFault(f"{who} is wrong: {self.fmt.name}, {self.count} experts, M {m}, slot {slot}")
@@ -128,7 +129,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `experts`."""
     add = parser.add_argument
     weights = [name for name, fmt in FORMATS.items() if fmt.weights]
-    add("--types", nargs="+", choices=sorted(weights), default=["Q4_0", "Q8_0", "Q4_K", "Q6_K"], metavar="TYPE")
+    add(
+        "--types", nargs="+", choices=sorted(weights), default=["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4"], metavar="TYPE"
+    )
     add("-m", nargs="+", type=int, default=[1, 8, 64, 512], help="tokens")
     add("--repeat", type=int, default=10, help="graphs that are timed (%(default)s)")
     add("--seed", type=int, default=0, help="of weights and activations")

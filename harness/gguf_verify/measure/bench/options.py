@@ -15,7 +15,7 @@ import numpy as np
 
 from ...hosts import HOST_CHOICES
 from ...kernels import DEFAULT_KERNEL
-from ...llama.backends import BACKENDS
+from ...llama.backends import SHORT
 from ...support.errors import UsageError
 from . import growth, records
 from .models import BEFORE_LETTERS, FILES, SHAPES, RandomModel, Shape
@@ -53,7 +53,7 @@ def add_verification(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--host", choices=HOST_CHOICES, default="auto", help="(%(default)s)")
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME", help="(%(default)s)")
-    add("--reference", choices=list(BACKENDS), default="cpu", help="the backend of llama.cpp (%(default)s)")
+    add("--reference", choices=list(SHORT), default="cpu", help="the backend of llama.cpp (%(default)s)")
 
 
 def add_results(parser: argparse.ArgumentParser, results: Path) -> None:

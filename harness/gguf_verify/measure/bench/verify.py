@@ -35,7 +35,7 @@ from typing import Any
 
 from ...hosts.compiler import cpu_name
 from ...llama import Llama
-from ...llama.backends import BACKENDS
+from ...llama.backends import SHORT
 from ...llama.child import Child
 from ...support import scratch
 from ...support.command_line import cores
@@ -90,7 +90,7 @@ def evaluated(model: Path, prompt: str, backend: str, threads: int) -> tuple[int
             start = time.perf_counter()
             llama.model.generate(tokens, 1)
             times.append(time.perf_counter() - start)
-    where, seconds = f"{BACKENDS[backend].title}, {threads} threads", float(f"{statistics.median(times):.4g}")
+    where, seconds = f"{SHORT[backend]}, {threads} threads", float(f"{statistics.median(times):.4g}")
     return len(tokens), records.Evaluation(backend=where, threads=threads, seconds=seconds)
 
 
