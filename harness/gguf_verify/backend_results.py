@@ -14,6 +14,8 @@ from .support.shown import Shown
 
 #: Wrong nodes that are recorded one by one; the rest is counted.
 MAX_WRONG = 20
+#: Of the JSON of a graph's report.
+GRAPH_SCHEMA = 1
 #: A prompt of some tokens, in words that every tokenizer knows.
 PROMPT = "The quick brown fox jumps over the lazy dog."
 

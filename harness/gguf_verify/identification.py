@@ -20,11 +20,10 @@ from .hosts.base import Host
 from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate
 from .kernels.tasks import Task
-from .llama.backends import BACKENDS
 from .processes.sandbox import sandboxed
 from .results import Options
 from .rungs import Run
-from .rungs.drawn import NONE, Drawn
+from .rungs.drawn import Drawn, check_reference
 from .rungs.opening import open_run
 from .rungs.tasks import Step
 from .semantics import Semantics
@@ -36,7 +35,6 @@ from .support.errors import (
     EnvironmentFault,
     KernelFault,
     NothingToVerify,
-    UsageError,
 )
 from .support.shown import Shown
 from .support.version import project_version
@@ -112,6 +110,7 @@ class IdentifyReport(Shown):
 def identify_model(
     path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
     options: Options | None = None, command: str = "", ray: str | None = None,
+    jobs: int | None = None,
 ) -> IdentifyReport:  # fmt: skip
     """Identify, on one matrix of each type of a GGUF model and known activations.
 
@@ -121,13 +120,11 @@ def identify_model(
     """
     options = options or Options()
     command = command or command_of(path, kernel, host, None, options, identify=True)
-    references = [*BACKENDS, NONE] if isinstance(path, Drawn) else [*BACKENDS]
-    if options.reference not in references:
-        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(references)}")
+    check_reference(path, options)
     with (
         sandboxed(options.sandbox, options.kernel_memory),
         open_run(path, kernel, host, options) as run,
-        judges(ray, run, path, kernel, host, options) as run.judges,
+        judges(ray, run, path, kernel, host, options, jobs) as run.judges,
     ):
         model, multiplier = run.model, run.kernel
         try:

@@ -77,7 +77,9 @@ class Options:
         seed: of everything that is drawn.
         tensor: a regular expression that selects tensors; None for all.
         repack: let llama.cpp repack its weights.
-        reference: the backend of llama.cpp that the kernel is compared with.
+        reference: the device of llama.cpp that the kernel is compared with: "cpu", "gpu" for the first GPU, or ggml's
+            name of one.
+        llama: the folder of another build of llama.cpp; "" for that of llama-cpp-python.
         exact_on: where exact products are computed: "cpu", "gpu", or "auto" for the GPU where the kernel runs on one.
         time_limit: seconds that llama.cpp may take for one answer.
         kernel_time_limit: seconds that one call of a foreign kernel may take.
@@ -104,6 +106,7 @@ class Options:
     tensor: str | None = None
     repack: bool = False
     reference: str = "cpu"
+    llama: str = ""
     exact_on: Literal["auto", "cpu", "gpu"] = "auto"
     time_limit: float = 900.0
     kernel_time_limit: float = 60.0
@@ -1160,7 +1163,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     `to_dict` gives a copy.
 
     Args:
-        environment: everything that could matter to repeat it.
+        environment: everything that could matter to repeat it; the digests of the file are there at the end of the run.
         rungs: the rungs that were climbed, in order.
         command: the command line that repeats the run.
         seconds: of the whole run.

@@ -13,13 +13,12 @@ from typing import Any
 from .cases import Keeper
 from .costs import Text, measure, open_source, read_text
 from .distributed import judges
-from .environment import environment_of, unknown_environment
+from .environment import environment_of, unknown_environment, with_digests
 from .gguf import Model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
 from .kernels import DEFAULT_KERNEL, Candidate
-from .llama.backends import BACKENDS
 from .processes.sandbox import sandboxed
 from .results import (
     DrawnData,
@@ -33,7 +32,7 @@ from .results import (
 from .rungs import RUNGS, Run, Rung, asked_rungs, known_rungs, rungs_for
 from .rungs.budget import Budget
 from .rungs.compiling import compile_ahead, scanners_ahead, steps_ahead
-from .rungs.drawn import DRAWN_RUNGS, NONE, Drawn, DrawnRun
+from .rungs.drawn import DRAWN_RUNGS, Drawn, DrawnRun, check_reference
 from .rungs.opening import open_run
 from .support.durations import is_duration
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
@@ -72,6 +71,7 @@ def verify(
     interrupted_report: bool = False,
     clock: Callable[[], float] = time.monotonic,
     ray: str | None = None,
+    jobs: int | None = None,
 ) -> Report:
     """Verify a GGUF model with a kernel.
 
@@ -98,6 +98,9 @@ def verify(
         clock: what time it is in seconds, for `Options.budget`.
         ray: the address of a cluster of Ray, whose processes judge tensors and GEMMs, or "local" for processes of this
             machine; None for this process. The report is the same.
+        jobs: without Ray, processes of this machine that judge tensors and GEMMs; None for as many as pay: several
+            where a card multiplies a large model, if model, kernel and host are given by their names, else this process
+            alone. The report is the same.
 
     The file is read again at the end: `Report.changed` says where it is no longer the one that was verified.
 
@@ -125,9 +128,7 @@ def verify(
             raise UsageError(f"the {left[0]} rung needs a model; on drawn data there are: {', '.join(DRAWN_RUNGS)}")
         if (source, waivers, options.save_case) != (None, None, ""):
             raise UsageError("a source, waivers and a saved case belong to a model, not to drawn data")
-    references = [*BACKENDS, NONE] if isinstance(path, Drawn) else [*BACKENDS]
-    if options.reference not in references:
-        raise UsageError(f"no reference is called {options.reference}; there are: {', '.join(references)}")
+    check_reference(path, options)
     if source_text is not None and source is None:
         raise UsageError("a text for costs (--source-text) needs the model's source (--source)")
     if options.only_call and (rungs is None or len(rungs) != 1):
@@ -141,7 +142,7 @@ def verify(
         with (
             sandboxed(options.sandbox, options.kernel_memory),
             open_run(path, kernel, host, options, None if keeper is None else keeper.keep) as run,
-            judges(ray, run, path, kernel, host, options) as run.judges,
+            judges(ray, run, path, kernel, host, options, jobs) as run.judges,
         ):
             model = run.model
             chosen = asked_rungs(rungs, run.kernel.computes)
@@ -167,9 +168,10 @@ def verify(
                     budget.reserve(clock() - begun)  # for reading the whole file once more, at the end
                 if not options.only_call:
                     compile_ahead(run)
-                    if "bytes" in asked and run.judges.wanted == 1:
+                    if "bytes" in asked and not run.judges.scans:
                         ahead.enter_context(scanners_ahead(run))
-                report = Report(environment=environment_of(run), command=command, drawn=drawn)
+                environment = environment_of(run, hashed=keeper is not None)
+                report = Report(environment=environment, command=command, drawn=drawn)
                 if keeper is not None:
                     keeper.environment = report.environment
                 waive = partial(apply, report, known, day)
@@ -179,11 +181,13 @@ def verify(
                 climb.all()
                 if before is not None and not model.changed:
                     report.costs = _costs(run, before, text)
+                report.environment = with_digests(report.environment, run)
                 report.changed = model.altered()
                 climb.over = True
             except KeyboardInterrupt as error:
                 if climb is None or not interrupted_report:
                     raise
+                report.environment = with_digests(report.environment, run, wait=False)
                 climb.interrupted(signal_of(error))
             finally:
                 ahead.close()
@@ -251,6 +255,7 @@ class _Climb:
             self._report.rungs.append(result)
             self._under_way = None
             self._waive(())
+            self._report.environment = with_digests(self._report.environment, self._run, wait=False)
             if self._run.model.changed:
                 result.fault = None  # it came of this, and this is said once
                 return

@@ -19,7 +19,9 @@ from ..support.progress import Steps
 from ..support.text import printable
 from ..support.version import project_version
 from .candidates import Candidate, between, is_version, named
-from .records import Before, Bisection, Step, Tried, Turned, Verdict
+from .index import versions_on_index
+from .kernel_runs import PACKAGE, KernelRuns
+from .records import Before, Bisection, FirstFailure, Step, Tried, Turned, Verdict
 from .runs import Runner, Runs
 from .search import Outcome, most_runs, search
 from .state import Session, State, opened
@@ -45,8 +47,11 @@ class Plan:
         retry: try again what could not be tested.
         time_limit: seconds that one run may take.
         install_limit: seconds that installing a version may take.
-        harness: what is run in place of `python -m gguf_verify backend`.
+        harness: what is run in place of `python -m gguf_verify backend`, or `verify`.
+        fetch: gives the library of a version of NVRTC; None: PyPI's.
         command: that repeats it.
+        nvrtc: the ends and the builds between them are versions of NVRTC, which compile a kernel; `arguments` are those
+            of `gguf-verify`.
     """
 
     model: Path
@@ -60,7 +65,9 @@ class Plan:
     time_limit: float = 3600.0
     install_limit: float = 7200.0
     harness: Sequence[str] = ()
+    fetch: Callable[[str], Path] | None = None
     command: str = ""
+    nvrtc: bool = False
 
 
 def bisect(plan: Plan) -> Bisection:
@@ -69,15 +76,19 @@ def bisect(plan: Plan) -> Bisection:
     began = time.monotonic()
     with closing(Processes()) as processes:
         versions = _Once(processes, plan.install_limit)
-        candidates = _candidates(plan, versions)
+        candidates = _of_nvrtc(plan, processes) if plan.nvrtc else _candidates(plan, versions)
         with open_model(plan.model) as model:
             sha256 = model.sha256()
         session = Session(
-            sha256=sha256, arguments=plan.arguments, prompt=plan.prompt,
+            sha256=sha256, arguments=("NVRTC",) * plan.nvrtc + plan.arguments, prompt=plan.prompt,
             variables={k: v for k, v in os.environ.items() if k.startswith(_VARIABLES)},
             gguf_verify=project_version(), code=code_hash(),
         )  # fmt: skip
-        runs = Runs(plan.model, sha256, plan.arguments, processes, versions, plan.time_limit, plan.harness)
+        about, limit = (plan.model, sha256, plan.arguments, processes), plan.time_limit
+        runs: Runner = (
+            KernelRuns(*about, limit, plan.install_limit, plan.harness, plan.fetch) if plan.nvrtc
+            else Runs(*about, versions, limit, plan.harness)
+        )  # fmt: skip
         with opened(plan.keep, session) as state:
             return _Search(plan, candidates, sha256, runs, state, began).result()
 
@@ -105,6 +116,19 @@ def _candidates(plan: Plan, versions: Callable[[], Versions]) -> list[Candidate]
     if among is None and is_version(plan.good) and is_version(plan.bad):
         among = between(plan.good, plan.bad, versions().all())
     return named([plan.good, *(among or ()), plan.bad], lambda version: versions().identity(version))
+
+
+def _of_nvrtc(plan: Plan, processes: Processes) -> list[Candidate]:
+    """Versions of NVRTC, from the good end to the bad one. Raises UsageError, EnvironmentFault."""
+    among = plan.among
+    given = [plan.good, *(among or ()), plan.bad]
+    if wrong := [name for name in given if not is_version(name)]:
+        raise UsageError(f"{printable(wrong[0], 200)} is no version of NVRTC such as 13.0.88")
+    if plan.good == plan.bad:
+        raise UsageError("--good and --bad name the same version")
+    if among is None:
+        among = between(plan.good, plan.bad, versions_on_index(processes, PACKAGE), PACKAGE)
+    return named([plan.good, *among, plan.bad], lambda version: "NVRTC")
 
 
 class _Search:
@@ -150,22 +174,25 @@ class _Search:
             words = f"the first bad build is {bad}, and the last good one is {good}"
         return self._made(
             "range" if untested else "found", words, self._candidates[edge.good].name,
-            self._candidates[edge.bad].name, untested, turned,
+            self._candidates[edge.bad].name, untested, turned, self._tried[edge.bad].failure,
         )  # fmt: skip
 
     def _wrong_end(self, end: int) -> Bisection:
         name = self._name(end)
         if end:
-            words = f"the bad end {name} is good: every node that was judged is right, so no build turned wrong"
+            judged = "the kernel is verified" if self._plan.nvrtc else "every node that was judged is right"
+            words = f"the bad end {name} is good: {judged}, so no build turned wrong"
             return self._made("bad end is good", words, last_good=self._candidates[end].name)
         first = self._tried[0].first
         node = "" if first is None else f" ({first.operation} {first.node} on {first.device})"
-        words = f"the good end {name} is bad{node}: the graph turned wrong there or before it"
-        return self._made("good end is bad", words, first_bad=self._candidates[0].name)
+        what = "kernel" if self._plan.nvrtc else "graph"
+        words = f"the good end {name} is bad{node}: the {what} turned wrong there or before it"
+        failure = self._tried[0].failure
+        return self._made("good end is bad", words, first_bad=self._candidates[0].name, failure=failure)
 
     def _made(
         self, verdict: Verdict, sentence: str, last_good: str = "", first_bad: str = "",
-        untested: tuple[str, ...] = (), turned: Turned | None = None,
+        untested: tuple[str, ...] = (), turned: Turned | None = None, failure: FirstFailure | None = None,
     ) -> Bisection:  # fmt: skip
         steps = tuple(
             Step(name=self._candidates[i].name, taken_over=i not in self._run_now, tried=self._tried[i])
@@ -176,6 +203,7 @@ class _Search:
             arguments=self._plan.arguments, verdict=verdict, sentence=sentence, last_good=last_good,
             first_bad=first_bad, untested=untested, turned=turned, steps=steps, runs=len(self._run_now),
             state=str(self._state.path), seconds=time.monotonic() - self._began, command=self._plan.command,
+            failure=failure,
         )  # fmt: skip
 
     def _known(self, i: int) -> Tried | None:

@@ -79,18 +79,18 @@ def _digest(build: Build) -> str:
     return digest.hexdigest()
 
 
-def between(good: str, bad: str, known: Sequence[str]) -> tuple[str, ...]:
+def between(good: str, bad: str, known: Sequence[str], package: str = "llama-cpp-python") -> tuple[str, ...]:
     """The versions between two, exclusively.
 
     Args:
-        known: all versions, the oldest first.
+        known: all versions of the package, the oldest first.
 
     Raises UsageError where either is not among them, or the good one is not the older one.
     """
     for flag, name in (("--good", good), ("--bad", bad)):
         if name not in known:
             raise UsageError(
-                f"{flag}: the index has no llama-cpp-python {name}; {nearest(name, known)}--among lists the builds in "
+                f"{flag}: the index has no {package} {name}; {nearest(name, known)}--among lists the builds in "
                 "between where it is not to be asked"
             )
     first, last = known.index(good), known.index(bad)

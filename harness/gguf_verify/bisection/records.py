@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..backend_results import WrongNode
-from ..support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_USAGE, EXIT_VERIFIED
+from ..support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_USAGE, EXIT_VERIFIED, Culprit
 from .search import Outcome
 
 #: "found": the first bad build is known; "range": it lies among builds that could not be tested.
@@ -28,16 +28,27 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int
 
 
+class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """The first failure of a run that verified a kernel: its rung, the tensor, in words, and whose fault it is."""
+
+    rung: str
+    tensor: str
+    words: str
+    culprit: Culprit
+
+
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """What a candidate's run came to.
 
     Args:
         outcome: "good" for exit code 0, "bad" for 1, else "skipped"; a report that contradicts the code is "skipped".
-        exit_code: of `gguf-verify backend`; None where it was not begun, died of a signal, or its time was over.
+        exit_code: of `gguf-verify backend`, or of `gguf-verify` where versions of NVRTC are tried; None where it was
+            not begun, died of a signal, or its time was over.
         why: it was skipped; "" where it was not.
         seconds: that the run took, without what was installed before it.
-        build: the versions of llama.cpp and ggml that the run reports.
+        build: the versions of llama.cpp and ggml that the run reports; or that of NVRTC, and the card.
         first: the first wrong node, in the order of the graph.
+        failure: the first failure of the kernel.
         seen: the operations that were judged; those of a bad build up to its first wrong node.
     """
 
@@ -47,6 +58,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     build: str = ""
     first: WrongNode | None = None
+    failure: FirstFailure | None = None
     seen: tuple[Seen, ...] = ()
 
 
@@ -78,13 +90,14 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         gguf_verify: this project's version.
         path, sha256: the model's file, a digest for each part.
-        arguments: of each run of `gguf-verify backend`.
+        arguments: of each run of `gguf-verify backend`, or of `gguf-verify`.
         verdict: what is known.
         sentence: the same in words.
         last_good: the last build that is known to be good; "" where none is.
         first_bad: the first that is known to be bad; "" likewise.
         untested: builds between the two, none of which could be tested.
         turned: what turned wrong; None where no build is known to be bad, or no good one before it.
+        failure: likewise, of a kernel: the first failure with the first bad version of NVRTC.
         steps: every candidate of which something is known, in the order of the builds.
         runs: that were made now; the rest was taken over.
         state: the file that keeps the results.
@@ -107,6 +120,7 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     seconds: float
     command: str
+    failure: FirstFailure | None = None
 
     @property
     def exit_code(self) -> int:
@@ -125,4 +139,4 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
         return end if end is not None and EXIT_USAGE <= end <= EXIT_UNVERIFIED else EXIT_ENVIRONMENT
 
 
-__all__ = ["Before", "Bisection", "Seen", "Step", "Tried", "Turned", "Verdict"]
+__all__ = ["Before", "Bisection", "FirstFailure", "Seen", "Step", "Tried", "Turned", "Verdict"]

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-import tempfile
-from pathlib import Path
-
 from ..llama import bindings
 from ..nightly.config import Variant
 from ..nightly.environments import Environments, Interpreter
 from ..nightly.requirements import LLAMA_PACKAGE
 from ..processes.commands import Processes
-from ..support.errors import EnvironmentFault, say
+from ..support.errors import say
 from ..support.text import printable
-from .candidates import listed
-
-#: Seconds in which the index must have answered.
-_INDEX_LIMIT = 120.0
+from .index import versions_on_index
 
 
 class Versions:
@@ -47,17 +40,7 @@ class Versions:
 
     def all(self) -> list[str]:
         """Those that the index of packages has, the oldest first. Raises EnvironmentFault."""
-        command = [
-            sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "index", "versions", LLAMA_PACKAGE
-        ]  # fmt: skip
-        with tempfile.TemporaryDirectory() as folder:
-            log = Path(folder) / "log"
-            ended = self._processes.run(command, _INDEX_LIMIT, log=log)
-            found = listed(log.read_text(errors="replace")) if log.is_file() else []
-        if ended.exit_code != 0 or not found:
-            why = printable(ended.last_line, 300) or "it did not answer"
-            raise EnvironmentFault(f"`pip index versions` lists no {LLAMA_PACKAGE} ({why}): list builds by --among")
-        return found
+        return versions_on_index(self._processes, LLAMA_PACKAGE)
 
 
 def _variant(version: str) -> Variant:

@@ -24,6 +24,9 @@ def _lines(found: Bisection) -> Iterator[str]:
     yield ""
     if found.turned is not None:
         yield from _turned(found.turned)
+    if (failure := found.failure) is not None:
+        yield f"failed    {failure.rung}: {failure.words}"
+        yield ""
     yield f"{found.verdict.upper()}: {found.sentence}"
     if found.untested:
         yield f"untested: {', '.join(printable(name, 200) for name in found.untested)}"

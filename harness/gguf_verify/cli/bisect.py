@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ..bisection.bisect import Plan, bisect
 from ..bisection.records import Bisection
 from ..bisection.words import lines
 from ..report.writer import writers
+from ..results import DEFAULT_PROMPT
 from ..support.cache import cache_dir
 from ..support.errors import EXIT_ENVIRONMENT, UsageError, say
 from ..support.plain import plain
@@ -30,9 +31,12 @@ from .common import (
     write_whole,
 )
 from .interrupts import undisturbed
+from .verify import build_parser as verify_parser
 
-#: What runs a candidate in place of `python -m gguf_verify backend`.
+#: What runs a candidate in place of `python -m gguf_verify backend`, or `verify`.
 HARNESS: Sequence[str] = ()
+#: What gives the library of a version of NVRTC in place of PyPI.
+FETCH: Callable[[str], Path] | None = None
 _LONGEST = 1e6
 _EPILOG = """\
 A build is a version of llama-cpp-python, installed in an environment of its own as
@@ -45,6 +49,10 @@ examples:
   gguf-verify bisect model.gguf --good 0.3.30 --bad 0.3.36
   gguf-verify bisect model.gguf --good b1 --bad b4 --among b2 b3 --device Vulkan0
   gguf-verify bisect model.gguf --good old --bad new -- -ctk q8_0 -ctv q8_0 -fa on
+  gguf-verify bisect model.gguf --nvrtc --good 13.0.88 --bad 13.2.78 -- --kernel q8_1_mma
+
+With --nvrtc the builds are versions of NVRTC, each of which compiles a kernel for
+`gguf-verify MODEL --host gpu`; the options behind -- are those of that command.
 
 exit codes:
   0  the first bad build is known
@@ -75,8 +83,9 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = _Parser(
         prog="gguf-verify bisect", formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="gguf-verify bisect MODEL.gguf --good BUILD --bad BUILD [options] [-- options of backend]",
-        description="Find the first build of llama.cpp at which a model's graph turns wrong.",
+        usage="gguf-verify bisect MODEL.gguf --good BUILD --bad BUILD [options] [-- options of a run]",
+        description="Find the first build of llama.cpp at which a model's graph turns wrong, or the first version of "
+        "NVRTC with which a kernel does.",
         epilog=_EPILOG,
     )  # fmt: skip
     add = parser.add_argument
@@ -85,7 +94,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--bad", required=True, metavar="BUILD", help="a later build that is wrong, likewise")
     add("--among", nargs="+", metavar="BUILD",
         help="the builds in between, the oldest first (default: versions that `pip index versions` lists)")  # fmt: skip
-    add("--device", default="CPU", metavar="NAME", help="ggml's name of a device (default: %(default)s)")
+    add("--nvrtc", action="store_true", help="the builds are versions of NVRTC, which compile a kernel for the GPU")
+    add("--device", default=None, metavar="NAME", help="ggml's name of a device (default: CPU)")
     add("--keep", type=Path, metavar="FOLDER", help="keep results there (default: a folder in the cache)")
     add("--retry", action="store_true", help="try again what could not be tested, instead of taking that over")
     add("--run-limit", type=float, default=3600.0, metavar="S",
@@ -104,11 +114,12 @@ def run(argv: list[str]) -> int:
         check_ranges(("--run-limit", args.run_limit, 1, _LONGEST), ("--install-limit", args.install_limit, 1, _LONGEST))
         if args.json is not None:
             check_output(args.json, args.model, flag="--json")
-        prompt = _check_passed(args)
+        prompt = _check_passed_to_verify(args) if args.nvrtc else _check_passed(args)
+        own = ("--host=gpu",) if args.nvrtc else (f"--device={_device(args)}",)
         keep = cache_dir() / "bisections" if args.keep is None else args.keep
         plan = Plan(
             model=args.model, good=args.good, bad=args.bad, among=None if args.among is None else tuple(args.among),
-            arguments=(f"--device={args.device}", "--exitfirst", *args.passed), prompt=prompt, keep=keep,
+            arguments=(*own, "--exitfirst", *args.passed), prompt=prompt, keep=keep, nvrtc=args.nvrtc, fetch=FETCH,
             retry=args.retry, time_limit=args.run_limit, install_limit=args.install_limit, harness=HARNESS,
             command=spell(argv),
         )  # fmt: skip
@@ -121,18 +132,41 @@ def run(argv: list[str]) -> int:
             return _write(args.json, found, print_lines(*lines(found), exit_code=found.exit_code))
 
 
+def _device(args: argparse.Namespace) -> str:
+    return "CPU" if args.device is None else args.device
+
+
+def _check_passed_to_verify(args: argparse.Namespace) -> str:
+    """Likewise, of `gguf-verify MODEL`. Raises UsageError."""
+    if args.device is not None:
+        raise UsageError(
+            "--device is of graphs; with --nvrtc, --reference behind -- says where llama.cpp runs", "usage"
+        )
+    made = verify_parser().parse_args([str(args.model), "--host=gpu", *args.passed])
+    if made.host != "gpu":
+        raise UsageError("--host is gpu with --nvrtc: on another host NVRTC compiles nothing", "usage")
+    if made.identify or made.only_call:
+        raise UsageError("--nvrtc needs the verdict of a whole run: leave out --identify and --only-call", "usage")
+    _no_report_of_a_run(made)
+    return prompt_of(made, DEFAULT_PROMPT)
+
+
 def _check_passed(args: argparse.Namespace) -> str:
     """That what is passed through is what `gguf-verify backend` takes, and nothing that is set here; returns the
     prompt. Raises UsageError."""
-    made = backend_parser().parse_args([str(args.model), f"--device={args.device}", *args.passed])
-    if made.device != args.device:
+    made = backend_parser().parse_args([str(args.model), f"--device={_device(args)}", *args.passed])
+    if made.device != _device(args):
         raise UsageError("--device belongs before --", "usage")
     if made.llama is not None:
         raise UsageError("--llama is set for each build: name folders by --good, --bad and --among", "usage")
+    _no_report_of_a_run(made)
+    return prompt_of(made, PROMPT)
+
+
+def _no_report_of_a_run(made: argparse.Namespace) -> None:
     given = [w.flag for w in writers() if w.flag is not None and getattr(made, w.argument, None) is not None]
     if given:
         raise UsageError(f"{given[0]} of a run would be overwritten by the next: before --, --json takes all", "usage")
-    return prompt_of(made, PROMPT)
 
 
 def _write(path: Path | None, found: Bisection, exit_code: int) -> int:

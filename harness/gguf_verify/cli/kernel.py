@@ -6,7 +6,7 @@ import argparse
 
 from ..identification import identify_model
 from ..invocation import command_of
-from ..llama.backends import BACKENDS, help_of_backends
+from ..llama.backends import help_of_references
 from ..llama.installed import INSTALL, why_missing
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
@@ -48,8 +48,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("-M", type=_sizes, default=(), metavar="NUMBERS", help=f"tokens, such as 4 or 1,8,64 (default: {M})")
     add("-N", type=_sizes, default=(), metavar="NUMBERS", help=f"rows of the weights (default: {N})")
     add("-K", type=_sizes, default=(), metavar="NUMBERS", help=f"columns of the weights (default: {K})")
-    add("--reference", choices=[*BACKENDS, NONE], default=None,
-        help=f"where llama.cpp runs; {help_of_backends()}; none: do not ask llama.cpp (default: cpu, where llama.cpp "
+    add("--reference", default=None, metavar="DEVICE",
+        help=f"where llama.cpp runs: {help_of_references()}; none: do not ask llama.cpp (default: cpu, where llama.cpp "
         "is installed)")  # fmt: skip
     add("--rungs", metavar="LIST",
         help=f"the rungs to run, of {','.join(DRAWN_RUNGS)} (default: those for what the kernel computes)")  # fmt: skip
@@ -88,25 +88,26 @@ def verified(args: argparse.Namespace) -> int:
     if any(writer.rung not in shown for writer in files):
         wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, which is not run")
-    options = Options(reference=_reference(args.reference), **kernel_options(args))
+    options = Options(reference=_reference(args), **kernel_options(args))
     command = command_of(drawn, args.kernel, args.host, rungs, options, identify=args.identify)
     if args.identify:
         if args.only_call or args.budget is not None:
             raise UsageError("--only-call and --budget belong to rungs, not to --identify")
-        found = identify_model(drawn, args.kernel, args.host, options, command, args.ray)
+        found = identify_model(drawn, args.kernel, args.host, options, command, args.ray, args.jobs)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(
         drawn, args.kernel, args.host, rungs, options, command, watcher=watcher(args, options), interrupted_report=True,
-        ray=args.ray,
+        ray=args.ray, jobs=args.jobs,
     )  # fmt: skip
     return deliver_run(report, args.verbose, files)
 
 
-def _reference(asked: str | None) -> str:
+def _reference(args: argparse.Namespace) -> str:
     """`--reference`, where llama.cpp need not be installed."""
+    asked: str | None = args.reference
     if asked is not None:
         return asked
-    if why_missing() is None:
+    if args.llama is not None or why_missing() is None:
         return Options().reference
     say(f"llama.cpp is not installed, so nothing is compared with it; to compare: {INSTALL}")
     return NONE

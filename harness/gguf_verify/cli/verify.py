@@ -10,7 +10,7 @@ from ..hosts import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
 from ..invocation import command_of
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec, further
-from ..llama.backends import BACKENDS, help_of_backends
+from ..llama.backends import help_of_references
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options, Report
@@ -23,11 +23,13 @@ from .certify import Certificates
 from .command import Command, commands
 from .common import (
     EXIT_CODES,
+    MOST_JOBS,
     MOST_THREADS,
     PIPED_WIDTH,
     Files,
     LateEpilog,
     add_common,
+    add_jobs,
     add_prompt,
     add_ray,
     add_reports,
@@ -63,8 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("-c", "--ctx-size", type=int, default=0, metavar="N",
         help="context size (default: what the prompt and the predicted tokens need)")  # fmt: skip
     add_kernel_options(parser)
-    add("--reference", choices=list(BACKENDS), default="cpu",
-        help=f"where llama.cpp runs; {help_of_backends()} (default: %(default)s)")  # fmt: skip
+    add("--reference", default="cpu", metavar="DEVICE",
+        help=f"where llama.cpp runs: {help_of_references()} (default: %(default)s)")  # fmt: skip
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME",
         help="a kernel or family, or your own: FILE.py:NAME, FILE.cu:SYMBOL, FILE.so:FUNCTION, FILE.ptx:SYMBOL, "
         "FILE.cubin:SYMBOL, FILE.toml or torch.ops.NAMESPACE.OPERATOR (default: %(default)s)")  # fmt: skip
@@ -96,6 +98,8 @@ def build_parser() -> argparse.ArgumentParser:
 def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     """How a kernel is run and judged, with a model or without one."""
     add = parser.add_argument
+    add("--llama", type=Path, metavar="FOLDER",
+        help="the libraries of another build of llama.cpp v0.5.0 (default: those of llama-cpp-python)")  # fmt: skip
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
     add("--host", choices=HOST_CHOICES, default="auto",
         help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
@@ -131,6 +135,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
         help="failures as they are found, rungs as they end, and bars, on stderr; auto: only on a terminal; always: "
         "elsewhere too, with a line every 30 s in place of bars (default: %(default)s)")  # fmt: skip
     add_ray(parser, "judge tensors and GEMMs")
+    add_jobs(parser)
     add("--only-call", default="", metavar="CALL",
         help="make only this call of the kernel; a report prints it, with --rungs and --tensor")  # fmt: skip
 
@@ -140,7 +145,7 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
     check_ranges(
         ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed, 0, 2**63 - 1),
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
-        ("--kernel-memory", args.kernel_memory, 0.25, 10**6),
+        ("--kernel-memory", args.kernel_memory, 0.25, 10**6), ("-j", args.jobs or 1, 1, MOST_JOBS),
     )  # fmt: skip
     check_regex(args.tensor)
     return {
@@ -151,7 +156,7 @@ def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
         "thorough": args.thorough,
         "sanitize": args.sanitize, "exit_first": args.exitfirst, "only_call": args.only_call, "sandbox": args.sandbox,
         "declare": "" if args.declare is None else str(args.declare), "imports": args.imports, "loads": args.loads,
-        "exact_on": args.exact_on,
+        "exact_on": args.exact_on, "llama": "" if args.llama is None else str(args.llama),
     }  # fmt: skip
 
 
@@ -199,7 +204,9 @@ def _run(args: argparse.Namespace) -> int:
     if args.identify and (args.only_call or args.save_case or args.budget is not None):
         raise UsageError("--only-call, --save-case and --budget belong to rungs, not to --identify")
     if args.identify:
-        found = identify_model(args.model, args.kernel, args.host, options, _command(args, options), args.ray)
+        found = identify_model(
+            args.model, args.kernel, args.host, options, _command(args, options), args.ray, args.jobs
+        )
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     certificate = Certificates.asked_for(
         args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files, further(options)
@@ -207,7 +214,7 @@ def _run(args: argparse.Namespace) -> int:
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
         source_text=args.source_text, waivers=args.waivers, watcher=watcher(args, options), interrupted_report=True,
-        ray=args.ray,
+        ray=args.ray, jobs=args.jobs,
     )  # fmt: skip
     exit_code = deliver_run(report, args.verbose, files)
     return exit_code if certificate is None or not report.rungs else certificate.write(report, exit_code)
@@ -249,6 +256,8 @@ def _check(args: argparse.Namespace) -> None:
         raise UsageError("--certificate belongs to a verification, not to --identify")
     if args.only_call and args.certificate is not None:
         raise UsageError("--certificate is about a whole verification, not about one call: leave --only-call out")
+    if args.llama is not None and args.certificate is not None:
+        raise UsageError("--certificate names the libraries of llama-cpp-python: leave --llama out")
     if args.identify and args.waivers is not None:
         raise UsageError("--waivers belongs to a verification, not to --identify")
 

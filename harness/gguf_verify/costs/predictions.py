@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..llama import Llama, LlamaRefused
+from ..llama import LlamaRefused
 from ..results import TextCost
 from ..rungs import Run
+from ..rungs.session import opened_llama
 
 #: Tokens of a chunk, unless the text is shorter or the model was trained on fewer.
 CHUNK = 512
@@ -65,7 +66,7 @@ class _Predictor:
     """A model in a llama.cpp process of its own."""
 
     def __init__(self, run: Run, path: Path) -> None:
-        self._process = Llama(run.options.time_limit, run.options.verbose)
+        self._process = opened_llama(run.options)
         try:
             self._model = self._process.model
             options = run.options

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from ..backend_results import DeviceInfo, GraphOptions, LlamaBuild
 from ..llama import Llama
-from ..llama.builds import find
+from ..llama.builds import folder_of
 from ..processes.sandbox import sandboxed
-from ..support.errors import UsageError
 from ..support.text import printable
 
 
 @contextmanager
 def open_llama(options: GraphOptions) -> Iterator[Llama]:
     """llama.cpp's process with the build that is asked for. Raises UsageError, EnvironmentFault."""
-    build = None
-    if options.llama:
-        found = find(Path(options.llama))
-        if isinstance(found, str):
-            raise UsageError(printable(found, 400), "llama-build")
-        build = found.folder
-    with Llama(options.time_limit, options.verbose, build=build) as llama:
+    with Llama(options.time_limit, options.verbose, build=folder_of(options.llama)) as llama:
         yield llama
 
 

@@ -11,6 +11,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..support.errors import UsageError
+from ..support.text import printable
+
 #: Folders and files that are looked at for libllama below the one that is given.
 _MOST_LOOKED_AT, _DEPTH = 20_000, 5
 
@@ -54,6 +57,16 @@ def find(given: Path) -> Build | str:
     return f"{build.folder} holds no {', '.join(missing)}" if missing else build
 
 
+def folder_of(given: str) -> Path | None:
+    """The folder of the build in a folder or below it, as `--llama` takes it; None for "". Raises UsageError."""
+    if not given:
+        return None
+    found = find(Path(given))
+    if isinstance(found, str):
+        raise UsageError(printable(found, 400), "llama-build")
+    return found.folder
+
+
 _chosen: Build | None = None
 
 
@@ -68,4 +81,4 @@ def chosen() -> Build | None:
     return _chosen
 
 
-__all__ = ["Build", "choose", "chosen", "find"]
+__all__ = ["Build", "choose", "chosen", "find", "folder_of"]

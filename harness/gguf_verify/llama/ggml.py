@@ -177,7 +177,6 @@ ggml_backend_buffer_get_type = _declare(base, "ggml_backend_buffer_get_type", c.
 ggml_backend_buft_is_host = _declare(base, "ggml_backend_buft_is_host", c.c_bool, c.c_void_p)
 ggml_backend_buft_get_device = _declare(base, "ggml_backend_buft_get_device", c.c_void_p, c.c_void_p)
 ggml_backend_dev_description = _declare(base, "ggml_backend_dev_description", c.c_char_p, c.c_void_p)
-ggml_backend_reg_by_name = _declare(backends, "ggml_backend_reg_by_name", c.c_void_p, c.c_char_p)
 ggml_backend_dev_by_type = _declare(backends, "ggml_backend_dev_by_type", c.c_void_p, c.c_int)
 ggml_log_set = _declare(base, "ggml_log_set", None, LogCallback, c.c_void_p)
 gguf_init_from_file = _declare(base, "gguf_init_from_file", c.c_void_p, c.c_char_p, GgufInitParams)
@@ -266,7 +265,7 @@ def devices() -> list[dict[str, str | int]]:
         kind = ggml_backend_dev_type(device)
         found.append({
             "name": device_name(device), "backend": backend_of(device),
-            "description": _said(ggml_backend_dev_description(device)),
+            "description": description_of(device),
             "kind": _DEVICE_KINDS[kind] if 0 <= kind < len(_DEVICE_KINDS) else f"kind {kind}",
             "free": free.value, "total": total.value,
         })  # fmt: skip
@@ -276,6 +275,11 @@ def devices() -> list[dict[str, str | int]]:
 def backend_of(device: Any) -> str:
     """ggml's name of the backend that a device belongs to."""
     return _said(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)))
+
+
+def description_of(device: Any) -> str:
+    """What a device is, such as a card's name."""
+    return _said(ggml_backend_dev_description(device))
 
 
 def device_of(t: Any) -> Any:

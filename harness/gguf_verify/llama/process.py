@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..processes.child import signal_name
 from ..support import protocol
-from ..support.errors import Culprit, EnvironmentFault, LlamaFault
+from ..support.errors import Culprit, EnvironmentFault, LlamaFault, UsageError
 from ..support.lanes import Lane
 from ..support.stages import stage
 from ..support.text import printable
@@ -144,12 +144,16 @@ class LlamaProcess:
         return header["result"]
 
     def properties(self, backend: str) -> dict[str, Any]:
-        """Start a backend in this process; what it says of its device. Raises EnvironmentFault if it cannot be used
-        here."""
+        """Start a device in this process, by ggml's name or one of `backends.SHORT`; what it is.
+
+        Raises EnvironmentFault if it cannot be used here, UsageError if there is none of that name.
+        """
         result, _ = self.ask("start_backend", backend=backend)
         said = self.typed("start_backend", result, dict[str, str | int | float | bool | None])
         if "missing" in said:
             raise EnvironmentFault(_words(said["missing"]))
+        if "unknown" in said:
+            raise UsageError(f"--reference: {_words(said['unknown'])}", "device")
         return {name: printable(value, _MOST_SAID) if isinstance(value, str) else value for name, value in said.items()}
 
     def abandon(self) -> None:

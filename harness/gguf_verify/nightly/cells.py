@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from ..distributed.identity import Expected, of_code
 from ..hosts import HOSTS
 from ..hosts.nvrtc import CHOICE as NVRTC
+from ..llama.backends import on_card
 from ..processes.commands import Processes
 from ..support.errors import EnvironmentFault
 from ..support.text import printable
@@ -84,7 +85,7 @@ class CellRun:
             if how := killed(ended):
                 return Killed(self.key, how, ended.seconds)
             if self.key.kernel == BACKEND:
-                return graph_cell_of(self.key, ended, report, self.time_limit, self.version, self.llama)
+                return graph_cell_of(self.key, ended, report, self.time_limit, self.version, self.llama, self.keep_all)
             nvrtc = "" if self.nvrtc is None else self.nvrtc[0]
             return cell_of(self.key, ended, report, self.time_limit, self.version, self.keep_all, nvrtc)
         except OSError as error:
@@ -104,7 +105,7 @@ class CellRun:
 
 def uses_gpu(host: str, reference: str) -> bool:
     """Whether a cell's kernel, on this host, or llama.cpp's backend runs on a GPU."""
-    return (host in HOSTS and not HOSTS[host].emulated) or reference != "cpu"
+    return (host in HOSTS and not HOSTS[host].emulated) or on_card(reference)
 
 
 class Crew(Protocol):

@@ -19,7 +19,6 @@ from ..formats import FILE_TYPES
 from ..hosts import HOST_CHOICES, HOSTS
 from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
 from ..kernels.foreign import file_of, names_foreign
-from ..llama.backends import BACKENDS
 from ..results import DEFAULT_PROMPT
 from ..support.errors import UsageError
 from ..support.text import printable
@@ -57,7 +56,7 @@ llama-cpp-python = "0.3.35"    # this version, installed in a virtual environmen
 cmake-args = "-DGGML_NATIVE=OFF"                          # built with these CMake arguments, likewise
 nvrtc = "13.2.78"              # kernels are compiled by this version of NVRTC, of PyPI's nvidia-cuda-nvrtc
 repack = true                  # as --repack
-reference = "gpu"              # as --reference
+reference = "gpu"              # as --reference: cpu, gpu, or a device's name, such as Vulkan0
 hosts = ["gpu"]                # replaces the hosts above for this variant
 devices = []                   # replaces the devices above for this variant
 
@@ -404,7 +403,8 @@ def _variants(table: dict[str, Any] | None) -> dict[str, Variant]:
             raise Mistake(f"variants.{name}.llama-cpp-python", f"{printable(variant.version, 60)} is not a version")
         if variant.nvrtc is not None and not _VERSION.fullmatch(variant.nvrtc):
             raise Mistake(f"variants.{name}.nvrtc", f"{printable(variant.nvrtc, 60)} is not a version")
-        _check_known(f"variants.{name}.reference", variant.reference, BACKENDS, "no reference is called")
+        if not DEVICE_NAME.fullmatch(variant.reference):
+            raise Mistake(f"variants.{name}.reference", f"{printable(variant.reference, 60)} is no device's name")
         _check_hosts(f"variants.{name}.hosts", variant.hosts or [])
     return variants
 

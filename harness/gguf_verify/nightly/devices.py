@@ -5,17 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ..llama.backends import on_card
 from ..llama.builds import Build, find
 
 #: What a device may be called.
 NAME = re.compile(r"[!-~]{1,64}")
-#: How ggml's names of devices begin that are cards which Ray counts as GPUs, and of which it lets a worker see one.
-_CARDS = ("CUDA", "ROCm", "HIP", "MUSA", "SYCL")
-
-
-def on_card(device: str) -> bool:
-    """Whether a device is a GPU that Ray gives to one worker at a time. Vulkan's are not: Ray knows nothing of them."""
-    return device.startswith(_CARDS)
 
 
 def build_in(folder: Path) -> Build | str:

@@ -23,14 +23,16 @@ GRAPH = "graph"
 
 
 def graph_cell_of(
-    key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, llama: Path | None
-) -> Cell:
-    """The record of a run that has ended. The history holds reports of runs with rungs alone, so it keeps none.
+    key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, llama: Path | None,
+    keep_all: bool = False,
+) -> Cell:  # fmt: skip
+    """The record of a run that has ended.
 
     Args:
         path: where the run writes its JSON report.
         version: of llama-cpp-python that it must have run with; "none" for a build in a folder, None for any.
         llama: the folder of the build that it must have loaded; None for any.
+        keep_all: also keep the report of a pass.
     """
     report = claims = None
     try:
@@ -51,6 +53,7 @@ def graph_cell_of(
     return Cell(
         key, outcome, reason, code, ended.seconds, {GRAPH: report.seconds}, _versions(report), report.device.words,
         tuple(map(_measure, report.operations)), {f"{GRAPH}: nodes that were judged": report.judged},
+        graph=report if keep_all or outcome is not Outcome.VERIFIED else None,
     )  # fmt: skip
 
 

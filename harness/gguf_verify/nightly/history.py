@@ -1,14 +1,15 @@
 """The nightly's history: nights and their cells in one SQLite file.
 
-Tables (schema version 3): `key` has the cells' keys; `night`; `planned` has the keys of a night in order; `cell` has
+Tables (schema version 4): `key` has the cells' keys; `night`; `planned` has the keys of a night in order; `cell` has
 what was recorded of a cell, written in one transaction, with `facts` (JSON: what is small) and `gemms` (JSON: what is
 large); `report` has a run's report as zlib-compressed JSON of the report schema in `schema`; `pin` has names of nights;
-`killed` has the runs of cells that somebody else ended, and which are tried again.
+`graph` likewise the reports of runs that judged a graph on a device, whose JSON has a schema of its own; `killed` has
+the runs of cells that somebody else ended, and which are tried again.
 
 `PRAGMA user_version` is the schema's version. A file of an older version is migrated when it is opened, a newer one is
 refused. Version 2 renamed the column `words` to `reason`, made each measure in `facts` an object, which says whether it
-is the kernel's, and added `report.schema`; version 3 added `killed`. Reports of another schema than `SCHEMA_VERSION`
-stay in the file and are not read.
+is the kernel's, and added `report.schema`; version 3 added `killed`, version 4 `graph`. Reports of another schema than
+`SCHEMA_VERSION` (of graphs: `GRAPH_SCHEMA`) stay in the file and are not read.
 
 The file uses the write-ahead log and immediate transactions: several processes may write at once, and each waits for
 the others.
@@ -32,13 +33,14 @@ from typing import Any, Self
 
 import msgspec
 
-from ..results import SCHEMA_VERSION
+from ..backend_results import GRAPH_SCHEMA, GraphReport
+from ..results import SCHEMA_VERSION, Report
 from ..support.errors import EnvironmentFault, MalformedFile, UsageError
 from ..support.plain import plain
 from ..support.text import printable
 from . import stored
 from .records import Cell, Key, Night
-from .run_report import UnreadableReport, from_json
+from .run_report import UnreadableReport, from_json, graph_from_json
 
 #: How many seconds a writer waits for another one.
 BUSY_SECONDS = 30.0
@@ -99,9 +101,17 @@ def _version_3(db: sqlite3.Connection) -> None:
     )
 
 
+def _version_4(db: sqlite3.Connection) -> None:
+    db.execute(
+        """CREATE TABLE graph (
+            night INTEGER NOT NULL, key INTEGER NOT NULL, content BLOB NOT NULL, schema INTEGER NOT NULL,
+            PRIMARY KEY (night, key), FOREIGN KEY (night, key) REFERENCES cell ON DELETE CASCADE)"""
+    )
+
+
 #: What makes version 1 out of an empty file, version 2 out of version 1, and so on. A migration that was released is
 #: never changed: append another.
-MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_version_1, _version_2, _version_3]
+MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_version_1, _version_2, _version_3, _version_4]
 
 
 class History:
@@ -281,10 +291,10 @@ class History:
                 )  # fmt: skip
             except sqlite3.IntegrityError:
                 raise ValueError(f"night {number} has cell {cell.key} already") from None
-            if cell.report is not None:
-                content = zlib.compress(_json(cell.report).encode(), 6)
-                row = (number, found[0], content, SCHEMA_VERSION)
-                self._db.execute("INSERT INTO report VALUES (?, ?, ?, ?)", row)
+            for table, kept, schema in (("report", cell.report, SCHEMA_VERSION), ("graph", cell.graph, GRAPH_SCHEMA)):
+                if kept is not None:
+                    content = zlib.compress(_json(kept).encode(), 6)
+                    self._db.execute(f"INSERT INTO {table} VALUES (?, ?, ?, ?)", (number, found[0], content, schema))
 
     def killed(self, number: int, key: Key, reason: str) -> int:
         """Record that somebody else ended a cell's run; returns how often that has happened to it in this night."""
@@ -402,15 +412,10 @@ class History:
         return out
 
     def _cells(self, number: int, keys: Mapping[int, Key], gemms: bool, reports: bool) -> dict[int, Cell]:
-        kept = {}
+        kept, graphs = dict[int, Report](), dict[int, GraphReport]()
         if reports:
-            rows = self._db.execute(
-                "SELECT key, content FROM report WHERE night = ? AND schema = ?", (number, SCHEMA_VERSION)
-            )
-            kept = {
-                key: from_json(_decompressed(content))
-                for key, content in (stored.row(stored.ReportRow, row) for row in rows)
-            }
+            kept = {key: from_json(raw) for key, raw in self._kept("report", number, SCHEMA_VERSION)}
+            graphs = {key: graph_from_json(raw) for key, raw in self._kept("graph", number, GRAPH_SCHEMA)}
         found = {}
         for values in self._db.execute(
             "SELECT key, outcome, reason, exit_code, seconds, host, versions, facts, "
@@ -421,9 +426,16 @@ class History:
             found[row.key] = Cell(
                 keys[row.key], row.outcome, row.reason, row.exit_code, row.seconds, held.rungs, _shared(row.versions),
                 row.host, held.measures, held.figures, {} if row.gemms is None else stored.numbers(row.gemms),
-                kept.get(row.key),
+                kept.get(row.key), graphs.get(row.key),
             )  # fmt: skip
         return found
+
+    def _kept(self, table: str, number: int, schema: int) -> Iterator[tuple[int, bytes]]:
+        """The reports of a night of one kind, each with its key, unpacked."""
+        query = f"SELECT key, content FROM {table} WHERE night = ? AND schema = ?"
+        for row in self._db.execute(query, (number, schema)):
+            key, content = stored.row(stored.ReportRow, row)
+            yield key, _decompressed(content)
 
 
 @lru_cache(256)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
+from ..backend_results import GraphReport
 from ..results import Report
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 
@@ -95,6 +96,7 @@ class Cell:
         figures: measured numbers that are not judged, such as KL divergences: name → number.
         gemms: tensor → worst utilisation of the kernel in the layers rung; only in a night that is read by itself.
         report: the run's report, if it is kept; only in a night that is read with its reports. None of a graph.
+        graph: likewise, the report of a graph's run.
     """
 
     key: Key
@@ -109,6 +111,7 @@ class Cell:
     figures: Mapping[str, float] = field(default_factory=dict)
     gemms: Mapping[str, float] = field(default_factory=dict)
     report: Report | None = None
+    graph: GraphReport | None = None
 
     @property
     def verified(self) -> bool:

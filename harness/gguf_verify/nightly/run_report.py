@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 #: How many bytes of JSON are read at most.
 MOST_BYTES = 1 << 28
+_OF_A_GRAPH = "the records of a graph"
 
 
 class UnreadableReport(Exception):
@@ -59,10 +60,21 @@ def read_graph(path: Path) -> tuple[GraphReport, GraphClaims]:
     document = _document(_content(path))
     if not isinstance(document, dict) or document.get("kind") != "graph":
         raise UnreadableReport("its report is not that of a graph")
+    return _graph(document), _converted(document, GraphClaims, _OF_A_GRAPH)
+
+
+def graph_from_json(raw: bytes) -> GraphReport:
+    """A report of a graph that the history wrote. Raises UnreadableReport."""
+    document = _document(raw)
+    if not isinstance(document, dict):
+        raise UnreadableReport("its report is not that of a graph")
+    return _graph(document)
+
+
+def _graph(document: dict[str, Any]) -> GraphReport:
     if missing := set(GraphReport.__struct_fields__) - set(document):
         raise UnreadableReport(f"its report lacks the field {min(missing)}")
-    what = "the records of a graph"
-    return _converted(document, GraphReport, what), _converted(document, GraphClaims, what)
+    return _converted(document, GraphReport, _OF_A_GRAPH)
 
 
 def from_json(raw: bytes) -> Report:

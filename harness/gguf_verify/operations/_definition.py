@@ -16,6 +16,7 @@ from ..semantics.narrow import HALF, NARROW, stored
 from ..semantics.sums import concatenated
 from ..semantics.values import of_values
 from ..support.threads import each
+from ._in_order import Ordered
 from .node import Array, Bytes, Doubles, NoDefinition
 
 Floats = npt.NDArray[np.float32]
@@ -40,6 +41,7 @@ class Definition:
         slack: by how much a right product of weights and rows float32[M, K] may be further off, float64[M, N], and how
             many activations leave a choice; None for nothing.
         coarse: the tolerance is that of the coarsest tensor cores.
+        ordered: the order of the sums, where it is known, and so each bit of the outputs.
     """
 
     semantics: Semantics
@@ -50,11 +52,17 @@ class Definition:
     adjusted: Callable[[Bytes, Bytes, Product], Product] | None = None
     slack: Callable[[Bytes, Floats], tuple[Doubles, int]] | None = None
     coarse: bool = False
+    ordered: Ordered | None = None
 
     @property
     def title(self) -> str:
         """Its name in a table."""
         return self.name or self.semantics.name + self.semantics.rounded_words
+
+    @property
+    def plain(self) -> bool:
+        """Whether the backend departs in nothing from `semantics`."""
+        return not any((self.multiplied, self.weights, self.adjusted, self.slack, self.coarse, self.ordered))
 
     @property
     def in_half(self) -> bool:

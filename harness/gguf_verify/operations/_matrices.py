@@ -25,7 +25,8 @@ from ..semantics import SCORE_LIMIT, Product, llama_cpu_semantics
 from ..semantics import judge as judge_product
 from ._consistency import admitted
 from ._definition import Definition, loosened
-from .judging import Extent, Judged, Place
+from ._in_order import Ordered, affordable, same_bits, told_apart
+from .judging import Extent, Judged, Place, checked
 from .node import BF16, F16, F32, Array, Bytes, Node, NoDefinition, Operand
 
 Rows = npt.NDArray[np.intp]
@@ -112,6 +113,7 @@ def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Se
 
     - where most outputs that are not exact are halves, outputs in half are; of other sums one in 2^13 is a half. So
       definitions of the other kind are left out, where there are both;
+    - a definition whose order is known (`_in_order`) by which every output, or all but few, has the known bits;
     - the first definition, of those with sums in float32 or in tensor cores, by which every output passes;
     - where there is none, but more than half of what is not exact passes by one of them, that one: it is met by too
       many to be met by chance, and the others are wrong. Not where the outputs' bits are those of sums in half, which
@@ -128,15 +130,29 @@ def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Se
 
     Raises NoDefinition, where no definition admits the output and one of them has no finite value for it.
     """
+    return identified(node, definitions, x, matrices)[1]
+
+
+def identified(
+    node: Node, definitions: Sequence[Definition], x: Array, matrices: Sequence[Matrix]
+) -> tuple[Definition | None, Judged]:  # fmt: skip
+    """The definition that the outputs make known, and the judgement by it. None where it is but the one by which the
+    fewest are wrong. Otherwise as `judged`."""
     if node.output.type_id != F32:
         raise NoDefinition(f"{node.operation} with an output of {node.output.type}")
     y = np.ascontiguousarray(node.output.data).reshape(-1, node.output.ne[0])
-    found: list[Judged] = []
+    found: list[tuple[Definition, Judged]] = []
     undefined = None
-    kind, short = _of_kind(definitions, y), _are_short(y)
+    kind, short = _of_kind(definitions, y), are_short(y)
+    known: dict[str, Judged] | None = None
     for wide in (False, True):
-        of_most: list[Judged] = []
+        of_most: list[tuple[Definition, Judged]] = []
         for definition in kind:
+            if definition.ordered is not None:
+                known = _by_bits(kind, node, y, x, matrices) if known is None else known
+                if (made := known.get(definition.title)) is not None:
+                    return definition, made
+                continue
             if definition.in_half is not wide:
                 continue
             try:
@@ -145,19 +161,53 @@ def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Se
                 undefined = e
                 continue
             if one.passed:
-                return one
-            found.append(one)
+                return definition, one
+            found.append((definition, one))
             if not wide and 2 * one.wrong < told and not short:
-                of_most.append(one)
+                of_most.append((definition, one))
         if of_most:
-            return min(of_most, key=_how_wrong)
+            return min(of_most, key=lambda one: one[1].wrong)  # of several the sharpest, which comes first
     if undefined is not None or not found:
         raise undefined or NoDefinition(f"{node.operation} of {node.source(0).type}")
-    return min(found, key=_how_wrong)
+    return None, min(found, key=_how_wrong)[1]
 
 
-def _how_wrong(one: Judged) -> tuple[int, float]:
-    return one.wrong, one.utilisation
+def _by_bits(
+    definitions: Sequence[Definition], node: Node, y: Floats, x: Array, matrices: Sequence[Matrix]
+) -> dict[str, Judged]:
+    """Title → the judgement by a definition whose order is known, where the outputs have that order."""
+    ordered = [(d, d.ordered) for d in definitions if d.ordered is not None]
+    if not ordered or 2 * are_halves(y).sum() <= y.size or not affordable(len(y), y.shape[1], x.shape[1]):
+        return {}
+
+    def of(definition: Definition, order: Ordered, *flushed: tuple[bool, bool, bool]) -> Floats:
+        out = np.full(y.shape, np.nan, np.float32)
+        for matrix in matrices:
+            out[matrix.made] = order.bits(matrix.weights(), definition.taken(x[matrix.taken]), *flushed)
+        return out
+
+    bits = [of(*each) for each in ordered]
+    if not all(np.isfinite(each).all() for each in bits):
+        return {}
+    wrong = [~same_bits(y, each) for each in bits]
+    found = {}
+    for i, (definition, order) in enumerate(ordered):
+        if wrong[i].any():
+            if any(not each.any() for each in wrong):
+                continue
+            flushed = [of(definition, order, which) for which in Ordered.FLUSHED]
+            others, uncertain = [each for each in bits if each is not bits[i]], np.zeros(y.shape, bool)
+            for matrix in matrices:
+                uncertain[matrix.made] = order.uncertain(matrix.weights())
+            if not told_apart(wrong[i], bits[i], others, flushed, uncertain):
+                continue
+        shape = node.output.shape
+        found[definition.title] = checked(node, definition.title, wrong[i].reshape(shape), bits[i].reshape(shape))
+    return found
+
+
+def _how_wrong(one: tuple[Definition, Judged]) -> tuple[int, float]:
+    return one[1].wrong, one[1].utilisation
 
 
 def judged_apart(
@@ -191,7 +241,7 @@ def _of_kind(definitions: Sequence[Definition], y: Floats) -> Sequence[Definitio
     return kind or definitions
 
 
-def _are_short(y: Floats) -> bool:
+def are_short(y: Floats) -> bool:
     """Whether most outputs have the bits of sums in half: at most 11 significant ones, and of the sum of a few parts,
     which are added in float32, mostly 21 or less. Of sums in float32 one in eight has."""
     told = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
@@ -301,4 +351,7 @@ class _Worst:
         return tuple((int(of[0]), int(of[-1]), len(of)) for of in where)
 
 
-__all__ = ["Matrix", "activations", "judged", "judged_apart", "matrix_of", "shared", "weight_format"]
+__all__ = [
+    "Matrix", "activations", "are_short", "identified", "judged", "judged_apart", "matrix_of", "shared",
+    "weight_format",
+]  # fmt: skip

@@ -18,11 +18,13 @@
              Mesa's llvmpipe, which has halves, but neither integer dot products nor cooperative matrices, computes up
              to 8 columns by f32, and more by f16 (F32 weights), bf16 (BF16) and f16 added in float16 (all others).
 
-The sharpest definition comes first, and those whose sums are halves last: `_matrices.judged` says which is taken.
+The sharpest definition comes first, and those whose sums are halves last, but for those in a known order, which have
+bits and no tolerance (`_in_order`): `_matrices.judged` says which is taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +36,7 @@ from ..semantics import F32, SEMANTICS, Semantics, composed, declared, llama_cpu
 from ..semantics import Encoding as SemanticsEncoding
 from ..semantics import Term as SemanticsTerm
 from ._definition import Definition
+from ._in_order import Ordered
 from ._products_on_cuda import on_cuda
 from .node import Node, NoDefinition
 
@@ -61,8 +64,19 @@ def definitions(
     if node.backend == "CUDA":
         return on_cuda(node, fmt, columns, of_expert)
     if node.backend == "Vulkan":
-        return tuple(Definition(s, fmt) for s in _vulkan(fmt, columns))
+        found = [Definition(s, fmt) for s in _vulkan(fmt, columns)]
+        first = next((i for i, d in enumerate(found) if d.semantics.encoding is not F32.encoding), len(found))
+        return (*found[:first], *(d for one in found for d in _in_order(one)), *found[first:])
     raise NoDefinition(f"products of the backend {node.backend}")
+
+
+def _in_order(definition: Definition) -> Iterator[Definition]:
+    """Definitions with the bits of sums in half of factors that are rounded to half once."""
+    semantics = definition.semantics
+    if definition.in_half and semantics.name == "f16":
+        for fused in (False, True):
+            ordered = Ordered(semantics, definition.fmt, fused)
+            yield replace(definition, name=f"{semantics.name}, {ordered.words}", ordered=ordered)
 
 
 def _vulkan(fmt: WeightFormat, columns: int) -> tuple[Semantics, ...]:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ..backend_results import GRAPH_SCHEMA
 from ..results import SCHEMA_VERSION
 from ..support.plain import plain
 from ..support.text import ELLIPSIS
@@ -82,7 +83,10 @@ def _past(night: Night, verdict: Verdict) -> dict[str, Any]:
 def _cell(cell: Cell) -> dict[str, Any]:
     fields = {name: getattr(cell, name) for name in cell.__dataclass_fields__}
     report = None if cell.report is None else of_run(cell.report)
-    return {**fields, "key": cell.key._asdict(), "outcome": cell.outcome.value, "report": report}
+    graph = None if cell.graph is None else of_graph(cell.graph)
+    return {
+        **fields, "key": cell.key._asdict(), "outcome": cell.outcome.value, "report": report, "graph": graph,
+    }  # fmt: skip
 
 
 def of_audit(audit: Audit) -> dict[str, Any]:
@@ -261,7 +265,7 @@ def of_graph(report: GraphReport) -> dict[str, Any]:
     were; and the fields of `gguf_verify.backend_results.GraphReport` by their names."""
     made: dict[str, Any] = plain(report)
     return {
-        "schema": _OTHER_VERSION, "kind": "graph", "verdict": report.verdict, "exit_code": report.exit_code,
+        "schema": GRAPH_SCHEMA, "kind": "graph", "verdict": report.verdict, "exit_code": report.exit_code,
         "judged": report.judged, **made,
     }  # fmt: skip
 

@@ -404,11 +404,10 @@ def _llama_products(
     out: list[tuple[Semantics, Floats, npt.NDArray[np.uint8] | None]] = []
     for tokens in backend.token_counts(len(x)):
         try:
-            definition = backend.definition(fmt, tokens)
+            definition, theirs, encoded = backend.block_products(fmt, rows, x, tokens, run.options.threads)
         except NoDefinition as error:
             result.leave(tensor.name, backend.unsupported(error))
             continue
-        theirs, encoded = backend.block_products(definition, fmt, rows, x, tokens, run.options.threads)
         if encoded is not None and start == 0:
             Quantizers(backend).check(result, definition, x, encoded, tensor)
         out.append((definition, theirs, encoded))

@@ -124,7 +124,9 @@ def _steps_of(run: Run, device: Device, fmt: BlockFormat, tensor: Tensor) -> Ite
     if isinstance(kernel, ShippedKernel) and kernel.host.compiles_ahead:  # others take one call at a time
         yield partial(kernel.upload, fmt, rows)
     definitions: list[tuple[Callable[[], Semantics], Order | None]]
-    definitions = [(partial(run.semantics, fmt), kernel.order), (partial(run.backend.definition, fmt, m), None)]
+    definitions = [(partial(run.semantics, fmt), kernel.order)]
+    if not run.backend.learns:
+        definitions.append((partial(run.backend.definition, fmt, m), None))
     for definition, order in definitions:
         semantics = definition()  # the kernel's own is there; llama.cpp's may not be known
         encoded = semantics.bytes_of(x)

@@ -35,6 +35,7 @@ from ..support.near import nearest
 from .generated_inputs import any_blocks
 from .ranges import representable
 from .run import Run
+from .session import opened_llama
 
 if TYPE_CHECKING:
     from .session import Session
@@ -248,6 +249,14 @@ class _Session:
         """Nothing is open."""
 
 
+def check_reference(path: object, options: Options) -> None:
+    """Raises UsageError where there can be no such reference for this data."""
+    if options.reference == NONE and not isinstance(path, Drawn):
+        raise UsageError("--reference none: what a model's graph holds is llama.cpp's to say; `gguf-verify kernel` can")
+    if not options.reference:
+        raise UsageError("--reference needs a device's name; `gguf-verify devices` lists them")
+
+
 @dataclass
 class DrawnRun(Run):
     """A verification on drawn data."""
@@ -278,8 +287,8 @@ class DrawnRun(Run):
     def blocks_are(self) -> str:
         return "drawn blocks"
 
-    def file_info(self) -> FileInfo:
-        return replace(super().file_info(), path=NAME)
+    def file_info(self, wait: bool = True) -> FileInfo:
+        return replace(super().file_info(wait), path=NAME)
 
 
 @contextmanager
@@ -290,7 +299,7 @@ def drawn_run(
 
     Raises UsageError where nothing can be drawn for it; EnvironmentFault.
     """
-    llama = None if options.reference == NONE else Llama(options.time_limit, options.verbose)
+    llama = None if options.reference == NONE else opened_llama(options)
     try:
         tensors: dict[str, tuple[BlockFormat, Bytes]] = {}
         made = True
@@ -329,4 +338,4 @@ def _run(
     return run
 
 
-__all__ = ["DRAWN_RUNGS", "NONE", "Drawn", "DrawnRun", "drawn_run"]
+__all__ = ["DRAWN_RUNGS", "NONE", "Drawn", "DrawnRun", "check_reference", "drawn_run"]

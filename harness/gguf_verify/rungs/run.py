@@ -19,7 +19,7 @@ from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.cupy_arrays import arrays_for
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
-from ..llama.backends import BACKENDS, Backend
+from ..llama.backends import Backend, start
 from ..results import Call, FileInfo, Options, RungResult
 from ..semantics import Order, Product, Semantics, llama_cpu_semantics, screened
 from ..semantics.device import Device
@@ -28,7 +28,7 @@ from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
 from .budget import Budget
 from .course import Course
-from .session import Session
+from .session import Session, opened_llama
 from .tasks import Here, Judges
 
 if TYPE_CHECKING:
@@ -67,12 +67,12 @@ class Run:
     def library(self) -> Llama:
         """A llama.cpp process without a model, which decodes, quantizes and computes single products. Raises
         EnvironmentFault."""
-        return Llama(self.options.time_limit, self.options.verbose)
+        return opened_llama(self.options)
 
     @cached_property
     def backend(self) -> Backend:
         """The backend of llama.cpp that is the reference. Raises EnvironmentFault if it cannot be used here."""
-        return BACKENDS[self.options.reference].start(self.library)
+        return start(self.options.reference, self.library)
 
     @cached_property
     def versions(self) -> dict[str, Any]:
@@ -209,9 +209,9 @@ class Run:
         """Whose blocks the probe plan lays out anew, for the envelope."""
         return "the model's"
 
-    def file_info(self) -> FileInfo:
-        """The file, for the report."""
-        return self.model.info()
+    def file_info(self, wait: bool = True) -> FileInfo:
+        """The file, for the report; see `Model.info`."""
+        return self.model.info(wait)
 
     def row_bytes(self, tensor: Tensor) -> npt.NDArray[np.uint8]:
         """The tensor's rows as they lie in the file, uint8[N, row bytes], without a copy."""
@@ -229,14 +229,14 @@ class Run:
             return None
         fmt = tensor.type.weights
         assert fmt is not None
-        why = self.backend.undefined(gemm, fmt)
-        if why is not None:
-            result.leave(gemm.tensor, why)
-            return None
         n, k = gemm.y.shape[1], gemm.x.shape[1]
         rows = self.row_bytes(tensor)[gemm.first_row : gemm.first_row + n]
         if len(rows) != n or tensor.k != k:
             result.leave(gemm.tensor, f"llama.cpp multiplies {n} rows of {k} values from row {gemm.first_row}")
+            return None
+        why = self.backend.undefined(gemm, fmt, rows)
+        if why is not None:
+            result.leave(gemm.tensor, why)
             return None
         return Matrix(tensor, fmt, rows)
 

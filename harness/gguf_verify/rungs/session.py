@@ -9,9 +9,15 @@ from pathlib import Path
 
 from ..llama import Llama, LlamaRefused
 from ..llama.backends import Backend
+from ..llama.builds import folder_of
 from ..results import Options
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar
+
+
+def opened_llama(options: Options) -> Llama:
+    """llama.cpp's process with the build that is asked for. Raises UsageError, EnvironmentFault."""
+    return Llama(options.time_limit, options.verbose, build=folder_of(options.llama))
 
 
 class Session:
@@ -25,7 +31,7 @@ class Session:
     def __init__(
         self, path: Path, options: Options, backend: Backend, tick: Callable[[], object] = lambda: None
     ) -> None:
-        self._process = Llama(options.time_limit, options.verbose)
+        self._process = opened_llama(options)
         self.llama = self._process.model
         self.note: str | None = None
         #: What an encoder-decoder model reads.

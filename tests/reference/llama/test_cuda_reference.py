@@ -263,8 +263,8 @@ import numpy as np
 from gguf_verify.llama import ggml
 from gguf_verify.llama.worker import cuda_device
 ggml.ggml_cpu_init()
-cuda_device.find_gpu = lambda: (ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU), "a stand-in", 90)
-cpu = cuda_device.CudaDevice()
+cuda_device.compute_capability = lambda number: 90
+cpu = cuda_device.CudaDevice(ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU))
 x, w4, w8 = (np.load(sys.argv[1])[n] for n in ("x", "w4", "w8"))
 np.savez(sys.argv[2], mmq=cpu.activations("mmq", x), mmq_d4=cpu.activations("mmq_d4", x),
          few=cpu.activations("mmq", x[:2]), y=cpu.multiply(2, w4, x), blocks=cpu.block_products(8, w8, x))
@@ -310,14 +310,14 @@ def test_without_the_backend_the_run_is_refused(llama: Llama) -> None:
         said = str(fault)
     else:
         pytest.skip("there is a GPU and a llama-cpp-python that uses it")
-    assert "no CUDA backend" in said or "finds no GPU" in said
+    assert said == "llama.cpp finds no GPU: there is CPU"
     command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), str(FIXTURES / "tiny-Q4_0.gguf")]
     run = subprocess.run([*command, "--reference", "gpu"], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout) == (3, "")
     assert run.stderr == f"gguf-verify: {said}\n"
     wrong = subprocess.run([*command, "--reference", "tpu"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    assert "--reference" in wrong.stderr
+    assert "--reference: no device is called tpu: there is CPU" in wrong.stderr
 
 
 #: In llama.cpp's process: its CPU backend stands in for a GPU, with the raw sums of a GPU's quantizer.
@@ -326,11 +326,13 @@ import sys
 if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
     import numpy as np
     from gguf_verify.llama import ggml
-    from gguf_verify.llama.worker import cuda_device
+    from gguf_verify.llama.worker import cuda_device, references
     from gguf_verify.semantics import cuda
     from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
     from gguf_verify.formats.q8_1 import Q8_1
-    cuda_device.find_gpu = lambda: (ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU), "a stand-in", 90)
+    references.find = lambda reference: ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU)
+    ggml.backend_of, ggml.description_of = lambda device: "CUDA", lambda device: "a stand-in"
+    cuda_device.compute_capability = lambda number: 90
     cuda_device.CudaDevice.computed = lambda self, t: {on_gpu}
     sums = lambda self, x: Q8_1.view(encode_mmq(x).reshape(len(x), -1, 36))["s"].astype(np.float32)
     if {raw_sums}:

@@ -155,7 +155,7 @@ def test_devices_alone(tmp_path: Path) -> None:
         ("[variants.a]\nllama-cpp-python = 'latest'", "variants.a.llama-cpp-python: latest is not a version"),
         ("[variants.a]\nllama-cpp-python = '1; rm'", "is not a version"),
         ("[variants.a]\nrepack = 1", "variants.a.repack: must be true or false, is 1"),
-        ("[variants.a]\nreference = 'tpu'", "variants.a.reference: no reference is called tpu; there are: cpu, gpu"),
+        ("[variants.a]\nreference = 'CUDA 0'", "variants.a.reference: CUDA 0 is no device's name"),
         ("[variants.a]\nhosts = ['moon']", "variants.a.hosts: no host is called moon"),
         ("[variants.a]\ncolour = 1", "variants.a.colour: this key is not known"),
         ("variants.a = 1", "variants.a: must be a table"),

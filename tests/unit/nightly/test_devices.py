@@ -29,8 +29,10 @@ from gguf_verify.nightly.night import Settings, run_night
 from gguf_verify.nightly.records import BACKEND, Cell, Key, Measure, Night, Outcome
 from gguf_verify.nightly.summary import NightReport
 from gguf_verify.processes.commands import Ended
-from gguf_verify.report.json import of_graph
-from gguf_verify.report.writer import Kind
+from gguf_verify.report import junit
+from gguf_verify.report.html import page
+from gguf_verify.report.json import of_graph, of_night
+from gguf_verify.report.writer import Form, Kind
 from tests.support.shown import text_of
 from tests.support.stub_nights import STUB, write_config
 from tests.unit.nightly.test_config import a_build
@@ -96,11 +98,13 @@ def test_a_pass(tmp_path: Path) -> None:
         "llama.cpp build": "AVX", "device": "a card (Vulkan)", "definition of ADD on Vulkan0": "f32",
         "definition of GET_ROWS Q4_0 on CPU": "a, b",
     }  # fmt: skip
-    assert cell.report is None
+    assert (cell.report, cell.graph) == (None, None)
 
 
 def test_what_is_wrong(tmp_path: Path) -> None:
     cell = ended(tmp_path, MISMATCH, 1)
+    assert cell.graph is not None
+    assert of_graph(cell.graph) == MISMATCH
     assert (cell.outcome, cell.reason) == (Outcome.MISMATCH, f"{REASON} (and 1 more)")
     assert cell.measures[1] == Measure("graph", "ROPE", 250.0, None, "Qcur-0, token 3, row 2", True)
 
@@ -306,3 +310,34 @@ def test_cards() -> None:
     assert [on_card(name) for name in ("CUDA0", "ROCm1", "HIP0", "SYCL0", "Vulkan0", "CPU")] == [True] * 4 + [False] * 2
     assert libraries(None) == ()
     assert libraries(Path("/no/such/folder")) == ()
+
+
+def test_reports_of_graphs_are_kept_and_shown(tmp_path: Path) -> None:
+    """Of a cell that is no pass: the page has the first wrong node, and JSON the report as it was written."""
+    wrong, right = ended(tmp_path, MISMATCH, 1), ended(tmp_path, report())
+    passed = dataclasses.replace(right, key=KEY._replace(prompt="other"))
+    with History(tmp_path / "h") as history:
+        history.begin("c", [wrong.key, passed.key], {}, "1")
+        for cell in (wrong, passed):
+            history.record(1, cell)
+        history.finish(1)
+        night = history.night(1, reports=True)
+        assert history.nights(1)[0].cells[wrong.key].graph is None
+    assert [cell.graph is not None for cell in night.cells.values()] == [True, False]
+    assert night.cells[wrong.key].graph == wrong.graph
+    written = of_night(NightReport((night,)))
+    assert [cell["graph"] for cell in written["night"]["cells"]] == [MISMATCH, None]
+    shown = page.night(NightReport((night,)))
+    for words in ("first wrong element", "token 3, row 2", "got", "1.5", "t-operations-1", "ROPE"):
+        assert words in shown
+    assert "report is not kept" not in shown
+    suites = str(junit.WRITER.renders[Kind.NIGHT](NightReport((night,)), Form(".xml")))
+    assert "graph: Qcur-0 (ROPE on Vulkan0) is wrong" in suites
+
+
+def test_reports_of_passes_are_kept_where_all_are(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report()))
+    cell = graph_cell_of(KEY, Ended(0, 2.0, ()), path, 60.0, None, None, keep_all=True)
+    assert cell.graph is not None
+    assert of_graph(cell.graph) == report()

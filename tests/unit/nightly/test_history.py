@@ -98,7 +98,7 @@ def test_an_older_history_is_brought_up_to_date(tmp_path: Path, monkeypatch: pyt
     def third(db: sqlite3.Connection) -> None:
         db.execute("ALTER TABLE night ADD COLUMN note TEXT NOT NULL DEFAULT 'none'")
 
-    for version in (3, 4):
+    for version in (4, 5):
         with History(path) as history:
             cell = history.night(3, reports=True).cells[KEY]
             assert cell.measures == (
@@ -125,7 +125,7 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(tmp_path: Path, monkey
     with pytest.raises(HarnessError):
         History(path)
     db = sqlite3.connect(path)
-    assert db.execute("PRAGMA user_version").fetchone()[0] == 3
+    assert db.execute("PRAGMA user_version").fetchone()[0] == 4
     assert not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'more'").fetchall()
 
 
@@ -165,7 +165,7 @@ def odd(path: Path) -> None:
     [
         (no_database, MalformedFile, "is damaged or not a history"),
         (of_others, MalformedFile, "is a database, but not a history"),
-        (newer, EnvironmentFault, "has version 99, but this gguf-verify supports only versions up to 3"),
+        (newer, EnvironmentFault, "has version 99, but this gguf-verify supports only versions up to 4"),
         (hollow, MalformedFile, "is damaged or not a history"),
         (odd, MalformedFile, "is damaged"),
         (Path.mkdir, EnvironmentFault, "cannot be used"),

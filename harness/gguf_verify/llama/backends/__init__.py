@@ -1,5 +1,7 @@
-"""The backends of llama.cpp that can be the reference, one file each; `BACKENDS` has them by the name which
-`--reference` takes.
+"""The backends of llama.cpp that can be the reference, one file each, by ggml's names of them.
+
+`--reference` takes ggml's name of any device, or one of `SHORT`. The backend that the device belongs to decides which
+file it is; devices of all other backends are those of `others`.
 
 A backend's file may import semantics, formats and support; it is also imported in llama.cpp's process, so what only our
 process needs is imported where it is used.
@@ -7,17 +9,50 @@ process needs is imported where it is used.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...support.registry import members
 from .device import Device, NoDevice
 from .interface import Backend, BackendKind
 
-BACKENDS: dict[str, BackendKind] = {kind.name: kind for kind in members(__name__, BackendKind)}
+if TYPE_CHECKING:
+    from ..library import Llama
+
+#: Other names of devices → which they are.
+SHORT = {"cpu": "llama.cpp's CPU backend", "gpu": "the first GPU that llama.cpp has a backend for"}
+
+#: How ggml's names of devices begin that are cards which Ray counts as GPUs, and of which it lets a worker see one.
+_CARDS = ("CUDA", "ROCm", "HIP", "MUSA", "SYCL")
+
+BACKENDS: dict[str, BackendKind] = {kind.backend: kind for kind in members(__name__, BackendKind)}
 
 
-def help_of_backends() -> str:
-    """What each backend is, for a help text."""
-    said = [f"{kind.name}: {kind.title}{kind.needs and f', which needs {kind.needs}'}" for kind in BACKENDS.values()]
-    return "; ".join(said)
+def kind_of(backend: str) -> BackendKind:
+    """The kind of the devices that belong to a backend of ggml's registry."""
+    return BACKENDS.get(backend, BACKENDS[""])
 
 
-__all__ = ["BACKENDS", "Backend", "BackendKind", "Device", "NoDevice", "help_of_backends"]
+def start(reference: str, llama: Llama) -> Backend:
+    """Start a device, by its name or one of `SHORT`, in a llama.cpp process.
+
+    Raises EnvironmentFault if it cannot be used here, UsageError if there is none of that name.
+    """
+    said = llama.start_backend(reference)
+    kind = kind_of(str(said.get("backend", "")))
+    return kind.started(reference, kind, llama, said)
+
+
+def on_card(device: str) -> bool:
+    """Whether a device is a GPU that Ray gives to one worker at a time. Vulkan's are not: Ray knows nothing of them."""
+    return device == "gpu" or device.startswith(_CARDS)
+
+
+def help_of_references() -> str:
+    """What `--reference` takes, for a help text."""
+    return "; ".join([*(f"{name}: {title}" for name, title in SHORT.items()), "or a device's name, such as Vulkan0"])
+
+
+__all__ = [
+    "BACKENDS", "SHORT", "Backend", "BackendKind", "Device", "NoDevice", "help_of_references", "kind_of", "on_card",
+    "start",
+]  # fmt: skip

@@ -115,4 +115,4 @@ class CpuDevice(Device):
         return out
 
 
-CPU = BackendKind("cpu", "llama.cpp's CPU backend", CpuBackend, CpuDevice)
+CPU = BackendKind("CPU", "llama.cpp's CPU backend", CpuBackend, lambda _device: CpuDevice())

@@ -8,7 +8,7 @@ are computed twice as well. The backend is judged on its own activation bytes, w
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...support.errors import EnvironmentFault
 from .device import Device
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class CudaBackend(Backend):
-    """llama.cpp on the first GPU of its CUDA backend, all layers, fusion off.
+    """llama.cpp on a GPU of its CUDA backend, all layers, fusion off.
 
-    `properties`: the GPU's name, and ten times its compute capability as "sm".
+    `properties`: also ten times the GPU's compute capability as "sm".
     """
 
     ambiguous_codes = True
@@ -99,10 +99,10 @@ def _mmvq_tokens() -> int:
     return MMVQ_TOKENS
 
 
-def _device() -> Device:
+def _device(device: Any) -> Device:
     from ..worker.cuda_device import CudaDevice
 
-    return CudaDevice()
+    return CudaDevice(device)
 
 
-CUDA = BackendKind("gpu", "llama.cpp's CUDA backend", CudaBackend, _device, "a llama-cpp-python with CUDA")
+CUDA = BackendKind("CUDA", "llama.cpp's CUDA backend", CudaBackend, _device)

@@ -30,22 +30,17 @@ class BackendKind:
     """A backend of llama.cpp.
 
     Args:
-        name: what `--reference` calls it.
-        title: what it is, in reports and for `--help`.
-        backend: makes its `Backend` on a llama.cpp process in which it was started, from what `Device.properties` said.
-        device: makes its `Device` in llama.cpp's process. Raises NoDevice.
-        needs: what it needs, for `--help`.
+        backend: ggml's name of it; "" for all that have no file of their own.
+        title: what it is, in reports.
+        started: makes the `Backend` of a device that was started in a llama.cpp process, from its name as `--reference`
+            has it, and from what llama.cpp's process says of the device.
+        device: makes the `Device` of one of ggml's devices in llama.cpp's process. Raises NoDevice.
     """
 
-    name: str
+    backend: str
     title: str
-    backend: Callable[[BackendKind, Llama, Mapping[str, Any]], Backend]
-    device: Callable[[], Device]
-    needs: str = ""
-
-    def start(self, llama: Llama) -> Backend:
-        """Start it in a llama.cpp process. Raises EnvironmentFault if it cannot be used here."""
-        return self.backend(self, llama, llama.start_backend(self.name))
+    started: Callable[[str, BackendKind, Llama, Mapping[str, Any]], Backend]
+    device: Callable[[Any], Device]
 
 
 class Batch(NamedTuple):
@@ -63,16 +58,20 @@ class Batch(NamedTuple):
 
 
 class Backend(ABC):
-    """A backend of llama.cpp, started: what it computes and how it is asked.
+    """A device of a backend of llama.cpp, started: what it computes and how it is asked.
 
     Args:
-        kind: its record.
+        name: of the device, as `--reference` has it.
+        kind: the backend's record.
         llama: the llama.cpp process in which it was started.
-        properties: what `Device.properties` said.
+        properties: ggml's names of the backend ("backend") and of the device ("device"), what the device is ("name"),
+            and what `Device.properties` said.
     """
 
     #: Whether a code of its quantizer may differ from IEEE division's by one step (`semantics.fast_math`).
     ambiguous_codes = False
+    #: Whether its definitions come to be known by asking llama.cpp's process, which takes one call at a time.
+    learns = False
     #: Whether outputs are compared with its own; if not, nothing is asked of llama.cpp.
     compared = True
     #: What it is called beside a kernel's name.
@@ -83,8 +82,8 @@ class Backend(ABC):
         """Names of the definitions whose activations it gives as its quantizer made them: `activations`."""
         return ()
 
-    def __init__(self, kind: BackendKind, llama: Llama, properties: Mapping[str, Any]) -> None:
-        self.name, self.title, self.llama, self.properties = kind.name, kind.title, llama, properties
+    def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Mapping[str, Any]) -> None:
+        self.name, self.title, self.llama, self.properties = name, kind.title, llama, properties
 
     @property
     def paths(self) -> Mapping[str, int]:
@@ -112,18 +111,28 @@ class Backend(ABC):
             EnvironmentFault: the library says that it computes something else.
         """
 
+    def definition_of(self, gemm: Gemm, fmt: WeightFormat, rows: Bytes) -> Semantics:
+        """What a product of the graph is.
+
+        Args:
+            rows: its weights, uint8[N, row bytes].
+
+        Raises as `definition`.
+        """
+        return self.definition(fmt, gemm.tokens, gemm.experts)
+
     def uncovered(self, fmt: WeightFormat) -> str | None:
         """Why no product with such weights can be judged, or None if some can."""
         return None
 
-    def undefined(self, gemm: Gemm, fmt: WeightFormat) -> str | None:
+    def undefined(self, gemm: Gemm, fmt: WeightFormat, rows: Bytes) -> str | None:
         """Why it is not known exactly what a product of the graph is, or None if it is known."""
         from ...semantics.cuda import NoDefinition
 
         if not gemm.on_backend:
             return f"{self.title} left it to the CPU"
         try:
-            self.definition(fmt, gemm.tokens, gemm.experts)
+            self.definition_of(gemm, fmt, rows)
         except NoDefinition as error:
             return self.unsupported(error)
         return None
@@ -180,15 +189,23 @@ class Backend(ABC):
         return (m,)
 
     def block_products(
-        self, definition: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, tokens: int, threads: int
-    ) -> tuple[Floats, Bytes | None]:
+        self, fmt: WeightFormat, rows: Bytes, x: Floats, tokens: int, threads: int
+    ) -> tuple[Semantics, Floats, Bytes | None]:
         """Every product of a block with activations x float32[M, K], float32[K/32, M, N], computed with so many tokens
-        (x repeated). Also x as its quantizer made it, uint8[M, row bytes], if it reveals that."""
+        (x repeated), after its definition. Also x as its quantizer made it, uint8[M, row bytes], if it reveals that.
+
+        Raises as `definition`.
+        """
+        definition = self.definition(fmt, tokens)
+        y = self.blocks(fmt, rows, x, tokens, threads)
+        return definition, y, self.activations(definition.name, x) if definition.name in self.reveals else None
+
+    def blocks(self, fmt: WeightFormat, rows: Bytes, x: Floats, tokens: int, threads: int) -> Floats:
+        """Likewise, the products alone."""
         repeated = x if tokens == len(x) else x[np.arange(tokens) % len(x)]
         # threads of ggml spin at barriers, beside those that compute the graph meanwhile
         threads = min(threads, 1 + rows.nbytes * tokens // _WORTH_A_THREAD)
-        y = self.llama.block_products(fmt.type_id, rows, repeated, threads, self.name)[:, : len(x)]
-        return y, self.activations(definition.name, x) if definition.name in self.reveals else None
+        return self.llama.block_products(fmt.type_id, rows, repeated, threads, self.name)[:, : len(x)]
 
     def computed(self, gemm: Gemm, definition: Semantics, fmt: WeightFormat, rows: Bytes, threads: int) -> Gemm:
         """A matrix that the graph did not use, with the product of its activations outside the graph as output."""

@@ -14,6 +14,7 @@ quantize_mmq_q8_1, whose layout is DS4 for Q4_0 and Q4_1 and D4 for Q8_0.
 from __future__ import annotations
 
 import ctypes as c
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,50 +34,27 @@ from ...semantics.encodings.mmq_d4 import encode_mmq_d4
 from ...semantics.encodings.mmq_ds4 import encode_mmq
 from ...semantics.encodings.q8_1 import encode_q8_1
 from .. import ggml
-from ..backends.device import Device, NoDevice, Product
+from ..backends.device import NoDevice, Product
+from .registry_device import RegistryDevice
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
 #: Values of activations that are asked for at a time: MMQ pads each 32 of them to 512.
 _AT_ONCE = 1 << 22
-#: More layers than any model has.
-_ALL_LAYERS = 1 << 20
 _CC_MAJOR, _CC_MINOR = 75, 76  # enum CUdevice_attribute
 
 
-def find_gpu() -> tuple[int, str, int]:
-    """The first GPU: its device in ggml, its name, ten times its compute capability. Raises NoDevice."""
-    if not ggml.ggml_backend_reg_by_name(b"CUDA"):
-        raise NoDevice("the installed llama-cpp-python has no CUDA backend")
-    device = ggml.ggml_backend_dev_by_type(ggml.DEVICE_GPU)
-    if not device:
-        raise NoDevice("llama.cpp's CUDA backend finds no GPU")
-    name = ggml.ggml_backend_dev_description(device).decode(errors="replace")
-    return device, name, _compute_capability()
+class CudaDevice(RegistryDevice):
+    """A GPU of the CUDA backend."""
 
-
-class CudaDevice(Device):
-    """The first GPU of the CUDA backend. Raises NoDevice if there is none, or if the backend does not start on it."""
-
-    def __init__(self) -> None:
-        device, self._name, self._sm = find_gpu()
-        self._backend = ggml.ggml_backend_dev_init(device, None)
-        if not self._backend:
-            raise NoDevice("llama.cpp's CUDA backend cannot be started")
+    def __init__(self, device: Any) -> None:
+        super().__init__(device)
+        number = re.fullmatch(r"CUDA(\d+)", self.name)
+        self._sm = compute_capability(int(number[1]) if number else 0)
 
     def properties(self) -> dict[str, Any]:
-        return {"name": self._name, "sm": self._sm}
-
-    def place_model(self, params: Any) -> None:
-        params.n_gpu_layers, params.main_gpu = _ALL_LAYERS, 0
-
-    def place_context(self, params: Any) -> None:
-        params.op_offload = params.offload_kqv = True
-
-    def computed(self, t: Any) -> bool:
-        name = ggml.buffer_name(t)
-        return bool(name.startswith(b"CUDA") and b"Host" not in name)
+        return {"sm": self._sm}
 
     def taken(self, product: Product, x: Floats, wanted: Sequence[int]) -> dict[int, Bytes]:
         """The activations in the format of the product's definition; nothing if no definition describes the product."""
@@ -93,22 +71,20 @@ class CudaDevice(Device):
     def multiply(self, type: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
         traits = ggml.ggml_get_type_traits(type).contents
         width = w.shape[1] // traits.type_size * traits.blck_size
-        out: Floats = self._products(type, w, x, width, (w.shape[1], 0, 1), 1)[0]
+        out: Floats = self._columns(type, w, x, width, (w.shape[1], 0, 1), 1)[0]
         return out
 
     def _by_block(self, type: int, w: Bytes, x: Floats) -> Floats:
         """Products float32[K/n, M, N] of weights, whose rows are one block of n values, with each block of x."""
         block = ggml.ggml_get_type_traits(type).contents.blck_size
-        return self._products(type, w, x, block, (w.shape[1], 0, 1), x.shape[1] // block)
+        return self._columns(type, w, x, block, (w.shape[1], 0, 1), x.shape[1] // block)
 
     def block_products(self, type: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
         traits = ggml.ggml_get_type_traits(type).contents
         block, nb = traits.blck_size, w.shape[1] // traits.type_size
-        return self._products(type, w, x, block, (w.shape[1], traits.type_size, nb), nb)
+        return self._columns(type, w, x, block, (w.shape[1], traits.type_size, nb), nb)
 
-    def _products(
-        self, type: int, w: Bytes, x: Floats, width: int, w_steps: tuple[int, int, int], count: int
-    ) -> Floats:
+    def _columns(self, type: int, w: Bytes, x: Floats, width: int, w_steps: tuple[int, int, int], count: int) -> Floats:
         """Multiply `count` columns of x, each `width` values wide, by as many columns of w, or by its only one.
 
         Args:
@@ -117,7 +93,6 @@ class CudaDevice(Device):
         n, (m, k) = len(w), x.shape
         row, column, columns = w_steps
         ctx = ggml.ggml_init(ggml.InitParams(4 << 20, None, True))
-        buffer = None
         try:
             traits = ggml.ggml_get_type_traits(type).contents
             whole = w.shape[1] // traits.type_size * traits.blck_size
@@ -128,22 +103,8 @@ class CudaDevice(Device):
             wv = ggml.ggml_view_3d(ctx, wt, width, n, columns, row, column or n * row, 0)
             xv = ggml.ggml_view_3d(ctx, xt, width, m, count, 4 * k, 4 * width, 0)
             y = ggml.ggml_mul_mat(ctx, wv, xv)
-            graph = ggml.ggml_new_graph(ctx)
-            ggml.ggml_build_forward_expand(graph, y)
-            buffer = ggml.ggml_backend_alloc_ctx_tensors(ctx, self._backend)
-            if not buffer:
-                raise MemoryError("llama.cpp's CUDA backend has no memory for a product")
-            ggml.ggml_backend_buffer_clear(buffer, 0)
-            for tensor, values in ((wt, np.ascontiguousarray(w)), (xt, np.ascontiguousarray(x, np.float32))):
-                ggml.ggml_backend_tensor_set(tensor, ggml.pointer(values), 0, values.nbytes)
-            if ggml.ggml_backend_graph_compute(self._backend, graph) != 0:
-                raise RuntimeError("llama.cpp's CUDA backend failed")
-            out = np.empty((count, m, n), np.float32)
-            ggml.ggml_backend_tensor_get(y, ggml.pointer(out), 0, out.nbytes)
-            return out
+            return self.computed_by(ctx, ((wt, w), (xt, np.asarray(x, np.float32))), y, (count, m, n))
         finally:
-            if buffer:
-                ggml.ggml_backend_buffer_free(buffer)
             ggml.ggml_free(ctx)
 
     # ---- activations ------------------------------------------------------------------------------------------------
@@ -231,15 +192,15 @@ def _where(known: npt.NDArray[np.bool_], revealed: Bytes, encoded: Bytes) -> Byt
     return np.where(known[..., None], revealed, encoded.reshape(m, nb, size)).reshape(m, nb * size)
 
 
-def _compute_capability() -> int:
-    """Ten times the major number plus the minor one, of the first GPU. Raises NoDevice."""
+def compute_capability(number: int) -> int:
+    """Ten times the major number plus the minor one, of a GPU by its number in CUDA. Raises NoDevice."""
     try:
         driver = c.CDLL("libcuda.so.1")
     except OSError:
         raise NoDevice("llama.cpp's CUDA backend finds no GPU: there is no driver") from None
     device, value = c.c_int(), c.c_int()
     numbers = []
-    failed = driver.cuInit(0) or driver.cuDeviceGet(c.byref(device), 0)
+    failed = driver.cuInit(0) or driver.cuDeviceGet(c.byref(device), number)
     for attribute in (_CC_MAJOR, _CC_MINOR):
         failed = failed or driver.cuDeviceGetAttribute(c.byref(value), attribute, device)
         numbers.append(value.value)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from . import references
 from .calls import Call, Reply
 
 if TYPE_CHECKING:
@@ -27,21 +28,30 @@ class Products:
         }  # fmt: skip
 
     def device(self, backend: str) -> Device:
-        """The device of a backend, started once. Raises NoDevice."""
+        """The device that `--reference` calls so, started once. Raises NoDevice, UnknownDevice."""
         if backend not in self._devices:
-            from ..backends import BACKENDS  # late: scans of a file need none
+            from .. import ggml  # late: scans of a file need none
+            from ..backends import kind_of
 
-            self._devices[backend] = BACKENDS[backend].device()
+            found = references.find(backend)
+            self._devices[backend] = kind_of(ggml.backend_of(found)).device(found)
         return self._devices[backend]
 
     def start_backend(self, backend: str) -> Reply:
-        """What the backend says of its device, or why it cannot be used here."""
+        """What the device is, or why it cannot be used here."""
+        from .. import ggml
         from ..backends.device import NoDevice
 
         try:
-            return self.device(backend).properties(), ()
+            device, found = self.device(backend), references.find(backend)
         except NoDevice as error:
             return {"missing": str(error)}, ()
+        except references.UnknownDevice as error:
+            return {"unknown": str(error)}, ()
+        return {
+            "backend": ggml.backend_of(found), "device": ggml.device_name(found),
+            "name": ggml.description_of(found), **device.properties(),
+        }, ()  # fmt: skip
 
     def activations(self, definition: str, backend: str, x: npt.NDArray[np.float32]) -> Reply:
         """Activations as a backend quantizes them for products of a definition."""

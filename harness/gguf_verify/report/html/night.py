@@ -14,7 +14,7 @@ from ...nightly.summary import Changed, Kind, NightReport, Standing, Verdict, li
 from ...support.text import printable
 from .. import grid
 from ..shades import rank, shade, short
-from . import charts, run
+from . import charts, graph, run
 from .charts import Point
 from .run import Picture, Run
 
@@ -35,10 +35,12 @@ class RungOfNight(NamedTuple):
 
 
 class Troubled(NamedTuple):
-    """A cell that is not verified; `run` is None where its report is not kept, or not shown for want of room."""
+    """A cell that is not verified, with its run or its graph; both are None where its report is not kept, or not shown
+    for want of room."""
 
     standing: Standing
     run: Run | None
+    graph: graph.Page | None = None
 
 
 class GemmOfNight(NamedTuple):
@@ -159,11 +161,12 @@ def _troubled(standings: Sequence[Standing]) -> list[Troubled]:
     for standing in standings:
         if standing.verified:
             continue
-        kept = None if standing.cell is None else standing.cell.report
-        made = None
-        if kept is not None and shown < MOST_RUNS:
-            made, shown = run.of(kept, MOST_FAILURES), shown + 1
-        out.append(Troubled(standing, made))
+        cell, made, of_graph = standing.cell, None, None
+        if cell is not None and shown < MOST_RUNS:
+            made = None if cell.report is None else run.of(cell.report, MOST_FAILURES)
+            of_graph = None if cell.graph is None else graph.of(cell.graph)
+            shown += made is not None or of_graph is not None
+        out.append(Troubled(standing, made, of_graph))
     return out
 
 

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from ...nightly.records import Cell, Key, Night, Outcome
 from ...nightly.summary import NightReport
 from ...support.text import printable
+from .. import graph_words
 from .parts import Case, document, suite
 
 
@@ -90,3 +91,7 @@ def _evidence(case: _Case) -> Iterator[str]:
         yield from (f"{rung.name}: {failure.what}" for rung, failure in case.cell.report.failures)
         if case.cell.report.command:
             yield f"repeat with: {case.cell.report.repeat_of()}"
+    if (graph := case.cell.graph) is not None:
+        yield from (f"graph: {node.node} ({node.operation} on {node.device}) is wrong" for node in graph.wrong)
+        if graph.command:
+            yield f"repeat with: {graph_words.command(graph)}"

@@ -26,7 +26,8 @@ def llama_bytes(fmt: WeightFormat, gemm: Gemm, llama: Semantics) -> Bytes:
     if isinstance(fmt, ElementFormat):
         rounded = gemm.x if fmt.type_id not in gemm.quantized else fmt.decode(gemm.quantized[fmt.type_id])
         return rounded.view(np.uint8)
-    assert llama.activations is not None
+    if llama.activations is None:
+        return llama.bytes_of(gemm.x)
     return gemm.quantized[llama.activations.type_id]
 
 
@@ -35,7 +36,8 @@ def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama
 
     A kernel that quantizes its activations itself gets the values of the blocks that a kernel of blocks gets: as
     float32, quantized again, they have the same codes and scale, since the largest code of a block is 127. A kernel of
-    a layout that llama.cpp does not make for this product gets this project's blocks of it.
+    a layout that llama.cpp does not make for this product gets this project's blocks of it; so does each where
+    llama.cpp multiplies values.
     """
     if isinstance(fmt, ElementFormat):
         return llama_bytes(fmt, gemm, llama)
@@ -43,10 +45,11 @@ def llama_activations(semantics: Semantics, fmt: WeightFormat, gemm: Gemm, llama
         blocks = llama_activations(semantics.inside, fmt, gemm, llama)
         return semantics.bytes_of(semantics.inside.values_of(blocks)[:, : gemm.x.shape[1]])
     encoding, own = semantics.encoding, llama.encoding
+    if own.format is None:
+        return semantics.bytes_of(gemm.x)
     if encoding.rearranges is not None:
         plain, rearranged = encoding.rearranges
         return rearranged(llama_activations(replace(semantics, encoding=plain), fmt, gemm, llama))
-    assert own.format is not None
     if encoding.format is Q8_1:
         if own.format is Q8_1_D4:
             return as_q8_1(gemm.quantized[Q8_1_D4.type_id], gemm.x)

@@ -58,9 +58,9 @@ class Merge:
         if found.path is not None:
             self._paths.setdefault(gemm.tensor, set()).add(found.path)
         if found.gap is not None:
-            fmt = run.model.tensors[gemm.tensor].type.weights
-            assert fmt is not None
-            definition = run.backend.definition(fmt, gemm.tokens, gemm.experts)
+            matrix = run.matrix(self._result, gemm)
+            assert matrix is not None
+            definition = run.backend.definition_of(gemm, matrix.fmt, matrix.rows)
             side = llama_side(run.backend, definition)
             self._gaps.setdefault(side, (definition, []))[1].append(found.gap)
 

@@ -104,7 +104,7 @@ class _Judging:
         run, result, gemm, only = self._run, self._result, self._gemm, self._run.only
         matrix = run.matrix(result, gemm)
         assert matrix is not None, "a task is made of what is known"
-        llama = run.backend.definition(matrix.fmt, gemm.tokens, gemm.experts)
+        llama = run.backend.definition_of(gemm, matrix.fmt, matrix.rows)
         if gemm.idle:
             gemm = run.backend.computed(gemm, llama, matrix.fmt, matrix.rows, run.options.threads)
         name, number = label(matrix.tensor, gemm.first_row), matrix_of(matrix.tensor, gemm.first_row)
