@@ -194,7 +194,16 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
         semantics = llama_cuda_semantics(fmt, len(x))
         return product(semantics, fmt, w, given_away(self, semantics.name, x, backend)).exact.astype(np.float32)
 
-    monkeypatch.setattr(Llama, "start_backend", lambda *_: {"name": "a GPU that is played", "sm": 90})
+    monkeypatch.setattr(
+        Llama,
+        "start_backend",
+        lambda *_: {
+            "backend": "CUDA",
+            "device": "CUDA0",
+            "name": "a GPU that is played",
+            "sm": 90,
+        },
+    )
     monkeypatch.setattr(Llama, "activations", given_away)
     monkeypatch.setattr(Llama, "multiply", multiply)
     report = identify_model(path, "q8_1_naive", "cpu", Options(probes="brief", progress=False, reference="gpu"))
@@ -212,7 +221,16 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
 
 
 def test_identify_with_a_gpu_leaves_out_what_has_no_definition(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(Llama, "start_backend", lambda *_: {"name": "a GPU that is played", "sm": 90})
+    monkeypatch.setattr(
+        Llama,
+        "start_backend",
+        lambda *_: {
+            "backend": "CUDA",
+            "device": "CUDA0",
+            "name": "a GPU that is played",
+            "sm": 90,
+        },
+    )
     monkeypatch.setattr(Llama, "multiply", lambda *_: pytest.fail("nothing is known of it"))
     w = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     path = write_model(tmp_path / "f32.gguf", {"w": (w, "F32")})

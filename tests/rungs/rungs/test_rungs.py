@@ -19,6 +19,7 @@ from gguf_verify.results import Options, Report
 from gguf_verify.rungs.generated_inputs import any_blocks, every_size
 from gguf_verify.rungs.tokens.rung import _Tokens
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
+from gguf_verify.semantics.gates import SCORE_LIMIT
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from tests.support.kernel_inputs import TILED
@@ -37,14 +38,17 @@ def run(path: Path, kernel: str = "q8_1_dp4a", n_predict: int = 6) -> Report:
     return verify(path, kernel, CpuHost(1), options=options)
 
 
-def assert_verified(report: Report, same_tokens: bool = True) -> None:
+def assert_verified(report: Report, same_tokens: bool = True, halved: bool = False) -> None:
+    """`halved`: weights are rounded to half, either of two neighbours where they are dequantized near the middle, which
+    may take all that is allowed (`semantics.values`)."""
+    most, score = (1.0, SCORE_LIMIT) if halved else (0.5, 10)
     assert [f.what for r in report.rungs for f in r.failures] == []
     assert [r.unverified for r in report.rungs] == [[], [], [], []]
     assert report.exit_code == 0
     for rung in report.rungs:
         for who, worst in rung.worst.items():
-            assert worst.utilisation <= 0.5, (rung.name, who, worst)
-            assert rung.worst[who].score <= 10, (rung.name, who)
+            assert worst.utilisation <= most, (rung.name, who, worst)
+            assert rung.worst[who].score <= score, (rung.name, who)
     if same_tokens:
         assert not [note for note in report.rungs[3].notes if note.startswith("(a)")]
 
@@ -59,7 +63,7 @@ def assert_verified(report: Report, same_tokens: bool = True) -> None:
 )
 def test_fixture(name: str, kernel: str) -> None:
     report = run(FIXTURES / name, kernel)
-    assert_verified(report)
+    assert_verified(report, halved=kernel.startswith("f16"))
     by_name = {r.name: r for r in report.rungs}
     size = (FIXTURES / name).stat().st_size
     assert by_name["bytes"].checked == {"bytes": size, "tensors": 30, "blocks": 81920}

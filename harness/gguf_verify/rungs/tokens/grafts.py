@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -106,9 +105,10 @@ class Grafts:
             spared = self._replaced - self._kept - self.faulty if exact else ()
             try:
                 evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._join_judged)
-            finally:  # whatever ended the pass: what the kernel gave until then is judged
-                if not isinstance(sys.exc_info()[1], KeyboardInterrupt):
-                    self._join_judged(all_of_them=True)
+            except Exception:  # whatever ended the pass: what the kernel gave until then is judged
+                self._join_judged(all_of_them=True)
+                raise
+            self._join_judged(all_of_them=True)
         self.grafted = max(self.grafted, count)
         for name, why in evaluation.unsupported.items():
             if self.run.wants(name):
