@@ -7,6 +7,7 @@ process judges.
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 from collections import deque
@@ -29,6 +30,8 @@ NAME = "a process that judges"
 _MOST = 4
 #: Cores for each, and bytes of weights from which they pay: to open a model takes some seconds.
 _CORES, _WORTH = 4, 1 << 30
+#: Seconds in which a process ends by itself.
+_TO_CLOSE = 10.0
 #: Bytes of tasks that wait to be merged, beside a few.
 _WAITING = 1 << 28
 #: Of a card's memory, the percentage for what these processes hold of arrays together. The one that plans takes at most
@@ -162,19 +165,14 @@ class Processes(InOrder):
 
     def close(self, at_once: bool) -> None:
         """End all: those that are idle by themselves, unless that is to be done at once."""
-        for i in () if at_once else self._open:
-            if not self._processes[i].owes:
-                try:
-                    self._processes[i].link.send(None)
-                except OSError:
-                    continue
-        for i, process in enumerate(self._processes):
-            if not at_once and i in self._open and not process.owes:
-                process.wait(_TO_CLOSE)
+        idle = [] if at_once else [process for i in self._open if not (process := self._processes[i]).owes]
+        for process in idle:
+            with contextlib.suppress(OSError):
+                process.link.send(None)
+        for process in idle:
+            process.wait(_TO_CLOSE)
+        for process in self._processes:
             process.close()
 
-
-#: Seconds in which a process ends by itself.
-_TO_CLOSE = 10.0
 
 __all__ = ["NAME", "Processes", "local_processes", "paying"]

@@ -176,6 +176,10 @@ def test_another_definition_in_a_run(declared: str) -> None:
     assert f"computes MMQ's Q4_0 (mmq), not {called} as declared" in text_of(Kind.IDENTIFICATION, told)
 
 
+#: What llama.cpp says of a GPU that is played.
+PLAYED = {"backend": "CUDA", "device": "CUDA0", "name": "a GPU that is played", "sm": 90}
+
+
 @pytest.mark.parametrize("path", [Q4_0, pytest.param(Q5_1, marks=pytest.mark.slow)])
 def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """llama.cpp's definition goes by M, and it is judged on the activations that it gives away: its quantizer may err
@@ -194,16 +198,7 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
         semantics = llama_cuda_semantics(fmt, len(x))
         return product(semantics, fmt, w, given_away(self, semantics.name, x, backend)).exact.astype(np.float32)
 
-    monkeypatch.setattr(
-        Llama,
-        "start_backend",
-        lambda *_: {
-            "backend": "CUDA",
-            "device": "CUDA0",
-            "name": "a GPU that is played",
-            "sm": 90,
-        },
-    )
+    monkeypatch.setattr(Llama, "start_backend", lambda *_: PLAYED)
     monkeypatch.setattr(Llama, "activations", given_away)
     monkeypatch.setattr(Llama, "multiply", multiply)
     report = identify_model(path, "q8_1_naive", "cpu", Options(probes="brief", progress=False, reference="gpu"))
@@ -221,16 +216,7 @@ def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, pat
 
 
 def test_identify_with_a_gpu_leaves_out_what_has_no_definition(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        Llama,
-        "start_backend",
-        lambda *_: {
-            "backend": "CUDA",
-            "device": "CUDA0",
-            "name": "a GPU that is played",
-            "sm": 90,
-        },
-    )
+    monkeypatch.setattr(Llama, "start_backend", lambda *_: PLAYED)
     monkeypatch.setattr(Llama, "multiply", lambda *_: pytest.fail("nothing is known of it"))
     w = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
     path = write_model(tmp_path / "f32.gguf", {"w": (w, "F32")})
