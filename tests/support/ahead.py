@@ -124,14 +124,16 @@ def without_times(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Card:
-    """A task, and a call, that tells which cards its process sees; it ends when so many have begun."""
+    """A task, and a call, that tells which cards its process sees, and which share of their memory arrays may take; it
+    ends when so many have begun."""
 
     folder: str
     number: int
     of: int
 
-    def judge(self, on: Any) -> str | None:
-        return self(environment(Path(self.folder)))  # that of what is confined
+    def judge(self, on: Any) -> tuple[str | None, str | None]:
+        card = self(environment(Path(self.folder)))  # that of what is confined
+        return card, os.environ.get("CUPY_GPU_MEMORY_LIMIT")
 
     def __call__(self, variables: Mapping[str, str]) -> str | None:
         (Path(self.folder) / str(self.number)).touch()

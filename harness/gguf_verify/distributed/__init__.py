@@ -6,6 +6,7 @@ else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,7 @@ from ..results import Options
 from ..rungs.drawn import Drawn
 from ..rungs.run import Run
 from ..rungs.tasks import Here, Judges
+from ..support.command_line import cores
 from ..support.errors import EnvironmentFault, UsageError
 from .connection import LOCAL, connected
 from .local import local_processes, paying
@@ -52,7 +54,7 @@ def judges(
     if address is not None and jobs is not None:
         raise UsageError("--jobs are processes of this machine, and --ray brings its own: give one of them")
     named = isinstance(path, str | Path | Drawn) and isinstance(kernel, str) and isinstance(host, str)
-    count = 1 if address is not None or options.only_call else jobs or (paying(run) if named else 1)
+    count = 1 if address is not None or options.only_call else jobs or (paying(run, cores()) if named else 1)
     if address is None and count == 1:
         yield Here()
         return
@@ -72,9 +74,10 @@ def judges(
         from .cluster import cluster  # it imports Ray
 
         def work_of(threads: int) -> RunWork:
-            return RunWork.of(run, opened, kernel, host, replace(options, threads=threads))
+            return RunWork.of(run, opened, kernel, host, replace(options, threads=threads), here=address == LOCAL)
 
-        with cluster(address, work_of, uses_gpu(run), options.time_limit, options.progress) as found:
+        on_card = functools.partial(paying, run) if uses_gpu(run) else None
+        with cluster(address, work_of, on_card, options.time_limit, options.progress) as found:
             yield found
 
 

@@ -33,7 +33,7 @@ _TASKS = 4
 def _examiners(address: str, options: AuditOptions, examined: Examined) -> Iterator[Examiners]:
     from .cluster import cluster  # it imports Ray
 
-    with cluster(address, lambda threads: AuditWork.of(address, options, examined, threads), gpus=False,
+    with cluster(address, lambda threads: AuditWork.of(address, options, examined, threads), on_card=None,
                  time_limit=options.time_limit, progress=options.progress) as workers:  # fmt: skip
         yield _Examiners(workers, examined)
 

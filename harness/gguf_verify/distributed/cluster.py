@@ -15,6 +15,7 @@ from ..support.errors import EnvironmentFault
 from ..support.progress import Steps
 from .connection import RETRIES
 from .in_order import InOrder
+from .local import sharing_a_card
 from .worker import Budgeted, Judged, Refused, Work, Worker
 
 #: Seconds in which workers end by themselves.
@@ -23,9 +24,14 @@ _TO_CLOSE = 10.0
 
 @contextmanager
 def cluster(
-    address: str, work_of: Callable[[int], Work], gpus: bool, time_limit: float, progress: bool
-) -> Iterator[Cluster]:
-    """Workers for what `work_of` makes, given the threads that each has: one for each GPU, or else for each CPU.
+    address: str, work_of: Callable[[int], Work], on_card: Callable[[int], int] | None, time_limit: float,
+    progress: bool,
+) -> Iterator[Cluster]:  # fmt: skip
+    """Workers for what `work_of` makes, given the threads that each has.
+
+    Args:
+        on_card: how many share a GPU, given the CPUs that there are for it; None: there is one for each CPU, without a
+            GPU.
 
     Raises EnvironmentFault.
     """
@@ -33,13 +39,16 @@ def cluster(
         told("workers of Ray open the files")
         there = ray.cluster_resources()
         cpus = int(there.get("CPU", 0))
-        count = int(there.get("GPU", 0)) if gpus else cpus
-        if not count:
-            raise EnvironmentFault(f"--ray {address}: it has no {'GPU' if gpus else 'CPU'} for a worker")
+        cards = int(there.get("GPU", 0))
+        if not (cpus if on_card is None else cards):
+            raise EnvironmentFault(f"--ray {address}: it has no {'CPU' if on_card is None else 'GPU'} for a worker")
+        sharing = 0 if on_card is None else on_card(cpus // cards)
+        count = sharing * cards or cpus
         work = work_of(max(1, cpus // count))
-        kind = ray.remote(Worker).options(
-            num_cpus=0 if gpus else 1, num_gpus=1 if gpus else 0, max_restarts=-1, max_task_retries=RETRIES
-        )
+        takes: dict[str, Any] = {"num_cpus": 0, "num_gpus": 1 / sharing} if sharing else {"num_cpus": 1, "num_gpus": 0}
+        if sharing > 1:
+            takes["runtime_env"] = {"env_vars": sharing_a_card(sharing)}
+        kind = ray.remote(Worker).options(**takes, max_restarts=-1, max_task_retries=RETRIES)
         workers = [kind.remote(work) for _ in range(count)]
         try:
             opened = Cluster(workers)

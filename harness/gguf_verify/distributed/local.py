@@ -19,7 +19,6 @@ from typing import Any
 from ..processes.child import Spawned
 from ..rungs.run import Run
 from ..rungs.tasks import T
-from ..support.command_line import cores
 from .in_order import InOrder
 from .runs import RunWork
 from .worker import Budgeted, Judged, Refused
@@ -39,10 +38,16 @@ _WAITING = 1 << 28
 _OF_CARD = 40
 
 
-def paying(run: Run) -> int:
-    """How many processes judge a run where nobody says: several where a card multiplies a large model."""
-    beside = min(_MOST, cores() // _CORES, run.kernel.host.processes_beside())
+def paying(run: Run, cpus: int) -> int:
+    """How many processes judge a run on a card, with so many CPUs for it, where nobody says: several where the card
+    multiplies a large model."""
+    beside = min(_MOST, cpus // _CORES, run.kernel.host.processes_beside())
     return beside if beside > 1 and run.matrix_bytes() >= _WORTH else 1
+
+
+def sharing_a_card(count: int) -> dict[str, str]:
+    """Variables of so many processes that share a card."""
+    return {"CUPY_GPU_MEMORY_LIMIT": f"{_OF_CARD / count:g}%"}
 
 
 @contextmanager
@@ -53,8 +58,7 @@ def local_processes(work: RunWork, count: int, must_open: bool, verbose: bool) -
         must_open: raise EnvironmentFault where one cannot open it; else the others judge, or this process.
         verbose: what they print goes to standard error.
     """
-    limit = {"CUPY_GPU_MEMORY_LIMIT": f"{_OF_CARD / count:g}%"}
-    started = [_Process(verbose, limit) for _ in range(count)]
+    started = [_Process(verbose, sharing_a_card(count)) for _ in range(count)]
     opened = Processes(work, started, must_open)
     try:
         yield opened
@@ -175,4 +179,4 @@ class Processes(InOrder):
             process.close()
 
 
-__all__ = ["NAME", "Processes", "local_processes", "paying"]
+__all__ = ["NAME", "Processes", "local_processes", "paying", "sharing_a_card"]

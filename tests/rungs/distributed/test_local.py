@@ -179,11 +179,10 @@ class _Roomy:
         (16, 9, 1 << 29, 1),
     ],
 )
-def test_how_many_pay(cores: int, room: int, nbytes: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_how_many_pay(cores: int, room: int, nbytes: int, count: int) -> None:
     """As many as cores and the card's memory allow, for a large model."""
-    monkeypatch.setattr(module, "cores", lambda: cores)
     of: Any = type("Of", (), {"kernel": type("Kernel", (), {"host": _Roomy(room)}), "matrix_bytes": lambda _: nbytes})()
-    assert paying(of) == count
+    assert paying(of, cores) == count
 
 
 def test_hosts_without_a_card_have_threads() -> None:

@@ -196,18 +196,28 @@ def test_a_signal_ends_a_night(tmp_path: Path) -> None:
         assert [key.prompt for key in history.night(1).missing] == ["b"]
 
 
-def test_one_card_for_each_process(tmp_path: Path) -> None:
-    """Ray lets a worker that takes a GPU, and a call that does, see one card, which no other sees meanwhile."""
+def test_cards_of_processes(tmp_path: Path) -> None:
+    """Ray lets a call that takes a GPU, and a worker, see one card, which no other sees meanwhile but those that share
+    it; and these know their share of its memory."""
     from gguf_verify.distributed.cluster import cluster
     from gguf_verify.distributed.errands import Errand, Errands
     from gguf_verify.distributed.identity import Expected
 
-    for name in ("workers", "errands"):
-        (tmp_path / name).mkdir()
-    work = Nothing(Place())
-    with cluster("local", lambda threads: work, gpus=True, time_limit=60, progress=False) as workers:
-        tasks = (Step(task=Card(str(tmp_path / "workers"), i, 2)) for i in range(2))
-        assert sorted(found for _, found in workers.each(run_of(), tasks)) == ["0", "1"]
+    (tmp_path / "errands").mkdir()
+    for sharing, limit in ((1, None), (2, "20%")):
+        folder, count = tmp_path / f"workers{sharing}", 2 * sharing
+        folder.mkdir()
+        asked = list[int]()
+
+        def on_card(cpus: int, sharing: int = sharing, asked: list[int] = asked) -> int:
+            asked.append(cpus)
+            return sharing
+
+        with cluster("local", lambda _: Nothing(Place()), on_card, time_limit=60, progress=False) as workers:
+            tasks = (Step(task=Card(str(folder), i, count)) for i in range(count))
+            found = sorted(found for _, found in workers.each(run_of(), tasks))
+        assert found == [(card, limit) for card in "01" for _ in range(sharing)]
+        assert asked == [1]  # of two processors and two cards
     expected = Expected.of("local", {}, [])
     calls = {i: Errand(Card(str(tmp_path / "errands"), i, 2), dict, expected, gpu=True) for i in range(2)}
     errands, seen = Errands("local", calls, jobs=2), list[Any]()
