@@ -16,14 +16,17 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from ..processes.child import Spawned
 from ..results import HostInfo
-from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from ..support import protocol
+from ..support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding
+from ..support.records import record
 from ..support.text import printable
 from .base import Artefact, Grid, Host, Placed, Sparse, Written
 from .compilation import Author, Compilation
@@ -37,6 +40,16 @@ _MOST_HANGS = 3
 #: A launch has the time limit for every so many products that its operands can have. (The slowest of the emulated
 #: kernels makes some 6e7 a second on one core.)
 _PRODUCTS = 1e9
+
+
+class _Said(msgspec.Struct):
+    """An answer: what was asked for, or the one line of a fault. A kernel may have written over the process's memory,
+    so it is a record before anything of it is used."""
+
+    ok: bool | Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] | None = None
+    kernel: str | None = None
+    finding: FindingKind | None = None
+    environment: str | None = None
 
 
 class _Held:
@@ -196,12 +209,14 @@ class ProcessHost(Host):
     ) -> Written:
         n, made = self._launch("alone", kernel, grid, block, args, shared, self._time_limit, number=number)
         raw = np.zeros(0, np.uint8) if made is None else made
+        if raw.nbytes != 12 * n:  # a place and a word each
+            self._garbled("it says that it wrote as many words as it does not send")
         return Written(raw[: 8 * n].view(np.int64), raw[8 * n :].view(np.uint32))
 
     def _launch(
         self, ask: str, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int, limit: float,
         **more: Any,
-    ) -> tuple[Any, Bytes | None]:  # fmt: skip
+    ) -> tuple[int, Bytes | None]:  # fmt: skip
         if self._hangs >= _MOST_HANGS:
             raise KernelFault(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
         with self._asking:
@@ -218,7 +233,7 @@ class ProcessHost(Host):
         with self._asking:
             self._there(kernel)
             said, _ = self._ask({"ask": "resident", "kernel": kernel.number, "threads": threads, "shared": shared})
-        return int(said)
+        return said
 
     def _limit(self, sizes: list[int]) -> float:
         """Seconds for a launch: [M, N] outputs of [M, K] and [N, K] operands are the root of the product of the three
@@ -248,13 +263,15 @@ class ProcessHost(Host):
         with self._asking:
             self._there(held)
             _, made = self._ask({"ask": what, "id": held.number})
-        assert made is not None
+        if made is None or made.nbytes != held.nbytes:
+            self._garbled("a buffer has another size")
         return made
 
     def _ask(
         self, request: dict[str, Any], array: Bytes | None = None, handle: int | None = None, nbytes: int = 0,
         limit: float | None = None,
-    ) -> tuple[Any, Bytes | None]:  # fmt: skip
+    ) -> tuple[int, Bytes | None]:  # fmt: skip
+        """A request's answer: a number, and bytes. Raises KernelFault, EnvironmentFault."""
         process = self._process
         assert process is not None
         freed, self._free[:] = list(self._free), []
@@ -265,23 +282,33 @@ class ProcessHost(Host):
             else:
                 send_shared(process.link, request, handle, nbytes)
             if request["ask"] in UNANSWERED:
-                return None, None
+                return 0, None
             ready = select.poll()
             ready.register(process.link.fileno(), select.POLLIN)
             if not ready.poll(1000 * (_PATIENCE if limit is None else limit)):
                 self._hung(request["ask"], _PATIENCE if limit is None else limit)
-            said, made = receive_bytes(process.link)
+            header, made = receive_bytes(process.link)
+            said = record(header, _Said)
+        except protocol.ProtocolError as error:
+            self._garbled(error)
         except (EOFError, OSError):
             self._dead()
         except BaseException:  # Ctrl-C: the answer may still come, and must not be taken for another one
             self.close()
             raise
-        if "kernel" in said:
-            kind = said.get("finding")
-            raise KernelFinding(kind, said["kernel"]) if kind else KernelFault(said["kernel"])
-        if "environment" in said:
-            raise EnvironmentFault(said["environment"])
-        return said["ok"], made
+        if said.kernel is not None:
+            words = _shown(said.kernel)
+            raise KernelFinding(said.finding, words) if said.finding else KernelFault(words)
+        if said.environment is not None:
+            raise EnvironmentFault(_shown(said.environment))
+        if said.ok is None:
+            self._garbled("neither a result nor a fault")
+        return int(said.ok), made
+
+    def _garbled(self, why: object) -> NoReturn:
+        """End the process, whose answer is not valid. Raises KernelFault."""
+        self.close()
+        raise KernelFault(f"the kernel crashed: its process sent an answer that is not valid ({why})")
 
     def _hung(self, what: str, limit: float) -> NoReturn:
         self.close()
@@ -305,6 +332,11 @@ class ProcessHost(Host):
             how = f"signal {-code}" + (f" ({said.lower()})" if said else "")
         last = f"; its last line of output: {printable(lines[-1], 200)}" if lines else ""
         raise KernelFault(f"the kernel crashed: {how}{last}")
+
+
+def _shown(words: str) -> str:
+    """A fault's line. Names in it were escaped over there."""
+    return words if words.isprintable() else printable(words)
 
 
 __all__ = ["ProcessHost"]

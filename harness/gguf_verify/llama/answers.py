@@ -8,7 +8,7 @@ what `LlamaProcess.valid` turns into a fault.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,16 @@ First = Annotated[list[Count], Meta(max_length=MAX_FIRST)]
 Span = Annotated[list[float], Meta(min_length=2, max_length=2)]
 
 
+class TypeSaid(TypedDict):
+    """A type of ggml."""
+
+    name: Name
+    block_size: Count
+    block_bytes: Count
+    quantized: bool
+    vec_dot_type: Annotated[int, Meta(ge=0, le=1 << 31)]
+
+
 class Hello(Struct):
     """See `Llama.versions`."""
 
@@ -34,8 +44,23 @@ class Hello(Struct):
     llama_cpp: Name
     ggml: Name
     system: Name
-    types: dict[int, dict[str, int | float | str | bool | None]]
+    types: dict[int, TypeSaid]
     libraries: Annotated[list[Name], Meta(max_length=1000)]
+
+
+class Started(Struct):
+    """A device that was started; see `backends.Backend`. A backend that tells more of its devices has a record of its
+    own that adds it."""
+
+    backend: Name
+    device: Name
+    name: Name
+
+
+class CudaStarted(Started):
+    """Also ten times the GPU's compute capability."""
+
+    sm: Annotated[int, Meta(ge=10, le=10_000)]
 
 
 class DeviceSaid(Struct):

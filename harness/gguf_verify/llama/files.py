@@ -222,7 +222,7 @@ class FilePasses:
     def _pass(
         self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], source: Origin,
         arrays: dict[str, npt.NDArray[Any]], **arguments: Any,
-    ) -> tuple[Any, Arrays]:  # fmt: skip
+    ) -> tuple[object, Arrays]:  # fmt: skip
         """A call about a tensor and its source; its result and its arrays."""
         arguments |= {
             "path": os.path.abspath(tensor.mapped.path), "identity": tensor.mapped.identity, "start": tensor.offset,

@@ -85,11 +85,6 @@ class Llama(LlamaProcess):
             (one,) = out
             return answers.expect(one, dtype, *shape)
 
-    def start_backend(self, name: str) -> dict[str, Any]:
-        """Start a backend in this process, which products and models on it need; what it says of its device. Raises
-        EnvironmentFault if it cannot be used here."""
-        return self.properties(name)
-
     def activations(self, definition: str, x: Floats, backend: str) -> Bytes:
         """Activations float32[M, K] as a backend quantizes them for products of one of its definitions, uint8[M, row
         bytes]."""

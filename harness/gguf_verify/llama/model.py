@@ -116,7 +116,7 @@ class LoadedModel:
 
         Raises LlamaRefused if llama.cpp does not take the file, EnvironmentFault if the backend cannot be used here.
         """
-        self._process.properties(backend)
+        self._process.start_backend(backend)
         result, _ = self._process.ask(
             "open", path=os.path.abspath(path), threads=threads, repack=repack, backend=backend
         )
@@ -187,7 +187,7 @@ class LoadedModel:
         result, out = self._process.ask("evaluate", tokens=tokens, mode="plain", options={}, first=first)
         return self._evaluation(result, out)
 
-    def _evaluation(self, result: Any, out: list[npt.NDArray[Any]]) -> Evaluation:
+    def _evaluation(self, result: object, out: list[npt.NDArray[Any]]) -> Evaluation:
         """What an evaluation's answer holds. Raises LlamaFault where it is none."""
         seen = self._process.typed("evaluate", result, answers.Evaluated).seen
         with self._process.valid("evaluate"):

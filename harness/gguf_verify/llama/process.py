@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
-import msgspec
 import numpy.typing as npt
 
 from ..processes.child import signal_name
 from ..support import protocol
 from ..support.errors import Culprit, EnvironmentFault, LlamaFault, UsageError
 from ..support.lanes import Lane
+from ..support.records import record
 from ..support.stages import stage
 from ..support.text import printable
+from . import answers
 from .child import Child
 
 #: After so many seconds without an answer from llama.cpp it counts as hung.
@@ -26,8 +27,7 @@ Arrays = list[npt.NDArray[Any]]
 T = TypeVar("T")
 #: What the checks of an answer raise.
 _NOT_VALID = (
-    protocol.ProtocolError, msgspec.ValidationError, KeyError, TypeError, ValueError, IndexError, OverflowError,
-    RecursionError,
+    protocol.ProtocolError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError,
 )  # fmt: skip
 _MOST_SAID = 2000
 
@@ -40,6 +40,8 @@ class LlamaRefused(Exception):
 
 class LlamaProcess:
     """A llama.cpp process that is asked one call at a time. As a context manager it ends the process on leaving.
+
+    What it answers is an `object`, of which the type checker lets nobody take a part: `typed` makes a record of it.
 
     Args:
         time_limit: after so many seconds without an answer the process is killed and EnvironmentFault is raised.
@@ -78,7 +80,9 @@ class LlamaProcess:
     def pid(self) -> int:
         return self._child.pid
 
-    def ask(self, call: str, arrays: dict[str, npt.NDArray[Any]] | None = None, **arguments: Any) -> tuple[Any, Arrays]:
+    def ask(
+        self, call: str, arrays: dict[str, npt.NDArray[Any]] | None = None, **arguments: Any
+    ) -> tuple[object, Arrays]:
         """Make a call that has one answer: its result and its arrays.
 
         Raises:
@@ -102,7 +106,7 @@ class LlamaProcess:
         except OSError:
             raise self._death(call) from None
 
-    def receive(self, call: str) -> tuple[dict[str, Any], Arrays]:
+    def receive(self, call: str) -> tuple[dict[str, object], Arrays]:
         """The next message of a call: an event (it has a key "event") or the answer, which `result` takes."""
         try:
             with stage("llama.cpp"):
@@ -111,8 +115,8 @@ class LlamaProcess:
             self._child.kill()
             words = f"no answer for {self._time_limit:g} s{self._last_log()}"
             raise LlamaFault(f"llama.cpp hung in {call}: {words}") from None
-        except protocol.ProtocolError:
-            self._not_valid(call)
+        except protocol.ProtocolError as error:
+            self._not_valid(call, error)
         except (EOFError, OSError):
             raise self._death(call) from None
 
@@ -121,19 +125,22 @@ class LlamaProcess:
         """Around the checks of an answer: where they fail, LlamaFault is raised and the process is ended."""
         try:
             yield
+        except protocol.ProtocolError as error:
+            self._not_valid(call, error)
         except _NOT_VALID:
             self._not_valid(call)
 
-    def typed(self, call: str, value: Any, kind: type[T]) -> T:
+    def typed(self, call: str, value: object, kind: type[T]) -> T:
         """A part of an answer as a record of `answers`. Raises LlamaFault where it is none."""
         with self.valid(call):
-            return msgspec.convert(value, kind, strict=False)
+            return record(value, kind)
 
-    def _not_valid(self, call: str) -> NoReturn:
+    def _not_valid(self, call: str, why: object = "") -> NoReturn:
         self.abandon()
-        raise LlamaFault(f"llama.cpp's process sent an answer that is not valid in {call}{self._last_log()}") from None
+        said = f"{f' ({why})' if why else ''}{self._last_log()}"
+        raise LlamaFault(f"llama.cpp's process sent an answer that is not valid in {call}{said}") from None
 
-    def result(self, call: str, header: dict[str, Any]) -> Any:
+    def result(self, call: str, header: dict[str, object]) -> object:
         """The result that an answer holds. Raises LlamaRefused and EnvironmentFault as `ask` does."""
         if "refused" in header:
             raise LlamaRefused(_words(header["refused"]) + self._last_log())
@@ -143,8 +150,9 @@ class LlamaProcess:
             self._not_valid(call)
         return header["result"]
 
-    def properties(self, backend: str) -> dict[str, Any]:
-        """Start a device in this process, by ggml's name or one of `backends.SHORT`; what it is.
+    def start_backend(self, backend: str) -> dict[str, object]:
+        """Start a device in this process, by ggml's name or one of `backends.SHORT`, which products and models on it
+        need: what it says of the device, of which `backends` makes a record.
 
         Raises EnvironmentFault if it cannot be used here, UsageError if there is none of that name.
         """
@@ -154,6 +162,7 @@ class LlamaProcess:
             raise EnvironmentFault(_words(said["missing"]))
         if "unknown" in said:
             raise UsageError(f"--reference: {_words(said['unknown'])}", "device")
+        self.typed("start_backend", said, answers.Started)
         return {name: printable(value, _MOST_SAID) if isinstance(value, str) else value for name, value in said.items()}
 
     def abandon(self) -> None:

@@ -26,6 +26,7 @@ from ..gguf import Model, Tensor, open_model
 from ..kernels.domain import Extent
 from ..kernels.interface import Candidate
 from ..llama import Evaluation, Gemm, Llama, LlamaRefused
+from ..llama.answers import Started
 from ..llama.backends import Backend
 from ..results import DrawnData, DrawnProduct, FileInfo, Options
 from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
@@ -179,7 +180,7 @@ class NoReference(Backend):
     compared = False
 
     def __init__(self) -> None:
-        self.name, self.title, self.properties = NONE, "no llama.cpp", {}
+        self.name, self.title, self.properties = NONE, "no llama.cpp", Started("", "", "")
 
     def describe(self) -> str:
         return "llama.cpp was not asked"

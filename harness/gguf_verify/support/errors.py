@@ -126,11 +126,17 @@ class OracleFault(KernelFault):
     culprit: ClassVar[Culprit] = "oracle"
 
 
+#: What a kernel was seen to do.
+FindingKind = Literal[
+    "race", "outside", "unset", "misaligned", "overflow", "divergent", "input", "unwritten", "changing"
+]
+
+
 class KernelFinding(KernelFault):
     """What a checked build or the host saw a kernel do, so that the fault has a name.
 
     Args:
-        kind: "race", "outside", "unset", "misaligned", "overflow", "divergent", "input", "unwritten" or "changing".
+        kind: the name.
         words: one line, which names the source lines where they are known.
         lines: the source lines, FILE:LINE.
     """

@@ -14,6 +14,7 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.llama import Gemm, Llama
+from gguf_verify.llama.answers import Started
 from gguf_verify.llama.backends import BACKENDS, kind_of, start
 from gguf_verify.llama.backends.others import OtherBackend
 from gguf_verify.results import Options, Report
@@ -64,7 +65,7 @@ class Played:
 
 
 def played(of: Multiply, backend: str = "Vulkan") -> OtherBackend:
-    said = {"backend": backend, "device": f"{backend}0", "name": "NumPy"}
+    said = Started(backend, f"{backend}0", "NumPy")
     return OtherBackend(f"{backend}0", kind_of(backend), cast(Any, Played(of)), said)
 
 

@@ -19,12 +19,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gguf_verify.formats import FORMATS
 from gguf_verify.gguf import Model, open_model
-from gguf_verify.llama import Llama, LlamaRefused, ScannerOf
-from gguf_verify.llama.answers import Figures
+from gguf_verify.llama import Llama, LlamaRefused, ScannerOf, backends
+from gguf_verify.llama.answers import Figures, Started
+from gguf_verify.llama.backends import BACKENDS, Backend
+from gguf_verify.llama.backends.cpu import CpuBackend
 from gguf_verify.llama.model import Evaluation
 from gguf_verify.support import protocol
-from gguf_verify.support.errors import EnvironmentFault, LlamaFault
+from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault, LlamaFault
 from gguf_verify.support.lanes import Lane, Lanes
 from gguf_verify.support.sealed import of_fixed_size
 from tests.support.tools import FIXTURES
@@ -100,9 +103,14 @@ def capture(llama: Llama, _tiny: Model) -> object:
     return [g if isinstance(g, Evaluation) else g.shape for g in llama.model.capture([1, 2], idle=True)]
 
 
+def vec_dot_type(llama: Llama, _tiny: Model) -> object:
+    return CpuBackend("cpu", BACKENDS["CPU"], llama, Started("CPU", "CPU", "")).definition(FORMATS["Q4_0"])
+
+
 CALLS: dict[str, Callable[[Llama, Model], object]] = {
     "versions": lambda llama, _: llama.versions(),
-    "start_backend": lambda llama, _: llama.start_backend("cpu"),
+    "start_backend": lambda llama, _: backends.start("cpu", llama),
+    "vec_dot_type": vec_dot_type,
     "activations": lambda llama, _: llama.activations("q8_1", X, "cpu"),
     "to_float": lambda llama, _: llama.to_float(2, W, 32),
     "from_float": lambda llama, _: llama.from_float(8, X),
@@ -125,6 +133,10 @@ CALLS: dict[str, Callable[[Llama, Model], object]] = {
 GEMM = {
     "event": "gemm", "tensor": "t", "node": "n", "type": 2, "first_rows": [0, 3], "on_backend": True, "experts": False,
     "tokens": 2, "activations": [],
+}  # fmt: skip
+DEVICE = {"backend": "Vulkan", "device": "Vulkan0", "name": "a card"}
+HELLO = {
+    "llama_cpp_python": "", "folder": "", "llama_cpp": "", "ggml": "", "system": "", "types": {}, "libraries": [],
 }  # fmt: skip
 INTS = np.zeros(2, np.int32)
 FIGURES = {
@@ -149,6 +161,16 @@ WRONG: dict[str, tuple[str, Message]] = {
     "too few pieces": ("pieces", ({"result": {"pieces": ["a"]}}, [])),
     "too few tokens": ("generate", ({"result": {"tokens": [1]}}, [])),
     "a device that is a list": ("start_backend", ({"result": []}, [])),
+    **{
+        f"a device without its {field}": (
+            "start_backend", ({"result": {name: value for name, value in DEVICE.items() if name != field}}, []),
+        )
+        for field in DEVICE
+    },
+    "a card without its compute capability": ("start_backend", ({"result": DEVICE | {"backend": "CUDA"}}, [])),
+    "a compute capability of 0": ("start_backend", ({"result": DEVICE | {"backend": "CUDA", "sm": 0}}, [])),
+    "a type that is not known": ("vec_dot_type", ({"result": HELLO}, [])),
+    "a type without its product": ("vec_dot_type", ({"result": HELLO | {"types": {"2": {"name": "q4_0"}}}}, [])),
     "logits of one dimension": (
         "evaluate", ({"result": {"seen": {"lookup": {}, "unsupported": {}, "used": {}}}}, [X[0]]),
     ),
@@ -210,6 +232,19 @@ def test_an_array_where_the_memory_ends(at: object, shared: bool, tiny: Model) -
     finally:
         if lanes is not None:
             lanes.close()
+
+
+def test_what_an_answer_lacks_is_said(tiny: Model) -> None:
+    with pytest.raises(LlamaFault, match=r"start_backend \(.*missing required field `device`.*\); it said: ") as caught:
+        asked("start_backend", tiny, ({"result": {"backend": "Vulkan", "name": "a card"}}, []))
+    assert caught.value.exit_code == EXIT_ENVIRONMENT
+
+
+def test_devices_of_any_backend_are_taken(tiny: Model) -> None:
+    for said in (DEVICE, DEVICE | {"backend": "CUDA", "sm": 90}):
+        made = asked("start_backend", tiny, ({"result": said}, []))
+        assert isinstance(made, Backend)
+        assert "on a card" in made.describe()
 
 
 def test_words_are_escaped(tiny: Model) -> None:

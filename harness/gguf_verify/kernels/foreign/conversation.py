@@ -10,11 +10,11 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, signal_name
-from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, TraceFrame, UsageError
+from ...support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding, TraceFrame, UsageError
 from ...support.stages import counted
 from .channel import Channel, Garbled, Late
 from .faults import MOST_FRAMES
@@ -24,7 +24,7 @@ from .operands import MemoryFile
 _MOST_HANGS = 3
 _MOST_MESSAGE = 1 << 14
 #: What a process may say that it saw a kernel do, beside what is judged here: `KernelFinding`.
-_SEEN_THERE = ("race", "outside", "unset", "misaligned", "overflow", "divergent", "input", "unwritten", "changing")
+_SEEN_THERE = get_args(FindingKind)
 
 
 class Budget:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...support.registry import members
+from ..answers import Started
 from .device import Device, NoDevice
 from .interface import Backend, BackendKind
 
@@ -35,11 +36,11 @@ def kind_of(backend: str) -> BackendKind:
 def start(reference: str, llama: Llama) -> Backend:
     """Start a device, by its name or one of `SHORT`, in a llama.cpp process.
 
-    Raises EnvironmentFault if it cannot be used here, UsageError if there is none of that name.
+    Raises EnvironmentFault if it cannot be used here or says too little, UsageError if there is none of that name.
     """
     said = llama.start_backend(reference)
-    kind = kind_of(str(said.get("backend", "")))
-    return kind.started(reference, kind, llama, said)
+    kind = kind_of(llama.typed("start_backend", said, Started).backend)
+    return kind.started(reference, kind, llama, llama.typed("start_backend", said, kind.says))
 
 
 def on_card(device: str) -> bool:

@@ -31,7 +31,8 @@ class CpuBackend(Backend):
 
         semantics = llama_cpu_semantics(fmt)
         expected = semantics.activations or fmt
-        actual = self.versions["types"][fmt.type_id]["vec_dot_type"]
+        with self.llama.valid("hello"):
+            actual = self.versions["types"][fmt.type_id]["vec_dot_type"]
         if actual != expected.type_id:
             raise EnvironmentFault(
                 f"this llama.cpp multiplies {fmt.name} with activations of ggml type {actual}, "

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...support.errors import EnvironmentFault
+from ..answers import CudaStarted
 from .device import Device
 from .interface import Backend, BackendKind, Batch
 
@@ -20,11 +21,9 @@ if TYPE_CHECKING:
 
 
 class CudaBackend(Backend):
-    """llama.cpp on a GPU of its CUDA backend, all layers, fusion off.
+    """llama.cpp on a GPU of its CUDA backend, all layers, fusion off."""
 
-    `properties`: also ten times the GPU's compute capability as "sm".
-    """
-
+    properties: CudaStarted
     ambiguous_codes = True
     who = "llama.cpp on the GPU"
 
@@ -41,10 +40,10 @@ class CudaBackend(Backend):
     @property
     def sm(self) -> int:
         """Ten times the compute capability."""
-        return int(self.properties["sm"])
+        return self.properties.sm
 
     def describe(self) -> str:
-        name = self.properties["name"]
+        name = self.properties.name
         return f"CUDA on {name}, compute capability {self.sm / 10:.1f}, all layers, fusion off"
 
     def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
@@ -105,4 +104,4 @@ def _device(device: Any) -> Device:
     return CudaDevice(device)
 
 
-CUDA = BackendKind("CUDA", "llama.cpp's CUDA backend", CudaBackend, _device)
+CUDA = BackendKind("CUDA", "llama.cpp's CUDA backend", CudaBackend, _device, CudaStarted)

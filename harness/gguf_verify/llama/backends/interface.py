@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..answers import Started
+
 if TYPE_CHECKING:
     from ...formats import WeightFormat
     from ...semantics import Semantics
@@ -35,12 +37,14 @@ class BackendKind:
         started: makes the `Backend` of a device that was started in a llama.cpp process, from its name as `--reference`
             has it, and from what llama.cpp's process says of the device.
         device: makes the `Device` of one of ggml's devices in llama.cpp's process. Raises NoDevice.
+        says: what llama.cpp's process must say of such a device, with `Device.properties`.
     """
 
     backend: str
     title: str
-    started: Callable[[str, BackendKind, Llama, Mapping[str, Any]], Backend]
+    started: Callable[[str, BackendKind, Llama, Any], Backend]
     device: Callable[[Any], Device]
+    says: type[Started] = Started
 
 
 class Batch(NamedTuple):
@@ -64,8 +68,8 @@ class Backend(ABC):
         name: of the device, as `--reference` has it.
         kind: the backend's record.
         llama: the llama.cpp process in which it was started.
-        properties: ggml's names of the backend ("backend") and of the device ("device"), what the device is ("name"),
-            and what `Device.properties` said.
+        properties: ggml's names of the backend and of the device, what the device is ("name"), and what
+            `Device.properties` said.
     """
 
     #: Whether a code of its quantizer may differ from IEEE division's by one step (`semantics.fast_math`).
@@ -82,7 +86,7 @@ class Backend(ABC):
         """Names of the definitions whose activations it gives as its quantizer made them: `activations`."""
         return ()
 
-    def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Started) -> None:
         self.name, self.title, self.llama, self.properties = name, kind.title, llama, properties
 
     @property

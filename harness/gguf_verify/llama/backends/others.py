@@ -9,12 +9,13 @@ the product is not verified. Products outside the graph have the definition of a
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from ..answers import Started
 from .device import Bytes, Device, Floats
 from .interface import Backend, BackendKind, Batch
 
@@ -39,7 +40,7 @@ class OtherBackend(Backend):
 
     learns = True
 
-    def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Started) -> None:
         super().__init__(name, kind, llama, properties)
         self.title = f"llama.cpp's {self._backend} backend"
         self._of_drawn: dict[tuple[str, int, bool], Ruling | str] = {}
@@ -47,10 +48,10 @@ class OtherBackend(Backend):
 
     @property
     def _backend(self) -> str:
-        return str(self.properties["backend"])
+        return self.properties.backend
 
     def describe(self) -> str:
-        return f"{self.properties['device']} ({self._backend}) on {self.properties['name']}, all layers"
+        return f"{self.properties.device} ({self._backend}) on {self.properties.name}, all layers"
 
     def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
         return _known(self._drawn(fmt, tokens, False)).semantics
