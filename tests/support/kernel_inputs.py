@@ -151,14 +151,15 @@ def random_blocks(rng: np.random.Generator, fmt: BlockFormat, n: int, k: int) ->
 
 
 def put_extremes(rng: np.random.Generator, fmt: BlockFormat, structs: np.ndarray) -> None:
-    """±inf and NaN as a scale and as a minimum of some rows; where scales are bytes, the greatest and E8M0's NaN."""
+    """±inf and NaN as a scale and as a minimum of some rows; where scales are bytes, E8M0's NaN, or both of UE4M3's, of
+    which llama.cpp makes 0 and the greatest."""
     n, nb = structs.shape
     for name in half_fields(fmt):
         for row, bits in zip(rng.permutation(n), (0x7C00, 0xFC00, 0x7E01), strict=False):
             put_half(fmt, structs[row : row + 1, -1 - rng.integers(nb) :][:, :1], name, np.full((1, 1), bits, "<u2"))
     if fmt in (MXFP4, NVFP4):
-        for row in rng.permutation(n)[:3]:
-            structs["e" if fmt is MXFP4 else "d"][row, rng.integers(nb)] = 255
+        for row, byte in zip(rng.permutation(n), (255, 255, 255 if fmt is MXFP4 else 127), strict=False):
+            structs["e" if fmt is MXFP4 else "d"][row, rng.integers(nb)] = byte
 
 
 def gaussians(rng: np.random.Generator, m: int, k: int) -> np.ndarray:

@@ -83,14 +83,18 @@ def test_grids_are_looked_up_in_shared_memory(host: CpuHost, name: str) -> None:
 
 @kinds("Q2_K", "MXFP4")
 def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
-    """As scales and minima of some rows: what a unit adds to a sum that is none stays none."""
+    """As scales and minima of some rows: what a unit adds to a sum that is none stays none. NVFP4 has none."""
     rng, naive = np.random.default_rng(7), ShippedKernel(KERNELS["q8_1_naive"], host)
     blocks = random_blocks(rng, fmt, 33, 1024)
     put_extremes(rng, fmt, fmt.view(blocks))
     w, x = blocks.reshape(33, -1), random_activations(rng, naive.spec, 3, 1024)
     with np.errstate(all="ignore"):
         expected = naive.gemm(naive.upload(fmt, w), x)
-    assert 0 < (~np.isfinite(expected)).sum() < expected.size
+    finite = fmt.finite(blocks).all(axis=1)
+    assert finite.any()
+    assert finite.all() == (fmt is FORMATS["NVFP4"])
+    assert np.isfinite(expected[:, finite]).any()
+    assert not np.isfinite(expected[:, ~finite]).any()
     kernel = ShippedKernel(KERNELS["q8_1_decode"], host)
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
