@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..backend_results import WrongNode
+from ..bisection_results import Before, Bisection, FirstFailure, Outcome, Step, Tried, Turned, Verdict
 from ..gguf import open_model
 from ..nightly.machine import code_hash
 from ..processes.commands import Processes
@@ -21,9 +21,8 @@ from ..support.version import project_version
 from .candidates import Candidate, between, is_version, named
 from .index import versions_on_index
 from .kernel_runs import PACKAGE, KernelRuns
-from .records import Before, Bisection, FirstFailure, Step, Tried, Turned, Verdict
 from .runs import Runner, Runs
-from .search import Outcome, most_runs, search
+from .search import most_runs, search
 from .state import Session, State, opened
 
 if TYPE_CHECKING:  # it loads llama-cpp-python, which builds in folders do not need
@@ -140,7 +139,7 @@ class _Search:
         self._plan, self._candidates, self._sha256 = plan, candidates, sha256
         self._run, self._state, self._began = run, state, began
         self._tried: dict[int, Tried] = {}
-        self._run_now: set[int] = set()
+        self._run_now: list[int] = []
 
     def result(self) -> Bisection:
         """Try what must be tried."""
@@ -165,7 +164,7 @@ class _Search:
         self._tried |= {i: known[i] for i in middle}
         edge = search(n, lambda i: self._test(i, {}), middle)
         good, bad = self._name(edge.good), self._name(edge.bad)
-        turned = _turned(self._tried[edge.bad].first, good, bad, self._tried[edge.good])
+        turned = _turned(self._tried[edge.bad], good, bad, self._tried[edge.good])
         untested = tuple(self._candidates[i].name for i in edge.skipped)
         if untested:
             count = f"{len(untested)} build{'s' * (len(untested) > 1)} in between could not be tested"
@@ -195,9 +194,12 @@ class _Search:
         untested: tuple[str, ...] = (), turned: Turned | None = None, failure: FirstFailure | None = None,
     ) -> Bisection:  # fmt: skip
         steps = tuple(
-            Step(name=self._candidates[i].name, taken_over=i not in self._run_now, tried=self._tried[i])
+            Step(
+                name=self._candidates[i].name, taken_over=i not in self._run_now, tried=self._tried[i],
+                run=self._run_now.index(i) + 1 if i in self._run_now else None,
+            )
             for i in sorted(self._tried)
-        )
+        )  # fmt: skip
         return Bisection(
             gguf_verify=project_version(), path=str(self._plan.model), sha256=self._sha256,
             arguments=self._plan.arguments, verdict=verdict, sentence=sentence, last_good=last_good,
@@ -218,7 +220,7 @@ class _Search:
             with Steps(True) as doing:
                 doing(f"trying {self._name(i)}")
                 found = self._run(self._candidates[i])
-            self._run_now.add(i)
+            self._run_now.append(i)
             self._state.keep(self._candidates[i].identity, found)
             why = f": {found.why}" if found.why else ""
             say(f"{self._name(i)}: {found.outcome}, {found.seconds:.1f} s{why}")
@@ -229,11 +231,13 @@ class _Search:
         return printable(self._candidates[i].name, 200)
 
 
-def _turned(node: WrongNode | None, good: str, bad: str, before: Tried) -> Turned | None:
+def _turned(after: Tried, good: str, bad: str, before: Tried) -> Turned | None:
+    node = after.first
     if node is None:
         return None
     same = [seen for seen in before.seen if seen.operation == node.operation]
-    there = sum(seen.nodes for seen in same if seen.device == node.device)
+    here = [seen for seen in same if seen.device == node.device]
+    there = sum(seen.nodes for seen in here)
     kind: Before
     if there:
         kind = "right"
@@ -245,7 +249,9 @@ def _turned(node: WrongNode | None, good: str, bad: str, before: Tried) -> Turne
     else:
         kind = "absent"
         words = f"the graph of {good} has no {node.operation}: {bad} computes something else in its place"
-    return Turned(node=node, before=kind, words=words)
+    was = max(here or same, key=lambda seen: seen.utilisation, default=None)
+    became = [seen for seen in after.seen if (seen.operation, seen.device) == (node.operation, node.device)]
+    return Turned(node=node, before=kind, words=words, was=was, became=became[0] if became else None)
 
 
 __all__ = ["Plan", "bisect"]

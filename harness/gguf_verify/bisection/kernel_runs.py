@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..bisection_results import FirstFailure, Tried
 from ..hosts.nvrtc import CHOICE
 from ..nightly.compilers import Compilers
 from ..nightly.outcomes import MOST_CHARACTERS, cell_of
@@ -23,7 +24,6 @@ from ..results import Report
 from ..support.errors import EnvironmentFault, say
 from ..support.text import printable
 from .candidates import Candidate
-from .records import FirstFailure, Tried
 
 #: Seconds in which a run whose time is over may end by itself.
 _GRACE = 10.0

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ..backend_results import GraphReport
+from ..bisection_results import Seen, Tried
 from ..nightly.requirements import package_parent, package_path
 from ..processes.commands import Ended, Processes, signal_name
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, EnvironmentFault
 from ..support.text import printable
 from .candidates import Candidate
-from .records import Seen, Tried
 
 if TYPE_CHECKING:  # it loads llama-cpp-python, which builds in folders do not need
     from .versions import Versions
@@ -133,7 +133,10 @@ def tried(
         build=f"llama.cpp {report.build.llama_cpp}, ggml {report.build.ggml}",
         first=report.wrong[0] if report.wrong else None,
         seen=tuple(
-            Seen(operation=each.operation, device=each.device, nodes=each.nodes, wrong=each.wrong)
+            Seen(
+                operation=each.operation, device=each.device, nodes=each.nodes, wrong=each.wrong,
+                utilisation=each.utilisation, exact=each.exact,
+            )
             for each in report.operations[:_MOST_SEEN]
         ),
     )  # fmt: skip

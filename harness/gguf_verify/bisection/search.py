@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-#: "skipped" is a candidate that could not be tested, as `git bisect skip` has it.
-Outcome = Literal["good", "bad", "skipped"]
+from ..bisection_results import Outcome
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgspec
 
+from ..bisection_results import Tried
 from ..support.errors import EnvironmentFault, say
 from ..support.plain import plain
 from ..support.text import printable
-from .records import Tried
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 27

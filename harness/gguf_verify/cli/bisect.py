@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..backend_results import PROMPT
 from ..bisection.bisect import Plan, bisect
-from ..bisection.records import Bisection
-from ..bisection.words import lines
-from ..report.writer import writers
+from ..report.writer import Kind, writers
 from ..results import DEFAULT_PROMPT
 from ..support.cache import cache_dir
-from ..support.errors import EXIT_ENVIRONMENT, UsageError, say
-from ..support.plain import plain
+from ..support.errors import UsageError, say
 from ..support.text import printable
 from .backend import build_parser as backend_parser
 from .command import Command
-from .common import (
-    Parser,
-    check_output,
-    check_ranges,
-    internal_errors,
-    print_lines,
-    prompt_of,
-    spell,
-    write_whole,
-)
-from .interrupts import undisturbed
+from .common import Parser, add_reports, asked_for, check_ranges, deliver, internal_errors, prompt_of, spell
 from .verify import build_parser as verify_parser
 
 #: What runs a candidate in place of `python -m gguf_verify backend`, or `verify`.
@@ -46,7 +32,7 @@ anything else cannot be tested and is skipped, as `git bisect skip` does.
 Results are kept: the same command takes them over.
 
 examples:
-  gguf-verify bisect model.gguf --good 0.3.30 --bad 0.3.36
+  gguf-verify bisect model.gguf --good 0.3.30 --bad 0.3.36 --html page.html
   gguf-verify bisect model.gguf --good b1 --bad b4 --among b2 b3 --device Vulkan0
   gguf-verify bisect model.gguf --good old --bad new -- -ctk q8_0 -ctv q8_0 -fa on
   gguf-verify bisect model.gguf --nvrtc --good 13.0.88 --bad 13.2.78 -- --kernel q8_1_mma
@@ -102,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="seconds that one run may take (default: %(default)g)")  # fmt: skip
     add("--install-limit", type=float, default=7200.0, metavar="S",
         help="seconds that installing a version may take (default: %(default)g)")  # fmt: skip
-    add("--json", type=Path, metavar="FILE", help="also write the result as JSON")
+    add_reports(parser, Kind.BISECTION)
     add("-v", "--verbose", action="store_true", help="show where an internal error comes from")
     return parser
 
@@ -112,8 +98,7 @@ def run(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         check_ranges(("--run-limit", args.run_limit, 1, _LONGEST), ("--install-limit", args.install_limit, 1, _LONGEST))
-        if args.json is not None:
-            check_output(args.json, args.model, flag="--json")
+        files = asked_for(args, Kind.BISECTION, args.model)
         prompt = _check_passed_to_verify(args) if args.nvrtc else _check_passed(args)
         own = ("--host=gpu",) if args.nvrtc else (f"--device={_device(args)}",)
         keep = cache_dir() / "bisections" if args.keep is None else args.keep
@@ -128,8 +113,7 @@ def run(argv: list[str]) -> int:
         except KeyboardInterrupt:
             say(f"what was tried is kept in {printable(str(keep), 200)}: the same command goes on")
             raise
-        with undisturbed():
-            return _write(args.json, found, print_lines(*lines(found), exit_code=found.exit_code))
+        return deliver(Kind.BISECTION, found, found.exit_code, files=files)
 
 
 def _device(args: argparse.Namespace) -> str:
@@ -166,19 +150,8 @@ def _check_passed(args: argparse.Namespace) -> str:
 def _no_report_of_a_run(made: argparse.Namespace) -> None:
     given = [w.flag for w in writers() if w.flag is not None and getattr(made, w.argument, None) is not None]
     if given:
-        raise UsageError(f"{given[0]} of a run would be overwritten by the next: before --, --json takes all", "usage")
-
-
-def _write(path: Path | None, found: Bisection, exit_code: int) -> int:
-    if path is None:
-        return exit_code
-    made = {"schema": 1, "kind": "bisection", "exit_code": found.exit_code, **plain(found)}
-    try:
-        write_whole(path, (json.dumps(made, indent=2, allow_nan=False) + "\n").encode())
-    except OSError as error:
-        say(f"cannot write {printable(str(path))}: {error.strerror}")
-        return exit_code or EXIT_ENVIRONMENT
-    return exit_code
+        ours = " and ".join(str(w.flag) for w in writers(Kind.BISECTION) if w.flag is not None)
+        raise UsageError(f"{given[0]} of a run would be overwritten by the next: before --, {ours} take all", "usage")
 
 
 COMMAND = Command("bisect", "find the first build of llama.cpp at which a graph turns wrong", build_parser, run)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ..backend_results import GraphReport, NotJudged, OperationResult, Varying, WrongNode
+from ..bisection_results import Seen
 from ..support.command_line import shown
 from ..support.text import ELLIPSIS, printable
 from .shades import rank, short
@@ -71,6 +72,13 @@ def utilisation(each: OperationResult) -> str:
         words = "differs" if each.wrong else "equal"
         return f"{words}, {each.ambiguous:,} ambiguous" if each.ambiguous else words
     return f"{each.utilisation:.3g}"
+
+
+def of_seen(seen: Seen) -> str:
+    """The worst utilisation of an operation that a bisection remembers, or whether its bits are equal."""
+    if seen.exact:
+        return "differs" if seen.wrong else "equal"
+    return short(seen.utilisation)
 
 
 def worst(report: GraphReport) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..backend_results import GRAPH_SCHEMA
+from ..bisection_results import BISECTION_SCHEMA
 from ..results import SCHEMA_VERSION
 from ..support.plain import plain
 from ..support.text import ELLIPSIS
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..audit.record import AuditHeader
     from ..audit.xray import XRay
     from ..backend_results import GraphReport
+    from ..bisection_results import Bisection
     from ..captured import Judged
     from ..gguf import Range
     from ..identification import IdentifyHeader, IdentifyReport
@@ -270,6 +272,13 @@ def of_graph(report: GraphReport) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def of_bisection(found: Bisection) -> dict[str, Any]:
+    """A bisection as plain objects: kind "bisection"; exit_code; and the fields of
+    `gguf_verify.bisection_results.Bisection` by their names."""
+    made: dict[str, Any] = plain(found)
+    return {"schema": BISECTION_SCHEMA, "kind": "bisection", "exit_code": found.exit_code, **made}
+
+
 def _as_object(fields: dict[str, Any]) -> dict[str, Any]:
     made = plain(fields)
     assert isinstance(made, dict)
@@ -296,5 +305,6 @@ WRITER = Writer(
         Kind.JUDGEMENT: lambda judged, form: _text(of_judgement(judged)),
         Kind.IDENTIFICATION: lambda report, form: _text(of_identification(report)),
         Kind.GRAPH: lambda report, form: _text(of_graph(report)),
+        Kind.BISECTION: lambda found, form: _text(of_bisection(found)),
     },
 )  # fmt: skip

@@ -23,7 +23,7 @@ WRITER = Writer(
         Kind.RUN: _render("run"), Kind.AUDIT: _render("audit"),
         Kind.AUDITS: _render("audit", "render_many"), Kind.XRAY: _render("xray"),
         Kind.IDENTIFICATION: _render("identification"), Kind.NIGHT: _render("night"),
-        Kind.JUDGEMENT: _render("judgement"), Kind.GRAPH: _render("graph"),
+        Kind.JUDGEMENT: _render("judgement"), Kind.GRAPH: _render("graph"), Kind.BISECTION: _render("bisection"),
         Kind.COMPARISON: _render("night", "render_comparison"), Kind.HISTORY: _render("night", "render_history"),
     },
 )  # fmt: skip

@@ -21,7 +21,7 @@ class Kind(StrEnum):
     RUN is a `results.Report`, AUDIT an `audit.Audit`, AUDITS an `audit.many.Audits`, XRAY an `audit.xray.XRay`,
     IDENTIFICATION an `identification.IdentifyReport`, JUDGEMENT a `captured.Judged`, NIGHT a
     `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`, HISTORY a mapping of names to
-    `nightly.records.Night`, and GRAPH a `backend_results.GraphReport`.
+    `nightly.records.Night`, GRAPH a `backend_results.GraphReport`, and BISECTION a `bisection_results.Bisection`.
     """
 
     RUN = "run"
@@ -34,6 +34,7 @@ class Kind(StrEnum):
     JUDGEMENT = "judgement"
     HISTORY = "history"
     GRAPH = "graph"
+    BISECTION = "bisection"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results import Report
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
-from tests.support import graph_records, nights
+from tests.support import bisection_records, graph_records, nights
 
 #: What a terminal, a page or a report may hold besides printable characters.
 ALLOWED = {"\n"}
@@ -65,6 +65,8 @@ def made(kind: Kind, name: str) -> Any:
                      unverified=[(name, name)])  # fmt: skip
     if kind is Kind.GRAPH:
         return graph_records.named(name)
+    if kind is Kind.BISECTION:
+        return bisection_records.named(name)
     key = Key(name, "Q4_0", name, "cpu", name, name)
     cell = replace(
         nights.cell(key, 1, Outcome.MISMATCH, 9, name), host=name, versions={name: name}, figures={name: 1.0},
@@ -110,7 +112,7 @@ def _no_constant(text: str) -> None:
 def check(folder: Path, data: bytes) -> None:
     """Every text that a writer makes is valid, and holds no character that acts on who reads it."""
     name = data.decode("utf-8", "surrogateescape")
-    for kind in (Kind.RUN, Kind.AUDIT, Kind.NIGHT, Kind.GRAPH):
+    for kind in (Kind.RUN, Kind.AUDIT, Kind.NIGHT, Kind.GRAPH, Kind.BISECTION):
         result = made(kind, name)
         for writer in writers(kind):
             if any(suffix in (".png", ".svg", ".pdf") for suffix in writer.suffixes):

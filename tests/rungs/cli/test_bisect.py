@@ -109,7 +109,8 @@ def templates() -> dict[str, Any]:
     for word, wrong in (("good", None), ("bad", node)):
         operation = OperationResult(
             operation="ROPE", device="CPU", fell_back=False, nodes=12, elements=384, definitions=("f32",),
-            utilisation=0.5, exact=False, ambiguous=0, wrong=int(wrong is not None), first=wrong,
+            utilisation=0.5 if wrong is None else math.inf, exact=False, ambiguous=0, wrong=int(wrong is not None),
+            first=wrong,
         )  # fmt: skip
         report = GraphReport(
             gguf_verify="0", path=str(MODEL), sha256=sha256, architecture="llama",
@@ -167,7 +168,8 @@ def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
 
 def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
     words = ("good", "good", "good", "bad", "bad", "bad")
-    done = builds.bisect(*words, passed=("-n", "1"))
+    page = builds.folder / "page.html"
+    done = builds.bisect(*words, options=("--html", str(page)), passed=("-n", "1"))
     assert done.returncode == 0, done.stderr
     assert builds.ran() == ["b5", "b0", "b3", "b2"]
     b2, b3 = builds.folder / "b2", builds.folder / "b3"
@@ -179,6 +181,11 @@ def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
     made = builds.result()
     assert (made["verdict"], made["exit_code"], made["runs"]) == ("found", 0, 4)
     assert (made["turned"]["node"]["node"], made["turned"]["before"]) == ("Qcur-0", "right")
+    runs = {Path(step["name"]).name: step["run"] for step in made["steps"]}
+    assert runs == {"b5": 1, "b0": 2, "b3": 3, "b2": 4}
+    assert (made["turned"]["was"]["utilisation"], made["turned"]["became"]["utilisation"]) == (0.5, "Infinity")
+    assert "changed   worst utilisation of ROPE: 0.5, now inf" in done.stdout
+    assert f"ROPE on CPU was judged in {b2}, and right: 12 nodes." in page.read_text()
     assert made["arguments"] == ["--device=CPU", "--exitfirst", "-n", "1"]
 
     again = builds.bisect(*words, passed=("-n", "1"))
@@ -187,6 +194,7 @@ def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
     assert "taken over from" in again.stderr
     assert "from an earlier bisection" in again.stdout
     assert builds.result()["turned"] == made["turned"]
+    assert {step["run"] for step in builds.result()["steps"]} == {None}
 
     builds.bisect(*words, passed=("-n", "2"))  # other options are another question
     assert builds.ran() == ["b5", "b0", "b3", "b2"]
@@ -256,6 +264,8 @@ def test_what_is_refused(builds: Builds, tmp_path: Path) -> None:
         ((*ends, "--among", "nowhere"), "neither a version such as 0.3.33 nor a folder"),
         ((*ends, "--run-limit", "0"), "--run-limit must be"),
         ((*ends, "--json", MODEL), "would overwrite a model"),
+        ((*ends, "--html", tmp_path / "no" / "x.html"), "cannot write"),
+        ((*ends, "--html", tmp_path / "x", "--json", tmp_path / "x"), "--html and --json name the same file"),
         (("bisect", MODEL, "--good", first, "--bad", first), "name the same build"),
         (("bisect", tmp_path / "no.gguf", "--good", first, "--bad", second), "no.gguf"),
     ):

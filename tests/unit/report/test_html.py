@@ -23,6 +23,8 @@ from gguf_verify.report.html import page as pages
 from gguf_verify.report.writer import Form, Kind
 from tests.support import needs, nights, records
 from tests.support.audits import audited
+from tests.support.bisection_records import bisections
+from tests.support.bisection_records import named as bisection_named
 from tests.support.graph_records import graphs, named
 from tests.support.nights import HOSTILE, SCRIPT, report, run_result
 
@@ -500,9 +502,20 @@ def test_the_page_of_a_graph(opened: Opener, size: str, dark: bool) -> None:
     assert column(browser, "t-operations", 0) == ["ROPE"]
 
 
+@pytest.mark.parametrize("size", list(SIZES))
+def test_the_page_of_a_bisection(opened: Opener, size: str) -> None:
+    for found in (*bisections().values(), *map(bisection_named, HOSTILE)):
+        browser = opened(pages.bisection(found), size)
+        for _ in range(2):
+            assert browser.execute_script("return document.documentElement.scrollWidth") <= SIZES[size][0]
+            assert browser.execute_script(CLIPPED) == []
+            unfold(browser)
+
+
 @pytest.mark.needs("axe")
-def test_rules_of_accessibility_for_a_graph(opened: Opener) -> None:
-    page = pages.graph(graphs()["many wrong"])
+@pytest.mark.parametrize("kind", ["graph", "bisection"])
+def test_rules_of_accessibility_for_a_graph(opened: Opener, kind: str) -> None:
+    page = pages.graph(graphs()["many wrong"]) if kind == "graph" else pages.bisection(bisections()["range"])
     browser = opened(page, "phone")
     unfold(browser)
     assert violations(browser) == []

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ...audit import Audit
     from ...audit.many import Audits
     from ...backend_results import GraphReport
+    from ...bisection_results import Bisection
     from ...nightly.summary import NightReport
     from ...results import Report
 
@@ -38,9 +39,16 @@ def _graph(report: GraphReport, form: Form) -> str:
     return graph(report)
 
 
+def _bisection(found: Bisection, form: Form) -> str:
+    from .page import bisection
+
+    return bisection(found)
+
+
 WRITER = Writer(
     "HTML", "--html", "also write the report as one HTML file that needs no other file",
     {
         Kind.RUN: _run, Kind.NIGHT: _night, Kind.AUDIT: _audit, Kind.AUDITS: _audit, Kind.GRAPH: _graph,
+        Kind.BISECTION: _bisection,
     },
 )  # fmt: skip

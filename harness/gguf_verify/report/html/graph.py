@@ -68,7 +68,7 @@ def of(report: GraphReport) -> Page:
         report=report, title=words.about(report), level=_LEVELS.get(report.verdict, "warn"),
         sentence=f"{words.sentence(report)}, in {report.seconds:.1f} s.", margin=_margin(report),
         command=words.command(report), ended=words.ended(report), build=words.build(report),
-        back=words.fell_back(report), wrong=[_wrong(node) for node in report.wrong], operations=operations,
+        back=words.fell_back(report), wrong=[wrong(node) for node in report.wrong], operations=operations,
         outcomes=sorted({each.outcome for each in operations}), varying=[*map(words.varying, report.varying)],
         most=MOST_ROWS, environment=[*_environment(report)],
     )  # fmt: skip
@@ -82,7 +82,8 @@ def _margin(report: GraphReport) -> str:
     return f"The largest error is {worst} times its bound."
 
 
-def _wrong(node: WrongNode) -> Wrong:
+def wrong(node: WrongNode) -> Wrong:
+    """A wrong node, ready to be shown."""
     numbers = [
         ("got", f"{node.got:.9g}"), ("expected", f"{node.expected:.9g}"), ("may be off by", f"{node.tolerance:.3g}"),
         ("worst utilisation", short(node.utilisation)),

@@ -19,12 +19,14 @@ from markupsafe import Markup, escape
 from ...audit import Audit
 from ...audit.many import Audits
 from ...backend_results import GraphReport
+from ...bisection_results import Bisection
 from ...nightly.summary import NightReport
 from ...results import Report
 from ...support.stages import STAGES
 from ...support.text import printable
 from .. import scene, shades, words
 from . import audit as of_audit
+from . import bisection as of_bisection
 from . import costs as of_costs
 from . import graph as of_graph
 from . import night as of_night
@@ -53,6 +55,11 @@ def audit(result: Audit | Audits) -> str:
 def graph(report: GraphReport) -> str:
     """A graph that was judged node by node."""
     return _environment().get_template("graph.html").render(page=of_graph.of(report))
+
+
+def bisection(found: Bisection) -> str:
+    """The search for the first bad build."""
+    return _environment().get_template("bisection.html").render(page=of_bisection.of(found))
 
 
 def style() -> str:

@@ -6,10 +6,13 @@ from typing import Literal
 
 import msgspec
 
-from ..backend_results import WrongNode
-from ..support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_USAGE, EXIT_VERIFIED, Culprit
-from .search import Outcome
+from .backend_results import WrongNode
+from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_USAGE, EXIT_VERIFIED, Culprit
 
+#: Of the JSON of a bisection.
+BISECTION_SCHEMA = 1
+#: "skipped" is a candidate that could not be tested, as `git bisect skip` has it.
+Outcome = Literal["good", "bad", "skipped"]
 #: "found": the first bad build is known; "range": it lies among builds that could not be tested.
 Verdict = Literal[
     "found", "range", "bad end is good", "good end is bad", "bad end cannot be tested", "good end cannot be tested"
@@ -20,12 +23,19 @@ Before = Literal["right", "elsewhere", "absent"]
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """An operation that a run judged: where, how many nodes of it, and how many of these are wrong."""
+    """An operation that a run judged: where, how many nodes of it, and how many of these are wrong.
+
+    Args:
+        utilisation: the worst: an error divided by what it may be.
+        exact: bits are compared, and the utilisation says no more than whether they differ.
+    """
 
     operation: str
     device: str
     nodes: int
     wrong: int
+    utilisation: float = 0.0
+    exact: bool = False
 
 
 class FirstFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +73,17 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A candidate, by its name on the command line, with what it came to; whether an earlier bisection found that."""
+    """A candidate, by its name on the command line, with what it came to.
+
+    Args:
+        taken_over: an earlier bisection found that.
+        run: which run of this bisection it was, from 1; None where it was taken over.
+    """
 
     name: str
     taken_over: bool
     tried: Tried
+    run: int | None = None
 
 
 class Turned(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,11 +93,16 @@ class Turned(msgspec.Struct, frozen=True, kw_only=True):
         node: the first wrong node of the first bad build.
         before: how the operation was in the last good build.
         words: the same as a sentence.
+        was: the operation there: on the same device, or, where it was on others, the worst of them; None where the
+            graph has none.
+        became: the operation in the first bad build, up to its first wrong node.
     """
 
     node: WrongNode
     before: Before
     words: str
+    was: Seen | None = None
+    became: Seen | None = None
 
 
 class Bisection(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,4 +160,6 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
         return end if end is not None and EXIT_USAGE <= end <= EXIT_UNVERIFIED else EXIT_ENVIRONMENT
 
 
-__all__ = ["Before", "Bisection", "FirstFailure", "Seen", "Step", "Tried", "Turned", "Verdict"]
+__all__ = [
+    "BISECTION_SCHEMA", "Before", "Bisection", "FirstFailure", "Outcome", "Seen", "Step", "Tried", "Turned", "Verdict",
+]  # fmt: skip

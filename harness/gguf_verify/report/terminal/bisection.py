@@ -1,17 +1,19 @@
-"""A bisection in lines of text."""
+"""The search for the first bad build, in lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..support.command_line import shown
-from ..support.text import printable
-from .records import Bisection, Step, Turned
+from ...bisection_results import Bisection, Step, Turned
+from ...support.command_line import shown
+from ...support.text import printable
+from ..graph_words import of_seen
+from ..writer import Form
 
 
-def lines(found: Bisection) -> list[str]:
+def render(found: Bisection, form: Form) -> str:
     """What was tried, what turned wrong, and the verdict."""
-    return [shown(line) for line in _lines(found)]
+    return "".join(f"{shown(line)}\n" for line in _lines(found))
 
 
 def _lines(found: Bisection) -> Iterator[str]:
@@ -46,7 +48,9 @@ def _turned(turned: Turned) -> Iterator[str]:
     yield f"first     {node.place or 'the only element'}: {values}"
     yield f"worst     {node.utilisation:.3g} times what is allowed, by the definition {node.definition}"
     yield f"before    {turned.words}"
+    if turned.was is not None and turned.became is not None:
+        yield f"changed   worst utilisation of {node.operation}: {of_seen(turned.was)}, now {of_seen(turned.became)}"
     yield ""
 
 
-__all__ = ["lines"]
+__all__ = ["render"]
