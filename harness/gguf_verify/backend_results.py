@@ -34,6 +34,7 @@ class GraphOptions:
         n_predict: tokens after it, one at a time.
         micro_batches: the prompt is evaluated in micro-batches of each of these numbers of tokens; empty: in one.
         slots: the prompt is also evaluated in another slot of the cache, and beside another sequence.
+        fused: the prompt is also evaluated with nodes given to the device together, which it may then fuse.
         layers: of the model on the device; negative for all.
         type_k, type_v: ggml's types of the cache; "" for llama.cpp's choice.
         flash: attention as one operation: "on", "off" or "auto", llama.cpp's choice.
@@ -55,6 +56,7 @@ class GraphOptions:
     n_predict: int = 2
     micro_batches: tuple[int, ...] = ()
     slots: bool = False
+    fused: bool = False
     layers: int = -1
     type_k: str = ""
     type_v: str = ""
@@ -178,14 +180,18 @@ class NotJudged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Varying(msgspec.Struct, frozen=True, kw_only=True):
-    """The first node at which a token has other bits in micro-batches of another size, or in another slot.
+    """The first node at which a token has other bits in micro-batches of another size, in another slot, or where nodes
+    are fused.
 
     Args:
         micro_batch, against: the two sizes, the tokens of other sequences included.
-        slot: how the tokens stood in the batch, where they were compared with those of the first slot alone.
-        operation, node, device: of the node; "" where no token's bits differ.
-        token: of the prompt, from 0; -1 likewise.
-        compared: outputs of a node and a token that were compared until then.
+        slot: how the tokens stood in the batch, where they were compared with those of the first slot alone; "nodes
+            fused" where nodes were compared with the same ones by themselves.
+        operation, node, device: of the node; "" where no bits differ.
+        token: of the prompt, from 0; -1 where no bits differ, and where nodes were fused.
+        compared: outputs of a node and a token that were compared until then; where nodes were fused, outputs of nodes
+            that were compared at all.
+        fused: what was seen to be fused, and how often, as words; None where that was not looked for.
     """
 
     micro_batch: int
@@ -196,6 +202,7 @@ class Varying(msgspec.Struct, frozen=True, kw_only=True):
     token: int
     compared: int
     slot: str = ""
+    fused: tuple[str, ...] | None = None
 
 
 class GraphReport(Shown, msgspec.Struct, kw_only=True):
@@ -212,7 +219,7 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
         wrong: the first wrong nodes, in the order of the graph.
         wrong_nodes: how many there are.
         not_judged: what was left out.
-        varying: for each size of micro-batches but the first, where a token's bits begin to differ.
+        varying: for each size of micro-batches but the first, and so on, where bits begin to differ.
         fault: what broke the run off; "" where nothing did.
         ended_by: what ended it early.
         seconds: that it took.

@@ -64,6 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="evaluate the prompt in micro-batches of so many tokens, once a number (default: in one)")  # fmt: skip
     add("--slots", action="store_true",
         help="also evaluate the prompt in another slot of the cache, and beside another sequence")  # fmt: skip
+    add("--fused", action="store_true",
+        help="also evaluate the prompt with nodes computed together, which the device may then fuse, and judge what "
+        "that changes")  # fmt: skip
     add("-ngl", "--n-gpu-layers", type=int, default=-1, metavar="N",
         help="layers of the model that the device gets (default: all)")  # fmt: skip
     add("-ctk", "--cache-type-k", default="", metavar="TYPE", help="type of the keys' cache, such as q8_0")
@@ -107,7 +110,8 @@ def run(argv: list[str]) -> int:
         files = asked_for(args, Kind.GRAPH, args.model)
         options = GraphOptions(
             device=args.device, llama="" if args.llama is None else str(args.llama), prompt=prompt_of(args, PROMPT),
-            n_predict=args.n_predict, micro_batches=args.ubatch_size, slots=args.slots, layers=args.n_gpu_layers,
+            n_predict=args.n_predict, micro_batches=args.ubatch_size, slots=args.slots, fused=args.fused,
+            layers=args.n_gpu_layers,
             type_k=args.cache_type_k, type_v=args.cache_type_v, flash=args.flash_attn, ops=args.ops, node=args.node,
             threads=args.threads or cores(), ctx_size=args.ctx_size, repack=args.repack, time_limit=args.time_limit,
             exit_first=args.exitfirst, verbose=args.verbose, progress=on_terminal(), sandbox=args.sandbox,

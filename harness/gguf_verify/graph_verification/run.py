@@ -1,8 +1,9 @@
 """Every operation of a model's graph on a device of llama.cpp, judged node by node on its own actual inputs.
 
 The graph is evaluated for a prompt, and then for some tokens one at a time, since backends compute few tokens and many
-by different code. Each node is computed by itself (llama.cpp fuses none that somebody asks for), and the graph goes on
-with what the device computed; so what is wrong upstream is not blamed on what follows. Weights are the file's bytes.
+by different code. Each node is computed by itself (llama.cpp fuses none that somebody asks for; `fusing` compares), and
+the graph goes on with what the device computed; so what is wrong upstream is not blamed on what follows. Weights are
+the file's bytes.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..backend_results import DeviceInfo, GraphOptions, GraphReport
+from ..backend_results import DeviceInfo, GraphOptions, GraphReport, Varying
 from ..formats import tensor_type
 from ..gguf import Model, open_model
 from ..llama import Evaluation, Llama, LlamaRefused
@@ -26,6 +28,7 @@ from ..support.progress import progress_bar, under_way
 from ..support.text import printable
 from ..support.version import project_version
 from .devices import build_of, devices_of, open_llama
+from .fusing import FUSED, Fusing
 from .invariance import Invariance
 from .tally import Tally
 
@@ -62,6 +65,7 @@ class Run:
         whole = options.ops == GraphOptions.ops and not options.node
         self._invariance = Invariance(whole and len(options.micro_batches) > 1)
         self._slots = Invariance(whole and options.slots)
+        self._fused: tuple[Varying, ...] = ()
 
     def _chosen(self) -> DeviceInfo:
         known = devices_of(self._llama)
@@ -89,7 +93,7 @@ class Run:
             report.fault = report.fault or altered
         report.evaluations = tuple(self._evaluations)
         report.operations, report.not_judged = self._tally.operations, self._tally.not_judged
-        report.varying = self._invariance.found + self._slots.found
+        report.varying = self._invariance.found + self._slots.found + self._fused
         report.wrong, report.wrong_nodes = tuple(self._tally.wrong), self._tally.wrong_nodes
         report.seconds = time.monotonic() - began
         return report
@@ -123,10 +127,23 @@ class Run:
                 position += len(batch)
                 batch = [int(np.argmax(last.logits[-1]))]
                 last = self._judge(f"token {i + 1} behind the prompt of {words}", batch, position)
+        if options.fused:
+            self._together(tokens, size, info, types)
         if options.slots:
             if embeds or info["encoder"]:
                 raise UsageError("--slots needs a model with a cache: an encoder has none", "slots")
             self._in_slots(tokens, size, types)
+
+    def _together(self, tokens: list[int], size: int, info: dict[str, Any], types: dict[str, int]) -> None:
+        """Evaluate the prompt with nodes fused."""
+        words = f"the prompt of {len(tokens)} tokens"
+        self._make_context(size, len(tokens), len(tokens), **types)
+        batch = [info["decoder_start"]] if info["encoder"] and info["decoder"] else tokens
+        self._evaluations.append(f"{words}, {FUSED}")
+        before = self._tally.wrong_nodes
+        self._fused = (Fusing(self._llama.model, batch, self._weights).run(self._tally, words),)
+        if self._options.exit_first and self._tally.wrong_nodes > before:
+            raise _FirstFailure
 
     def _in_slots(self, tokens: list[int], size: int, types: dict[str, int]) -> None:
         """Evaluate the prompt in each of two slots that share a cache, and beside another sequence, its own tokens in

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..backend_results import MAX_WRONG, NotJudged, OperationResult, WrongNode
 from ..llama.graph import GraphNode
 from ..operations import OPERATIONS, Judged, Node, NoDefinition, Operand, judge
@@ -42,28 +44,40 @@ class Tally:
         )
 
     def add(self, given: GraphNode, evaluation: str) -> bool:
-        """Judge a node; whether it is not wrong."""
+        """Judge a node by its definition; whether it is not wrong."""
         if self._only and given.name != self._only:
             return True
-        device = printable(given.device, 100)
-        if given.node is None:
-            self._leave(given.operation, device, given.why)
+        node = given.node
+        if node is None:
+            self.leave(given.operation, given.device, given.why)
             return True
-        named = named_by_type(given.node)
+        return self.judge_by(given, named_by_type(node), evaluation, lambda: (node, judge(node)))
+
+    def judge_by(
+        self, given: GraphNode | None, named: str, evaluation: str, judging: Callable[[], tuple[Node, Judged]]
+    ) -> bool:
+        """Judge a node, or several that are called so together; whether it is not wrong.
+
+        Args:
+            judging: gives the node that was judged, and how.
+        """
+        device = "" if given is None else printable(given.device, 100)
         try:
-            judged = judge(given.node)
+            node, judged = judging()
         except NoDefinition as error:
-            self._leave(named, device, str(error))
+            self.leave(named, device, str(error))
             return True
         except _FAULTS as error:
-            self._leave(named, device, f"internal error, please report it: {type(error).__name__}: {error}")
+            self.leave(named, device, f"internal error, please report it: {type(error).__name__}: {error}")
             return True
-        wrong = None if judged.passed else _wrong(given, given.node, named, judged, evaluation)
+        assert given is not None
+        wrong = None if judged.passed else _wrong(given, node, named, judged, evaluation)
         self._count(named, device, judged, wrong)
         return wrong is None
 
-    def _leave(self, operation: str, device: str, why: str) -> None:
-        key = printable(operation, 100), device, printable(why, 300)
+    def leave(self, operation: str, device: str, why: str) -> None:
+        """Something was not judged."""
+        key = printable(operation, 100), printable(device, 100), printable(why, 300)
         self._left[key] = self._left.get(key, 0) + 1
 
     def _count(self, operation: str, device: str, judged: Judged, wrong: WrongNode | None) -> None:

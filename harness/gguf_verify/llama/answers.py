@@ -219,6 +219,39 @@ class Evaluated(Struct):
     seen: Seen
 
 
+class RecordedNode(Struct):
+    """A node that is recorded: the nodes that it reads, counted from 1 without views; the last node that reads it, 0
+    for none; and the number of its graph, since an encoder's is one of its own."""
+
+    op: Name
+    name: Name
+    device: Name
+    reads: list[Count]
+    use: Count
+    graph: Count
+
+
+class Recorded(Struct):
+    """See `model.LoadedModel.record`."""
+
+    nodes: list[RecordedNode]
+
+
+class ComparedWindows(Struct):
+    """See `model.FusedEnd`."""
+
+    compared: Count
+    fused: list[Count]
+
+
+class FusedSaid(Struct):
+    """An output that a window of nodes leaves behind with other bits; see `worker.fused_tap`."""
+
+    number: Count
+    first: Count
+    last: Count
+
+
 class Product(Struct):
     """A product of a graph; see `model.Gemm`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,6 +90,31 @@ class Evaluation:
     lookup: dict[str, str]
     unsupported: dict[str, str]
     used: dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class FusedOutput:
+    """An output with other bits than those of the record.
+
+    Args:
+        number: of the node.
+        window: the first and the last node of its window.
+        span: its bytes, uint8[nbytes].
+    """
+
+    number: int
+    window: tuple[int, int]
+    span: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class FusedEnd:
+    """An evaluation in windows: how many outputs were compared, which windows' first nodes were seen to be fused with
+    those behind them, and what it comes to."""
+
+    compared: int
+    fused: list[int]
+    evaluation: Evaluation
 
 
 @dataclass(frozen=True)
@@ -253,6 +278,44 @@ class LoadedModel:
             except GeneratorExit:
                 self._stop()
                 raise
+            self._process.reply("evaluate", {})
+
+    def record(self, tokens: list[int]) -> tuple[list[answers.RecordedNode], Evaluation]:
+        """Evaluate node by node, and keep what each node computes in llama.cpp's process: its nodes without views."""
+        result, out = self._process.ask("evaluate", tokens=tokens, mode="record", options={})
+        nodes = self._process.typed("evaluate", result, answers.Recorded).nodes
+        with self._process.valid("evaluate"):
+            for number, node in enumerate(nodes, 1):
+                if not all(0 < read < number for read in node.reads) or (
+                    node.use and not number < node.use <= len(nodes)
+                ):
+                    raise ProtocolError("a node that reads what follows it")
+        return nodes, self._evaluation(result, out)
+
+    def windows(self, tokens: list[int], windows: Sequence[tuple[int, int]]) -> Iterator[FusedOutput | FusedEnd]:
+        """Evaluate with the nodes of each window given to the backend together, so that it may fuse them, on the inputs
+        that the record has: each output that a window leaves behind with other bits, then the end.
+
+        Args:
+            tokens: those of the record.
+            windows: the first and the last node of each, of one graph, from 1, in their order; all other nodes are
+                computed one by one.
+        """
+        self._process.send("evaluate", {}, {"tokens": tokens, "mode": "windows", "options": {"windows": windows}})
+        while True:
+            header, arrays = self._process.receive("evaluate")
+            if header.get("event") != "fused":
+                result = self._process.result("evaluate", header)
+                said = self._process.typed("evaluate", result, answers.ComparedWindows)
+                yield FusedEnd(said.compared, said.fused, self._evaluation(result, arrays))
+                return
+            one = self._process.typed("evaluate", header, answers.FusedSaid)
+            with self._process.valid("evaluate"):
+                (span,) = arrays
+                answers.expect(span, np.uint8, None)
+                if not one.first <= one.number <= one.last or (one.first, one.last) not in windows:
+                    raise ProtocolError("no window that was asked for")
+            yield FusedOutput(one.number, (one.first, one.last), span)
             self._process.reply("evaluate", {})
 
     def _stop(self) -> None:

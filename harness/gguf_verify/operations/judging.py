@@ -11,6 +11,9 @@ An operation says what it expects in one of three ways, and each gives a `Judged
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +66,36 @@ class Judged:
         return not self.wrong
 
 
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What a definition says of a node's output: float64 values, and how far off each may be."""
+
+    definition: str
+    exact: Doubles
+    tolerance: Doubles
+
+
+_WATCHED: ContextVar[list[Expected] | None] = ContextVar("_WATCHED", default=None)
+
+
+@contextmanager
+def watched() -> Iterator[list[Expected]]:
+    """What is expected of the nodes that are judged meanwhile, each by all definitions that are tried. Outputs that a
+    predicate judges have no entry."""
+    seen: list[Expected] = []
+    token = _WATCHED.set(seen)
+    try:
+        yield seen
+    finally:
+        _WATCHED.reset(token)
+
+
+def _note(definition: str, exact: Array, tolerance: Array) -> None:
+    seen = _WATCHED.get()
+    if seen is not None:
+        seen.append(Expected(definition, np.asarray(exact, np.float64), np.asarray(tolerance, np.float64)))
+
+
 def within(
     node: Node, definition: str, exact: Doubles, bound: Doubles | float, spread: Doubles | float | None = None
 ) -> Judged:
@@ -90,6 +123,7 @@ def within(
         infinite = np.copysign(np.inf, expected)
         near = (np.abs(expected) + tolerance >= most) & (y == infinite)
         expected = np.where((np.abs(expected) >= most) | near, infinite, expected)
+        _note(definition, expected, tolerance)
         difference = np.abs(y - expected)
         special = ~np.isfinite(expected)
         met = np.where(special, (y == expected) | (np.isnan(y) & np.isnan(expected)), difference <= tolerance)
@@ -126,6 +160,8 @@ def equal(node: Node, definition: str, data: Array, *others: Array) -> Judged:
         ambiguous |= allowed != first
     ratio = np.where(wrong, np.inf, 0.0)
     got, expected = (_numbers(node, a) for a in (y, np.broadcast_to(data, y.shape)))
+    if not others:
+        _note(definition, expected, np.zeros(y.shape))
     return _judged(definition, wrong, ratio, got, expected, np.zeros(y.shape), int(ambiguous.sum()), True)
 
 
@@ -172,4 +208,4 @@ def _numbers(node: Node, data: Array) -> Array:
     return data
 
 
-__all__ = ["UNDERFLOW", "Extent", "Judged", "Place", "checked", "equal", "within"]
+__all__ = ["UNDERFLOW", "Expected", "Extent", "Judged", "Place", "checked", "equal", "watched", "within"]

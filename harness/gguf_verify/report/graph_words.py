@@ -153,7 +153,10 @@ def left(each: NotJudged) -> str:
 
 
 def varying(each: Varying) -> tuple[str, str]:
-    """Whether a token's bits depend on the size of micro-batches, or on its slot, as a label and its words."""
+    """Whether bits depend on the size of micro-batches, on the slot, or on whether nodes are fused, as a label and its
+    words."""
+    if each.fused is not None:
+        return _fusing(each, each.fused)
     sizes = seen(each.slot, NAME) or f"micro-batches of {each.micro_batch} against {each.against}"
     if not each.node and not each.compared:
         return "not compared", f"{sizes}: no node's output could be told apart by tokens"
@@ -164,3 +167,11 @@ def varying(each: Varying) -> tuple[str, str]:
         f"{sizes}: first at {seen(each.operation, NAME)} {seen(each.node, NAME)} on {seen(each.device, NAME)}, token "
         f"{each.token} (after {each.compared - 1:,} outputs of a node and a token with the same)",
     )
+
+
+def _fusing(each: Varying, pairs: Sequence[str]) -> tuple[str, str]:
+    told = f"; seen to be fused: {seen(', '.join(pairs))}" if pairs else ""
+    if not each.node:
+        return "same bits", f"{each.slot}: in all {each.compared:,} outputs{told}"
+    where = f"{seen(each.operation, NAME)} {seen(each.node, NAME)} on {seen(each.device, NAME)}"
+    return "other bits", f"{each.slot}: first at {where} (of {each.compared:,} outputs that were compared){told}"

@@ -125,6 +125,8 @@ CALLS: dict[str, Callable[[Llama, Model], object]] = {
     "generate": lambda llama, _: llama.model.generate([1], 3),
     "evaluate": lambda llama, _: llama.model.evaluate([1, 2]),
     "capture": capture,
+    "record": lambda llama, _: llama.model.record([1, 2]),
+    "windows": lambda llama, _: list(llama.model.windows([1, 2], [(2, 4)])),
     "graft": lambda llama, _: llama.model.graft([1, 2], lambda gemm: gemm.y),
     "scans": scan,
     "requantize": requantize,
@@ -138,6 +140,9 @@ DEVICE = {"backend": "Vulkan", "device": "Vulkan0", "name": "a card"}
 HELLO = {
     "llama_cpp_python": "", "folder": "", "llama_cpp": "", "ggml": "", "system": "", "types": {}, "libraries": [],
 }  # fmt: skip
+SEEN: dict[str, Any] = {"lookup": {}, "unsupported": {}, "used": {}}
+NODE = {"op": "ADD", "name": "n", "device": "CPU", "reads": [], "use": 0, "graph": 1}
+BYTES = np.zeros(4, np.uint8)
 INTS = np.zeros(2, np.int32)
 FIGURES = {
     "blocks": 1, "zero_scales": 0, "zero_blocks": 0, "subnormal_scales": 0, "negative_scales": 0, "not_finite": 0,
@@ -181,6 +186,13 @@ WRONG: dict[str, tuple[str, Message]] = {
     "a row that is not there": ("capture", (GEMM, [X, X, INTS, INTS + 2])),
     "a row below zero": ("graft", (GEMM, [X, X, INTS, INTS - 1])),
     "fewer rows than outputs": ("graft", (GEMM, [X, X, INTS[:1], INTS])),
+    "no nodes": ("record", ({"result": {"seen": SEEN}}, [X])),
+    "a node that reads itself": ("record", ({"result": {"seen": SEEN, "nodes": [NODE | {"reads": [1]}]}}, [X])),
+    "a node that is read by none": ("record", ({"result": {"seen": SEEN, "nodes": [NODE | {"use": 2}]}}, [X])),
+    "a window that was not asked for": ("windows", ({"event": "fused", "number": 2, "first": 1, "last": 4}, [BYTES])),
+    "a node outside its window": ("windows", ({"event": "fused", "number": 5, "first": 2, "last": 4}, [BYTES])),
+    "an output of numbers": ("windows", ({"event": "fused", "number": 2, "first": 2, "last": 4}, [X])),
+    "windows that were not counted": ("windows", ({"result": {"seen": SEEN}}, [X])),
     "no matrix": ("capture", (GEMM | {"first_rows": []}, [X, X, INTS, INTS])),
     "too few checksums": ("capture", (GEMM | {"crc32": [1]}, [X, X, INTS, INTS])),
     "activations that are missing": ("capture", (GEMM | {"activations": [8]}, [X, X, INTS, INTS])),

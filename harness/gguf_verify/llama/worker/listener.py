@@ -47,6 +47,9 @@ class Listener(ABC):
             self.failure = error
             return False
 
+    def begin(self) -> None:  # noqa: B027 - most need not know
+        """The next node is the first one of a graph."""
+
     @abstractmethod
     def _wanted(self, t: Any) -> bool:
         """Whether a node is to be told."""

@@ -17,6 +17,7 @@ from ...support.lanes import Lanes
 from .. import ggml
 from ..backends.device import Device
 from .calls import Call, CallFailed, Libraries, Reply, text
+from .fused_tap import Record, Recorder, Windows
 from .listener import Listener
 from .node_tap import NodeTap
 from .placement import OnDevice, Placement
@@ -62,6 +63,7 @@ class LoadedModel:
         self._vocab: Any = None
         self._callback: Any = None
         self._tap: Listener | None = None
+        self._record = Record()
         self._embeds = False
         self._source: list[int] = []
         self._threads = 1
@@ -205,7 +207,7 @@ class LoadedModel:
     ) -> Reply:  # fmt: skip
         """Evaluate all tokens in one batch, from a position whose predecessors were evaluated last: logits
         float32[len(tokens) - first, n_vocab] of those from number `first` on, or embeddings. Modes: plain, capture,
-        graft, nodes.
+        graft, nodes, record, windows.
 
         Args:
             sequence: the slot of the tokens.
@@ -217,6 +219,11 @@ class LoadedModel:
         tap: Listener | None = None
         if mode == "nodes":
             tap = NodeTap(self._link, self._lanes, **options)
+        elif mode == "record":
+            tap = Recorder(self._link, self._lanes)
+            self._record = tap.record
+        elif mode == "windows":
+            tap = Windows(self._link, self._lanes, self._record, **options)
         elif mode != "plain":
             tap = Tap(self._link, self._lanes, self._device, mode == "graft", **options)
         self._tap = tap
@@ -231,7 +238,12 @@ class LoadedModel:
             return {"seen": {"lookup": {}, "unsupported": {}, "used": {}}}, (logits,)
         if tap.failure is not None:
             raise tap.failure
-        return {"seen": tap.seen}, (logits,)
+        more: dict[str, Any] = {}
+        if isinstance(tap, Recorder):
+            more = {"nodes": tap.told()}
+        elif isinstance(tap, Windows):
+            more = {"compared": tap.compared, "fused": tap.fused}
+        return {"seen": tap.seen, **more}, (logits,)
 
     def _decode(
         self, tokens: list[int], first: int, position: int = 0, others: _Others = _ALONE
@@ -263,6 +275,8 @@ class LoadedModel:
         """llama_encode or llama_decode of tokens of one sequence, with outputs of those from number `first` on, and of
         those of another, without outputs."""
         lib = self._lib
+        if self._tap is not None:
+            self._tap.begin()
         rows = [(token, i, others.other, False) for i, token in enumerate(others.ahead)]
         rows += [(token, position + i, others.own, i >= first) for i, token in enumerate(tokens)]
         rows += [(token, i, others.other, False) for i, token in enumerate(others.behind)]
