@@ -3,7 +3,8 @@
 Whoever asks for single nodes sees none fused, though a backend computes a graph so that nobody looks into. Here nodes
 are given to it in windows, on the bits that they had one by one (`llama.worker.fused_tap`): first each node with the
 one that reads it, if that is near; then windows of `_WINDOW` nodes, twice, so that each group of half as many lies in
-one of them. Where an output has the bits that it had before, fusing has changed nothing, and the node was judged.
+one of them. No window has nodes of two devices. Where an output has the bits that it had before, fusing has changed
+nothing, and the node was judged.
 
 Where bits differ, the smallest window in which they do is looked for. The node, and what it reads of the window, and
 what that reads, are a group. Fused, a node need not be rounded before it is read: any value that its definition allows
@@ -100,17 +101,28 @@ class Fusing:
     def _differences(self) -> list[FusedOutput]:
         """Each output in all bits that it has, with the smallest window in which it has them."""
         n = len(self._nodes)
+        whole = self._pieces()
         pairs = [(i, node.use) for i, node in enumerate(self._nodes, 1) if 0 < node.use - i <= _NEAR]
+        pairs = [(i, use) for i, use in pairs if whole[i - 1] == whole[use - 1]]
         found = {(d.number, d.span.tobytes()): d for some in _apart(pairs) for d in self._evaluate(some)}
         wide: dict[_Bits, FusedOutput] = {}
         for offset in (0, _WINDOW // 2):
-            graphs = [i for i in range(1, n + 1) if i == 1 or self._node(i).graph != self._node(i - 1).graph]
-            edges = sorted({*graphs, *range(1 + offset, n + 1, _WINDOW), n + 1})
+            edges = sorted({*whole, *range(1 + offset, n + 1, _WINDOW), n + 1})
             for each in self._evaluate([(a, b - 1) for a, b in pairwise(edges)]):
                 bits = each.number, each.span.tobytes()
                 if bits not in found:
                     wide.setdefault(bits, each)
         return [*found.values(), *self._narrowed(wide).values()]
+
+    def _pieces(self) -> list[int]:
+        """The first node of the piece of a graph that each node lies in. One device computes a piece: what another one
+        reads of it is copied behind it, and its place then used again."""
+        made: list[int] = []
+        for i, node in enumerate(self._nodes, 1):
+            before = self._nodes[i - 2] if i > 1 else None
+            same = before is not None and (before.graph, before.device) == (node.graph, node.device)
+            made.append(made[-1] if same else i)
+        return made
 
     def _narrowed(self, wide: dict[_Bits, FusedOutput]) -> dict[_Bits, FusedOutput]:
         """Each in the shortest window that ends with the node and in which it has these bits; else in the one that

@@ -12,8 +12,9 @@ import pytest
 
 from gguf_verify.backend_results import GraphOptions, GraphReport
 from gguf_verify.graph_verification import verify_graph
-from gguf_verify.graph_verification.fusing import judge_group
+from gguf_verify.graph_verification.fusing import Fusing, judge_group
 from gguf_verify.llama import Evaluation, Llama
+from gguf_verify.llama.answers import RecordedNode
 from gguf_verify.llama.model import FusedEnd, FusedOutput, LoadedModel
 from gguf_verify.llama.worker.fused_tap import Record, _Part
 from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
@@ -57,6 +58,38 @@ def test_what_vulkan_fuses_is_seen(monkeypatch: pytest.MonkeyPatch, off: bool) -
     assert report.verdict == "verified", (report.wrong, report.not_judged, report.fault)
     (found,) = report.varying
     assert found.fused == (() if off else ("ROPE + SET_ROWS (3)",))
+
+
+@pytest.mark.slow
+@pytest.mark.needs("vulkan")
+def test_what_another_device_reads_is_compared_in_time(llama: Llama, tmp_path: Any) -> None:
+    """llama.cpp's Vulkan backend leaves the scan to the CPU: what that reads is copied, and its place used again."""
+    model = ARCHITECTURES["mamba"](llama, tmp_path / "mamba.gguf")
+    report = fused(model, device="Vulkan0", llama=str(needs.vulkan()))
+    assert report.verdict == "verified", (report.wrong, report.not_judged, report.fault)
+    assert any(each.operation == "SSM_SCAN" and each.fell_back for each in report.operations)
+
+
+def test_no_window_has_two_devices_or_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, graphs = ["A"] * 20 + ["B"] + ["A"] * 20, [1] * 30 + [2] * 11
+    nodes = [
+        RecordedNode("ADD", "n", device, [i] if i else [], i + 2 if i < 40 else 0, of)
+        for i, (device, of) in enumerate(zip(devices, graphs, strict=True))
+    ]
+    asked: list[tuple[int, int]] = []
+    compare = Fusing(None, [], lambda _: None)
+    compare._nodes = nodes
+
+    def evaluate(windows: list[tuple[int, int]]) -> list[FusedOutput]:
+        asked.extend(windows)
+        return []
+
+    monkeypatch.setattr(compare, "_evaluate", evaluate)
+    assert compare._differences() == []
+    places = [*zip(devices, graphs, strict=True)]
+    assert all(len({*places[first - 1 : last]}) == 1 for first, last in asked)
+    assert {number for first, last in asked for number in range(first, last + 1)} == {*range(1, 42)}
+    assert max(last - first for first, last in asked) == 15
 
 
 def test_windows_find_what_differs_and_take_it_back(llama: Llama) -> None:
