@@ -35,6 +35,7 @@ from gguf_verify.measure.bench import growth, records  # noqa: E402
 from gguf_verify.measure.engines import page as engines_page  # noqa: E402
 from gguf_verify.measure.engines.catalogue import read as engines_catalogue  # noqa: E402
 from gguf_verify.semantics import SEMANTICS  # noqa: E402
+from gguf_verify.support.text import sentence  # noqa: E402
 from tests.meta.museum.collection import EXHIBITS, Exhibit, Finding  # noqa: E402
 from tests.meta.museum.collection import findings as museum_findings  # noqa: E402
 
@@ -141,7 +142,7 @@ def findings() -> str:
         if of_effect:
             lines += ["", f"## {title}", meaning]
         for rule in of_effect:
-            why = f"{rule.why[0].upper()}{rule.why[1:]}."
+            why = f"{sentence(rule.why)}."
             lines += ["", f"### {rule.id}", why, "", f"**Cause:** {rule.cause}", "", f"**Cure:** {rule.cure}"]
     return "\n".join(lines) + "\n"
 

@@ -14,7 +14,7 @@ from ..results import CULPRITS
 from ..support.errors import UsageError
 from ..support.messages import MESSAGES
 from ..support.near import nearest
-from ..support.text import printable
+from ..support.text import printable, sentence
 from .command import Command
 from .common import Parser, print_lines
 
@@ -118,12 +118,12 @@ def _all() -> Iterator[Explanation]:
     for seen in OBSERVED.values():
         yield Explanation(seen.id, "faults", _sentence(seen.words), seen.how, _sentence(seen.fix))
     for rule in sorted(RULES.values(), key=lambda rule: rule.number):
-        what = f"{rule.why[0].upper()}{rule.why[1:]} ({_EFFECTS[rule.effect]})."
+        what = f"{sentence(rule.why)} ({_EFFECTS[rule.effect]})."
         yield Explanation(rule.id, "findings", what, rule.cause, rule.cure)
 
 
 def _sentence(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}."
+    return f"{sentence(words)}."
 
 
 def find_explanation(given: str) -> Explanation:

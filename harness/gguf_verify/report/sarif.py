@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from ..gguf import RULES, Finding
-from ..support.text import printable
+from ..support.text import printable, sentence
 from ..support.version import project_version
 from .writer import Kind, Writer
 
@@ -197,7 +197,7 @@ def _rule(id: str) -> Json:
         levels = {"not-verified": "warning", "other-bits": "note"}
         level = next((level for end, level in levels.items() if id.endswith(end)), "error")
     else:
-        short = f"{rule.why[0].upper()}{rule.why[1:]}."
+        short = f"{sentence(rule.why)}."
         help_text = f"Cause: {rule.cause} Cure: {rule.cure} See {_FINDINGS_PAGE}#{rule.id.lower()}."
         level = _LEVELS[rule.effect]
     return {

@@ -23,6 +23,14 @@ def printable(text: str, limit: int | None = None) -> str:
     return "".join(c if c.isprintable() and c != "\\" else _escape(ord(c)) for c in text)
 
 
+def sentence(words: str) -> str:
+    """Words as the beginning of a sentence: in upper case, but for a name such as llama.cpp or general.alignment, which
+    has a dot or an underscore inside."""
+    first = words.split(" ", 1)[0].rstrip(".:,;")
+    named = "." in first or "_" in first
+    return words if named else f"{words[:1].upper()}{words[1:]}"
+
+
 def quoted(name: str) -> str:
     """A key or a tensor's name as messages show it: escaped, in quotes, cut at 64 characters."""
     return f"'{printable(name, 64)}'"
