@@ -50,7 +50,7 @@ def test_other_architectures(llama: Llama, tmp_path: Any, name: str) -> None:
 
 
 @pytest.mark.needs("vulkan")
-@pytest.mark.parametrize("off", [False, True])
+@pytest.mark.parametrize("off", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_vulkan_fuses_is_seen(monkeypatch: pytest.MonkeyPatch, off: bool) -> None:
     if off:
         monkeypatch.setenv("GGML_VK_DISABLE_FUSION", "1")
