@@ -112,7 +112,26 @@ class Fusing:
                 bits = each.number, each.span.tobytes()
                 if bits not in found:
                     wide.setdefault(bits, each)
-        return [*found.values(), *self._narrowed(wide).values()]
+        wide = self._narrowed(wide)
+        return [*found.values(), *(one for each in wide.values() for one in self._origins(each))]
+
+    def _origins(self, each: FusedOutput) -> list[FusedOutput]:
+        """Where it is not known how far nodes carry a difference: what the first part of the window leaves behind, if
+        the rest only carries it on. So it is where the rest by itself has the record's bits, and, behind the first
+        part, those that it has in the whole window."""
+        first, last = each.window
+        group = self._group(each)
+        known = all(self._node(i).op in _MONOTONE or not {*self._node(i).reads} & {*group} for i in group)
+        if known or each.number != last:
+            return [each]
+        for end in range(first + 1, last):
+            parts = [(first, end), (end + 1, last)]
+            if [*self._evaluate(parts[1:])]:
+                continue
+            carried = [d.span.tobytes() for d in self._evaluate(parts, back=False) if d.number == last]
+            if carried == [each.span.tobytes()]:
+                return [*self._evaluate(parts[:1])] or [each]
+        return [each]
 
     def _pieces(self) -> list[int]:
         """The first node of the piece of a graph that each node lies in. One device computes a piece: what another one
@@ -138,11 +157,11 @@ class Fusing:
                         found.setdefault(bits, each)
         return wide | found
 
-    def _evaluate(self, windows: list[Window]) -> Iterator[FusedOutput]:
+    def _evaluate(self, windows: list[Window], back: bool = True) -> Iterator[FusedOutput]:
         if not windows:
             return
         lasts = dict(windows)
-        for each in self._model.windows(self._tokens, windows):
+        for each in self._model.windows(self._tokens, windows, back):
             if isinstance(each, FusedEnd):
                 self._compared += each.compared
                 for first in each.fused:

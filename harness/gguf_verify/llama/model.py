@@ -292,7 +292,9 @@ class LoadedModel:
                     raise ProtocolError("a node that reads what follows it")
         return nodes, self._evaluation(result, out)
 
-    def windows(self, tokens: list[int], windows: Sequence[tuple[int, int]]) -> Iterator[FusedOutput | FusedEnd]:
+    def windows(
+        self, tokens: list[int], windows: Sequence[tuple[int, int]], back: bool = True
+    ) -> Iterator[FusedOutput | FusedEnd]:
         """Evaluate with the nodes of each window given to the backend together, so that it may fuse them, on the inputs
         that the record has: each output that a window leaves behind with other bits, then the end.
 
@@ -300,8 +302,10 @@ class LoadedModel:
             tokens: those of the record.
             windows: the first and the last node of each, of one graph, from 1, in their order; all other nodes are
                 computed one by one.
+            back: the graph goes on with the record's bits in the place of others.
         """
-        self._process.send("evaluate", {}, {"tokens": tokens, "mode": "windows", "options": {"windows": windows}})
+        options = {"windows": windows, "back": back}
+        self._process.send("evaluate", {}, {"tokens": tokens, "mode": "windows", "options": options})
         while True:
             header, arrays = self._process.receive("evaluate")
             if header.get("event") != "fused":

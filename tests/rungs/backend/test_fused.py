@@ -80,7 +80,7 @@ def test_no_window_has_two_devices_or_graphs(monkeypatch: pytest.MonkeyPatch) ->
     compare = Fusing(None, [], lambda _: None)
     compare._nodes = nodes
 
-    def evaluate(windows: list[tuple[int, int]]) -> list[FusedOutput]:
+    def evaluate(windows: list[tuple[int, int]], back: bool = True) -> list[FusedOutput]:
         asked.extend(windows)
         return []
 
@@ -122,6 +122,25 @@ def test_only_what_is_read_is_compared() -> None:
     assert Record([np.zeros(8, np.uint8)], uses=[0], views=[[]]).read_of(1, 1).all()
 
 
+@pytest.mark.parametrize("rest", [False, True])
+def test_what_is_only_carried_on_is_told_at_its_origin(monkeypatch: pytest.MonkeyPatch, rest: bool) -> None:
+    """Of nodes 1 to 4, nodes 1 and 2 together leave other bits, which 3 and 4 carry on; with `rest`, 3 and 4 together
+    have other bits by themselves, too, so that they explain nothing."""
+    nodes = [RecordedNode("MUL_MAT", "n", "A", [i] if i else [], i + 2 if i < 3 else 0, 1) for i in range(4)]
+    other, carried = np.ones(4, np.uint8), np.full(4, 2, np.uint8)
+
+    def evaluate(windows: list[tuple[int, int]], back: bool = True) -> list[FusedOutput]:
+        made = [FusedOutput(2, (1, 2), other)] * ((1, 2) in windows)
+        made += [FusedOutput(4, (3, 4), carried)] * ((3, 4) in windows and (rest or not back))
+        return made + [FusedOutput(4, (4, 4), other)] * (windows == [(4, 4)])
+
+    compare = Fusing(None, [], lambda _: None)
+    compare._nodes = nodes
+    monkeypatch.setattr(compare, "_evaluate", evaluate)
+    (found,) = compare._origins(FusedOutput(4, (1, 4), carried))
+    assert (found.number, found.window) == ((4, (1, 4)) if rest else (2, (1, 2)))
+
+
 def test_what_a_window_leaves_behind() -> None:
     """Node 1 is read by 2 alone, 2 by 4, 3 by nothing, 4 by 5, and behind the graph."""
     record = Record(uses=[2, 4, 0, 5, 0], kept={4})
@@ -140,7 +159,7 @@ def played(monkeypatch: pytest.MonkeyPatch, op: str, alter: Alter) -> None:
     at: dict[str, Any] = {}
 
     def windows(
-        self: LoadedModel, tokens: list[int], asked: Sequence[tuple[int, int]]
+        self: LoadedModel, tokens: list[int], asked: Sequence[tuple[int, int]], back: bool = True
     ) -> Iterator[FusedOutput | FusedEnd]:
         if not at:
             seen = list(self.nodes(tokens, weights))
@@ -150,7 +169,7 @@ def played(monkeypatch: pytest.MonkeyPatch, op: str, alter: Alter) -> None:
         for window in asked:
             if window[0] < at["number"] <= window[1]:
                 yield FusedOutput(at["number"], window, at["data"].reshape(-1).view(np.uint8))
-        yield from real(self, tokens, asked)
+        yield from real(self, tokens, asked, back)
 
     from gguf_verify.gguf import open_model
 

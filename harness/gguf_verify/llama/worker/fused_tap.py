@@ -146,11 +146,14 @@ class Windows(Listener):
     Args:
         record: of the same tokens.
         windows: the first and the last node of each, in their order; a node in none of them is computed by itself.
+        back: put the record's bits in the place of others.
     """
 
-    def __init__(self, link: Connection, lanes: Lanes | None, record: Record, windows: list[list[int]]) -> None:
+    def __init__(
+        self, link: Connection, lanes: Lanes | None, record: Record, windows: list[list[int]], back: bool
+    ) -> None:  # fmt: skip
         super().__init__(link, lanes, 0)
-        self._record, self._windows = record, windows
+        self._record, self._windows, self._puts_back = record, windows, back
         self._firsts = [first for first, _ in windows]
         self._tensors: dict[int, Any] = {}
         self._number, self._watched = 0, False
@@ -198,7 +201,8 @@ class Windows(Listener):
                 now = np.where(self._record.read_of(number, window[1]), now, before)  # a part that nobody reads is free
             if not np.array_equal(now, before):
                 self._tell({"event": "fused", "number": number, "first": window[0], "last": window[1]}, now)
-                ggml.ggml_backend_tensor_set(tensor, ggml.pointer(before), 0, before.nbytes)
+                if self._puts_back:
+                    ggml.ggml_backend_tensor_set(tensor, ggml.pointer(before), 0, before.nbytes)
         self._tensors.clear()
 
     def _is_overwritten(self, number: int) -> bool:
