@@ -320,7 +320,7 @@ def test_decode_has_the_bits_of_naive(gpu: Host, fmt: BlockFormat) -> None:
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize("name", ["q8_1_gemv", "q8_1_decode"])
+@pytest.mark.parametrize("name", ["q8_1_gemv", "q8_1_decode", "q8_1_columns"])
 def test_gemv_of_values(gpu: Host, name: str, m: int) -> None:
     """Quantized in the kernel: the bits of quantizing, then multiplying. The inverse of d is the card's."""
     rng, kernel = np.random.default_rng(30), ShippedKernel(KERNELS[name], gpu)

@@ -186,7 +186,17 @@ def test_shared_memory_that_no_tool_looks_at(tmp_path: Path, gpu: Host, monkeypa
 
 
 @pytest.mark.parametrize(
-    "name", ["q8_1_naive", "q8_1_tiled", "q8_1_mma", "q8_1_wgmma", "q8_1_gemv", "q8_1_split_k", "q8_1_decode"]
+    "name",
+    [
+        "q8_1_naive",
+        "q8_1_tiled",
+        "q8_1_mma",
+        "q8_1_wgmma",
+        "q8_1_gemv",
+        "q8_1_split_k",
+        "q8_1_decode",
+        "q8_1_columns",
+    ],
 )
 def test_shipped_kernels_have_no_finding(gpu: Host, name: str) -> None:
     checked(ShippedKernel(KERNELS[name], gpu))

@@ -15,12 +15,17 @@ from .site import MAX_GRID, Site
 _TILE = "pack/activations.cu"
 #: The cards that have `wgmma`, and the multiprocessors of an H100 (SXM) or an H200.
 WGMMA, MULTIPROCESSORS = 90, 132
-#: Tokens up to which q8_1_decode is faster than tiles of 16 tokens (one H200, N = 14336, K = 4096, Q2_K: 26.8 and
-#: 31.3 µs with 4 tokens, 51.6 and 24.5 µs with 8).
+#: Tokens up to which q8_1_decode is faster than tiles of 16 tokens (one H200, N = 14336, K = 4096, Q3_K: 21.2 and
+#: 25.3 µs with 4 tokens, 34.5 and 25.3 µs with 8), but see `long_turns`.
 DECODED = 4
+#: Operations of a slice in a turn of q8_1_decode, and strips of a multiprocessor: see `long_turns`.
+_LONG_TURN, _STRIPS = 6, 2
+#: What a tile takes in units of one of Q4_0: for each float operation of a token and slice, beside them, where codes
+#: are not of four bits. On one H200, tiles of 64 tokens, M = 128, N = 14336, K = 4096: Q4_0 56 µs,
+#: Q4_K 69, Q4_1 73, Q5_K 79, Q8_0 63, MXFP4 65, Q6_K 85, Q2_K 107.
+_OPERATION, _BESIDE, _WIDE = 0.22, 0.56, 0.1
 #: Macros for functions of 09 that do not depend on the tiling.
 ANY_TILING = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
-
 
 #: By tokens of a tile, its time on a multiprocessor that others keep busy too, and that of one by itself. Of 128 units,
 #: a tile of 64 tokens (and 256 rows of 4096 values) took 54 µs for Q4_0 and 81 µs for Q6_K, on one H200.
@@ -107,7 +112,38 @@ def best_tiling(fmt: BlockFormat, m: int, n: int) -> Tiling:
     return min(tilings(fmt), key=lambda tiling: tiling.cost(m, n))
 
 
+def several_strips(n: int) -> bool:
+    """Whether some multiprocessor has more than one strip of 32 of n rows."""
+    return _strips(n) > MULTIPROCESSORS
+
+
+def _strips(n: int) -> int:
+    return -(-n // ROWS) * 4
+
+
+def pace(fmt: BlockFormat) -> float:
+    """What a tile takes for weights of a type, in units of one for Q4_0: a scale of a token and slice takes two float
+    operations, with a minimum three, and wider codes are unpacked by more instructions."""
+    layout = Layout.of(fmt)
+    operations = layout.groups * (3 if fmt.has_min else 2)
+    return _BESIDE + _OPERATION * operations + (_WIDE if layout.code_bits > 4 else 0)
+
+
+def long_turns(fmt: BlockFormat, m: int, n: int) -> bool:
+    """Whether the warps of q8_1_decode wait so long for each other, on Hopper, that tiles of parts of rows are faster.
+
+    In its turn a warp makes two float operations for each scale of a slice and token, one more for a minimum, and one
+    more where the scale is a float of eight bits, which is converted. With six of them (Q2_K, NVFP4) and more than two
+    tokens, parts are done sooner where a multiprocessor has more than two strips. One H200, M = 4, K = 4096, parts and
+    q8_1_decode, N = 14336: Q2_K 24.6 and 27.3 µs, NVFP4 25.4 and 27.6, but Q6_K 25.4 and 23.1, IQ2_XS 25.2 and 22.7;
+    N = 4096: Q2_K 14.6 and 12.4, NVFP4 13.9 and 12.7.
+    """
+    float_of_a_byte = all(f.dtype == "u1" for f in fmt.fields)  # where no member is wider
+    turn = Layout.of(fmt).groups * (2 + fmt.has_min + float_of_a_byte)
+    return turn >= _LONG_TURN and m > 2 and _strips(n) > _STRIPS * MULTIPROCESSORS
+
+
 __all__ = [
     "ANY_TILING", "DECODED", "LARGE", "LARGEST", "MULTIPROCESSORS", "SMALL", "SMALLEST", "WGMMA", "Tiling",
-    "best_tiling", "tilings",
+    "best_tiling", "long_turns", "pace", "several_strips", "tilings",
 ]  # fmt: skip

@@ -32,7 +32,7 @@ by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 
 
 def test_there_are_some() -> None:
-    assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv"}
+    assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv", "q8_1_columns"}
 
 
 @pairs(("q8_1_wgmma", "Q5_1"), ("q8_1_gemv", "Q5_1"), ("q8_1_split_k", "Q5_1"))

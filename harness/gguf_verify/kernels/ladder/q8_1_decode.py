@@ -13,7 +13,8 @@ from ..interleaved import ROWS, Interleaved
 from ..packed import LEGACY
 from ..site import Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import DECODED, WGMMA
+from ..tiling import DECODED, WGMMA, long_turns, several_strips
+from .q8_1_split_k import done_sooner
 
 #: KiB of shared memory that the blocks of a multiprocessor, and one of them, may take, by compute capability; elsewhere
 #: what every card from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB more than it
@@ -106,9 +107,19 @@ class Decode(Interleaved):
 
 
 def _fastest(problem: Problem) -> bool:
-    """Few tokens, of types that q8_1_gemv does not cover; fewer where `wgmma` has small tiles."""
-    few = DECODED if problem.sm == WGMMA else FEW
-    return problem.on_gpu and problem.m <= few and problem.fmt.name not in LEGACY
+    """Few tokens, of types that q8_1_gemv does not cover; fewer where `wgmma` has small tiles. There also one or two
+    tokens and four-bit codes under minima, with several strips a thread block: these are terms of 12 bytes that
+    q8_1_gemv passes through shared memory (one H200, N = 14336, K = 4096, Q4_1: 10.8 and 11.8 µs with one token, 13.0
+    and 13.9 with two; N = 4096: 5.9 and 4.9, 7.2 and 6.8)."""
+    fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
+    if not problem.on_gpu or not isinstance(fmt, BlockFormat):
+        return False
+    if fmt.name in LEGACY:
+        narrow = fmt.has_min and fmt.bits == 4
+        return problem.sm == WGMMA and narrow and m <= 2 and several_strips(n)
+    if problem.sm != WGMMA:
+        return m <= FEW
+    return m <= DECODED and not (long_turns(fmt, m, n) and done_sooner(fmt, m, n, k))
 
 
 STEP = KernelSpec(

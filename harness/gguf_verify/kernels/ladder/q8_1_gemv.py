@@ -12,7 +12,7 @@ from ..interface import Weights
 from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
 from ..site import MAX_GRID, Site
 from ..spec import FEW, KernelSpec
-from ..tiling import MULTIPROCESSORS
+from ..tiling import several_strips
 
 #: Bytes of shared memory that a block may take beside its barriers, by compute capability; elsewhere what every card
 #: from sm_80 on offers.
@@ -54,7 +54,7 @@ class Gemv(Packed):
         17.6 µs; N = 4096, 2 tokens: 6.3 in place of 6.2 µs)."""
         tokens, blocks = next(t for t in (1, 2, 4) if t >= m), weights.k // QK
         found = []
-        several = tokens > 1 and -(-weights.n // ROWS) * 4 > MULTIPROCESSORS
+        several = tokens > 1 and several_strips(weights.n)
         for warps in (16, 8, 4) if several else (8, 4):
             shape = {"TOKENS": tokens, "WARPS": warps, "STAGES": 2, "X_BLOCKS": 0}
             room = _SHARED.get(sm or "90", _SHARED_ELSEWHERE) - cls.shared(weights.fmt, shape)

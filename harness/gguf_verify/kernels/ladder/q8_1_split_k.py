@@ -12,13 +12,15 @@ from ..interface import Weights
 from ..packed import LEGACY, Layout, Packed
 from ..site import MAX_GRID, Cards, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, best_tiling
+from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, best_tiling, long_turns, pace
 
 #: Values of a part of a row.
 SPLIT = 1024
-#: What adding the parts takes, in units of `Tiling.cost`, which are of rows of 4096 values: a launch (5 µs), and for so
-#: many sums, of 8 bytes each, one unit (0.4 µs at 4 TB/s).
-_ROW, _LAUNCH, _SUMS = 4096, 12, 210_000
+#: What adding the parts takes, in units of `Tiling.cost`, which are of rows of 4096 values and 0.4 µs: a launch (5 µs),
+#: and one for so many sums, of 8 bytes each, more of them where the second-level cache holds the sums. On one H200
+#: (N = 14336, K = 4096, whole rows and parts): 64 tokens of Q4_K 49.3 and 49.8 µs, Q5_K 56.0 and 52.6, Q6_K 58.3 and
+#: 55.0; 32 tokens of Q8_0 32.7 and 34.0, Q4_K 33.4 and 31.9, Q6_K 39.3 and 37.5.
+_ROW, _LAUNCH, _SUMS, _CACHED_SUMS, _CACHED = 4096, 12, 210_000, 282_000, 24 << 20
 
 
 class SplitK(Packed):
@@ -47,16 +49,25 @@ class SplitK(Packed):
         site.host.launch(add, (min(-(-fours // 128), MAX_GRID), 1, 1), (128, 1, 1), args, overlaps=True)
 
 
-def _fastest(problem: Problem) -> bool:
-    """Where parts are done sooner than whole rows, although their sums are written, read and added in a launch more."""
-    fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
-    few = FEW if fmt.name in LEGACY else DECODED
-    if not problem.on_gpu or m <= few or k <= SPLIT or not isinstance(fmt, BlockFormat):
+def done_sooner(fmt: BlockFormat, m: int, n: int, k: int) -> bool:
+    """Whether parts are done sooner than whole rows in tiles, although their sums are written, read and added in a
+    launch more."""
+    if k <= SPLIT:
         return False
-    parts, of_row = -(-k // SPLIT), k / _ROW
+    parts, of_row = -(-k // SPLIT), k / _ROW * pace(fmt)
     whole = best_tiling(fmt, m, n).cost(m, n) * of_row
     cut = SplitK.tiling(m, n, parts).cost(m, n, parts) * of_row / parts
-    return cut + _LAUNCH + m * n * parts / _SUMS < whole
+    sums = m * n * parts
+    return cut + _LAUNCH + sums / (_CACHED_SUMS if 4 * sums <= _CACHED else _SUMS) < whole
+
+
+def _fastest(problem: Problem) -> bool:
+    """Where parts are done sooner, also than by the kernels for few tokens."""
+    fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
+    if not problem.on_gpu or not isinstance(fmt, BlockFormat):
+        return False
+    many = m > FEW if fmt.name in LEGACY else m > DECODED or long_turns(fmt, m, n)
+    return many and done_sooner(fmt, m, n, k)
 
 
 STEP = KernelSpec(

@@ -1,0 +1,119 @@
+"""q8_1_columns: three to eight tokens are the columns of the tensor cores' product; packed weights are read once."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ...formats import BlockFormat, WeightFormat
+from ...semantics import ASCENDING
+from ..interface import Weights
+from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
+from ..site import Cards, Site
+from ..spec import FEW, KernelSpec, Problem
+from ..tiling import WGMMA, several_strips
+
+#: Blocks of 32 values of a unit, and most stages of a ring.
+_BLOCKS, _MOST_STAGES = 8, 3
+#: Bytes of shared memory of a multiprocessor by compute capability (CUDA Programming Guide), elsewhere the least of any
+#: card from sm_90 on, and what a thread block takes or leaves beside what it asks for.
+_SHARED, _ELSEWHERE, _BESIDE = {"90": 228 << 10}, 100 << 10, 3 << 10
+_BATONS = 1024
+#: A build for rows of so many blocks serves shorter ones, too.
+_COMMON = 128
+
+
+class Columns(Packed):
+    """Up to 8 tokens at a time read the weights once.
+
+    Each launch overlaps the one before it and meanwhile reads the weights, which were packed and checked by then.
+    """
+
+    layout: ClassVar[str] = STRIPS
+
+    def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+        self._launch("gemm", site, weights, x, out, m, self.shape(site.host.sm, weights, m))
+
+    def multiply_values(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
+        shape = self.shape(site.host.sm, weights, m)
+        if shape["X_BLOCKS"] * QK < weights.k:
+            super().multiply_values(site, weights, x, out, m)
+        else:
+            self._launch("gemm_values", site, weights, x, out, m, shape)
+
+    @classmethod
+    def shape(cls, sm: str | None, weights: Weights, m: int) -> dict[str, int]:
+        """The macros: eight warps and two thread blocks to a multiprocessor for types with minima, else sixteen and
+        one; fewer warps, and x in parts of X_BLOCKS, where shared memory has no room for two stages and all of x."""
+        fmt, blocks = weights.fmt, weights.k // QK
+        assert isinstance(fmt, BlockFormat)
+        tokens = next(t for t in (2, 4, 8) if t >= min(m, FEW))
+        found = []
+        for ctas, warps in (cls.usual(fmt), (1, 8), (1, 4)):
+            a_round = warps // 2 * _BLOCKS
+            shape = {"TOKENS": tokens, "BLOCKS": _BLOCKS, "WARPS": warps, "CTAS": ctas, "STAGES": 0, "X_BLOCKS": 0}
+            room = _SHARED.get(sm or "90", _ELSEWHERE) // ctas - _BESIDE - cls.shared(fmt, shape)
+            stage = cls.shared(fmt, shape | {"STAGES": 1}) - _BATONS
+            whole = -(-max(blocks, _COMMON) // a_round) * a_round
+            for least in (2, 1):  # stages beside a part of x
+                part = (room - least * stage) // (40 * tokens) // a_round * a_round
+                if part > 0:
+                    x_blocks = min(whole, part)
+                    stages = min(_MOST_STAGES, (room - 40 * tokens * x_blocks) // stage)
+                    found.append(shape | {"STAGES": stages, "X_BLOCKS": x_blocks})
+        # the first of the best
+        return max(found, key=lambda s: (s["STAGES"] > 1 and s["X_BLOCKS"] >= blocks, s["STAGES"] > 1))
+
+    @staticmethod
+    def usual(fmt: BlockFormat) -> tuple[int, int]:
+        """Thread blocks to a multiprocessor, and warps of each, where there is room."""
+        return (2, 8) if fmt.has_min else (1, 16)
+
+    @staticmethod
+    def shared(fmt: WeightFormat, shape: dict[str, int]) -> int:
+        """Bytes of shared memory: the rings of weights, the batons, the activations with their scales."""
+        assert isinstance(fmt, BlockFormat)
+        ring = shape["WARPS"] // 2 * shape["STAGES"] * shape["BLOCKS"] * 32 * fmt.block_bytes
+        return ring + _BATONS + shape["TOKENS"] * shape["X_BLOCKS"] * 40
+
+    def _launch(
+        self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]
+    ) -> None:  # fmt: skip
+        fmt, host = weights.fmt, site.host
+        assert isinstance(fmt, BlockFormat)
+        threads, shared = shape["WARPS"] * 32, self.shared(fmt, shape)
+        macros = {**Layout.of(fmt).macros, **{k: str(v) for k, v in shape.items()}}
+        gemm = site.function(entry, fmt, macros=macros)
+        tiles, strips = -(-m // shape["TOKENS"]), -(-weights.n // ROWS) * 4
+        of_tile = min(strips, max(1, host.resident(gemm, threads, shared) // tiles))
+        args = [
+            weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // QK), np.int64(of_tile),
+        ]  # fmt: skip
+        host.launch(gemm, (tiles * of_tile, 1, 1), (threads, 1, 1), args, shared=shared, overlaps=True)
+
+
+def _fastest(problem: Problem) -> bool:
+    """Where it was faster than q8_1_gemv on one H200 (K = 4096; µs, this kernel and q8_1_gemv, N = 4096 and 14336).
+
+    - Types with minima: up to four tokens (Q4_1 8.4 and 8.9, 16.9 and 18.1; Q5_1 9.4 and 9.8, 19.2 and 19.7). Beyond,
+      with one strip a thread block (Q4_1 11.6 and 12.8, Q5_1 13.1 and 13.8), not with several (Q4_1 22.2 and 21.7).
+    - The others: from five tokens on (Q4_0 10.5 and 11.7, 17.7 and 18.9; Q5_0 11.5 and 12.3, 20.2 and 20.9; Q8_0 12.4
+      and 12.5, 21.7 and 23.3). Up to four with several strips where codes are bytes, since q8_1_gemv has no room
+      for 16 warps then (Q8_0 19.4 and 21.6; with one strip 11.1 and 10.3).
+    """
+    fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
+    if problem.sm != WGMMA or not 2 < m <= FEW or not isinstance(fmt, BlockFormat):
+        return False
+    several, bytes_ = several_strips(n), Layout.of(fmt).code_bits == 8
+    if not (m <= 4 or not several if fmt.has_min else m > 4 or (several and bytes_)):
+        return False
+    shape = Columns.shape(str(problem.sm), Weights(fmt, n, k, None), m)
+    as_measured = (shape["CTAS"], shape["WARPS"]) == Columns.usual(fmt) and shape["STAGES"] > 1
+    return as_measured and shape["X_BLOCKS"] * QK >= k
+
+
+STEP = KernelSpec(
+    "q8_1_columns", "gemm/q8_1/11_columns.cu", "q8_1", ASCENDING, "W4A8/W8A8, tokens as columns of tensor cores",
+    Columns(), formats=LEGACY, cards=Cards(90), fastest=_fastest,
+)  # fmt: skip
