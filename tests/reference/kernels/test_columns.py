@@ -27,7 +27,7 @@ from tests.support.kernel_inputs import (
     stack_bytes,
 )
 from tests.support.needs import need
-from tests.support.packed_kernels import FIVE, SHAPES, check
+from tests.support.packed_kernels import FIVE, SHAPES, at_once, check
 from tests.support.tools import altered_kernel
 
 NAME, SOURCE = "q8_1_columns", "gemm/q8_1/11_columns.cu"
@@ -40,7 +40,7 @@ by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 ROUNDS = [(8, 300, 69), (4, 300, 65), (3, 270, 9), (6, 290, 128)]
 
 
-@by_format
+@at_once("Q4_0", "Q5_1", "Q8_0")
 def test_bits_are_naives(host: CpuHost, fmt: BlockFormat) -> None:
     for m, n, blocks in (*SHAPES, *ROUNDS):
         check(host, NAME, fmt, m, n, blocks)
@@ -84,7 +84,7 @@ def test_infinities_and_nan(host: CpuHost) -> None:
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
-@pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
+@pytest.mark.parametrize("name", ["Q4_1", pytest.param("Q8_0", marks=pytest.mark.slow)])
 def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
     """And no access of a thread races with another's, in orders in which a warp is as far ahead as it can be."""
     host, fmt, rng = CpuHost(1), FORMATS[name], np.random.default_rng(3)
@@ -116,7 +116,7 @@ def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int, of_all: int
                 assert (shape["WARPS"], shape["CTAS"]) == ((8, 2) if fmt.has_min else (16, 1))
 
 
-@by_format
+@at_once("Q5_1")
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For the cards that have bulk copies."""
     need("nvrtc")
@@ -140,14 +140,19 @@ def test_cards_without_bulk_copies_are_told() -> None:
     [
         pytest.param("parity", "parity", id="none"),
         pytest.param("begins ? float4{} : batons", "batons", id="sums of the strip before"),
-        pytest.param("parity ^= stage == 0;", "", id="a stale stage"),
+        pytest.param("parity ^= stage == 0;", "", id="a stale stage", marks=pytest.mark.slow),
         pytest.param("first = x_base + slot * BLOCKS", "first = slot * BLOCKS", id="another round's activations"),
-        pytest.param("if (i < count) terms", "terms", id="blocks past the last"),
+        pytest.param("if (i < count) terms", "terms", id="blocks past the last", marks=pytest.mark.slow),
         pytest.param("ahead_unit += SLOTS;", "ahead_unit += 1;", id="another unit's weights"),
-        pytest.param("[2 * g + t];\n            terms", "[2 * g];\n            terms", id="scales of other rows"),
-        pytest.param("of_x.z};", "of_x.x};", id="another token's scale"),
+        pytest.param(
+            "[2 * g + t];\n            terms",
+            "[2 * g];\n            terms",
+            id="scales of other rows",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("of_x.z};", "of_x.x};", id="another token's scale", marks=pytest.mark.slow),
         pytest.param("y[(first_token + token) * N", "y[token * N", id="another tile's tokens"),
-        pytest.param("j / 2 * 8 < N)", "0 < N)", id="rows past the last"),
+        pytest.param("j / 2 * 8 < N)", "0 < N)", id="rows past the last", marks=pytest.mark.slow),
         pytest.param(
             "mbarrier_init(&empty[i], 2)", "mbarrier_init(&empty[i], 1)", id="a slot that one warp still reads"
         ),
