@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import Any
 
 from ..llama import LlamaRefused
+from ..rungs.budget import BudgetSpent
 from ..rungs.tasks import Found, Step, T, Task
 from ..support.errors import HarnessError
 from .worker import Budgeted, Judged, Refused
@@ -125,7 +126,7 @@ class InOrder(ABC):
         """Judge a task in this process."""
         try:
             return _Here(Judged(task.judge(on), False))
-        except (HarnessError, LlamaRefused) as error:
+        except (HarnessError, LlamaRefused, BudgetSpent) as error:
             return _Here(Refused(error))
 
     def _look(self, waits: bool) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..llama import LlamaRefused
-from ..rungs.budget import Budget
+from ..rungs.budget import Budget, BudgetSpent
 from ..rungs.tasks import Task
 from ..support import scratch, stages
 from ..support.errors import EnvironmentFault, HarnessError
@@ -71,7 +71,7 @@ class Refused:
     error: Exception
 
     @classmethod
-    def of(cls, error: HarnessError | LlamaRefused) -> Refused:
+    def of(cls, error: HarnessError | LlamaRefused | BudgetSpent) -> Refused:
         try:
             pickle.loads(pickle.dumps(error))
         except Exception:
@@ -120,7 +120,7 @@ class Worker:
         before = stages.seconds()
         try:
             found = task.judge(self._opened)
-        except (HarnessError, LlamaRefused) as error:
+        except (HarnessError, LlamaRefused, BudgetSpent) as error:
             return Refused.of(error)
         part = getattr(found, "part", None)
         if part is not None:

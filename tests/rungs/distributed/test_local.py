@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gguf_verify.rungs.blocks
@@ -15,10 +16,12 @@ from gguf_verify.distributed import local as module
 from gguf_verify.distributed.local import Processes, paying
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.hosts import make_host
-from gguf_verify.results import Options, Report
+from gguf_verify.results import Options, Report, RungResult
+from gguf_verify.rungs.budget import Budget, BudgetSpent
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.rungs.run import Run
 from gguf_verify.rungs.tasks import Step
+from gguf_verify.rungs.tokens.passes import ExactPass, ExactPasses, Noise
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.verification import verify
 from tests.support.ahead import Lethal, Waits, told
@@ -139,6 +142,29 @@ def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
             found += later.found()
         found += later.found(all_of_them=True)
     assert [number for _, number in found] == [task.number for task, _ in found] == [*range(12)]
+
+
+def test_a_pass_with_exact_products(opened: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is computed there, with a llama.cpp of its own, to the same bits; where the time is spent there, the rung
+    ends."""
+    noise, tokens = Noise(float, 3), [1, 5, 7]  # K times the size of the outputs
+    of = ExactPasses(opened, RungResult(name="tokens", question=""), tokens, set(), frozenset)
+    here, noisy = of.logits(shared=True), of.logits(True, noise)
+    assert (here != noisy).any()
+    with module.local_processes(work_of(opened), 1, must_open=True, verbose=False) as judging:
+        _once_open(judging)
+        opened.judges = judging
+        result = RungResult(name="tokens", question="")
+        passes = ExactPasses(opened, result, tokens, set(), frozenset)
+        assert passes.at_once == 1
+        monkeypatch.setattr(ExactPass, "judge", None)  # here
+        np.testing.assert_array_equal(passes.logits(shared=True), here)
+        assert result.stages
+        opened.budget = Budget(0.0)
+        with pytest.raises(BudgetSpent):
+            passes.logits(shared=False)
+        opened.budget = Budget()
+        np.testing.assert_array_equal(passes.logits(True, noise), noisy)
 
 
 def test_a_process_that_ends_with_tasks(opened: Run, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Gemm
+from gguf_verify.llama.model import LoadedModel
 from gguf_verify.results import Options, RungResult
 from gguf_verify.rungs.budget import BudgetSpent
 from gguf_verify.rungs.opening import open_run
@@ -56,3 +57,72 @@ def test_a_fault_while_an_output_is_explained_is_the_tensors(found, monkeypatch:
     assert np.isfinite(grafts.graft("a pass", grafts.kernel(shared=False))).all()
     assert grafts.faulty == {TENSOR}
     assert [f.culprit for f in result.failures] == ["kernel"]
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch):
+    """Grafts into three tensors; the call of each output that was judged; what llama.cpp was spared in each pass."""
+    judged, spared = list[tuple[str, int, int | None]](), list[frozenset[str]]()
+
+    def judge(run, result, matrix, first_row, y, semantics, x, order, exact, call) -> None:
+        judged.append((matrix.tensor.name, call.number, call.use))
+
+    graft = LoadedModel.graft
+
+    def watched(self, tokens, replace, activations=(), of=(), *rest):
+        spared.append(frozenset(of))
+        return graft(self, tokens, replace, activations, of, *rest)
+
+    monkeypatch.setattr(module, "judge_whole", judge)
+    monkeypatch.setattr(LoadedModel, "graft", watched)
+    options = Options(tensor=r"blk\.0\.attn_[qkv]", prompt="Once", n_predict=1, progress=False, threads=1)
+    with open_run(Path(FIXTURES / "tiny-Q4_0.gguf"), "q8_1_naive", "cpu", options) as run:
+        yield Grafts(run, RungResult(name="tokens", question=""), run.session.prompt), judged, spared
+        run.close()
+
+
+QKV = frozenset(f"blk.0.attn_{name}.weight" for name in "qkv")
+
+
+def test_llama_computes_nothing_that_is_replaced(three) -> None:
+    grafts, judged, spared = three
+    grafts.plain()
+    logits = grafts.by_kernel(shared=False)
+    exact = grafts.passes.logits(shared=False)
+    assert spared == [frozenset(), QKV, QKV]
+    assert np.abs(logits - exact).max() < 1e-3
+    assert [(number, use) for _, number, use in judged] == [(1, 0), (1, 1), (1, 2)]
+    assert {tensor for tensor, *_ in judged} == QKV
+    np.testing.assert_array_equal(logits, grafts.graft("all are computed", grafts.kernel(shared=False)))
+
+
+def test_a_pass_begins_anew_where_an_output_is_lacking(three, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was judged is not judged again; llama.cpp's own output is in place of the one that is lacking, in this pass
+    and in those that follow."""
+    grafts, judged, spared = three
+    grafts.plain()
+    tensors, kernel = list[int](), grafts.run.kernel
+
+    def product(weights, x):
+        tensors.append(len(tensors))
+        if len(tensors) == 2:
+            raise KernelFault("it crashed")
+        return type(kernel).product(kernel, weights, x)
+
+    monkeypatch.setattr(kernel, "product", product, raising=False)
+    monkeypatch.setattr(kernel, "of", lambda *_: kernel, raising=False)
+    logits = grafts.by_kernel(shared=False)
+    (faulty,) = grafts.faulty
+    assert spared == [frozenset(), QKV, frozenset()]
+    assert [(number, use) for _, number, use in judged] == [(1, 0), (1, 2)]
+    assert {tensor for tensor, *_ in judged} == QKV - {faulty}
+    assert len(grafts.result.failures) == 1
+    exact = grafts.passes.logits(shared=False)
+    assert spared[-1] == QKV - {faulty}
+    assert np.abs(logits - exact).max() < 1e-3
+
+    def of_others(gemm: Gemm) -> np.ndarray | None:
+        matrix = grafts.run.matrix(grafts.result, gemm)
+        return None if gemm.tensor == faulty else product(kernel.upload(matrix.fmt, matrix.rows), gemm.x)
+
+    np.testing.assert_array_equal(logits, grafts.graft("by hand", of_others))

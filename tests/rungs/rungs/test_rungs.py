@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,8 @@ from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
 from gguf_verify.rungs.generated_inputs import any_blocks, every_size
+from gguf_verify.rungs.tokens.grafts import rounding_noise
+from gguf_verify.rungs.tokens.passes import Noise
 from gguf_verify.rungs.tokens.rung import _Tokens
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.gates import SCORE_LIMIT
@@ -207,20 +211,37 @@ def test_repacked_weights() -> None:
         assert_verified(report, same_tokens=False)
 
 
-@pytest.mark.parametrize(("margin", "drawn"), [(1e-7, 2), (0.08, 10), (0.2, 16)])
-def test_noise_is_drawn_until_a_code_moves(monkeypatch: pytest.MonkeyPatch, margin: float, drawn: int) -> None:
-    """Whether a last bit moves a code is chance: here it does in the tenth draw, by 0.05."""
+@pytest.mark.parametrize(
+    ("margin", "at_once", "drawn", "begun"),
+    [(1e-7, 1, 2, 2), (1e-7, 5, 2, 2), (0.08, 1, 10, 10), (0.08, 5, 10, 12), (0.2, 1, 16, 16), (0.2, 5, 16, 16)],
+)
+def test_noise_is_drawn_until_a_code_moves(
+    monkeypatch: pytest.MonkeyPatch, margin: float, at_once: int, drawn: int, begun: int
+) -> None:
+    """Whether a last bit moves a code is chance: here it does in the tenth draw, by 0.05. After two draws, as many are
+    begun as can be computed at the same time."""
     draws: list[int] = []
 
     def moved(_self: _Tokens, _shared: bool, _exact: object, draw: int) -> float:
         draws.append(draw)
         return 0.05 if draw == 9 else 1e-6
 
+    class Passes:
+        def __init__(self, at_once: int) -> None:
+            self.at_once, self.begun = at_once, list[int]()
+
+        def begin(self, shared: bool, noise: Noise) -> None:
+            assert not shared
+            assert noise.size is rounding_noise
+            self.begun.append(noise.draw)
+
     monkeypatch.setattr(_Tokens, "_moved", moved)
     exact = np.zeros((3, 4), np.float32)
-    rung = object.__new__(_Tokens)
+    rung: Any = object.__new__(_Tokens)
+    rung.grafts = SimpleNamespace(passes=Passes(at_once))
     allowed = rung._allowed(False, exact, exact, np.array([1]), np.array([margin], np.float32))
     assert draws == list(range(drawn))
+    assert rung.grafts.passes.begun == list(range(begun))
     assert (margin <= 2 * allowed[1]) == (margin < 0.1)
 
 

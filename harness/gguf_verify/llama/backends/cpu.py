@@ -23,6 +23,8 @@ _SLICE = 32
 class CpuBackend(Backend):
     """What the CPU computes does not depend on the number of tokens."""
 
+    mapped = True
+
     def describe(self) -> str:
         return "CPU"
 

@@ -76,6 +76,9 @@ class Backend(ABC):
     ambiguous_codes = False
     #: Whether its definitions come to be known by asking llama.cpp's process, which takes one call at a time.
     learns = False
+    #: Whether it multiplies weights where they lie in the mapped file (unless they are repacked): processes share them,
+    #: and a product that is replaced need not be computed.
+    mapped = False
     #: Whether outputs are compared with its own; if not, nothing is asked of llama.cpp.
     compared = True
     #: What it is called beside a kernel's name.

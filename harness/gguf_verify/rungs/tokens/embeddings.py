@@ -28,6 +28,7 @@ from ...llama import LlamaRefused
 from ...results import EmbeddingRecord, Failure, RungResult
 from ..run import Run
 from .grafts import Grafts, bound_noise
+from .passes import Noise
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -54,17 +55,16 @@ class Embeddings:
         if not np.isfinite(plain).all() or not plain.any():
             raise LlamaRefused("the model gives no embeddings that are finite and not zero")
         self.result.notes.append(f"the model does not generate: {self._what()} are compared, not greedy tokens")
-        graft = self.grafts.graft
-        shared = graft("kernel on llama.cpp's activations", self.grafts.kernel(shared=True))
-        ours = graft("kernel", self.grafts.kernel(shared=False))
+        shared = self.grafts.by_kernel(shared=True)
+        for of_pass in (True, False):
+            self._begin_exact(of_pass)
+        ours = self.grafts.by_kernel(shared=False)
         self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:
                 self.result.leave_all("embeddings", "the graph has no GEMM to graft into")
             return
-        exact = graft("exact product", self.grafts.exact_product(shared=False), exact=True)
-        on_theirs = self.grafts.exact_product(shared=True)
-        exact_shared = graft("exact product on llama.cpp's activations", on_theirs, exact=True)
+        exact, exact_shared = (self.grafts.passes.logits(of_pass) for of_pass in (False, True))
         wobble = {shared: self._wobble(shared, of) for shared, of in ((True, exact_shared), (False, exact))}
         gap = np.abs(exact_shared.astype(np.float64) - plain)
         self._compare("(a) on llama.cpp's activations", shared, plain, 2 * wobble[True] + gap)
@@ -79,14 +79,20 @@ class Embeddings:
         self.result.figures["kernel (b): max |Δ| to the exact product"] = float(np.abs(ours - exact).max())
         self._details(shared, ours, exact)
 
+    def _begin_exact(self, shared: bool) -> None:
+        """Have computed what pass (a) or (b) is compared with, while the kernel computes (b)."""
+        self.grafts.passes.begin(shared)
+        for noise in self._draws():
+            self.grafts.passes.begin(shared, noise)
+
+    def _draws(self) -> list[Noise]:
+        draws = _DRAWS if self.plain.size >= _FEW else _DRAWS_OF_FEW
+        return [Noise(bound_noise, draw) for draw in range(draws)]
+
     def _wobble(self, shared: bool, exact: Floats) -> float:
         """The largest move of any element when noise as large as the bound is added to the exact product of a pass."""
-        product, wobble = self.grafts.exact_product(shared), 0.0
-        for seed in range(_DRAWS if exact.size >= _FEW else _DRAWS_OF_FEW):
-            noisy = self.grafts.noisy(product, seed, bound_noise)
-            moved = self.grafts.graft(f"noise, draw {seed + 1}", noisy, exact=True)
-            wobble = max(wobble, float(np.abs(moved - exact).max()))
-        return wobble
+        moved = (self.grafts.passes.logits(shared, noise) - exact for noise in self._draws())
+        return max(float(np.abs(by).max()) for by in moved)
 
     def _compare(self, what: str, got: Floats, expected: Floats, allowed: Doubles) -> None:
         """One failure a token: its element that is furthest out."""

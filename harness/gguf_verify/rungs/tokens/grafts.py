@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from ...formats import QK
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
 from ...results import Call, Failure, RungResult
-from ...semantics import UNIT_ROUNDOFF, exact_result, gamma
+from ...semantics import UNIT_ROUNDOFF, gamma
 from ...support.errors import KernelFault
 from ...support.progress import under_way
 from ..calls import ALONE, calling
@@ -21,15 +21,13 @@ from ..exact import ExactProducts
 from ..explain import Explanations
 from ..judging import KERNEL
 from ..known import Known
-from ..layers.activations import ACTIVATIONS, llama_activations
-from ..run import Matrix, Run
+from ..layers.activations import ACTIVATIONS
+from ..run import Run
+from .passes import ExactPasses, activations
 from .task import GraftFound, GraftTask
 
 Floats = npt.NDArray[np.float32]
 Replace = Callable[[Gemm], Floats | None]
-
-#: Numbers of noise that are drawn for a pass; each output takes those from a place of its own on.
-_POOL = 1 << 20
 
 
 def rounding_noise(k: int) -> float:
@@ -58,12 +56,17 @@ class Grafts:
         self.grafted = 0
         self.tested = False
         self.faulty: set[str] = set()
-        #: Tensors whose products were all replaced so far, and those of which one was not.
+        #: Tensors whose products are all replaced, as far as is known, and those of which one is not.
         self._replaced: set[str] = set()
         self._kept: set[str] = set()
+        #: Whether llama.cpp is spared what the kernel multiplies: until a product cannot be replaced.
+        self._sparing = run.backend.mapped
+        #: Pass → how many of its products were given to be judged.
+        self._asked = {True: 0, False: 0}
         #: What the kernel gave, which is judged while llama.cpp computes.
         self._judged = run.judges.later(run)
         self.exact = ExactProducts(run, result)
+        self.passes = ExactPasses(run, result, tokens, self.faulty, self._sparable)
         self._explanations = Explanations(result, run.options.threads, keep=run.keep)
 
     def plain(self) -> Floats:
@@ -73,20 +76,46 @@ class Grafts:
         that. Raises LlamaRefused where they do not.
         """
         llama = self.run.session.llama
+
+        def own(gemm: Gemm) -> Floats | None:
+            wanted = self.run.wants(gemm.tensor)
+            known = wanted and self.run.matrix(self.result, gemm) is not None
+            (self._replaced if known else self._kept).add(gemm.tensor)
+            return gemm.y if wanted else None
+
         plain = llama.evaluate(self.tokens).logits
-        again = llama.graft(self.tokens, lambda gemm: gemm.y if self.run.wants(gemm.tensor) else None).logits
+        again = llama.graft(self.tokens, own).logits
         if plain.tobytes() != again.tobytes():
             raise LlamaRefused("llama.cpp's own outputs, put back in place, change its logits: no graft can be judged")
         return plain
 
-    def graft(self, what: str, replace: Replace, exact: bool = False) -> Floats:
+    def by_kernel(self, shared: bool) -> Floats:
+        """Logits or embeddings of a pass with the kernel's outputs; see `kernel`. Raises BudgetSpent.
+
+        llama.cpp computes none of these products itself. Where the kernel breaks its contract in one, the pass begins
+        anew, and llama.cpp computes them all from then on, since its own output stays in place there.
+        """
+        what = "kernel on llama.cpp's activations" if shared else "kernel"
+        if self._sparing:
+            spared = self._sparable()
+            try:
+                return self.graft(what, self.kernel(shared), spared)
+            except LlamaRefused:
+                if not spared & (self.faulty | self._kept):
+                    raise
+                self._sparing = False
+        return self.graft(what, self.kernel(shared))
+
+    def _sparable(self) -> frozenset[str]:
+        return frozenset(self._replaced - self._kept - self.faulty)
+
+    def graft(self, what: str, replace: Replace, spared: Collection[str] = ()) -> Floats:
         """Logits or embeddings of a pass in which `replace` gives the outputs of the selected tensors' GEMMs.
 
         Args:
-            exact: these are made of exact products, which are there for every GEMM that the kernel had replaced, so
-                llama.cpp need not compute its own.
+            spared: as of `Llama.graft`.
 
-        Raises BudgetSpent.
+        Raises BudgetSpent; LlamaRefused also where an output of a spared tensor is lacking.
         """
         count = 0
         with self.run.bar(f"tokens: {what}", self.run.matrix_bytes(), "B") as bar:
@@ -98,11 +127,11 @@ class Grafts:
                 wanted = self.run.wants(gemm.tensor)
                 y = replace(gemm) if wanted else None
                 count += y is not None
-                (self._kept if y is None else self._replaced).add(gemm.tensor)
+                if y is None:
+                    self._kept.add(gemm.tensor)
                 bar.update(self.run.bytes_of(gemm) if wanted else 0)
                 return y
 
-            spared = self._replaced - self._kept - self.faulty if exact else ()
             try:
                 evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._join_judged)
             except Exception:  # whatever ended the pass: what the kernel gave until then is judged
@@ -121,12 +150,15 @@ class Grafts:
 
         def replace(gemm: Gemm) -> Floats | None:
             matrix = self.run.matrix(self.result, gemm)
-            if matrix is None or gemm.tensor in self.faulty:
+            if matrix is None:
+                return None
+            use = next(uses)
+            if gemm.tensor in self.faulty:
                 return None
             kernel, semantics = self.run.kernel.of(matrix.fmt, *gemm.shape), self.run.semantics(matrix.fmt)
-            x = self._activations(gemm, matrix, shared)
+            x = activations(run, gemm, matrix, shared)
             call = Call(
-                kind="graft", number=int(not shared), first_row=gemm.first_row, use=next(uses), m=len(gemm.x),
+                kind="graft", number=int(not shared), first_row=gemm.first_row, use=use, m=len(gemm.x),
                 n=len(matrix.rows), k=matrix.tensor.k,
             )  # fmt: skip
             taken, who = (x, "kernel on llama.cpp's activations") if shared else (gemm.x, KERNEL.name)
@@ -139,6 +171,9 @@ class Grafts:
                 self.tested = self.tested or self.run.kernel.is_under_test(matrix.fmt)
                 if run.only is not None:
                     self.result.count(ALONE)
+                elif use < self._asked[shared]:
+                    return y  # before the pass began anew, it was judged
+                self._asked[shared] = use + 1
             except KernelFault as error:
                 self._join_judged(all_of_them=True)  # what came before
                 self.faulty.add(gemm.tensor)
@@ -171,54 +206,3 @@ class Grafts:
         self.exact.join(found.distances)
         if found.broken:
             self.faulty.add(task.tensor)
-
-    def exact_product(self, shared: bool) -> Replace:
-        """The exact products of the kernel's definition, rounded once; none of faulty tensors, as in the kernel's own
-        passes."""
-
-        def replace(gemm: Gemm) -> Floats | None:
-            matrix = self.run.matrix(self.result, gemm)
-            if matrix is None or gemm.tensor in self.faulty:
-                return None
-            x, semantics = self._activations(gemm, matrix, shared), self.run.semantics(matrix.fmt)
-            device = self.run.device_for(matrix.rows, x)
-            exact = exact_result(semantics, matrix.fmt, matrix.rows, x, self.run.options.threads, device)
-            return exact.astype(np.float32)
-
-        return replace
-
-    def noisy(self, replace: Replace, seed: int, size: Callable[[int], float]) -> Replace:
-        """The same outputs with noise.
-
-        Args:
-            size: K → the noise's standard deviation, in units of the root mean square of a row of outputs.
-        """
-        rng = np.random.default_rng((self.run.options.seed, seed))
-        pool = rng.standard_normal(_POOL, np.float32)  # to draw all of it takes as long as a product
-
-        def drawn(shape: tuple[int, int]) -> Floats:
-            n, start = shape[0] * shape[1], int(rng.integers(_POOL))
-            parts = [pool[start : start + n]]
-            for at in range(len(parts[0]), n, _POOL):
-                parts.append(pool[: n - at])
-            return np.concatenate(parts).reshape(shape)
-
-        def noisy(gemm: Gemm) -> Floats | None:
-            y = replace(gemm)
-            if y is None:
-                return None
-            rms = np.sqrt(np.mean(np.square(y, dtype=np.float64), axis=1, keepdims=True))
-            noise = drawn(y.shape)
-            noise *= (size(gemm.x.shape[1]) * rms).astype(np.float32)
-            noise += y
-            return noise
-
-        return noisy
-
-    def _activations(self, gemm: Gemm, matrix: Matrix, shared: bool) -> npt.NDArray[np.uint8]:
-        """The activations as the kernel's definition has them: by its encoder or, `shared`, from llama.cpp's bytes."""
-        semantics = self.run.semantics(matrix.fmt)
-        if shared:
-            llama = self.run.backend.definition_of(gemm, matrix.fmt, matrix.rows)
-            return llama_activations(semantics, matrix.fmt, gemm, llama)
-        return semantics.bytes_of(gemm.x)

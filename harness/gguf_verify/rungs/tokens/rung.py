@@ -22,6 +22,8 @@ A model that does not generate (an encoder, an embedding model) is judged by its
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -35,7 +37,8 @@ from ..calls import begin_alone, end_alone
 from ..interface import Rung
 from ..run import Run
 from .embeddings import Embeddings
-from .grafts import Grafts, Replace, rounding_noise
+from .grafts import Grafts, rounding_noise
+from .passes import Noise
 
 Logits = npt.NDArray[np.float32]
 
@@ -93,7 +96,7 @@ class _Tokens:
 
     def judge(self) -> None:
         if self.run.only is not None:
-            self._graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
+            self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
             return
         self.plain = self.grafts.plain()[self.first :]
         if not np.ptp(self.plain):
@@ -101,14 +104,15 @@ class _Tokens:
         own = self.plain.argmax(axis=1)
         for i in np.flatnonzero(own != np.array(self.continuation)):
             self.result.notes.append(f"llama.cpp's own greedy token {i} differs between one batch and one at a time")
-        shared = self._graft("kernel on llama.cpp's activations", self.grafts.kernel(shared=True))
-        ours = self._graft("kernel", self.grafts.kernel(shared=False))
+        shared = self.grafts.by_kernel(shared=True)[self.first :]
+        self._begin_exact(shared)
+        ours = self.grafts.by_kernel(shared=False)[self.first :]
         self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:
                 self.result.leave_all("tokens", "the graph has no GEMM to graft into")
             return
-        exact = self._graft("exact product", self.grafts.exact_product(shared=False), exact=True)
+        exact = self._exact(False)
         ties = self._compare("(a) on llama.cpp's activations", shared, self.plain, None)
         ties += self._compare("(b) on its own quantizer", ours, exact, exact)
         self.result.count_beside("tokens", len(self.continuation), self.grafts.tested)
@@ -120,13 +124,25 @@ class _Tokens:
             self._distance(name, logits)
         self._details(shared, ours, exact)
 
-    def _graft(self, what: str, replace: Replace, exact: bool = False) -> Logits:
-        return self.grafts.graft(what, replace, exact)[self.first :]
+    def _begin_exact(self, shared: Logits) -> None:
+        """Have computed what pass (a) is compared with, if it must be, and pass (b), while the kernel computes (b)."""
+        self.grafts.passes.begin(shared=False)
+        if _differing(shared, self.plain).any():
+            self.grafts.passes.begin(shared=True)
+            self._begin_draws(True, range(_DRAWS))
+
+    def _begin_draws(self, shared: bool, draws: Iterable[int]) -> None:
+        for draw in draws:
+            self.grafts.passes.begin(shared, Noise(rounding_noise, draw))
+
+    def _exact(self, shared: bool, draw: int | None = None) -> Logits:
+        """Logits of the exact product in pass (a) or (b), with noise of a draw if one is named."""
+        noise = None if draw is None else Noise(rounding_noise, draw)
+        return self.grafts.passes.logits(shared, noise)[self.first :]
 
     def _moved(self, shared: bool, exact: Logits, draw: int) -> float:
         """The largest move of any logit when rounding noise is added to the exact product of pass (a) or (b)."""
-        noisy = self.grafts.noisy(self.grafts.exact_product(shared), draw, rounding_noise)
-        return float(np.abs(self._graft(f"rounding noise, draw {draw + 1}", noisy, exact=True) - exact).max())
+        return float(np.abs(self._exact(shared, draw) - exact).max())
 
     def _allowed(
         self, shared: bool, exact: Logits, expected: Logits, differ: npt.NDArray[np.intp], margins: Logits
@@ -138,8 +154,11 @@ class _Tokens:
             differ, margins: the tokens that are to be explained, and the reference's margin at each.
         """
         gap = np.abs(exact - expected).max(axis=1).astype(np.float64)
-        wobble = 0.0
+        wobble, begun = 0.0, 0
         for draw in range(_MOST_DRAWS):
+            if draw == begun:
+                begun = min(_MOST_DRAWS, begun + (self.grafts.passes.at_once if begun else _DRAWS))
+                self._begin_draws(shared, range(draw, begun))
             wobble = max(wobble, self._moved(shared, exact, draw))
             if draw + 1 >= _DRAWS and (margins <= 2 * (wobble + gap[differ])).all():
                 break
@@ -151,17 +170,15 @@ class _Tokens:
         Args:
             exact: the logits of the exact product, None where it has not been computed, as in (a).
         """
-        wrong = ~np.isfinite(got).all(axis=1)
-        for i in np.flatnonzero(wrong):
+        for i in np.flatnonzero(~_finite(got)):
             self.result.fail(Failure(f"{what}: the logits of token {i} are not finite", token=int(i)))
         ours, theirs = got.argmax(axis=1), expected.argmax(axis=1)
-        differ = np.flatnonzero((ours != theirs) & ~wrong)
+        differ = np.flatnonzero(_differing(got, expected))
         if not len(differ):
             return 0
         shared = exact is None
         if exact is None:
-            replace = self.grafts.exact_product(shared=True)
-            exact = self._graft("exact product on llama.cpp's activations", replace, exact=True)
+            exact = self._exact(True)
         margins = expected[differ, theirs[differ]] - expected[differ, ours[differ]]
         allowed, ties = self._allowed(shared, exact, expected, differ, margins), 0
         pieces = self.session.llama.pieces([int(t) for i in differ for t in (ours[i], theirs[i])])
@@ -199,6 +216,15 @@ class _Tokens:
         for i, piece in enumerate(pieces):
             theirs, a, b, o = (int(c[i]) for c in columns)
             self.result.details.append(TokenRecord(position=i, text=piece, llama=theirs, shared=a, own=b, exact=o))
+
+
+def _finite(logits: Logits) -> npt.NDArray[np.bool_]:
+    return np.asarray(np.isfinite(logits).all(axis=1))
+
+
+def _differing(got: Logits, expected: Logits) -> npt.NDArray[np.bool_]:
+    """Whether the greedy token is another, bool[tokens], where logits are finite."""
+    return np.asarray((got.argmax(axis=1) != expected.argmax(axis=1)) & _finite(got))
 
 
 def _log_softmax(logits: Logits) -> npt.NDArray[np.float64]:
