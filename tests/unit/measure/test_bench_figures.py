@@ -85,6 +85,15 @@ def test_all_rivals_side_by_side() -> None:
     assert cells(many)[2:] == [["Q4_0", "80", "40", "30", "**25**"]]
 
 
+def test_what_was_timed_for_the_ladder_has_no_other_table() -> None:
+    ladder = [record("f32", 500, m=512, by="f32_tiled"), record("f32_tiled", 500, m=512)]
+    ladder += [record("q8_1", 40, m=512, n=8192, by="q8_1_wgmma"), record("llama.cpp", 80, m=512, n=8192)]
+    made, alone = figures.tables(made_of(*DATA["results"], *ladder)), figures.tables(DATA)
+    different = {name for name in made if made[name] != alone[name]}
+    assert different == {"ladder of f32", "choices"}
+    assert figures.tables(made_of(*ladder))["against llama.cpp"], "where nothing else was timed, it is shown"
+
+
 def test_who_is_the_fastest_in_words() -> None:
     text = figures.tables(DATA)["fastest"]
     assert text.startswith("One of this project's kernels is the fastest for 2 of 3 products.")

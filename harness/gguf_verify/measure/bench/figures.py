@@ -126,6 +126,7 @@ def rivals(data: Data) -> str:
     if not set(names) - {*families(data), LLAMA}:
         return ""
     found, n = _at(data), max(r["N"] for r in data["results"] if r["who"] not in (*families(data), LLAMA))
+    names = [who for who in names if any((r["who"], r["N"]) == (who, n) for r in data["results"])]
     parts = []
     for m in (m for m in SOME_TOKENS if any(r["M"] == m for r in data["results"])):
         rows = []
@@ -235,15 +236,27 @@ def tables(data: Data) -> dict[str, str]:
     ceilings = f"A device copy moves {copy:.2f} TB/s" + (f", cuBLAS int8 {int8:.0f} TFLOP/s." if int8 else ".")
     if empty is not None:
         ceilings += f" An empty kernel takes {empty:.2f} µs in such a graph."
-    others = [name for name in families(data) if name != FAMILY]
+    many = _but_for_the_ladder(data)
+    others = [name for name in families(many) if name != FAMILY]
     made = {
         "card": f"{header['host'].removeprefix('gpu: ')}; medians of {header['repeat']}. {ceilings}",
         "definitions": definitions(data), "ladder": ladder(data), "ladder of f32": ladder(data, "f32"),
-        "against llama.cpp": against(data, FAMILY, LLAMA), "other families": _titled(data, LLAMA, others),
-        "against dequantize + cuBLAS": _titled(data, DEQUANTIZED, families(data)), "rivals": rivals(data),
-        "fastest": wins(data), "decode": decode(data), "roofs": roofs(data), "choices": choices(data),
+        "against llama.cpp": against(many, FAMILY, LLAMA), "other families": _titled(many, LLAMA, others),
+        "against dequantize + cuBLAS": _titled(many, DEQUANTIZED, families(many)), "rivals": rivals(many),
+        "fastest": wins(many), "decode": decode(data), "roofs": roofs(data), "choices": choices(data),
     }  # fmt: skip
     return {name: text for name, text in made.items() if text}
+
+
+def _but_for_the_ladder(data: Data) -> Data:
+    """Without what was timed for the ladder alone: products of its M and no other, where some are of several."""
+    tokens: dict[tuple[Any, ...], set[int]] = {}
+    for r in data["results"]:
+        tokens.setdefault((r["who"], r["N"], r["K"]), set()).add(r["M"])
+    if max(map(len, tokens.values()), default=1) == 1:
+        return data
+    kept = [r for r in data["results"] if r["type"] == "-" or tokens[r["who"], r["N"], r["K"]] != {LADDER_M}]
+    return {**data, "results": kept}
 
 
 def families(data: Data) -> list[str]:
