@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes as c
 import os
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,6 @@ ggml_backend_dev_description = _declare(base, "ggml_backend_dev_description", c.
 ggml_backend_dev_by_type = _declare(backends, "ggml_backend_dev_by_type", c.c_void_p, c.c_int)
 ggml_log_set = _declare(base, "ggml_log_set", None, LogCallback, c.c_void_p)
 gguf_init_from_file = _declare(base, "gguf_init_from_file", c.c_void_p, c.c_char_p, GgufInitParams)
-gguf_init_from_buffer = _declare(base, "gguf_init_from_buffer", c.c_void_p, c.c_char_p, c.c_size_t, GgufInitParams)
 gguf_free = _declare(base, "gguf_free", None, c.c_void_p)
 gguf_get_data_offset = _declare(base, "gguf_get_data_offset", c.c_size_t, c.c_void_p)
 gguf_get_n_tensors = _declare(base, "gguf_get_n_tensors", c.c_int64, c.c_void_p)
@@ -193,11 +193,15 @@ ggml_cpu_init = _declare(cpu, "ggml_cpu_init", None)
 ggml_get_type_traits_cpu = _declare(cpu, "ggml_get_type_traits_cpu", c.POINTER(CpuTypeTraits), c.c_int)
 ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_int, c.c_void_p, c.c_void_p, c.c_int)
 
-#: llama-cpp-python 0.3.33 has no such function yet.
-_gguf_get_tensor_ne = (
-    _declare(base, "gguf_get_tensor_ne", c.POINTER(c.c_int64), c.c_void_p, c.c_int64)
-    if hasattr(base, "gguf_get_tensor_ne")
-    else None
+
+def _declare_if(library: c.CDLL, name: str, result: Any, *args: Any) -> Any:
+    """A function that older releases lack; None there."""
+    return _declare(library, name, result, *args) if hasattr(library, name) else None
+
+
+_gguf_get_tensor_ne = _declare_if(base, "gguf_get_tensor_ne", c.POINTER(c.c_int64), c.c_void_p, c.c_int64)
+_gguf_init_from_buffer = _declare_if(
+    base, "gguf_init_from_buffer", c.c_void_p, c.c_char_p, c.c_size_t, GgufInitParams
 )
 
 F32, F16, BF16 = 0, 1, 30
@@ -326,11 +330,21 @@ def type_ids(stop: int = 256) -> list[int]:
         # one tensor "x", no metadata: magic, version, counts; length and letters of the name, 1 dimension; type, offset
         file = struct.pack("<4sIqq Q1sIq Iq", b"GGUF", 3, 1, 0, 1, b"x", 1, 1 << 20, t, 0)
         file += bytes(-len(file) % 32)
-        context = gguf_init_from_buffer(file, len(file), params)
+        context = _gguf_of(file, params)
         if context:
             known.append(t)
             gguf_free(context)
     return known
+
+
+def _gguf_of(file: bytes, params: GgufInitParams) -> Any:
+    """ggml's reader on the bytes of a file; None where it refuses them."""
+    if _gguf_init_from_buffer is not None:
+        return _gguf_init_from_buffer(file, len(file), params)
+    with tempfile.NamedTemporaryFile() as written:
+        written.write(file)
+        written.flush()
+        return gguf_init_from_file(os.fsencode(written.name), params)
 
 
 def gguf_shape(file: Any, context: Any, i: int) -> list[int]:
