@@ -1,4 +1,4 @@
-"""ctypes bindings to the ggml libraries inside llama-cpp-python, and a probe of the layout of their structs.
+"""ctypes bindings to the ggml libraries inside llama-cpp-python, whose layout `ggml_layout` probes.
 
 This module runs in child processes only, because it loads the libraries. The wheel holds copies of each library under
 three names. libllama uses the sonames (`.so.0`); any other name would load a second library with a state of its own.
@@ -11,6 +11,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,7 @@ ggml_set_output = _declare(base, "ggml_set_output", None, TensorP)
 ggml_op_desc = _declare(base, "ggml_op_desc", c.c_char_p, TensorP)
 ggml_set_name = _declare(base, "ggml_set_name", TensorP, TensorP, c.c_char_p)
 ggml_get_data = _declare(base, "ggml_get_data", c.c_void_p, TensorP)
+ggml_tensor_overhead = _declare(base, "ggml_tensor_overhead", c.c_size_t)
 ggml_nbytes = _declare(base, "ggml_nbytes", c.c_size_t, TensorP)
 ggml_op_name = _declare(base, "ggml_op_name", c.c_char_p, c.c_int)
 ggml_new_graph = _declare(base, "ggml_new_graph", c.c_void_p, c.c_void_p)
@@ -155,7 +157,12 @@ ggml_backend_tensor_set = _declare(base, "ggml_backend_tensor_set", None, Tensor
 ggml_backend_buffer_name = _declare(base, "ggml_backend_buffer_name", c.c_char_p, c.c_void_p)
 ggml_backend_buffer_get_usage = _declare(base, "ggml_backend_buffer_get_usage", c.c_int, c.c_void_p)
 ggml_backend_buffer_clear = _declare(base, "ggml_backend_buffer_clear", None, c.c_void_p, c.c_uint8)
+ggml_backend_buffer_get_base = _declare(base, "ggml_backend_buffer_get_base", c.c_void_p, c.c_void_p)
 ggml_backend_buffer_free = _declare(base, "ggml_backend_buffer_free", None, c.c_void_p)
+ggml_backend_cpu_buffer_from_ptr = _declare(
+    base, "ggml_backend_cpu_buffer_from_ptr", c.c_void_p, c.c_void_p, c.c_size_t
+)
+ggml_backend_tensor_alloc = _declare(base, "ggml_backend_tensor_alloc", c.c_int, c.c_void_p, TensorP, c.c_void_p)
 ggml_backend_alloc_ctx_tensors = _declare(base, "ggml_backend_alloc_ctx_tensors", c.c_void_p, c.c_void_p, c.c_void_p)
 ggml_backend_graph_compute = _declare(base, "ggml_backend_graph_compute", c.c_int, c.c_void_p, c.c_void_p)
 ggml_backend_dev_init = _declare(base, "ggml_backend_dev_init", c.c_void_p, c.c_void_p, c.c_char_p)
@@ -209,45 +216,6 @@ DEVICE_CPU, DEVICE_GPU = 0, 1  # enum ggml_backend_dev_type
 #: Kinds of devices that layers of a model can be given to: GPU, integrated GPU.
 DEVICES_WITH_LAYERS = (1, 2)
 _USAGE_WEIGHTS = 1  # enum ggml_backend_buffer_usage
-
-
-def probe_abi() -> None:
-    """Build tensors through the API and read them back by our layout.
-
-    Raises:
-        AbiMismatch: naming the first member that differs.
-    """
-
-    def expect(what: str, got: object, expected: object) -> None:
-        if got != expected:
-            raise AbiMismatch(
-                f"struct layout differs in {bindings.name()} (ggml {version()}): "
-                f"{what} is {got!r}, expected {expected!r}"
-            )
-
-    ctx = ggml_init(InitParams(1 << 16, None, False))
-    try:
-        a = ggml_new_tensor_2d(ctx, 8, 64, 3)  # Q8_0: blocks of 34 bytes
-        ggml_set_name(a, b"probe")
-        b = ggml_new_tensor_2d(ctx, F32, 64, 5)
-        view = ggml_view_3d(ctx, b, 32, 2, 2, 256, 128, 128)
-        y = ggml_mul_mat(ctx, a, b)
-        t = a.contents
-        expect("type", t.type, 8)
-        expect("ne", list(t.ne), [64, 3, 1, 1])
-        expect("nb", list(t.nb), [34, 68, 204, 204])
-        expect("name", t.name, b"probe")
-        expect("data", t.data, ggml_get_data(a))
-        expect("view_offs", view.contents.view_offs, 128)
-        expect("view_src", c.addressof(view.contents.view_src.contents), c.addressof(b.contents))
-        expect("src[0]", c.addressof(y.contents.src[0].contents), c.addressof(a.contents))
-        expect("src[1]", c.addressof(y.contents.src[1].contents), c.addressof(b.contents))
-        expect("op", ggml_op_name(y.contents.op), b"MUL_MAT")
-        traits = ggml_get_type_traits(8).contents
-        expect("type traits", (traits.type_name, traits.blck_size, traits.type_size), (b"q8_0", 32, 34))
-        expect("cpu type traits", ggml_get_type_traits_cpu(2).contents.vec_dot_type, 8)
-    finally:
-        ggml_free(ctx)
 
 
 def version() -> str:
@@ -318,6 +286,7 @@ def _said(raw: bytes | None) -> str:
     return (raw or b"").decode(errors="replace")
 
 
+@cache
 def type_ids(stop: int = 256) -> list[int]:
     """The numbers below `stop` of the tensor types that the library knows.
 

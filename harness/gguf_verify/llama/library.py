@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import tensor_type
+from ..operations import glu, unary
 from ..operations.node import Node, span_bytes
 from ..support import scratch
 from ..support.errors import EnvironmentFault, LlamaFault
@@ -33,6 +34,13 @@ def block_of(type_id: int) -> int:
     """Values that count as a block of a type; 32 of a type without blocks."""
     kind = tensor_type(type_id)
     return kind.block_size if kind is not None and kind.quantized else 32
+
+
+def _function_of(node: Node) -> str:
+    """The function that the parameters of a node of UNARY or GLU name; "" where they name none, and of other nodes."""
+    known = {"UNARY": unary.VARIANTS, "GLU": glu.VARIANTS}.get(node.op, ())
+    number = int.from_bytes(node.parameters[:4], "little")
+    return known[number] if number < len(known) else ""
 
 
 class WithoutLlama(LlamaProcess):
@@ -138,7 +146,7 @@ class Llama(LlamaProcess):
             LlamaFault: the process died, as it does where ggml asserts what the node does not keep.
         """
         described = {
-            "op": node.op, "parameters": node.parameters.hex(), "view_of": node.view_of,
+            "op": node.op, "variant": _function_of(node), "parameters": node.parameters.hex(), "view_of": node.view_of,
             "sources": [None if s is None else {"type": s.type_id, "ne": s.ne, "nb": s.nb} for s in node.sources],
             "output": {"type": node.output.type_id, "ne": node.output.ne, "nb": node.output.nb},
         }  # fmt: skip

@@ -26,13 +26,14 @@ class Libraries:
     """
 
     def __init__(self) -> None:
-        from .. import bindings, ggml  # late: a process without llama.cpp makes calls, too
+        from .. import bindings, ggml, ggml_layout  # late: a process without llama.cpp makes calls, too
 
         self.api = bindings.api
         # kept: ctypes frees a callback that nothing refers to
         self._log = self.api.llama_log_callback(lambda _level, text, _data: _write_log(text))
         self.api.llama_log_set(self._log, None)
-        ggml.probe_abi()
+        with self.quiet():  # the reader's refusal of an unknown type is no news
+            ggml_layout.probe()
         ggml.ggml_cpu_init()
         self.api.llama_backend_init()
 

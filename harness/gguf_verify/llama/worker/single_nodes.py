@@ -20,6 +20,14 @@ from .calls import Call, CallFailed, Reply
 #: More operations than ggml has.
 _MOST_OPS = 512
 
+#: Where `op_params` names the function.
+_VARIANT_AT = {"UNARY": 0, "GLU": 0}
+#: What functions take beside a context and a tensor.
+_MORE: dict[str, tuple[Any, ...]] = {
+    "XIELU": (c.c_float,) * 4,
+    "SWIGLU_OAI": (ggml.TensorP, c.c_float, c.c_float), "SWIGLU_CLAMP": (ggml.TensorP, c.c_float),
+}  # fmt: skip
+
 
 class SingleNodes:
     """The devices that were started for single nodes."""
@@ -52,7 +60,7 @@ class SingleNodes:
         """The bytes of a node's output; {"unsupported": true} where the device does not offer it.
 
         Args:
-            node: "op", "parameters" (hex), "sources" (null, or type, ne, nb), "output" (type, ne), "view_of".
+            node: "op", "variant", "parameters" (hex), "sources" (null, or type, ne, nb), "output" (type, ne), "view_of".
             spans: the bytes of source i as s{i}; those of the output, before, as "out".
         """
         backend = self._backend(device, threads)
@@ -68,6 +76,8 @@ class SingleNodes:
             t = out.contents
             t.op = number
             c.memmove(t.op_params, bytes.fromhex(node["parameters"]), c.sizeof(t.op_params))
+            if node["variant"]:
+                t.op_params[_VARIANT_AT[node["op"]]] = _variant(node["variant"])
             for i, source in enumerate(sources):
                 if source is not None:
                     t.src[i] = source
@@ -100,6 +110,24 @@ def _tensor(ctx: Any, type: int, ne: list[int], nb: list[int]) -> Any:
     made = ggml.ggml_new_tensor_4d(ctx, type, *ne)
     made.contents.nb[:] = nb
     return made
+
+
+@cache
+def _variant(name: str) -> int:
+    """The number of a function of UNARY or GLU in this ggml, which releases have moved: that of a node that is made by
+    the function's own name. Raises CallFailed where there is none."""
+    function = f"ggml_{name.lower()}"
+    if not hasattr(ggml.base, function):
+        raise CallFailed(f"this llama.cpp has no function {name}")
+    make = c.CFUNCTYPE(ggml.TensorP, c.c_void_p, ggml.TensorP, *_MORE.get(name, ()))((function, ggml.base))
+    ctx = ggml.ggml_init(ggml.InitParams(1 << 16, None, True))
+    try:
+        a = ggml.ggml_new_tensor_2d(ctx, ggml.F32, 4, 4)
+        made = make(ctx, a, *(a if kind is ggml.TensorP else 1.0 for kind in _MORE.get(name, ())))
+        op = ggml.ggml_op_name(made.contents.op).decode()
+        return int(made.contents.op_params[_VARIANT_AT[op]])
+    finally:
+        ggml.ggml_free(ctx)
 
 
 @cache

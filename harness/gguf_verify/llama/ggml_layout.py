@@ -1,0 +1,98 @@
+"""Whether ggml's structs and numbers are those that this project reads and writes: its library is asked."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+from ..formats import tensor_type
+from . import bindings, ggml
+from .ggml import AbiMismatch
+
+#: What `ggml_new_tensor` takes of a context beside the tensor itself: `struct ggml_object`.
+_OBJECT = 32
+_INPUT, _OUTPUT = 1, 2  # enum ggml_tensor_flag
+_Q4_0, _Q8_0 = 2, 8
+
+
+def probe() -> None:
+    """Build tensors through the API and read them back by our layout; compare the types of both.
+
+    Raises:
+        AbiMismatch: naming the first member or type that differs.
+    """
+    ctx = ggml.ggml_init(ggml.InitParams(1 << 16, None, False))
+    try:
+        _tensors(ctx)
+    finally:
+        ggml.ggml_free(ctx)
+    ctx = ggml.ggml_init(ggml.InitParams(1 << 16, None, True))
+    try:
+        _buffer(ctx)
+    finally:
+        ggml.ggml_free(ctx)
+    _types()
+
+
+def _expect(what: str, got: object, expected: object) -> None:
+    if got != expected:
+        raise AbiMismatch(
+            f"struct layout differs in {bindings.name()} (ggml {ggml.version()}): "
+            f"{what} is {got!r}, expected {expected!r}"
+        )
+
+
+def _tensors(ctx: int) -> None:
+    a = ggml.ggml_new_tensor_2d(ctx, _Q8_0, 64, 3)  # blocks of 34 bytes
+    ggml.ggml_set_name(a, b"probe")
+    b = ggml.ggml_new_tensor_2d(ctx, ggml.F32, 64, 5)
+    view = ggml.ggml_view_3d(ctx, b, 32, 2, 2, 256, 128, 128)
+    y = ggml.ggml_mul_mat(ctx, a, b)
+    t = a.contents
+    _expect("the size of a tensor", ggml.ggml_tensor_overhead(), c.sizeof(ggml.Tensor) + _OBJECT)
+    _expect("type", t.type, _Q8_0)
+    _expect("ne", list(t.ne), [64, 3, 1, 1])
+    _expect("nb", list(t.nb), [34, 68, 204, 204])
+    _expect("name", t.name, b"probe")
+    _expect("data", t.data, ggml.ggml_get_data(a))
+    _expect("view_offs", view.contents.view_offs, 128)
+    _expect("op_params", list(view.contents.op_params[:3]), [128, 0, 0])  # the offset, 8 bytes
+    _expect("view_src", c.addressof(view.contents.view_src.contents), c.addressof(b.contents))
+    _expect("src[0]", c.addressof(y.contents.src[0].contents), c.addressof(a.contents))
+    _expect("src[1]", c.addressof(y.contents.src[1].contents), c.addressof(b.contents))
+    _expect("src[2]", bool(y.contents.src[2]), False)
+    _expect("op", ggml.ggml_op_name(y.contents.op), b"MUL_MAT")
+    _expect("flags", t.flags, 0)
+    ggml.ggml_set_input(a)
+    ggml.ggml_set_output(b)
+    _expect("flags of an input and an output", (t.flags, b.contents.flags), (_INPUT, _OUTPUT))
+    traits = ggml.ggml_get_type_traits(_Q8_0).contents
+    _expect("type traits", (traits.type_name, traits.blck_size, traits.type_size), (b"q8_0", 32, 34))
+    _expect("cpu type traits", ggml.ggml_get_type_traits_cpu(_Q4_0).contents.vec_dot_type, _Q8_0)
+
+
+def _buffer(ctx: int) -> None:
+    """`buffer` and `data` of a tensor that is given memory."""
+    room = (c.c_ubyte * 4096)()
+    start = -(-c.addressof(room) // 64) * 64
+    buffer = ggml.ggml_backend_cpu_buffer_from_ptr(start, 1024)
+    try:
+        t = ggml.ggml_new_tensor_2d(ctx, ggml.F32, 4, 4)
+        _expect("buffer of a tensor without memory", t.contents.buffer, None)
+        ggml.ggml_backend_tensor_alloc(buffer, t, ggml.ggml_backend_buffer_get_base(buffer))
+        _expect("buffer", t.contents.buffer, buffer)
+        _expect("data in a buffer", t.contents.data, start)
+    finally:
+        ggml.ggml_backend_buffer_free(buffer)
+
+
+def _types() -> None:
+    """That a type of a number that both know is the same type: its name, and the values and bytes of its blocks."""
+    for number in ggml.type_ids():
+        ours, theirs = tensor_type(number), ggml.ggml_get_type_traits(number).contents
+        if ours is None or theirs.type_name is None:
+            continue
+        got = (theirs.type_name.decode().upper(), theirs.blck_size, theirs.type_size)
+        _expect(f"type {number}", got, (ours.name.upper(), ours.block_size, ours.block_bytes))
+
+
+__all__ = ["probe"]
