@@ -226,7 +226,8 @@ CONTEXT_PARAMS = Struct(
     ),
     defaults={
         "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "rope_scaling_type": -1, "pooling_type": -1,
-        "attention_type": -1, "rope_freq_base": 0.0, "yarn_ext_factor": -1.0, "cb_eval_user_data": None, "type_k": 1,
+        "attention_type": -1, "flash_attn_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0,
+        "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0, "ctx_type": 0, "cb_eval_user_data": None, "type_k": 1,
         "type_v": 1, "abort_callback": None, "embeddings": False, "offload_kqv": True, "samplers": None,
         "n_samplers": 0, "ctx_other": None,
     },
