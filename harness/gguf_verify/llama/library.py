@@ -139,10 +139,10 @@ class Llama(LlamaProcess):
 
     def compute_node(self, node: Node, device: str = "CPU", threads: int = 1) -> Node | None:
         """A node of any operation, computed outside any model on a device of ggml's registry: the same with its output
-        as computed. None where the device does not offer it.
+        as computed. None where the device does not offer it, or this llama.cpp has no such operation or function.
 
         Raises:
-            LlamaRefused: there is no such device or operation.
+            LlamaRefused: there is no such device.
             LlamaFault: the process died, as it does where ggml asserts what the node does not keep.
         """
         described = {

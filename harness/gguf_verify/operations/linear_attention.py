@@ -48,7 +48,8 @@ def _gated(node: Node) -> Judged:
 
 def _delta(node: Node) -> Judged:
     node.floats(0, 1, 2, 3, 4, 5)
-    tiny, slots = arithmetic(node.backend).tiny, node.integer(0)
+    tiny = arithmetic(node.backend).tiny
+    slots = node.integer(0) or 1  # releases without this parameter keep one state
     q, k, v, g, beta, before = (node.source(i).values for i in range(6))
     sequences, tokens, heads, n = v.shape
     fits = (

@@ -80,7 +80,7 @@ def _scan(node: Node) -> Judged:
     s, x, dt, rates, b, c = (node.source(i).values for i in range(6))
     ids = node.source(6)
     (sequences, tokens, heads, channels), states = x.shape, s.shape[3]
-    groups, slots = b.shape[2], node.integer(0)
+    groups, slots = b.shape[2], node.integer(0) or 1  # releases without this parameter keep one state
     demand(ids.type_id == I32 and ids.shape == (1, 1, 1, sequences), "SSM_SCAN without one state for each sequence")
     chosen = ids.data[0, 0, 0]
     fits = (

@@ -57,7 +57,8 @@ class SingleNodes:
         return backend
 
     def compute_node(self, node: dict[str, Any], device: str, threads: int, **spans: npt.NDArray[np.uint8]) -> Reply:
-        """The bytes of a node's output; {"unsupported": true} where the device does not offer it.
+        """The bytes of a node's output; {"unsupported": true} where the device does not offer it, or llama.cpp has no such
+        operation or function.
 
         Args:
             node: "op", "variant", "parameters" (hex), "sources" (null, or type, ne, nb), "output" (type, ne), "view_of".
@@ -65,8 +66,9 @@ class SingleNodes:
         """
         backend = self._backend(device, threads)
         number = _numbers().get(node["op"])
-        if number is None:
-            raise CallFailed(f"this llama.cpp has no operation {node['op']}")
+        function = _variant(node["variant"]) if node["variant"] else 0
+        if number is None or function is None:  # a release without it
+            return {"unsupported": True, "backend": ""}, ()
         ctx = ggml.ggml_init(ggml.InitParams(1 << 20, None, True))
         buffer = None
         try:
@@ -77,7 +79,7 @@ class SingleNodes:
             t.op = number
             c.memmove(t.op_params, bytes.fromhex(node["parameters"]), c.sizeof(t.op_params))
             if node["variant"]:
-                t.op_params[_VARIANT_AT[node["op"]]] = _variant(node["variant"])
+                t.op_params[_VARIANT_AT[node["op"]]] = function
             for i, source in enumerate(sources):
                 if source is not None:
                     t.src[i] = source
@@ -113,12 +115,12 @@ def _tensor(ctx: Any, type: int, ne: list[int], nb: list[int]) -> Any:
 
 
 @cache
-def _variant(name: str) -> int:
+def _variant(name: str) -> int | None:
     """The number of a function of UNARY or GLU in this ggml, which releases have moved: that of a node that is made by
-    the function's own name. Raises CallFailed where there is none."""
+    the function's own name. None where there is none."""
     function = f"ggml_{name.lower()}"
     if not hasattr(ggml.base, function):
-        raise CallFailed(f"this llama.cpp has no function {name}")
+        return None
     make = c.CFUNCTYPE(ggml.TensorP, c.c_void_p, ggml.TensorP, *_MORE.get(name, ()))((function, ggml.base))
     ctx = ggml.ggml_init(ggml.InitParams(1 << 16, None, True))
     try:
