@@ -207,9 +207,7 @@ def _declare_if(library: c.CDLL, name: str, result: Any, *args: Any) -> Any:
 
 
 _gguf_get_tensor_ne = _declare_if(base, "gguf_get_tensor_ne", c.POINTER(c.c_int64), c.c_void_p, c.c_int64)
-_gguf_init_from_buffer = _declare_if(
-    base, "gguf_init_from_buffer", c.c_void_p, c.c_char_p, c.c_size_t, GgufInitParams
-)
+_gguf_init_from_buffer = _declare_if(base, "gguf_init_from_buffer", c.c_void_p, c.c_char_p, c.c_size_t, GgufInitParams)
 
 F32, F16, BF16 = 0, 1, 30
 DEVICE_CPU, DEVICE_GPU = 0, 1  # enum ggml_backend_dev_type

@@ -1,4 +1,4 @@
-"""Which layout of llama.h's structs a library has: libraries of every layout are played by one that the test compiles."""
+"""Which layout of llama.h's structs a library has: one that the test compiles plays a library of every layout."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def said(played: c.CDLL, function: str) -> int:
 
 @pytest.mark.parametrize("name", [*MODELS, *CONTEXTS])
 def test_each_layout_is_told(played: c.CDLL, name: str) -> None:
-    """Size and places are those of the C compiler; each is a layout of its own, but for two that differ in their end."""
+    """Size and places are those of the C compiler; each is a layout of its own, but for two that differ at the end."""
     layout = chosen(played, name)
     assert c.sizeof(layout.struct) == said(played, f"size_of_{name}")
     for member in ("main_gpu", "use_extra_bufts") if name in MODELS else ("type_k", "kv_unified", "cb_eval"):
@@ -140,7 +140,7 @@ def test_what_is_not_told_apart_is_refused(played: c.CDLL) -> None:
     both = type(MODEL_PARAMS)(
         MODEL_PARAMS.name, MODEL_PARAMS.used, MODEL_PARAMS.defaults, (last, Layout("another", swapped, last.types))
     )
-    with pytest.raises(ForeignAbi, match="may have the layout of v0.4.0 and v0.5.0 and of another: nothing tells"):
+    with pytest.raises(ForeignAbi, match=r"may have the layout of v0\.4\.0 and v0\.5\.0 and of another: nothing tells"):
         both.layout_of(writes(played.model_v0_5_0))
 
 

@@ -57,11 +57,12 @@ class SingleNodes:
         return backend
 
     def compute_node(self, node: dict[str, Any], device: str, threads: int, **spans: npt.NDArray[np.uint8]) -> Reply:
-        """The bytes of a node's output; {"unsupported": true} where the device does not offer it, or llama.cpp has no such
-        operation or function.
+        """The bytes of a node's output; {"unsupported": true} where the device does not offer it, or llama.cpp has no
+        such operation or function.
 
         Args:
-            node: "op", "variant", "parameters" (hex), "sources" (null, or type, ne, nb), "output" (type, ne), "view_of".
+            node: "op", "variant" (the function of UNARY or GLU, or ""), "parameters" (hex), "sources" (null, or type,
+                ne, nb), "output" (type, ne), "view_of".
             spans: the bytes of source i as s{i}; those of the output, before, as "out".
         """
         backend = self._backend(device, threads)
