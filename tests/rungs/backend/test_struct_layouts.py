@@ -64,6 +64,16 @@ OTHERS = {
     "context_moved": (CONTEXTS["context_v0_5_0"][0].replace("n_rs_seq, ", "").replace("per_seq;", "per_seq, another;"),
                       f"{_CONTEXT}, .pooling_type = 0"),
 }  # fmt: skip
+#: As a function that returns a struct is compiled: the address of the result is its argument. It writes no lazy_mode.
+_HOLE = f"""
+void *model_hole(char *out) {{
+    struct model_v0_5_0_t p = {{ {_LAST[1]} }};
+    size_t hole = offsetof(struct model_v0_5_0_t, lazy_mode), after = hole + sizeof p.lazy_mode;
+    for (size_t i = 0; i < sizeof p; i++)
+        if (i < hole || i >= after) ((volatile char *)out)[i] = ((char *)&p)[i];
+    return out;
+}}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +87,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
         for each in ("main_gpu", "use_extra_bufts") if name in MODELS else ("type_k", "kv_unified", "cb_eval"):
             if name not in OTHERS:
                 text += f"size_t {each}_of_{name}(void) {{ return offsetof(struct {name}_t, {each}); }}\n"
+    text += _HOLE
     source, library = folder / "played.c", folder / "libplayed.so"
     source.write_text(text)
     words = [compiler(), "-x", "c", "-std=c11", "-O1", "-shared", "-fPIC", str(source), "-o", str(library)]
@@ -123,6 +134,7 @@ def test_flash_attention_as_a_switch(played: c.CDLL) -> None:
         ("model_larger", "has 104 bytes, which no known layout has: 72 in b6301 and b6673; "),
         ("model_other_defaults", "where that of v0.4.0 and v0.5.0 lies, it has check_tensors = True, not False"),
         ("model_moved", "where that of b10361 lies, it has check_tensors = True, not False"),
+        ("model_hole", "where that of v0.4.0 and v0.5.0 lies, it leaves out lazy_mode"),
         ("context_moved", "where that of b10361 to v0.5.0 lies, it has "),
     ],
 )
