@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import tensor_type
-from ..operations import glu, unary
-from ..operations.node import Node, span_bytes
+from ..operations.node import NUMBERED, Node, span_bytes
 from ..support import scratch
 from ..support.errors import EnvironmentFault, LlamaFault
 from . import answers
@@ -38,7 +37,7 @@ def block_of(type_id: int) -> int:
 
 def _function_of(node: Node) -> str:
     """The function that the parameters of a node of UNARY or GLU name; "" where they name none, and of other nodes."""
-    known = {"UNARY": unary.VARIANTS, "GLU": glu.VARIANTS}.get(node.op, ())
+    known = NUMBERED.get(node.op, ())
     number = int.from_bytes(node.parameters[:4], "little")
     return known[number] if number < len(known) else ""
 

@@ -26,12 +26,11 @@ from .drawing import floats
 from .functions import FUNCTIONS, ONE, SILU_OF_VECTORS, Function
 from .intervals import Interval, Steps, enclosed, point, where
 from .judging import Judged
-from .node import BF16, F16, F32, Array, Doubles, Node, NoDefinition, Operand, parameters, span_bytes
+from .node import BF16, F16, F32, NUMBERED, Array, Doubles, Node, NoDefinition, Operand, parameters, span_bytes
 from .operation import Operation
 from .unary import TABLES, turning, typed
 
-#: `enum ggml_glu_op` of ggml.h.
-VARIANTS = ("REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP")
+VARIANTS = NUMBERED["GLU"]
 #: The function of x, by variant.
 _ACTIVATIONS = {
     "REGLU": "RELU", "GEGLU": "GELU", "SWIGLU": "SILU", "GEGLU_ERF": "GELU_ERF", "GEGLU_QUICK": "GELU_QUICK",

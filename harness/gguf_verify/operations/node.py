@@ -30,6 +30,16 @@ NUMBERS: dict[int, np.dtype[Any]] = {
 PARAMETER_BYTES = 64
 
 
+#: The functions that parameter 0 numbers, by operation: `enum ggml_unary_op` and `enum ggml_glu_op` of ggml.h, v0.5.0.
+NUMBERED: dict[str, tuple[str, ...]] = {
+    "UNARY": (
+        "ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU", "HARDSWISH",
+        "HARDSIGMOID", "EXP", "EXPM1", "SOFTPLUS", "GELU_ERF", "XIELU", "FLOOR", "CEIL", "ROUND", "TRUNC",
+    ),
+    "GLU": ("REGLU", "GEGLU", "SWIGLU", "SWIGLU_OAI", "GEGLU_ERF", "GEGLU_QUICK", "SWIGLU_CLAMP"),
+}  # fmt: skip
+
+
 class NoDefinition(Exception):
     """No definition describes what a node computes: its types, its parameters or its device are not covered."""
 

@@ -30,14 +30,10 @@ from .drawing import SIZES, Shape, floats
 from .functions import FUNCTIONS, ONE, SILU_OF_VECTORS, Function, judge_function, same_shape
 from .intervals import Interval, Steps, enclosed, point, where
 from .judging import Judged
-from .node import BF16, F16, F32, Array, Doubles, Node, NoDefinition, Operand, parameters
+from .node import BF16, F16, F32, NUMBERED, Array, Doubles, Node, NoDefinition, Operand, parameters
 from .operation import Operation
 
-#: `enum ggml_unary_op` of ggml.h.
-VARIANTS = (
-    "ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU", "HARDSWISH",
-    "HARDSIGMOID", "EXP", "EXPM1", "SOFTPLUS", "GELU_ERF", "XIELU", "FLOOR", "CEIL", "ROUND", "TRUNC",
-)  # fmt: skip
+VARIANTS = NUMBERED["UNARY"]
 #: Numbers at which a function turns, ends, underflows or overflows.
 TURNS = (
     0.0, 1e-40, 1e-10, 0.25, 0.5 - 2.0**-25, 0.5, 1.5, 2.5, 3.0, 9.99, 10.0, 10.01, 20.0, 20.01, 60.0, 88.0, 88.5, 89.0,

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, Operand, glu, judge, parameters, unary
+from gguf_verify.operations import Node, Operand, judge, parameters
+from gguf_verify.operations.node import NUMBERED
 from tests.support.operations import computed
 
 
 def test_functions_are_asked_by_name(llama: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a table in another order, the number of a node's parameters means another function, and that is computed."""
-    monkeypatch.setattr(unary, "VARIANTS", ("NEG", "XIELU", "NONE_SUCH"))
-    monkeypatch.setattr(glu, "VARIANTS", ("SWIGLU_OAI", "SWIGLU_CLAMP"))
+    monkeypatch.setitem(NUMBERED, "UNARY", ("NEG", "XIELU", "NONE_SUCH"))
+    monkeypatch.setitem(NUMBERED, "GLU", ("SWIGLU_OAI", "SWIGLU_CLAMP"))
     x = Operand.of(np.array([[[[1.0, -2.0, 3.0, 4.0]]]], np.float32))
 
     def made(op: str, sources: tuple[Operand, ...], *given: float) -> Node | None:
