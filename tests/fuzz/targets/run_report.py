@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gguf_verify.nightly.run_report import UnreadableReport, from_json, read_report
+from gguf_verify.nightly.run_report import UnreadableReport, from_json, graph_from_json, read_graph, read_report
 from gguf_verify.results import Report
 from gguf_verify.support.plain import plain
 from tests.fuzz import mutations
@@ -98,6 +98,12 @@ def check(folder: Path, data: bytes) -> None:
         read_report(path)
     raw = text_of(data)
     path.write_bytes(raw)
+    with refused_in_one_line(UnreadableReport):
+        graph, stated = read_graph(path)
+        assert plain(graph) == plain(graph_from_json(raw))
+        assert isinstance(stated.judged, int)
+    with refused_in_one_line(UnreadableReport):
+        graph_from_json(raw)
     with refused_in_one_line(UnreadableReport):
         report, claims = read_report(path)
         assert isinstance(report, Report)
