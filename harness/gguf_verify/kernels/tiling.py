@@ -20,10 +20,12 @@ WGMMA, MULTIPROCESSORS = 90, 132
 DECODED = 4
 #: Operations of a slice in a turn of q8_1_decode, and strips of a multiprocessor: see `long_turns`.
 _LONG_TURN, _STRIPS = 6, 2
-#: What a tile takes in units of one of Q4_0: for each float operation of a token and slice, beside them, where codes
-#: are not of four bits. On one H200, tiles of 64 tokens, M = 128, N = 14336, K = 4096: Q4_0 56 µs,
-#: Q4_K 69, Q4_1 73, Q5_K 79, Q8_0 63, MXFP4 65, Q6_K 85, Q2_K 107.
-_OPERATION, _BESIDE, _WIDE = 0.22, 0.56, 0.1
+#: What a tile takes: a part that the type does not change, one for each float operation of a token and slice, and one
+#: where codes are not of four bits; of 64 or more tokens, and of fewer, since a small tile unpacks the same weights for
+#: half the tokens. Units are those of `_COSTS`, about 0.47 µs. One H200, N = 14336, K = 4096, tiles of 64 tokens
+#: (M = 128) and of 32 (M = 64): Q4_0 60 and 43 µs, Q8_0 67 and 45, MXFP4 67 and 44, Q4_1 75 and 49, Q4_K 77 and 50,
+#: Q5_K 81 and 53, Q6_K 89 and 55, Q2_K 109 and 64.
+_LARGE_PACE, _SMALL_PACE = (0.56, 0.22, 0.1), (0.76, 0.133, 0.06)
 #: Macros for functions of 09 that do not depend on the tiling.
 ANY_TILING = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
 
@@ -121,12 +123,13 @@ def _strips(n: int) -> int:
     return -(-n // ROWS) * 4
 
 
-def pace(fmt: BlockFormat) -> float:
-    """What a tile takes for weights of a type, in units of one for Q4_0: a scale of a token and slice takes two float
+def pace(fmt: BlockFormat, tokens: int) -> float:
+    """What a tile of so many tokens takes for weights of a type: a scale of a token and slice takes two float
     operations, with a minimum three, and wider codes are unpacked by more instructions."""
     layout = Layout.of(fmt)
+    alike, operation, wide = _SMALL_PACE if tokens < LARGE.tokens else _LARGE_PACE
     operations = layout.groups * (3 if fmt.has_min else 2)
-    return _BESIDE + _OPERATION * operations + (_WIDE if layout.code_bits > 4 else 0)
+    return alike + operation * operations + (wide if layout.code_bits > 4 else 0)
 
 
 def long_turns(fmt: BlockFormat, m: int, n: int) -> bool:

@@ -12,14 +12,16 @@ from ..interface import Weights
 from ..packed import LEGACY, Layout, Packed
 from ..site import MAX_GRID, Cards, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, best_tiling, long_turns, pace
+from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, long_turns, pace, tilings
 
 #: Values of a part of a row.
 SPLIT = 1024
-#: What adding the parts takes, in units of `Tiling.cost`, which are of rows of 4096 values and 0.4 µs: a launch (5 µs),
-#: and one for so many sums, of 8 bytes each, more of them where the second-level cache holds the sums. On one H200
-#: (N = 14336, K = 4096, whole rows and parts): 64 tokens of Q4_K 49.3 and 49.8 µs, Q5_K 56.0 and 52.6, Q6_K 58.3 and
-#: 55.0; 32 tokens of Q8_0 32.7 and 34.0, Q4_K 33.4 and 31.9, Q6_K 39.3 and 37.5.
+#: What adding the parts takes, in units of `Tiling.cost`, which are of rows of 4096 values and about 0.47 µs: a launch
+#: (6 µs), and one for so many sums, of 8 bytes each, more of them where the second-level cache holds the sums. One
+#: H200, N = 14336, K = 4096, whole rows and parts. 64 tokens, in two runs that timed the family's choice before its
+#: members: where each was the choice, Q5_1 56.4 and 57.9 µs, Q5_K 56.0 and 54.3, Q6_K 58.3 and 57.1, Q2_K 64.4 and
+#: 66.9; where each was a member, Q5_K 52.9 and 52.6, Q6_K 54.6 and 55.0, Q2_K 64.3 and 65.8. 32 tokens: Q8_0 32.7 and
+#: 34.0, Q4_K 33.4 and 31.9, Q6_K 39.3 and 37.5.
 _ROW, _LAUNCH, _SUMS, _CACHED_SUMS, _CACHED = 4096, 12, 210_000, 282_000, 24 << 20
 
 
@@ -54,9 +56,10 @@ def done_sooner(fmt: BlockFormat, m: int, n: int, k: int) -> bool:
     launch more."""
     if k <= SPLIT:
         return False
-    parts, of_row = -(-k // SPLIT), k / _ROW * pace(fmt)
-    whole = best_tiling(fmt, m, n).cost(m, n) * of_row
-    cut = SplitK.tiling(m, n, parts).cost(m, n, parts) * of_row / parts
+    parts, rows = -(-k // SPLIT), k / _ROW
+    whole = min(tiling.cost(m, n) * pace(fmt, tiling.tokens) for tiling in tilings(fmt)) * rows
+    of_parts = SplitK.tiling(m, n, parts)
+    cut = of_parts.cost(m, n, parts) * pace(fmt, of_parts.tokens) * rows / parts
     sums = m * n * parts
     return cut + _LAUNCH + sums / (_CACHED_SUMS if 4 * sums <= _CACHED else _SUMS) < whole
 
