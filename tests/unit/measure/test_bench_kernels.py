@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ from gguf_verify.kernels.grouped import Grouped
 from gguf_verify.kernels.launch import Launch
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
-from gguf_verify.measure.bench import experts, kernels, ours, sass
+from gguf_verify.measure.bench import card, experts, kernels, ours, sass
 from gguf_verify.measure.bench.matrices import Activations, Matrix, ends, nmse
 from gguf_verify.measure.bench.ours import Ours
 from gguf_verify.semantics import SEMANTICS, Order
@@ -71,8 +71,9 @@ class Card(CpuHost):
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Measure with these words; a product takes 10 µs in a graph, and `dear.us` launched by itself."""
-    dear = SimpleNamespace(us=1.0, launches=0)
+    """Measure with these words; a product takes 10 µs in a graph, `dear.us` launched by itself, and `dear.few` in a
+    graph of few."""
+    dear = SimpleNamespace(us=1.0, few=1.0, launches=0)
 
     def alone(work: Any, cupy: Any) -> float:
         dear.launches += 1
@@ -85,6 +86,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(kernels, "Queue", lambda: Card(1))
     monkeypatch.setattr(ours, "graph_us", timed)
     monkeypatch.setattr(ours, "once_us", alone)
+    monkeypatch.setattr(ours, "few_us", lambda works, cupy: dear.few)
     monkeypatch.setattr(ours, "copies_of", lambda nbytes: 2)
     monkeypatch.setattr(kernels, "copy_tbs", lambda cupy, repeat: 4.0)
     monkeypatch.setattr(kernels, "empty_us", lambda queue, repeat: 1.0)
@@ -112,14 +114,85 @@ def test_a_family_and_its_members(bench: Any, tmp_path: Path) -> None:
 
 
 def test_a_hopeless_member_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From `_MANY` tokens on it is not even launched for more."""
-    bench.dear.us = 41.0
+    """From `_MANY` tokens on it is not even launched for more, unless it is the choice there."""
+    bench.dear.us, bench.dear.few = 400.0, 41.0
     data = bench.run("--kernels", "f32", "--members")
     assert sorted((r["who"], r["M"], r["us"]) for r in data["results"]) == [("f32", 1, 10.0), ("f32", 21, 10.0)]
     assert bench.dear.launches == 4
     monkeypatch.setattr(kernels, "_MANY", 1)
-    bench.run("--kernels", "f32", "--members")
+    data = bench.run("--kernels", "f32", "--members")
+    assert [(r["who"], r["by"]) for r in data["results"]] == [("f32", "f32_tiled"), ("f32", "f32_vectorized")]
     assert bench.dear.launches == 4 + 3
+
+
+def test_a_member_is_not_hopeless_because_launches_take_long(bench: Any) -> None:
+    """By itself, a product of few microseconds takes as long as Python's launch of it."""
+    bench.dear.us, bench.dear.few = 400.0, 40.0
+    assert len(bench.run("--kernels", "f32", "--members")["results"]) == 6
+    bench.dear.us = 400.1
+    assert len(bench.run("--kernels", "f32", "--members")["results"]) == 2
+
+
+def test_few_tokens_are_timed_before_many(bench: Any) -> None:
+    """Those of every layout, and each choice before its members."""
+    data = bench.run("--kernels", "q8_1", "f16", "--members", "-m", "21", "1")
+    assert [r["M"] for r in data["results"]] == sorted(r["M"] for r in data["results"])
+    for m in (1, 21):
+        families = [r["who"] in ("q8_1", "f16") for r in data["results"] if r["M"] == m]
+        assert families == sorted(families, reverse=True)
+        assert sum(families) == 2 < len(families)
+
+
+@pytest.mark.parametrize("ends", ["well", "no kernel", "a fault", "no memory"])
+def test_others_are_timed_beside_ours(bench: Any, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """By tokens, until llama.cpp has no kernel or fails."""
+    log: list[Any] = []
+
+    class Llama:
+        version = "0"
+
+        def time(self, m: int, repeat: int) -> float | None:
+            if ends == "a fault" and m == 21:
+                raise KernelFault("wrong")
+            return None if ends == "no kernel" else 3.0
+
+        @contextmanager
+        def weights(self, matrix: Matrix) -> Iterator[Llama]:
+            if ends == "no memory":
+                raise RuntimeError("no memory")
+            yield self
+            log.append("given back")
+
+    def theirs(m: int, repeat: int, all_of: bool) -> Iterator[tuple[str, str, float | str]]:
+        yield from (("A", "one", 2.0), ("A", "another", 1.0), ("B", "", "refused"))
+
+    rivals = SimpleNamespace(of=lambda matrix: SimpleNamespace(time=theirs), cublas=lambda *a: {}, absent={})
+    monkeypatch.setattr(kernels.Bench, "_llama", lambda self: Llama())
+    monkeypatch.setattr(kernels.Bench, "_rivals", lambda self: rivals)
+    data = bench.run("--kernels", "f32_tiled", "--rivals-n", "323")
+    found = [(r["who"], r["M"], r["us"], r.get("by")) for r in data["results"]]
+    by_llama = {"well": (1, 21), "a fault": (1,)}.get(ends, ())
+    expected: list[Any] = []
+    for m in (1, 21):
+        expected += [("llama.cpp", m, 3.0, None)] if m in by_llama else []
+        expected += [("A", m, 1.0, "another"), ("f32_tiled", m, 10.0, None)]
+    assert found == expected
+    assert log == ([] if ends == "no memory" else ["given back"])
+    assert data["faults"] == {"a fault": ["wrong"], "no memory": ["no memory"]}.get(ends, [])
+    assert ("llama.cpp, Q4_0" in data["absent"]) is (ends == "no kernel")
+    assert data["absent"]["B, , Q4_0, M 1"] == "refused"
+
+
+def test_graphs_are_timed_once_the_card_is_warm() -> None:
+    """A slower time is not kept: the graphs before the timed ones take at least two, and 20 ms."""
+    took = iter([0.0, 15.0, 5.0, 4.0, 2.0, 3.0, 1000.0])
+    done: list[None] = []
+    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
+    cuda = SimpleNamespace(
+        get_current_stream=lambda: None, Event=lambda: event, get_elapsed_time=lambda start, stop: next(took)
+    )  # fmt: skip
+    assert card.median_us(lambda: done.append(None), 10, 3, SimpleNamespace(cuda=cuda)) == 300.0
+    assert len(done) == 6
 
 
 def test_a_wrong_kernel_is_not_timed(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from ...support.paths import kernel_root
 
 #: Bytes of weights that no GPU's second-level cache holds: that of an H200 has 50 MB.
 ROTATED_BYTES = 160_000_000
-#: Graphs that are run before those that are timed.
-WARM_UP = 2
+#: What is run before the graphs that are timed: at least so many, and for so long, in µs.
+WARM_UP, WARM_UP_US = 2, 20_000.0
 _EMPTY_LAUNCHES, _FEW = 100, 64
 #: CUDA's number of the attribute, in kHz.
 _CLOCK_RATE = 13
@@ -83,23 +83,40 @@ def rounds_of(m: int) -> int:
 
 
 def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any) -> float:
-    """The median time of one product, from events before and after all of them."""
+    """The median time of one product, from events before and after all of them, once the card is warm."""
     stream = cupy.cuda.get_current_stream()
-    times = []
-    for i in range(repeat + WARM_UP):
+
+    def once() -> float:
         start, stop = cupy.cuda.Event(), cupy.cuda.Event()
         start.record(stream)
         work()
         stop.record(stream)
         stop.synchronize()
-        if i >= WARM_UP:
-            times.append(1e3 * float(cupy.cuda.get_elapsed_time(start, stop)) / products)
-    return statistics.median(times)
+        return 1e3 * float(cupy.cuda.get_elapsed_time(start, stop))
+
+    warm, graphs = 0.0, 0
+    while graphs < WARM_UP or warm < WARM_UP_US:
+        warm, graphs = warm + once(), graphs + 1
+    return statistics.median(once() / products for _ in range(repeat))
 
 
 def graph_us(works: Sequence[Callable[[], object]], repeat: int, cupy: Any) -> float:
     """Microseconds for each of these works, in a CUDA graph of all of them. Each was done once before, so that nothing
     is compiled or allocated in the graph."""
+    stream, graph = _captured(works, cupy)
+    with stream:
+        return median_us(lambda: graph.launch(stream), len(works), repeat, cupy)
+
+
+def few_us(works: Sequence[Callable[[], object]], cupy: Any) -> float:
+    """About the microseconds of each of these works, from one graph of all of them, the second time."""
+    stream, graph = _captured(works, cupy)
+    with stream:
+        return once_us(lambda: graph.launch(stream), cupy) / len(works)
+
+
+def _captured(works: Sequence[Callable[[], object]], cupy: Any) -> tuple[Any, Any]:
+    """A stream, and a graph of these works."""
     cupy.cuda.Device().synchronize()  # what prepared them was in another stream
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -109,8 +126,7 @@ def graph_us(works: Sequence[Callable[[], object]], repeat: int, cupy: Any) -> f
         stream.begin_capture()
         for work in works:
             work()
-        graph = stream.end_capture()
-        return median_us(lambda: graph.launch(stream), len(works), repeat, cupy)
+        return stream, stream.end_capture()
 
 
 def once_us(work: Callable[[], object], cupy: Any) -> float:
@@ -139,6 +155,6 @@ def empty_us(queue: Queue, repeat: int) -> float:
 
 
 __all__ = [
-    "ROTATED_BYTES", "WARM_UP", "Queue", "copies_of", "copy_tbs", "empty_us", "graph_us", "median_us", "once_us",
-    "rounds_of",
+    "ROTATED_BYTES", "WARM_UP", "WARM_UP_US", "Queue", "copies_of", "copy_tbs", "empty_us", "few_us", "graph_us",
+    "median_us", "once_us", "rounds_of",
 ]  # fmt: skip

@@ -30,6 +30,7 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,10 +43,10 @@ from .. import markdown
 from . import figures, sass
 from .card import Queue, copy_tbs, empty_us
 from .dequantized import Dequantizer
-from .llama_cuda import LlamaCuda
+from .llama_cuda import LlamaCuda, LlamaWeights
 from .matrices import Activations, Matrix
 from .ours import Ours
-from .rivals import Rivals
+from .rivals import OfMatrix, Rivals
 
 #: A member of a family whose launch takes so many times as long as the choice is not timed; from so many tokens on it
 #: is left out for more, since the others gain more by them.
@@ -77,11 +78,12 @@ class Bench:
         args, queue = self.args, self.queue
         self._compile_ahead()
         llama, rivals = self._llama(), self._rivals()
+        copy, empty = copy_tbs(queue.cupy, args.repeat), empty_us(queue, args.repeat)  # before what is heavy
         peak = rivals.cublas(8192, 8192, 8192, args.repeat) if rivals else {}
         int8 = peak.get("cuBLAS int8")
         self.header = {
             "host": queue.describe(), "llama-cpp-python": llama.version if llama else None, "repeat": args.repeat,
-            "copy TB/s": copy_tbs(queue.cupy, args.repeat), "empty us": empty_us(queue, args.repeat),
+            "copy TB/s": copy, "empty us": empty,
             "int8 TFLOP/s": 2 * 8192**3 / int8 / 1e6 if int8 else None, "GHz": queue.clock_ghz,
             "multiprocessors": queue.multiprocessors,
             "families": {f: FAMILIES[f].members[0].definition.title for f in args.kernels if f in FAMILIES},
@@ -106,12 +108,27 @@ class Bench:
         return {**found, "results": self.results}
 
     def _matrix(self, matrix: Matrix, llama: LlamaCuda | None, rivals: Rivals | None) -> None:
-        if llama:
-            self._time_llama(llama, matrix)
-        if rivals and matrix.n in self.args.rivals_n:
-            self._time_rivals(rivals, matrix)
-        self._time_ours(matrix)
+        self._time(matrix, llama, rivals)
+        for name in self.args.kernels:
+            if name in FAMILIES:
+                of = on_host(FAMILIES[name], self.queue).of(matrix.fmt, max(self.args.m), matrix.n, matrix.k)
+                self._roof(of, name, matrix)
         self.queue.cupy.get_default_memory_pool().free_all_blocks()
+
+    def _time(self, matrix: Matrix, llama: LlamaCuda | None, rivals: Rivals | None) -> None:
+        """Time everything of few tokens before anything of many, after which a card seems to be slower for a while. One
+        H200: Q2_K with one token took 12.9 µs, and 19.3 right after cuBLAS's products of 4096 tokens, whereas products
+        that wait for memory took what they always do (Q8_0 16.6 and 16.3)."""
+        ours, hopeless = Ours(self.queue, matrix), set[str]()
+        of_rivals = rivals.of(matrix) if rivals and matrix.n in self.args.rivals_n else None
+        with ExitStack() as held:
+            theirs = self._llama_weights(llama, matrix, held) if llama else None
+            for m in sorted(self.args.m):
+                if theirs and not self._time_llama(theirs, matrix, m):
+                    theirs = None
+                if of_rivals:
+                    self._time_rivals(of_rivals, matrix, m)
+                self._time_ours(ours, m, hopeless)
 
     def _shapes(self) -> list[tuple[int, int]]:
         return [(n, k) for k in self.args.k for n in self.args.n]
@@ -138,29 +155,35 @@ class Bench:
 
     # ---- others ------------------------------------------------------------------------------------------------------
 
-    def _time_llama(self, llama: LlamaCuda, matrix: Matrix) -> None:
+    def _llama_weights(self, llama: LlamaCuda, matrix: Matrix, held: ExitStack) -> LlamaWeights | None:
         try:
-            with llama.weights(matrix) as weights:
-                for m in self.args.m:
-                    us = weights.time(m, self.args.repeat)
-                    if us is None:
-                        self.absent[f"llama.cpp, {matrix.fmt.name}"] = "its CUDA backend does not multiply such weights"
-                        return
-                    self._record(llama.name, matrix.fmt.name, m, matrix.n, matrix.k, us, matrix.nbytes)
+            return held.enter_context(llama.weights(matrix))
         except (HarnessError, RuntimeError) as error:
             self._fault(str(error))
+            return None
 
-    def _time_rivals(self, rivals: Rivals, matrix: Matrix) -> None:
-        of, name = rivals.of(matrix), matrix.fmt.name
-        for m in self.args.m:
-            best: dict[str, tuple[float, str]] = {}
-            for who, how, us in of.time(m, self.args.repeat, m in figures.SOME_TOKENS):
-                if isinstance(us, str):
-                    self.absent[f"{who}, {how}, {name}, M {m}"] = us
-                elif us < best.get(who, (float("inf"), ""))[0]:
-                    best[who] = us, how
-            for who, (us, how) in best.items():
-                self._record(who, name, m, matrix.n, matrix.k, us, matrix.nbytes, how or None)
+    def _time_llama(self, weights: LlamaWeights, matrix: Matrix, m: int) -> bool:
+        """Whether it multiplies such weights, as far as is known."""
+        try:
+            us = weights.time(m, self.args.repeat)
+        except (HarnessError, RuntimeError) as error:
+            self._fault(str(error))
+            return False
+        if us is None:
+            self.absent[f"llama.cpp, {matrix.fmt.name}"] = "its CUDA backend does not multiply such weights"
+            return False
+        self._record(LlamaCuda.name, matrix.fmt.name, m, matrix.n, matrix.k, us, matrix.nbytes)
+        return True
+
+    def _time_rivals(self, of: OfMatrix, matrix: Matrix, m: int) -> None:
+        name, best = matrix.fmt.name, dict[str, tuple[float, str]]()
+        for who, how, us in of.time(m, self.args.repeat, m in figures.SOME_TOKENS):
+            if isinstance(us, str):
+                self.absent[f"{who}, {how}, {name}, M {m}"] = us
+            elif us < best.get(who, (float("inf"), ""))[0]:
+                best[who] = us, how
+        for who, (us, how) in best.items():
+            self._record(who, name, m, matrix.n, matrix.k, us, matrix.nbytes, how or None)
 
     # ---- ours --------------------------------------------------------------------------------------------------------
 
@@ -190,23 +213,16 @@ class Bench:
                         self.queue.compile_ahead(kernel.sources(fmt, m, n, k))
         self.queue.await_compilers()
 
-    def _time_ours(self, matrix: Matrix) -> None:
-        ours, fmt, n, k = Ours(self.queue, matrix), matrix.fmt, matrix.n, matrix.k
-        wanted = [(kernel.layout, m, name, kernel) for m in self.args.m
-                  for name, kernel in self._candidates(fmt, m, n, k)]  # fmt: skip
-        choices, members = ([w for w in wanted if (w[2] in FAMILIES) is of] for of in (True, False))
-        hopeless: set[str] = set()
-        for of in (choices, members):  # a member is compared with the choice, so that comes first
-            for layout in dict.fromkeys(w[0] for w in of):  # a layout is packed once
-                for _, m, name, kernel in (w for w in of if w[0] == layout):
-                    every = (fmt.name, m) == _LADDER
-                    if (kernel.name in hopeless and not every) or 2 * m * n * k > self.args.most * 1e12:
-                        continue
-                    if self._time_kernel(ours, kernel, name, m, every) and m >= _MANY:
-                        hopeless.add(kernel.name)
-        for name in self.args.kernels:
-            if name in FAMILIES:
-                self._roof(on_host(FAMILIES[name], self.queue).of(fmt, max(self.args.m), n, k), name, matrix)
+    def _time_ours(self, ours: Ours, m: int, hopeless: set[str]) -> None:
+        """Time m tokens: choices, then members, which are compared with them. `hopeless` are not launched for more."""
+        fmt, n, k = ours.matrix.fmt, ours.matrix.n, ours.matrix.k
+        every = (fmt.name, m) == _LADDER
+        for name, kernel in sorted(self._candidates(fmt, m, n, k), key=lambda of: of[0] not in FAMILIES):
+            left_out = kernel.name in hopeless and name not in FAMILIES and not every
+            if left_out or 2 * m * n * k > self.args.most * 1e12:
+                continue
+            if self._time_kernel(ours, kernel, name, m, every) and m >= _MANY:
+                hopeless.add(kernel.name)
 
     def _time_kernel(self, ours: Ours, kernel: ShippedKernel, name: str, m: int, every: bool) -> bool:
         """Check a kernel and time it, unless one launch takes several times as long as its family's choice, or it

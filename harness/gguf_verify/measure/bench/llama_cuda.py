@@ -58,9 +58,9 @@ class LlamaCuda:
         self.base.ggml_log_set(self._quiet, None)
 
     @contextmanager
-    def weights(self, matrix: Matrix) -> Iterator[_Weights]:
+    def weights(self, matrix: Matrix) -> Iterator[LlamaWeights]:
         """Copies of a matrix in its memory. Raises RuntimeError where that does not suffice."""
-        made = _Weights(self, matrix)
+        made = LlamaWeights(self, matrix)
         try:
             yield made
         finally:
@@ -108,7 +108,9 @@ class LlamaCuda:
         self.base.ggml_backend_tensor_set(tensor, at, c.c_size_t(0), c.c_size_t(given.nbytes))
 
 
-class _Weights:
+class LlamaWeights:
+    """Copies of a matrix in its memory."""
+
     def __init__(self, llama: LlamaCuda, matrix: Matrix) -> None:
         self._llama, self._matrix = llama, matrix
         self._context = llama.context(_CONTEXT)
@@ -186,4 +188,4 @@ class ExpertProduct:
         self._llama.base.ggml_free(self._context)
 
 
-__all__ = ["ExpertProduct", "LlamaCuda"]
+__all__ = ["ExpertProduct", "LlamaCuda", "LlamaWeights"]
