@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import zlib
 from collections.abc import Iterator
@@ -191,11 +192,21 @@ def test_hang() -> None:
             process.versions()
 
 
-def test_abi_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({'("buffer", c.c_void_p)': '("buffer", c.c_void_p * 2)'}, "the size of a tensor is "),
+        ({'("ne",': '("nb",', '("nb",': '("ne",'}, "ne is "),
+        ({'("op",': '("flags",', '("flags",': '("op",'}, "op is "),
+        ({'("view_offs",': '("data",', '("data",': '("view_offs",'}, "data is "),
+        ({'("buffer",': '("extra",', '("extra",': '("buffer",'}, "buffer is "),
+    ],
+)
+def test_abi_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changes: dict[str, str], said: str) -> None:
     """A struct that is laid out otherwise is found before anything is read through it."""
     altered = tmp_path / "ggml_altered.py"
     source = (PACKAGE / "llama" / "ggml.py").read_text()
-    altered.write_text(source.replace('("buffer", c.c_void_p)', '("buffer", c.c_void_p * 2)'))
+    altered.write_text(re.sub("|".join(map(re.escape, changes)), lambda found: changes[found[0]], source))
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
         "class Shift:\n"
@@ -207,7 +218,7 @@ def test_abi_probe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         "sys.meta_path.insert(0, Shift())\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(EnvironmentFault, match=r"struct layout differs in llama-cpp-python .*ne is"):
+    with pytest.raises(EnvironmentFault, match=rf"struct layout differs in llama-cpp-python .*: {said}"):
         Llama()
 
 
