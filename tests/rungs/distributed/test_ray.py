@@ -213,7 +213,7 @@ def test_cards_of_processes(tmp_path: Path) -> None:
             asked.append(cpus)
             return sharing
 
-        with cluster("local", lambda _: Nothing(Place()), on_card, time_limit=60, progress=False) as workers:
+        with cluster("local", lambda _: Nothing(Place()), on_card, time_limit=300, progress=False) as workers:
             tasks = (Step(task=Card(str(folder), i, count)) for i in range(count))
             found = sorted(found for _, found in workers.each(run_of(), tasks))
         assert found == [(card, limit) for card in "01" for _ in range(sharing)]
