@@ -294,7 +294,7 @@ class CupyHost(Host):
             if shared:
                 kernel.max_dynamic_shared_size_bytes = shared
             processors: int = self._device.attributes["MultiProcessorCount"]
-            return processors * max(1, resident_blocks(kernel.kernel.ptr, threads, shared))
+            return resident_blocks(kernel.kernel.ptr, threads, shared, processors)
 
     def _start(self, kernel: Any, grid: Grid, block: Grid, values: Sequence[Any], shared: int, overlaps: bool) -> None:
         if overlaps and int(self.sm) >= 90:

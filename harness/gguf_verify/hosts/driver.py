@@ -15,6 +15,7 @@ from ..support.errors import EnvironmentFault, KernelFault
 from .base import Grid
 
 _STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_CLUSTER_WIDTH = 11  # CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
 
 
 class _Attribute(c.Structure):
@@ -49,14 +50,24 @@ def start_overlapping(function: int, grid: Grid, block: Grid, args: Sequence[Any
         raise KernelFault(f"CUDA failed: cuLaunchKernelEx returned {error}")
 
 
-def resident_blocks(function: int, threads: int, shared: int) -> int:
-    """Blocks of a CUfunction that a multiprocessor holds at a time. Raises KernelFault if the driver refuses."""
-    count = c.c_int()
-    ask = _library().cuOccupancyMaxActiveBlocksPerMultiprocessor
-    error = ask(c.byref(count), c.c_void_p(function), c.c_int(threads), c.c_size_t(shared))
+def resident_blocks(function: int, threads: int, shared: int, processors: int) -> int:
+    """Blocks of a CUfunction that a card of so many multiprocessors holds at a time, in whole clusters where it has
+    any. Raises KernelFault if the driver refuses."""
+    count, width = c.c_int(), c.c_int()
+    _ask("cuFuncGetAttribute", c.byref(width), c.c_int(_CLUSTER_WIDTH), c.c_void_p(function))
+    if width.value > 1:
+        config = _Config((c.c_uint * 3)(width.value, 1, 1), (c.c_uint * 3)(threads, 1, 1), shared, None, None, 0)
+        _ask("cuOccupancyMaxActiveClusters", c.byref(count), c.c_void_p(function), c.byref(config))
+        return max(1, count.value) * width.value
+    _ask("cuOccupancyMaxActiveBlocksPerMultiprocessor", c.byref(count), c.c_void_p(function), c.c_int(threads),
+         c.c_size_t(shared))  # fmt: skip
+    return max(1, count.value) * processors
+
+
+def _ask(name: str, *arguments: Any) -> None:
+    error = getattr(_library(), name)(*arguments)
     if error:
-        raise KernelFault(f"CUDA failed: cuOccupancyMaxActiveBlocksPerMultiprocessor returned {error}")
-    return count.value
+        raise KernelFault(f"CUDA failed: {name} returned {error}")
 
 
 class _Location(c.Structure):

@@ -170,7 +170,7 @@ class Grouped:
         of, host, slots = weights.strips, self.host, m * top_k
         site, fmt = DECODE.site(host, kernel_root()), of.fmt
         assert isinstance(fmt, BlockFormat)
-        shape = Decode.shape(host.sm, of, 1)
+        shape = Decode.shape(host.sm, of, 1) | {"CLUSTER": 1}  # a slot has an x of its own
         if values and shape["X_SLICES"] * 32 < of.k:
             x, values = site.quantized(x, (slots if own else m) * of.k // 32), False
         threads, shared = shape["WARPS"] * 32, Decode.shared(fmt, shape)

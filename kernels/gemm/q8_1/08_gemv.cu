@@ -21,6 +21,7 @@
 // columns, 8 products, 16 for terms; the adding warp needs two more a term. With copies, barriers and the quantizer, a
 // product takes 80 instructions for each block of a strip.
 #include "../../async.cuh"
+#include "../../cluster.cuh"
 #include "../../packed.cuh"
 #include "quantize/q8_1.cuh"
 #include "../mma.cuh"
@@ -55,15 +56,18 @@ __device__ __forceinline__ Part part_of(const uint8_t* block, int lane) {
 }
 
 // Codes and scales of `count` blocks of each token of x, in shared memory, as a lane wants them:
-// codes[TOKENS][X_BLOCKS][4] {values 4c…, values 16+4c…}, scales[TOKENS][X_BLOCKS] {d, z}.
+// codes[TOKENS][X_BLOCKS][4] {values 4c…, values 16+4c…}, scales[TOKENS][X_BLOCKS] {d, z}. Values are quantized by all
+// thread blocks of a cluster together.
 template <bool VALUES>
 __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void* x, int tokens, int64_t blocks,
                                        int64_t first, int count) {
+    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
+    constexpr int APART = Cluster::SHARES * THREADS;
     const int c = threadIdx.x % 4, all = tokens * count * 4;
     int token = 0, block = 0;
-    const auto find = [&](int i) {  // thread blocks start at different places, or all would wait for the same one
+    const auto find = [&](int i) {  // clusters start at different places, or all would wait for the same one
         token = TOKENS == 1 ? 0 : i / 4 / count;
-        block = i / 4 - token * count + (int)(blockIdx.x % 32) * count / 32;
+        block = i / 4 - token * count + (int)(blockIdx.x / Cluster::SHARES % 32) * count / 32;
         if (block >= count) block -= count;
     };
     if (VALUES) {
@@ -74,16 +78,22 @@ __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void*
             const float4* at = (const float4*)x + (token * blocks + first + block) * 8 + c;
             next[0] = at[0], next[1] = at[4];
         };
-        load(threadIdx.x);
+        for (int share = Cluster::first_share(); share <= Cluster::last_share(); ++share) {
+            const int first_of_share = share * THREADS + threadIdx.x;
+            load(first_of_share);
 #pragma unroll 1
-        for (int i = threadIdx.x; i / 32 * 32 < all; i += THREADS) {
-            const float4 own[2] = {next[0], next[1]};
-            const int at = token * X_BLOCKS + block;
-            load(i + THREADS);
-            const Quantized p = quantized(own, c);
-            if (i < all) {
-                codes[at * 4 + c] = {four_bytes(p.q), four_bytes(p.q + 4)};
-                if (c == 0) scales[at] = {half_to_float(float_to_half(p.d)), z_from(float_to_half(p.s))};
+            for (int i = first_of_share; i / 32 * 32 < all; i += APART) {
+                const float4 own[2] = {next[0], next[1]};
+                const int at = token * X_BLOCKS + block;
+                load(i + APART);
+                const Quantized p = quantized(own, c);
+                if (i >= all) break;
+#pragma unroll
+                for (int b = 0; b < Cluster::COPIES; ++b) {
+                    *Cluster::in(codes + at * 4 + c, b) = {four_bytes(p.q), four_bytes(p.q + 4)};
+                    if (c == 0)
+                        *Cluster::in(scales + at, b) = {half_to_float(float_to_half(p.d)), z_from(float_to_half(p.s))};
+                }
             }
         }
     } else {
@@ -103,6 +113,8 @@ template <bool VALUES>
 __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* __restrict__ x, float* __restrict__ y,
                                     int64_t M, int64_t N, int64_t blocks) {
     DYNAMIC_SHARED(shared);
+    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
+    Cluster::begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     const int nb = (int)blocks, rounds = (nb + ROUND - 1) / ROUND;
     const int64_t strips = (N + ROWS - 1) / ROWS * 4, padded = (blocks + 1) / 2 * 2;
@@ -154,8 +166,9 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
     wait_for_last_launch();
     if (VALUES) x = (const float*)x + first_token * blocks * QK;
     else x = (const Q8_1*)x + first_token * blocks;
+    Cluster::others_run();
     take_x<VALUES>(x_codes, scales, x, tokens, blocks, 0, VALUES || nb < X_BLOCKS ? nb : X_BLOCKS);
-    __syncthreads();
+    Cluster::meet();
     let_next_launch_start();
 
     int base = 0, x_base = 0;  // the first block of this round, of all and of this part of x
@@ -274,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // The same from values, of at most TOKENS tokens and X_BLOCKS blocks a row.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
     gemm_values(const uint8_t* __restrict__ w, const float* __restrict__ x, float* __restrict__ y, int64_t M, int64_t N,
                 int64_t blocks) {
     run<true>(w, x, y, M, N, blocks);

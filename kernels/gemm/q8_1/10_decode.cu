@@ -17,6 +17,7 @@
 // of IQ2_XXS, in the 6,500 cycles that its 15 MB take at 4.1 TB/s. Measured on one H200 (M = 1): Q4_K 10.2 µs, Q6_K 14.9
 // (48 MB), Q2_K 12.9 (19 MB), IQ2_XXS 12.4 (15 MB). So instructions bound the types of few bits.
 #include "../../async.cuh"
+#include "../../cluster.cuh"
 #include "../../interleaved.cuh"
 #include "quantize/q8_1.cuh"
 
@@ -75,21 +76,24 @@ struct Part {
 };
 
 // `count` slices of each token from slice `first` on. Four lanes share a slice; each one requests AT_ONCE parts before
-// it waits for the first.
+// it waits for the first. Values are quantized by all blocks of a cluster together.
 template <bool VALUES>
 __device__ __forceinline__ void take_x(const Activations& to, const void* x, const Share& share, int64_t slices,
                                        int64_t first, int count) {
+    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
+    constexpr int APART = Cluster::SHARES * THREADS;
     const int c = threadIdx.x % 4, all = share.tokens * count * 4;
+    for (int of_cluster = Cluster::first_share(); of_cluster <= Cluster::last_share(); ++of_cluster)
 #pragma unroll 1
-    for (int base = threadIdx.x; base / 32 * 32 < all; base += THREADS * AT_ONCE) {
+    for (int base = of_cluster * THREADS + threadIdx.x; base / 32 * 32 < all; base += APART * AT_ONCE) {
         float4 values[AT_ONCE][2] = {};
         Part parts[AT_ONCE] = {};
         int places[AT_ONCE];
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * THREADS, token = i / 4 / count;
-            // thread blocks begin at different places, or all would wait for the same one
-            int slice = i / 4 - token * count + (int)(blockIdx.x % 32) * count / 32;
+            const int i = base + u * APART, token = i / 4 / count;
+            // clusters begin at different places, or all would wait for the same one
+            int slice = i / 4 - token * count + (int)(blockIdx.x / Cluster::SHARES % 32) * count / 32;
             if (slice >= count) slice -= count;
             places[u] = token * X_SLICES + slice;
             if (i >= all) continue;
@@ -104,28 +108,33 @@ __device__ __forceinline__ void take_x(const Activations& to, const void* x, con
         }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * THREADS, at = places[u];
+            const int i = base + u * APART, at = places[u];
             if (i / 32 * 32 >= all) break;
             Part p = parts[u];
             if (VALUES) {
                 const Quantized q = quantized(values[u], c);
                 p = {four_bytes(q.q), four_bytes(q.q + 4), float_to_half(q.d), float_to_half(q.s)};
             }
+            int low = 0, high = 0;  // sums of codes
             if (SUMS) {
-                int low = __dp4a((int)p.low, 0x01010101, 0), high = __dp4a((int)p.high, 0x01010101, 0);
+                low = __dp4a((int)p.low, 0x01010101, 0), high = __dp4a((int)p.high, 0x01010101, 0);
 #pragma unroll
                 for (int apart = 1; apart <= 2; apart *= 2) {
                     low += __shfl_xor_sync(0xFFFFFFFF, low, apart), high += __shfl_xor_sync(0xFFFFFFFF, high, apart);
                 }
-                if (i < all && c == 0) {
-                    to.sums[at * GROUPS] = (float)(GROUPS == 2 ? low : low + high);
-                    if (GROUPS == 2) to.sums[at * GROUPS + GROUPS - 1] = (float)high;
-                }
             }
             if (i >= all) break;
-            uint32_t* codes = (uint32_t*)(to.codes + at * 2);
-            codes[c] = p.low, codes[4 + c] = p.high;
-            if (c == 0) to.scales[at] = {half_to_float(p.d), half_to_float(p.s)};
+#pragma unroll
+            for (int block = 0; block < Cluster::COPIES; ++block) {
+                uint32_t* codes = (uint32_t*)Cluster::in(to.codes + at * 2, block);
+                codes[c] = p.low, codes[4 + c] = p.high;
+                if (c != 0) continue;
+                *Cluster::in(to.scales + at, block) = {half_to_float(p.d), half_to_float(p.s)};
+                if (!SUMS) continue;
+                float* sums = Cluster::in(to.sums + at * GROUPS, block);
+                sums[0] = (float)(GROUPS == 2 ? low : low + high);
+                if (GROUPS == 2) sums[GROUPS - 1] = (float)high;
+            }
         }
     }
 }
@@ -134,6 +143,8 @@ template <bool VALUES>
 __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* __restrict__ x, float* __restrict__ y,
                                     const Share& share, int64_t N, int64_t blocks, int64_t of_tile) {
     DYNAMIC_SHARED(shared);
+    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
+    Cluster::begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int nb = (int)blocks, units = (nb + BLOCKS - 1) / BLOCKS, rounds = (units + WARPS - 1) / WARPS;
     const int slices = nb * OF_BLOCK;
@@ -175,8 +186,9 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
     }
     grid.fill(threadIdx.x, THREADS);
     wait_for_last_launch();
+    Cluster::others_run();
     take_x<VALUES>(on_chip, x, share, slices, 0, VALUES || slices < X_SLICES ? slices : X_SLICES);
-    __syncthreads();
+    Cluster::meet();
     let_next_launch_start();
 
     int stage = 0, parity = 0, round = 0, x_base = 0;  // x_base: the slice of x on chip at which the round begins
@@ -308,7 +320,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 }
 
 // The same from values, of at most X_SLICES slices a row.
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, CTAS)
     gemm_values(const uint8_t* __restrict__ w, const float* __restrict__ x, float* __restrict__ y, int64_t M, int64_t N,
                 int64_t blocks, int64_t of_tile) {
     run<true>(w, x, y, share_of(M, of_tile), N, blocks, of_tile);

@@ -20,6 +20,7 @@
 // N = 4096, 8.4 (8.9). Minima take more registers, so their types have thread blocks of eight warps, two to a
 // multiprocessor; the others have sixteen, one to a multiprocessor.
 #include "../../async.cuh"
+#include "../../cluster.cuh"
 #include "../../packed.cuh"
 #include "quantize/q8_1.cuh"
 #include "../mma.cuh"
@@ -40,22 +41,26 @@ static_assert(TOKENS == 2 || TOKENS == 4 || TOKENS == 8, "columns repeat the tok
 __device__ __forceinline__ float z_from(uint16_t s) { return z_of<FORMAT>(0.0f, half_to_float(s), 0.0f); }
 
 // `count` blocks of each token from block `first` on, of `tokens` tokens; the others are zero:
-// codes[X_BLOCKS][TOKENS][4] {values 4c…, values 16+4c…}, scales[X_BLOCKS][TOKENS] {d, z}.
+// codes[X_BLOCKS][TOKENS][4] {values 4c…, values 16+4c…}, scales[X_BLOCKS][TOKENS] {d, z}. Values are quantized by all
+// thread blocks of a cluster together.
 template <bool VALUES>
 __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void* x, int tokens, int64_t blocks,
                                        int64_t first, int count) {
+    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
+    constexpr int APART = Cluster::SHARES * THREADS;
     const int c = threadIdx.x % 4, all = TOKENS * count * 4;
+    for (int share = Cluster::first_share(); share <= Cluster::last_share(); ++share)
 #pragma unroll 1
-    for (int base = threadIdx.x; base / 32 * 32 < all; base += THREADS * AT_ONCE) {
+    for (int base = share * THREADS + threadIdx.x; base / 32 * 32 < all; base += APART * AT_ONCE) {
         float4 values[AT_ONCE][2] = {};
         uint2 found[AT_ONCE] = {};
         uint32_t ds[AT_ONCE] = {};
         int places[AT_ONCE];
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * THREADS, token = i / 4 % TOKENS;
-            // thread blocks begin at different places, or all would wait for the same one
-            int block = i / (4 * TOKENS) + (int)(blockIdx.x % 32) * count / 32;
+            const int i = base + u * APART, token = i / 4 % TOKENS;
+            // clusters begin at different places, or all would wait for the same one
+            int block = i / (4 * TOKENS) + (int)(blockIdx.x / Cluster::SHARES % 32) * count / 32;
             if (block >= count) block -= count;
             places[u] = block * TOKENS + token;
             if (i >= all || token >= tokens) continue;
@@ -70,7 +75,7 @@ __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void*
         }
 #pragma unroll
         for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * THREADS;
+            const int i = base + u * APART;
             if (i / 32 * 32 >= all) break;
             if (VALUES) {
                 const Quantized p = quantized(values[u], c);
@@ -78,8 +83,12 @@ __device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void*
                 ds[u] = float_to_half(p.d) | (uint32_t)float_to_half(p.s) << 16;
             }
             if (i >= all) break;
-            codes[places[u] * 4 + c] = found[u];
-            if (c == 0) scales[places[u]] = {half_to_float((uint16_t)ds[u]), z_from((uint16_t)(ds[u] >> 16))};
+#pragma unroll
+            for (int block = 0; block < Cluster::COPIES; ++block) {
+                *Cluster::in(codes + places[u] * 4 + c, block) = found[u];
+                if (c == 0)
+                    *Cluster::in(scales + places[u], block) = {half_to_float((uint16_t)ds[u]), z_from((uint16_t)(ds[u] >> 16))};
+            }
         }
     }
 }
@@ -120,6 +129,8 @@ template <bool VALUES>
 __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* __restrict__ x, float* __restrict__ y,
                                     int64_t M, int64_t N, int64_t blocks, int64_t of_tile) {
     DYNAMIC_SHARED(shared);
+    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
+    Cluster::begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
     // lanes of other rows read the two tiles in the other order, so that eight lanes read from all banks
     const int half = warp % 2, slot = warp / 2, t = half ^ (BYTES ? g & 1 : g >> 1 & 1);
@@ -158,8 +169,9 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
     wait_for_last_launch();
     if (VALUES) x = (const float*)x + first_token * blocks * QK;
     else x = (const Q8_1*)x + first_token * blocks;
+    Cluster::others_run();
     take_x<VALUES>(codes, scales, x, tokens, blocks, 0, VALUES || nb < X_BLOCKS ? nb : X_BLOCKS);
-    __syncthreads();
+    Cluster::meet();
     let_next_launch_start();
 
     int stage = 0, parity = 0, round = 0, x_base = 0;  // x_base: the block of x on chip at which the round begins
@@ -253,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
 }
 
 // The same from values, of at most X_BLOCKS blocks a row.
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
+extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, CTAS)
     gemm_values(const uint8_t* __restrict__ w, const float* __restrict__ x, float* __restrict__ y, int64_t M, int64_t N,
                 int64_t blocks, int64_t of_tile) {
     run<true>(w, x, y, M, N, blocks, of_tile);

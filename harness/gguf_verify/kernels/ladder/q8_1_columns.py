@@ -8,6 +8,7 @@ import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
+from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
 from ..site import Cards, Site
@@ -53,6 +54,7 @@ class Columns(Packed):
         for ctas, warps in (cls.usual(fmt), (1, 8), (1, 4)):
             a_round = warps // 2 * _BLOCKS
             shape = {"TOKENS": tokens, "BLOCKS": _BLOCKS, "WARPS": warps, "CTAS": ctas, "STAGES": 0, "X_BLOCKS": 0}
+            shape |= {"CLUSTER": cluster(sm, tokens)}
             room = _SHARED.get(sm or "90", _ELSEWHERE) // ctas - _BESIDE - cls.shared(fmt, shape)
             stage = cls.shared(fmt, shape | {"STAGES": 1}) - _BATONS
             whole = -(-max(blocks, _COMMON) // a_round) * a_round
@@ -86,7 +88,7 @@ class Columns(Packed):
         macros = {**Layout.of(fmt).macros, **{k: str(v) for k, v in shape.items()}}
         gemm = site.function(entry, fmt, macros=macros)
         tiles, strips = -(-m // shape["TOKENS"]), -(-weights.n // ROWS) * 4
-        of_tile = min(strips, max(1, host.resident(gemm, threads, shared) // tiles))
+        of_tile = whole_clusters(shape["CLUSTER"], strips, host.resident(gemm, threads, shared) // tiles)
         args = [
             weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // QK), np.int64(of_tile),
         ]  # fmt: skip

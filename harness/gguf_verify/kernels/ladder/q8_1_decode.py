@@ -8,6 +8,7 @@ import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
+from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..interleaved import ROWS, Interleaved
 from ..packed import LEGACY
@@ -60,6 +61,7 @@ class Decode(Interleaved):
             unit //= 2
         of_all, of_one = _SHARED.get(sm or "90", _SHARED_ELSEWHERE)
         same = {"AT_ONCE": 2 if tokens <= 4 else 4, "GRID_ENTRIES": sum(t.grid for t in fmt.tables)}
+        same |= {"CLUSTER": cluster(sm, tokens)}
         found = []
         for ctas, warps in ((2, 8), (1, 8), (1, 4), (1, 2)):
             if ctas == 2 and tokens * cls._groups(fmt, unit) > _MOST_SUMS // 2:
@@ -98,7 +100,8 @@ class Decode(Interleaved):
         threads, shared = shape["WARPS"] * 32, self.shared(fmt, shape)
         gemm = site.function(entry, fmt, macros={k: str(v) for k, v in shape.items()})
         tiles = -(-m // shape["TOKENS"])
-        of_tile = min(-(-weights.n // ROWS), max(1, host.resident(gemm, threads, shared) // tiles))
+        resident = host.resident(gemm, threads, shared) // tiles
+        of_tile = whole_clusters(shape["CLUSTER"], -(-weights.n // ROWS), resident)
         args = [
             weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // fmt.block_size),
             np.int64(of_tile),

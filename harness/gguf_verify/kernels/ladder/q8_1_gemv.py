@@ -8,6 +8,7 @@ import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
 from ...semantics import ASCENDING
+from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
 from ..site import MAX_GRID, Site
@@ -56,7 +57,7 @@ class Gemv(Packed):
         found = []
         several = tokens > 1 and several_strips(weights.n)
         for warps in (16, 8, 4) if several else (8, 4):
-            shape = {"TOKENS": tokens, "WARPS": warps, "STAGES": 2, "X_BLOCKS": 0}
+            shape = {"TOKENS": tokens, "WARPS": warps, "STAGES": 2, "X_BLOCKS": 0, "CLUSTER": cluster(sm, tokens)}
             room = _SHARED.get(sm or "90", _SHARED_ELSEWHERE) - cls.shared(weights.fmt, shape)
             a_round = 4 * warps
             most = min(_X_BYTES, room) // (40 * tokens) // a_round * a_round
@@ -82,7 +83,7 @@ class Gemv(Packed):
         macros = {**Layout.of(weights.fmt).macros, **{k: str(v) for k, v in shape.items()}}
         gemm = site.function(entry, weights.fmt, macros=macros)
         strips = -(-weights.n // ROWS) * 4
-        grid = (min(strips, host.resident(gemm, threads, shared)), 1, 1)
+        grid = (whole_clusters(shape["CLUSTER"], strips, host.resident(gemm, threads, shared)), 1, 1)
         args = [weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k // QK)]
         host.launch(gemm, grid, (threads, 1, 1), args, shared=shared, overlaps=True)
 
