@@ -120,6 +120,27 @@ def test_a_roof_is_the_kernels_own() -> None:
     ]  # fmt: skip
 
 
+def test_the_roof_of_products_and_terms() -> None:
+    """The best of each arrangement; the share is that of the better order, and of all orders."""
+    rates = {"PRODUCTS": 800.0, "TERMS_ALONE": 900.0, "IN_TURN": 380.0, "OVERLAPPED": 400.0, "APART": 500.0}
+    probed = [
+        {"arrangement": name, "minimum": minimum, "columns": 64, "warpgroups": 2, "us": 1.0, "TFLOP/s": share * rate}
+        for name, rate in rates.items()
+        for minimum in (("OFFSET", "NONE", "MEETS_S") if name != "PRODUCTS" else ("NONE",))
+        for share in (0.5, 1.0, 0.7)
+    ]
+    ours = [record("q8_1", us, kind, m=4096, by="q8_1_wgmma") for us, kind in ((500, "Q4_0"), (400, "Q5_0"))]
+    data = {**made_of(*DATA["results"], *ours), "terms": probed}
+    text = figures.tables(data)["terms"]
+    assert "No order of these instructions was faster" in " ".join(text.split())
+    assert cells(text)[2:] == [
+        ["Q4_0, Q5_0", "2", "800", "900", "380", "400", "500", "Q5_0: 344 (86 % and 69 %)"],
+        ["Q8_0", "2", "800", "900", "380", "400", "500", ""],
+        ["Q4_1, Q5_1", "3", "800", "900", "380", "400", "500", ""],
+    ]
+    assert "terms" not in figures.tables({**data, "terms": probed[:-3]}), "not all were timed"
+
+
 def test_what_was_not_measured_has_no_table() -> None:
     assert set(figures.tables(made_of(record("f32_naive", 5)))) == {"card"}
 
@@ -142,7 +163,7 @@ def test_several_files_of_one_card(tmp_path: Path) -> None:
     paths = [tmp_path / f"{i}.json" for i in range(4)]
     first, second = made_of(record("q8_1", 4), record("llama.cpp", 6)), made_of(record("q8_1", 3))
     first["header"]["families"], second["header"]["families"] = {"q8_1": "a"}, {"f16": "b"}
-    first["roofs"] = [{"who": "q8_1", "type": "Q4_0", "M": 1}]
+    first["roofs"], first["terms"], second["terms"] = [{"who": "q8_1", "type": "Q4_0", "M": 1}], [{"us": 1}], []
     paths[0].write_text(json.dumps(first))
     paths[1].write_text(json.dumps(second))
     paths[2].write_text(json.dumps(made_of(host="another")))
@@ -150,6 +171,7 @@ def test_several_files_of_one_card(tmp_path: Path) -> None:
     data = figures.load(paths[:2])
     assert [r["us"] for r in data["results"]] == [3, 6]
     assert (data["header"]["families"], data["roofs"]) == ({"q8_1": "a", "f16": "b"}, first["roofs"])
+    assert data["terms"] == [{"us": 1}]
     with pytest.raises(UsageError, match=r"2\.json: measured on another, others on gpu: Card"):
         figures.load([*paths[:2], paths[2]])
     with pytest.raises(UsageError, match=r"3\.json holds no measurements"):

@@ -21,7 +21,7 @@ from gguf_verify.kernels.grouped import Grouped
 from gguf_verify.kernels.launch import Launch
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
-from gguf_verify.measure.bench import card, experts, kernels, ours, sass
+from gguf_verify.measure.bench import card, experts, kernels, ours, sass, terms
 from gguf_verify.measure.bench.matrices import Activations, Matrix, ends, nmse
 from gguf_verify.measure.bench.ours import Ours
 from gguf_verify.semantics import SEMANTICS, Order
@@ -90,6 +90,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(ours, "copies_of", lambda nbytes: 2)
     monkeypatch.setattr(kernels, "copy_tbs", lambda cupy, repeat: 4.0)
     monkeypatch.setattr(kernels, "empty_us", lambda queue, repeat: 1.0)
+    monkeypatch.setattr(terms, "measured", lambda queue, repeat: [{"repeat": repeat}])
 
     def run(*words: str) -> Any:
         parser = argparse.ArgumentParser()
@@ -181,6 +182,45 @@ def test_others_are_timed_beside_ours(bench: Any, monkeypatch: pytest.MonkeyPatc
     assert data["faults"] == {"a fault": ["wrong"], "no memory": ["no memory"]}.get(ends, [])
     assert ("llama.cpp, Q4_0" in data["absent"]) is (ends == "no kernel")
     assert data["absent"]["B, , Q4_0, M 1"] == "refused"
+
+
+@pytest.mark.parametrize(("family", "sm", "timed"), [("q8_1", "90", True), ("f32", "90", False), ("q8_1", "89", False)])
+def test_terms_are_timed_on_hopper(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, family: str, sm: str, timed: bool
+) -> None:
+    monkeypatch.setattr(Card, "sm", sm)
+    assert bench.run("--kernels", family, "--repeat", "3", "-m", "1")["terms"] == ([{"repeat": 3}] if timed else [])
+
+
+def test_a_wrong_probe_of_terms_is_told(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(queue: Any, repeat: int) -> Any:
+        raise KernelFault("wrong")
+
+    monkeypatch.setattr(terms, "measured", wrong)
+    data = bench.run("--kernels", "q8_1", "-m", "1")
+    assert (data["faults"], data["terms"], len(data["results"])) == (["wrong"], [], 1)
+
+
+def test_terms_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every multiprocessor, with turns for 2 ms at 600 TFLOP/s."""
+    probe, took, card = terms.Probe("OVERLAPPED", "OFFSET", 64, 2), list[Any](), Card(1)
+    monkeypatch.setattr(terms, "probes", lambda: iter([probe]))
+
+    def median(work: Any, products: int, repeat: int, cupy: Any) -> float:
+        took.append((work.blocks, int(work.args[-1]), products, repeat))
+        return 2000.0
+
+    monkeypatch.setattr(terms, "median_us", median)
+    (record,) = terms.measured(card, 3)  # type: ignore[arg-type]
+    turns = int(2e-3 * 600e12 / 100 / (2 * 128 * 64 * 32 * 8)) // 2 * 2
+    assert took == [(100, turns, 1, 3)]
+    assert record["TFLOP/s"] == pytest.approx(600, rel=1e-3)
+    assert (record["arrangement"], record["minimum"], record["columns"], record["warpgroups"]) == (
+        "OVERLAPPED", "OFFSET", 64, 2
+    )  # fmt: skip
+    monkeypatch.setattr(terms.Probe, "expected", lambda self, turns: np.zeros(1, np.float32))
+    with pytest.raises(KernelFault, match="the probe of terms has other bits"):
+        terms.measured(card, 3)  # type: ignore[arg-type]
 
 
 def test_graphs_are_timed_once_the_card_is_warm() -> None:

@@ -2,7 +2,7 @@
 
 A record has who, type, M, N, K, us, "TFLOP/s", "TB/s of weights", "weight bytes", and by: the kernel that a family
 chose, or how a rival does it. A roof has who, by, type, M, what `sass` counted for each output and slice of 32 weights,
-and the TFLOP/s that this allows.
+and the TFLOP/s that this allows. A record of `terms` is one of that module's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from ...kernels import KERNELS
 from ...support.errors import EnvironmentFault, UsageError
 from ..markdown import listed, table
+from . import terms
 
 Data = dict[str, Any]
 Record = dict[str, Any]
@@ -39,11 +40,13 @@ def load(paths: Sequence[Path]) -> Data:
     header: Data = {}
     records: dict[tuple[Any, ...], Record] = {}
     roofs: dict[tuple[Any, ...], Record] = {}
+    of_terms: list[Record] = []
     for path in paths:
         try:
             data = json.loads(path.read_text())
             for r in data["results"]:
                 records[r["who"], r["type"], r["M"], r["N"], r["K"]] = r
+            of_terms = data.get("terms") or of_terms
             roofs |= {(r["who"], r["type"]): r for r in data.get("roofs", [])}
             if header and header["host"] != data["header"]["host"]:
                 raise UsageError(f"{path}: measured on {data['header']['host']}, others on {header['host']}")
@@ -52,7 +55,8 @@ def load(paths: Sequence[Path]) -> Data:
             header |= {"families": said} if said else {}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{path} holds no measurements: {error!r}") from None
-    return {"header": header, "roofs": list(roofs.values()), "results": list(records.values())}
+    found = {"header": header, "roofs": list(roofs.values()), "terms": of_terms}
+    return {**found, "results": list(records.values())}
 
 
 def _at(data: Data) -> dict[tuple[Any, ...], Record]:
@@ -243,7 +247,8 @@ def tables(data: Data) -> dict[str, str]:
         "definitions": definitions(data), "ladder": ladder(data), "ladder of f32": ladder(data, "f32"),
         "against llama.cpp": against(many, FAMILY, LLAMA), "other families": _titled(many, LLAMA, others),
         "against dequantize + cuBLAS": _titled(many, DEQUANTIZED, families(many)), "rivals": rivals(many),
-        "fastest": wins(many), "decode": decode(data), "roofs": roofs(data), "choices": choices(data),
+        "fastest": wins(many), "decode": decode(data), "roofs": roofs(data), "terms": terms.shown(data, FAMILY),
+        "choices": choices(data),
     }  # fmt: skip
     return {name: text for name, text in made.items() if text}
 

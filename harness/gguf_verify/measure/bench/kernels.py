@@ -19,6 +19,9 @@ For the name of a family (`q8_1`), the kernel that is chosen for each shape is t
 kernel of the family, except where one launch takes several times as long. A line says where one is faster than the
 choice.
 
+With the family q8_1, a Hopper card is also given what that definition demands of its tensor cores and lanes, and
+nothing else: the roof of products of many tokens.
+
 --readme writes the tables between the markers of a Markdown file, and --plot draws a roofline (SVG or PNG; it needs
 matplotlib). Both also take the JSON of earlier runs (--from), without a GPU.
 """
@@ -40,7 +43,7 @@ from ...kernels.shipped import ShippedKernel
 from ...kernels.spec import KernelSpec
 from ...support.errors import HarnessError
 from .. import markdown
-from . import figures, sass
+from . import figures, sass, terms
 from .card import Queue, copy_tbs, empty_us
 from .dequantized import Dequantizer
 from .llama_cuda import LlamaCuda, LlamaWeights
@@ -65,6 +68,7 @@ class Bench:
         self.header: Record = {}
         self.results: list[Record] = []
         self.roofs: list[Record] = []
+        self.terms: list[Record] = []
         self.faults: list[str] = []
         self.absent: dict[str, str] = {}
         self._x = {k: Activations(max(args.m), k, args.seed, self.queue.cupy) for k in args.k}
@@ -99,13 +103,14 @@ class Bench:
             self._matrix(Matrix(FORMATS[name], n, self._x[k], args.seed, queue.cupy), llama, rivals)
             if args.json:  # what is measured is not lost where a run ends early
                 args.json.write_text(json.dumps(self.data, indent=1))
+        self._time_terms()
         return self.data
 
     @property
     def data(self) -> Record:
         """What was measured until now."""
         found = {"header": self.header, "absent": self.absent, "faults": self.faults, "roofs": self.roofs}
-        return {**found, "results": self.results}
+        return {**found, "terms": self.terms, "results": self.results}
 
     def _matrix(self, matrix: Matrix, llama: LlamaCuda | None, rivals: Rivals | None) -> None:
         self._time(matrix, llama, rivals)
@@ -204,6 +209,8 @@ class Bench:
         return spec.covers(fmt) and spec.cards.target(str(self.queue.sm)) is not None
 
     def _compile_ahead(self) -> None:
+        if self._times_terms:
+            self.queue.compile_ahead(probe.source for probe in terms.probes())
         for n, k in self._shapes():
             for name in self.args.types:
                 fmt = FORMATS[name]
@@ -267,6 +274,18 @@ class Bench:
             "TFLOP/s": loop.roof(fmt.group, queue.multiprocessors, queue.clock_ghz), "block bytes": fmt.block_bytes,
             "block values": fmt.block_size,
         })  # fmt: skip
+
+    @property
+    def _times_terms(self) -> bool:
+        return figures.FAMILY in self.args.kernels and terms.CARDS.target(str(self.queue.sm)) is not None
+
+    def _time_terms(self) -> None:
+        """Time what the definition of a family demands, last: on a card that is warm."""
+        try:
+            with self.queue.faults():
+                self.terms = terms.measured(self.queue, self.args.repeat) if self._times_terms else []
+        except HarnessError as error:
+            self._fault(str(error))
 
     # ---- what is kept ------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,169 @@
+// What the definition q8_1 demands of Hopper's tensor cores and lanes for many tokens, and nothing else.
+//
+// For a slice of 32 values, 64 rows by TOKENS tokens need two `wgmma` into sums that begin at zero, since a slice has its
+// own scales, and then two or three float operations an output (`add_term`), for which each sum must be in a register. The
+// operands are loaded once: the loop has no loads, no unpacking and no barriers. A kernel that multiplies halves so has
+// these instructions and more. `gguf-verify measure bench kernels` times them.
+//
+//     TOKENS         64 or 128, the columns of a product
+//     WARPGROUPS     of a block
+//     TERMS          a Minimum: OFFSET (Q4_0, Q5_0), NONE (Q8_0) or MEETS_S (Q4_1, Q5_1)
+//     ARRANGEMENT    PRODUCTS or TERMS_ALONE
+//                    IN_TURN       a warpgroup adds terms after its products; meanwhile others multiply
+//                    OVERLAPPED    it also multiplies the next slice while it adds the terms of one (as 07_wgmma.cu)
+//                    APART         some warpgroups multiply, and others add terms of sums that they always had: no kernel
+//                                  does that, as sums do not change hands for nothing
+#include "async.cuh"
+#include "gemm/f16/wgmma.cuh"
+
+enum class Arrangement { PRODUCTS, TERMS_ALONE, IN_TURN, OVERLAPPED, APART };
+constexpr Arrangement HERE = Arrangement::ARRANGEMENT;
+constexpr int COUNT = TOKENS / 2, UNITS = 512 / TOKENS;  // outputs of a lane; slices of a turn of the loop
+constexpr int MULTIPLIERS = HERE == Arrangement::APART ? WARPGROUPS / 2 : WARPGROUPS;
+
+struct Format {
+    static constexpr Minimum MINIMUM = Minimum::TERMS;
+    static constexpr float ZERO = 8.0f;
+};
+
+// As wgmma<false>, as `add` is never true. But the compiler does not know that, which leaves out products whose sums it
+// sees replaced.
+#ifdef __CUDACC__
+#define OUT_4(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3])
+#define OUT_16(I) OUT_4(I), OUT_4(I + 4), OUT_4(I + 8), OUT_4(I + 12)
+__device__ __forceinline__ void replace(float (&d)[32], const uint32_t (&a)[4], SharedMatrix b, bool add) {
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %37, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+        "{%32,%33,%34,%35}, %36, add, 1, 1, 0;}"
+        : OUT_16(0), OUT_16(16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "r"((int)add));
+}
+__device__ __forceinline__ void replace(float (&d)[64], const uint32_t (&a)[4], SharedMatrix b, bool add) {
+    asm volatile(
+        "{.reg .pred add; setp.ne.b32 add, %69, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
+        "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+        "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
+        "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
+        "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
+        "{%64,%65,%66,%67}, %68, add, 1, 1, 0;}"
+        : OUT_16(0), OUT_16(16), OUT_16(32), OUT_16(48)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "r"((int)add));
+}
+#else
+template <int SUMS>
+void replace(float (&d)[SUMS], const uint32_t (&a)[4], SharedMatrix b, bool) {
+    wgmma<false>(d, a, b);
+}
+#endif
+
+struct Lane {
+    uint32_t a[2][4];  // fragments of its rows
+    SharedMatrix b;
+    float dw[2], mw[2], d[COUNT / 4][2], z[2][2];  // z is that of the first 16 tokens
+
+    // Slices take turns between two.
+    __device__ __forceinline__ void multiply(float (&sums)[COUNT], int slice) const {
+        wgmma_begin();
+        wgmma<false>(sums, a[0], part(b, 0, slice % 2 * 32));
+        wgmma<true>(sums, a[1], part(b, 0, slice % 2 * 32 + 16));
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void multiply_only(float (&sums)[COUNT], int slice, bool never) const {
+        wgmma_begin();
+        replace(sums, a[0], part(b, 0, slice % 2 * 32), never);
+        wgmma<true>(sums, a[1], part(b, 0, slice % 2 * 32 + 16));
+        wgmma_commit();
+    }
+
+    // Then the rows have other scales, without which the compiler would multiply scales once for all slices. An integer
+    // addition a row stands for their loads.
+    __device__ __forceinline__ void add_terms(float (&acc)[COUNT], const float (&sums)[COUNT]) {
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) {
+            const int j = i / 4, e = i % 2, r = i / 2 % 2;
+            acc[i] = add_term<Format>(acc[i], dw[r], mw[r], d[j][e], z[j % 2][e], sums[i]);
+        }
+        if (Format::MINIMUM != Minimum::OFFSET)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) dw[r] = __uint_as_float(__float_as_uint(dw[r]) + 1);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
+    terms(const uint32_t* __restrict__ a,    // (64·WARPGROUPS, 32) halves
+          const uint32_t* __restrict__ b,    // (TOKENS, 64) halves
+          const float* __restrict__ rows,    // (64·WARPGROUPS){d, m}
+          const float* __restrict__ tokens,  // (TOKENS){d, z}
+          float* __restrict__ y,             // (64·WARPGROUPS, TOKENS)
+          int64_t turns) {
+    DYNAMIC_SHARED(shared);
+    for (int i = threadIdx.x; i < TOKENS * 32; i += WARPGROUPS * 128)
+        ((uint32_t*)shared)[i ^ (i / 32 % 8) * 4] = b[i];
+    before_bulk_copies();  // and before products
+    __syncthreads();
+
+    const int group = threadIdx.x / 128, c = threadIdx.x % 4;
+    const int first_row = group * 64 + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+    Lane lane;
+    lane.b = shared_matrix(shared);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) lane.a[i / 4][i % 4] = a[(first_row + i % 2 * 8) * 16 + i / 2 * 4 + c];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) pin(lane.a[i]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) lane.dw[r] = rows[2 * (first_row + 8 * r)], lane.mw[r] = rows[2 * (first_row + 8 * r) + 1];
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; ++i) {
+        const int token = i / 2 * 8 + 2 * c + i % 2;
+        lane.d[i / 2][i % 2] = tokens[2 * token];
+        if (i < 4) lane.z[i / 2][i % 2] = tokens[2 * token + 1];
+    }
+
+    float acc[COUNT] = {}, sums[2][COUNT] = {};
+    // No product is pending between turns: the compiler would serialize products that outlive one.
+    if (HERE == Arrangement::PRODUCTS || (HERE == Arrangement::APART && group < MULTIPLIERS)) {
+        for (int64_t turn = 0; turn < turns; ++turn) {
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) lane.multiply_only(sums[u % 2], u, turns < 0);
+            wgmma_wait<0>();
+            wgmma_ready(sums[0]), wgmma_ready(sums[1]);
+        }
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) acc[i] = __fadd_rn(sums[0][i], sums[1][i]);
+    } else if (HERE == Arrangement::TERMS_ALONE || HERE == Arrangement::APART) {
+        // Outputs and what stands for sums are added to each other in turn: so no term is the same in every slice.
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i) sums[0][i] = __fmul_rn(lane.dw[i / 2 % 2], lane.d[i / 4][i % 2]);
+        if (HERE == Arrangement::APART) turns = turns * MULTIPLIERS / (WARPGROUPS - MULTIPLIERS);
+        for (int64_t turn = 0; turn < turns; ++turn) {
+#pragma unroll
+            for (int u = 0; u < UNITS; u += 2) {
+                lane.add_terms(acc, sums[0]);
+                lane.add_terms(sums[0], acc);
+            }
+        }
+    } else {
+        for (int64_t turn = 0; turn < turns; ++turn) {
+            if (HERE == Arrangement::OVERLAPPED) lane.multiply(sums[0], 0);
+#pragma unroll
+            for (int u = 0; u < UNITS; ++u) {
+                const int now = HERE == Arrangement::OVERLAPPED ? u % 2 : 0;
+                if (HERE == Arrangement::IN_TURN) lane.multiply(sums[0], u);
+                if (HERE == Arrangement::OVERLAPPED && u + 1 < UNITS) {
+                    lane.multiply(sums[(u + 1) % 2], u + 1);
+                    wgmma_wait<1>();
+                } else {
+                    wgmma_wait<0>();
+                }
+                wgmma_ready(sums[now]);
+                lane.add_terms(acc, sums[now]);
+            }
+        }
+    }
+    if (blockIdx.x == 0)
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            y[(first_row + i / 2 % 2 * 8) * TOKENS + i / 4 * 8 + 2 * c + i % 2] = acc[i];
+}

@@ -1,0 +1,45 @@
+"""The probe of terms computes what it says, so that what it takes is the time of that."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.measure.bench.terms import MINIMA, SHAPES, Probe, probes
+from tests.support.kernel_inputs import stack_bytes
+from tests.support.needs import need, unmet
+
+
+@pytest.mark.parametrize("minimum", MINIMA)
+@pytest.mark.parametrize("arrangement", SHAPES)
+def test_it_multiplies_and_adds_terms(host: CpuHost, arrangement: str, minimum: str) -> None:
+    """With NumPy's bits, in the order of the slices."""
+    probe = Probe(arrangement, minimum, 64, 2)
+    launch = probe.launch(host, 2, 2)
+    launch()
+    assert np.isfinite(launch.outputs).all()
+    assert launch.outputs.tobytes() == probe.expected(2).tobytes()
+
+
+@pytest.mark.parametrize(("tokens", "warpgroups"), [(64, 3), (128, 2)])
+def test_sizes(host: CpuHost, tokens: int, warpgroups: int) -> None:
+    probe = Probe("APART", "MEETS_S", tokens, warpgroups)
+    launch = probe.launch(host, 1, 2)
+    launch()
+    assert launch.outputs.tobytes() == probe.expected(2).tobytes()
+
+
+@pytest.mark.parametrize(
+    "minimum", [pytest.param(name, marks=[] if name == "MEETS_S" else [pytest.mark.slow]) for name in MINIMA]
+)
+def test_it_compiles_without_spills(minimum: str) -> None:
+    """Terms with a minimum take the most registers."""
+    need("nvrtc")
+    if 90 not in nvrtc.architectures():
+        unmet("nvrtc", "this version does not compile for sm_90")
+    for probe in probes():
+        if probe.minimum == minimum:
+            of = probe.source
+            stacks = list(stack_bytes(nvrtc.compile_cubin(of.root, of.file, "90a", of.defines)))
+            assert stacks == [0], probe
