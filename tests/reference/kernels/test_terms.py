@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.measure.bench.terms import MINIMA, SHAPES, Probe, probes
 from tests.support.kernel_inputs import stack_bytes
 from tests.support.needs import need, unmet
@@ -14,12 +15,13 @@ from tests.support.needs import need, unmet
 @pytest.mark.parametrize("minimum", MINIMA)
 @pytest.mark.parametrize("arrangement", SHAPES)
 def test_it_multiplies_and_adds_terms(host: CpuHost, arrangement: str, minimum: str) -> None:
-    """With NumPy's bits, in the order of the slices."""
+    """With NumPy's bits, in the order of the slices, and if products are done as late as the waits allow."""
     probe = Probe(arrangement, minimum, 64, 2)
-    launch = probe.launch(host, 2, 2)
-    launch()
-    assert np.isfinite(launch.outputs).all()
-    assert launch.outputs.tobytes() == probe.expected(2).tobytes()
+    for on in (host, host.scheduled(Schedule("descending"))):
+        launch = probe.launch(on, 2, 2)
+        launch()
+        assert np.isfinite(launch.outputs).all()
+        assert launch.outputs.tobytes() == probe.expected(2).tobytes()
 
 
 @pytest.mark.parametrize(("tokens", "warpgroups"), [(64, 3), (128, 2)])
