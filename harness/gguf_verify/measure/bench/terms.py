@@ -188,9 +188,9 @@ no others. For each slice they are two `wgmma` of halves into new sums, and for 
 operations; there are no loads, no unpacking and no barriers. Rates are in TFLOP/s of the products to which the
 instructions belong, the best of several sizes. *In turn*: a warpgroup adds terms after its products, while others
 multiply. *Overlapped*: it multiplies the next slice while it adds the terms of one. No order of these instructions
-was faster than the better of these two. *Apart*: some warpgroups only multiply, and others only add terms of sums that
-they always had. No kernel can do that, since a term needs a sum that was just computed. The fastest kernel is shown
-with its share of the better order, and of the rate apart."""
+that was tried was faster than the better of these two. *Apart*: some warpgroups only multiply, and others only add
+terms of sums that they always had. No kernel can do that, since a term needs a sum that was just computed. The fastest
+kernel is shown with its share of the better order, and of the rate apart."""
 
 
 def shown(data: dict[str, Any], family: str) -> str:
