@@ -59,14 +59,15 @@ __device__ __forceinline__ void wait_for_last_launch() {
 #endif
 }
 
-// Order what this thread wrote to shared memory, also barriers, before what the copy engine does next.
+// Order what this thread knows of before what the copy engine does next: that barriers were initialised, and that shared
+// memory was read. A barrier of threads does not do that: loads can still be under way when a copy takes their place.
 __device__ __forceinline__ void before_bulk_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 #else
-inline void before_bulk_copies() {}
+TO_RUNNER void before_bulk_copies() { cuda_on_cpu::proxy_fence(); }
 TO_RUNNER void async_copy16(void* to, const void* from) { cuda_on_cpu::copy_later(to, from, 16); }
 TO_RUNNER void async_commit() { cuda_on_cpu::commit_copies(); }
 template <int PENDING>

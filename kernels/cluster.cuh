@@ -42,18 +42,18 @@ struct Sharers {
     }
 
     static __device__ __forceinline__ void begin() {
-        if (SHARERS > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+        if (SHARERS > 1) asm volatile("barrier.cluster.arrive.release;" ::: "memory");
     }
     static __device__ __forceinline__ void others_run() {
-        if (SHARERS > 1) asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+        if (SHARERS > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
     }
     // Also a barrier of the block's own threads.
     static __device__ __forceinline__ void meet() {
         if (SHARERS == 1) {
             __syncthreads();
         } else {
-            asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-            asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+            asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+            asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
         }
     }
 #else

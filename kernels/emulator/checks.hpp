@@ -11,6 +11,10 @@
 // Thread blocks are ordered by an atomic operation that follows a fence, and one that comes later at the same address:
 // what the first thread knew at its fence comes before all that the second one's block does from there on. (A fence of
 // the second thread is not asked for, since CUDA's own examples have none.)
+//
+// A bulk copy is of the asynchronous proxy (PTX ISA 9.0, 8.1.6 and 9.7.9.25). Accesses to what it overwrites, by loads and
+// stores, come before it if a fence of proxies lies between too. An arrival at an mbarrier counts as one, since NVIDIA's
+// own pipelines have no other; one that also expects bytes does not, or the copy's own would count.
 #pragma once
 
 namespace cuda_on_cpu {
@@ -89,6 +93,7 @@ class Checks {
         others_.clear(), of_block_.clear(), of_card_.clear();
         fenced_.assign(threads, Fenced{});
         any_fence_ = false;
+        settled_.assign(threads, 0);
         for (auto i = published_.begin(); i != published_.end();) i = i->second.shared ? published_.erase(i) : ++i;
     }
     void end_thread() { flush(); }
@@ -128,6 +133,34 @@ class Checks {
             add(f);
         }
         std::fill(arrived_at_.begin(), arrived_at_.end(), 0);
+    }
+
+    // A fence of proxies: what the running thread knows of comes before later bulk copies.
+    void settle() {
+        if (!on || !in_kernel()) return;
+        flush();
+        const Clock& mine = known();
+        for (uint32_t t = 0; t < threads_; ++t) settled_[t] = std::max(settled_[t], mine[t]);
+        ++own_[current_thread()];
+    }
+    // A bulk copy begins. Accesses that no barrier orders before it are found as it ends.
+    void overwrites(uint64_t at, uint64_t size, const void* line) {
+        if (!on || !in_kernel()) return;
+        flush();
+        const uint32_t here = at_of(line);
+        Region* r = within(at, size, true, here);
+        if (!r || !r->cells) return;
+        const Clock& mine = known();
+        const auto unsettled = [&](const Touch& t) {
+            return t.clock && t.block == block_ && t.thread < threads_ && t.clock <= mine[t.thread] && t.clock > settled_[t.thread];
+        };
+        const Touch copy{0, here, block_, A_COPY, false};
+        for (uint64_t i = 0; i < size; ++i) {
+            const Cell& c = r->cells_at(at)[i];
+            if (unsettled(c.write)) race(c.write, true, copy, true, at + i, 1, UNFENCED);
+            for (const Touch& t : c.reads)
+                if (unsettled(t)) race(t, false, copy, true, at + i, 1, UNFENCED);
+        }
     }
 
     AsyncWrite begin_copy(void* to, const void* from, int size, const void* line) {
@@ -379,9 +412,9 @@ class Checks {
         for (uint64_t i = 0; i < size; ++i) cells[i] = Cell{pending_.mine, {}};
     }
 
-    void race(const Touch& a, bool a_writes, const Touch& b, bool b_writes, uint64_t at, uint64_t size) {
+    void race(const Touch& a, bool a_writes, const Touch& b, bool b_writes, uint64_t at, uint64_t size, Kind kind = RACE) {
         Finding f{};
-        f.kind = RACE, f.address = at, f.size = (uint32_t)size;
+        f.kind = kind, f.address = at, f.size = (uint32_t)size;
         f.at[0] = a.at, f.at[1] = b.at, f.writes[0] = a_writes, f.writes[1] = b_writes;
         f.thread[0] = a.thread < threads_ ? a.thread : A_COPY, f.thread[1] = b.thread < threads_ ? b.thread : A_COPY;
         f.block[0] = a.block, f.block[1] = b.block;
@@ -418,6 +451,7 @@ class Checks {
     Clock of_block_, of_card_;     // what fences before its last barrier made known
     std::vector<Fenced> fenced_;
     bool any_fence_ = false;
+    Clock settled_;                // each thread's time up to which accesses come before later bulk copies
     std::map<uint64_t, Published> published_;
     Pending pending_;
 };

@@ -106,6 +106,8 @@ IN_RUNNER void wait_products(unsigned pending);
 IN_RUNNER void before_atomic(const void* at, int size, bool reads);
 IN_RUNNER void after_atomic();
 IN_RUNNER void fence(bool of_card);
+// fence.proxy.async: what this thread knows of comes before later bulk copies.
+IN_RUNNER void proxy_fence();
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
@@ -134,7 +136,10 @@ struct Request {
     uint32_t in_turn, unused;  // blocks run one after the other, because the order in which they add floats shows
 };
 
-enum Kind : uint32_t { RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7 };
+// UNFENCED: a race with a bulk copy that barriers do not end.
+enum Kind : uint32_t {
+    RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7, UNFENCED = 8
+};
 
 struct Finding {
     uint32_t kind, writes[2], thread[2], block[2], size;

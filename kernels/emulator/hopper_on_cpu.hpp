@@ -9,7 +9,10 @@ struct MBarrier {
 };
 
 TO_RUNNER void mbarrier_init(MBarrier* b, int arrivals) { b->phases = cuda_on_cpu::phases(b, arrivals); }
-TO_RUNNER void mbarrier_init_done() { __syncthreads(); }
+TO_RUNNER void mbarrier_init_done() {
+    cuda_on_cpu::proxy_fence();
+    __syncthreads();
+}
 TO_RUNNER void mbarrier_arrive(MBarrier* b) { cuda_on_cpu::arrive(b->phases, 0); }
 TO_RUNNER void mbarrier_wait(MBarrier* b, int parity) { cuda_on_cpu::wait_phase(b->phases, parity); }
 TO_RUNNER void mbarrier_expect(MBarrier* b, int bytes) { cuda_on_cpu::arrive(b->phases, bytes); }

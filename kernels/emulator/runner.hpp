@@ -754,6 +754,7 @@ IN_RUNNER Phases* phases(const void* at, int arrivals) {
     return &found;
 }
 IN_RUNNER void arrive(Phases* phases, int bytes) {
+    CHECKED(if (!bytes) checks.settle();)
     CHECKED(checks.release(phases->gathered);)
     phases->pending += bytes;
     ++phases->arrived;
@@ -766,6 +767,7 @@ IN_RUNNER void wait_phase(Phases* phases, int parity) {
     CHECKED(checks.acquire(phases->gathered);)
 }
 IN_RUNNER void bulk_copy(void* to, const void* from, int bytes, Phases* phases) {
+    CHECKED(checks.overwrites((uint64_t)to, (uint64_t)bytes, KERNELS_LINE);)
     CHECKED(AsyncWrite write = checks.begin_copy(to, from, bytes, KERNELS_LINE);)
     Copy copy{to, from, bytes, 0, phases, {} CHECKED(, std::move(write))};
     if (CHECKED(!checks.on &&) !runner->later()) return runner->finish(copy);
@@ -778,6 +780,9 @@ IN_RUNNER void before_atomic(const void* at, int size, bool reads) {
     (void)at, (void)size, (void)reads;
 }
 IN_RUNNER void after_atomic() { runner->after_atomic(); }
+IN_RUNNER void proxy_fence() {
+    CHECKED(checks.settle();)
+}
 IN_RUNNER void fence(bool of_card) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     CHECKED(checks.fence(of_card);)

@@ -11,7 +11,9 @@ from ..support.errors import KernelFinding
 from .compiler import source_lines
 
 #: `cuda_on_cpu::Kind`.
-_KINDS = {1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input"}
+_KINDS = {
+    1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input", 8: "unfenced",
+}  # fmt: skip
 #: What calls of the emulator are inlined from.
 _OURS = ("/emulator/", "/async.cuh")
 _MOST = 3
@@ -52,7 +54,7 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
         place: where an address lies, in words.
     """
     kind = _KINDS[raw.kind]
-    two = kind in ("race", "divergent")
+    two = kind in ("race", "unfenced", "divergent")
     lines = [_line(chain) for chain in source_lines(library, list(raw.at)[: 2 if two else 1])]
     who = _thread(raw.block[0], raw.thread[0])
     does, then = ("writes" if writes else "reads" for writes in raw.writes)
@@ -63,6 +65,10 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
     words = {
         "race": lambda: (
             f"data race: {who} {does} at {lines[0]} and {other} {then} at {lines[1]}, with no barrier between them"
+        ),
+        "unfenced": lambda: (
+            f"data race: {who} {does} at {lines[0]} what a bulk copy that begins at {lines[1]} overwrites, with no "
+            "fence.proxy.async and no arrival at an mbarrier between them"
         ),
         "outside": lambda: f"{who} {does} {raw.size} bytes outside its buffers at {lines[0]}: {place(raw.address)}",
         "unset": lambda: (
@@ -82,7 +88,7 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
         ),
         "input": lambda: f"{who} writes into an input at {lines[0]}: {place(raw.address)}",
     }[kind]()
-    return Found(kind, words, tuple(dict.fromkeys(lines)), f"shared memory at {lines[0]}" if kind == "unset" else "")
+    return Found("race" if kind == "unfenced" else kind, words, tuple(dict.fromkeys(lines)), f"shared memory at {lines[0]}" if kind == "unset" else "")
 
 
 def _type(name: bytes) -> str:

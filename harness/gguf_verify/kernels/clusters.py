@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-#: Thread blocks of a cluster, by tokens of a build, and the first cards that have clusters.
-_BLOCKS, _FIRST_CARD = {1: 1, 2: 4, 4: 8, 8: 8}, 90
+from collections.abc import Mapping
+
+from .tiling import several_strips
+
+#: The first cards that have clusters.
+_FIRST_CARD = 90
 
 
-def cluster(sm: str | None, tokens: int) -> int:
-    """How many thread blocks share a build's tokens on a card of compute capability `sm`, or on the CPU host (None)."""
-    return _BLOCKS[tokens] if sm is None or int(sm) >= _FIRST_CARD else 1
+def cluster(sizes: Mapping[int, tuple[int, int]], sm: str | None, tokens: int, n: int) -> int:
+    """How many thread blocks share the tokens of a build, for n rows.
+
+    Args:
+        sizes: by tokens of the build: where each thread block has one strip at most, and elsewhere.
+        sm: the card's compute capability, or None for the CPU host.
+    """
+    if sm is not None and int(sm) < _FIRST_CARD:
+        return 1
+    return sizes[tokens][several_strips(n)]
 
 
 def whole_clusters(of: int, strips: int, resident: int) -> int:

@@ -21,9 +21,8 @@
 // columns, 8 products, 16 for terms; the adding warp needs two more a term. With copies, barriers and the quantizer, a
 // product takes 80 instructions for each block of a strip.
 #include "../../async.cuh"
-#include "../../cluster.cuh"
 #include "../../packed.cuh"
-#include "quantize/q8_1.cuh"
+#include "activations.cuh"
 #include "../mma.cuh"
 
 using namespace packed;
@@ -56,57 +55,19 @@ __device__ __forceinline__ Part part_of(const uint8_t* block, int lane) {
 }
 
 // Codes and scales of `count` blocks of each token of x, in shared memory, as a lane wants them:
-// codes[TOKENS][X_BLOCKS][4] {values 4c…, values 16+4c…}, scales[TOKENS][X_BLOCKS] {d, z}. Values are quantized by all
-// thread blocks of a cluster together.
+// codes[TOKENS][X_BLOCKS][4] {values 4c…, values 16+4c…}, scales[TOKENS][X_BLOCKS] {d, z}.
 template <bool VALUES>
-__device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void* x, int tokens, int64_t blocks,
-                                       int64_t first, int count) {
-    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
-    constexpr int APART = Cluster::SHARES * THREADS;
-    const int c = threadIdx.x % 4, all = tokens * count * 4;
-    int token = 0, block = 0;
-    const auto find = [&](int i) {  // clusters start at different places, or all would wait for the same one
-        token = TOKENS == 1 ? 0 : i / 4 / count;
-        block = i / 4 - token * count + (int)(blockIdx.x / Cluster::SHARES % 32) * count / 32;
-        if (block >= count) block -= count;
+__device__ __forceinline__ void take_tokens(uint2* codes, float2* scales, const void* x, int tokens, int64_t blocks,
+                                            int64_t first, int count) {
+    const auto place = [&](int i) {
+        const int token = TOKENS == 1 ? 0 : i / count, block = turned<VALUES>(i - token * count, count);
+        return PlaceOfX{token * blocks + first + block, token * X_BLOCKS + block};
     };
-    if (VALUES) {
-        float4 next[2] = {};
-        const auto load = [&](int i) {
-            if (i >= all) return;
-            find(i);
-            const float4* at = (const float4*)x + (token * blocks + first + block) * 8 + c;
-            next[0] = at[0], next[1] = at[4];
-        };
-        for (int share = Cluster::first_share(); share <= Cluster::last_share(); ++share) {
-            const int first_of_share = share * THREADS + threadIdx.x;
-            load(first_of_share);
-#pragma unroll 1
-            for (int i = first_of_share; i / 32 * 32 < all; i += APART) {
-                const float4 own[2] = {next[0], next[1]};
-                const int at = token * X_BLOCKS + block;
-                load(i + APART);
-                const Quantized p = quantized(own, c);
-                if (i >= all) break;
-#pragma unroll
-                for (int b = 0; b < Cluster::COPIES; ++b) {
-                    *Cluster::in(codes + at * 4 + c, b) = {four_bytes(p.q), four_bytes(p.q + 4)};
-                    if (c == 0)
-                        *Cluster::in(scales + at, b) = {half_to_float(float_to_half(p.d)), z_from(float_to_half(p.s))};
-                }
-            }
-        }
-    } else {
-#pragma unroll 2
-        for (int i = threadIdx.x; i < all; i += THREADS) {
-            find(i);
-            const uint32_t* from = (const uint32_t*)((const Q8_1*)x + token * blocks + first + block);
-            const int at = token * X_BLOCKS + block;
-            codes[at * 4 + c] = {from[1 + c], from[5 + c]};
-            const uint32_t ds = from[0];
-            if (c == 0) scales[at] = {half_to_float((uint16_t)ds), z_from((uint16_t)(ds >> 16))};
-        }
-    }
+    const auto store = [&](Sharer<VALUES> in, int to, int c, const PartOfX& part) {
+        *in(codes + to * 4 + c) = {part.low, part.high};
+        if (c == 0) *in(scales + to) = {part.scale(), z_from(part.s)};
+    };
+    take_x<VALUES, false, THREADS>(x, tokens * count, place, store);
 }
 
 template <bool VALUES>
@@ -167,7 +128,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
     if (VALUES) x = (const float*)x + first_token * blocks * QK;
     else x = (const Q8_1*)x + first_token * blocks;
     Cluster::others_run();
-    take_x<VALUES>(x_codes, scales, x, tokens, blocks, 0, VALUES || nb < X_BLOCKS ? nb : X_BLOCKS);
+    take_tokens<VALUES>(x_codes, scales, x, tokens, blocks, 0, VALUES || nb < X_BLOCKS ? nb : X_BLOCKS);
     Cluster::meet();
     let_next_launch_start();
 
@@ -177,7 +138,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         if (x_base == X_BLOCKS) x_base = 0;
         if (VALUES || nb <= X_BLOCKS || step == 0 || x_base) return;
         __syncthreads();
-        take_x<false>(x_codes, scales, x, tokens, blocks, base, nb - base < X_BLOCKS ? nb - base : X_BLOCKS);
+        take_tokens<false>(x_codes, scales, x, tokens, blocks, base, nb - base < X_BLOCKS ? nb - base : X_BLOCKS);
         __syncthreads();
     };
     if (warp < WARPS) {
@@ -197,11 +158,12 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
             for (int i = 0; i < BLOCKS; ++i) p[i] = part_of(slot + i * PART, lane);
             const uint2 d = ((const uint2*)(slot + c * PART + PART_D))[g];
             const uint2 m = HAS_M ? ((const uint2*)(slot + c * PART + PART_M))[g] : uint2{};
-            __syncwarp();
-            fill(stage);
             uint32_t a[BLOCKS][2][4];
 #pragma unroll
             for (int i = 0; i < BLOCKS; ++i) byte_fragments(p[i], 0, a[i][0]), byte_fragments(p[i], 1, a[i][1]);
+            before_bulk_copies();  // without it, 624 of 75,000 products on an H100 read weights of the next copy
+            __syncwarp();
+            fill(stage);
             const int first = x_base + warp * BLOCKS, out = (warp * BLOCKS + c) * TERM_ROW + g * 4;
 #pragma unroll
             for (int token = 0; token < TOKENS; token += 2) {
@@ -418,6 +380,7 @@ extern "C" __global__ void __launch_bounds__(128)
         const uint8_t* stage = ring + slot * STAGE;
         if (count(step) == BLOCKS) add_stage<true>(acc, stage, BLOCKS);
         else add_stage<false>(acc, stage, count(step));
+        before_bulk_copies();
         __syncthreads();
         expect(step + STAGES);
         take(step + STAGES, 0, weights, PART), take(step + STAGES, STAGE_W, tokens, X_BYTES);

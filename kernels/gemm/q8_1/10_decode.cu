@@ -17,9 +17,8 @@
 // of IQ2_XXS, in the 6,500 cycles that its 15 MB take at 4.1 TB/s. Measured on one H200 (M = 1): Q4_K 10.2 µs, Q6_K 14.9
 // (48 MB), Q2_K 12.9 (19 MB), IQ2_XXS 12.4 (15 MB). So instructions bound the types of few bits.
 #include "../../async.cuh"
-#include "../../cluster.cuh"
 #include "../../interleaved.cuh"
-#include "quantize/q8_1.cuh"
+#include "activations.cuh"
 
 using interleaved::BLOCK;
 
@@ -69,74 +68,25 @@ struct Share {
 };
 #endif
 
-// A lane's part of a slice of x: codes of the values 4c…4c+3 and 16+4c…16+4c+3, and the scales as halves.
-struct Part {
-    uint32_t low, high;
-    uint16_t d, s;
-};
-
-// `count` slices of each token from slice `first` on. Four lanes share a slice; each one requests AT_ONCE parts before
-// it waits for the first. Values are quantized by all blocks of a cluster together.
+// `count` slices of each token from slice `first` on.
 template <bool VALUES>
-__device__ __forceinline__ void take_x(const Activations& to, const void* x, const Share& share, int64_t slices,
-                                       int64_t first, int count) {
-    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
-    constexpr int APART = Cluster::SHARES * THREADS;
-    const int c = threadIdx.x % 4, all = share.tokens * count * 4;
-    for (int of_cluster = Cluster::first_share(); of_cluster <= Cluster::last_share(); ++of_cluster)
-#pragma unroll 1
-    for (int base = of_cluster * THREADS + threadIdx.x; base / 32 * 32 < all; base += APART * AT_ONCE) {
-        float4 values[AT_ONCE][2] = {};
-        Part parts[AT_ONCE] = {};
-        int places[AT_ONCE];
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * APART, token = i / 4 / count;
-            // clusters begin at different places, or all would wait for the same one
-            int slice = i / 4 - token * count + (int)(blockIdx.x / Cluster::SHARES % 32) * count / 32;
-            if (slice >= count) slice -= count;
-            places[u] = token * X_SLICES + slice;
-            if (i >= all) continue;
-            const int64_t at = share.row_of_x(token) * slices + first + slice;
-            if (VALUES) {
-                const float4* from = (const float4*)x + at * 8 + c;
-                values[u][0] = from[0], values[u][1] = from[4];
-            } else {
-                const Q8_1* from = (const Q8_1*)x + at;
-                parts[u] = {load_word_4(from->qs, c), load_word_4(from->qs, c + 4), from->d, from->s};
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * APART, at = places[u];
-            if (i / 32 * 32 >= all) break;
-            Part p = parts[u];
-            if (VALUES) {
-                const Quantized q = quantized(values[u], c);
-                p = {four_bytes(q.q), four_bytes(q.q + 4), float_to_half(q.d), float_to_half(q.s)};
-            }
-            int low = 0, high = 0;  // sums of codes
-            if (SUMS) {
-                low = __dp4a((int)p.low, 0x01010101, 0), high = __dp4a((int)p.high, 0x01010101, 0);
-#pragma unroll
-                for (int apart = 1; apart <= 2; apart *= 2) {
-                    low += __shfl_xor_sync(0xFFFFFFFF, low, apart), high += __shfl_xor_sync(0xFFFFFFFF, high, apart);
-                }
-            }
-            if (i >= all) break;
-#pragma unroll
-            for (int block = 0; block < Cluster::COPIES; ++block) {
-                uint32_t* codes = (uint32_t*)Cluster::in(to.codes + at * 2, block);
-                codes[c] = p.low, codes[4 + c] = p.high;
-                if (c != 0) continue;
-                *Cluster::in(to.scales + at, block) = {half_to_float(p.d), half_to_float(p.s)};
-                if (!SUMS) continue;
-                float* sums = Cluster::in(to.sums + at * GROUPS, block);
-                sums[0] = (float)(GROUPS == 2 ? low : low + high);
-                if (GROUPS == 2) sums[GROUPS - 1] = (float)high;
-            }
-        }
-    }
+__device__ __forceinline__ void take_tokens(const Activations& to, const void* x, const Share& share, int64_t slices,
+                                            int64_t first, int count) {
+    const auto place = [&](int i) {
+        const int token = i / count, slice = turned<VALUES>(i - token * count, count);
+        return PlaceOfX{share.row_of_x(token) * slices + first + slice, token * X_SLICES + slice};
+    };
+    const auto store = [&](Sharer<VALUES> in, int at, int c, const PartOfX& part) {
+        uint32_t* codes = (uint32_t*)in(to.codes + at * 2);
+        codes[c] = part.low, codes[4 + c] = part.high;
+        if (c != 0) return;
+        *in(to.scales + at) = {part.scale(), part.sum()};
+        if (!SUMS) return;
+        float* sums = in(to.sums + at * GROUPS);
+        sums[0] = (float)(GROUPS == 2 ? part.low_sum : part.low_sum + part.high_sum);
+        if (GROUPS == 2) sums[GROUPS - 1] = (float)part.high_sum;
+    };
+    take_x<VALUES, SUMS, THREADS>(x, share.tokens * count, place, store);
 }
 
 template <bool VALUES>
@@ -187,7 +137,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
     grid.fill(threadIdx.x, THREADS);
     wait_for_last_launch();
     Cluster::others_run();
-    take_x<VALUES>(on_chip, x, share, slices, 0, VALUES || slices < X_SLICES ? slices : X_SLICES);
+    take_tokens<VALUES>(on_chip, x, share, slices, 0, VALUES || slices < X_SLICES ? slices : X_SLICES);
     Cluster::meet();
     let_next_launch_start();
 
@@ -199,7 +149,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         if (!VALUES && slices > X_SLICES && step > 0 && x_base == 0) {
             const int first = round * ROUND, left = slices - first;
             __syncthreads();
-            take_x<false>(on_chip, x, share, slices, first, left < X_SLICES ? left : X_SLICES);
+            take_tokens<false>(on_chip, x, share, slices, first, left < X_SLICES ? left : X_SLICES);
             __syncthreads();
         }
         const int unit = round * WARPS + warp;
@@ -242,6 +192,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
                 }
             }
         }
+        before_bulk_copies();
         __syncwarp();
         fill(stage);
         stage = stage + 1 == STAGES ? 0 : stage + 1;

@@ -20,9 +20,8 @@
 // N = 4096, 8.4 (8.9). Minima take more registers, so their types have thread blocks of eight warps, two to a
 // multiprocessor; the others have sixteen, one to a multiprocessor.
 #include "../../async.cuh"
-#include "../../cluster.cuh"
 #include "../../packed.cuh"
-#include "quantize/q8_1.cuh"
+#include "activations.cuh"
 #include "../mma.cuh"
 
 using namespace packed;
@@ -31,7 +30,6 @@ constexpr int SLOTS = WARPS / 2, ROUND = SLOTS * BLOCKS, THREADS = WARPS * 32;  
 constexpr int SLOT = BLOCKS * PART;                                             // a unit's weights
 constexpr int BATONS_AT = SLOTS * STAGES * SLOT, SCALES_AT = BATONS_AT + 1024;
 constexpr int X_AT = SCALES_AT + TOKENS * X_BLOCKS * 8;
-constexpr int AT_ONCE = TOKENS < 4 ? TOKENS : 4;  // parts of x that a thread requests before it waits for the first
 constexpr bool OFFSET = FORMAT::MINIMUM == Minimum::OFFSET;
 static_assert(BULK_COPIES, "the copies of a slot are awaited by two warps");
 static_assert(X_BLOCKS % ROUND == 0 && WARPS % 2 == 0, "parts of x are whole rounds");
@@ -41,56 +39,19 @@ static_assert(TOKENS == 2 || TOKENS == 4 || TOKENS == 8, "columns repeat the tok
 __device__ __forceinline__ float z_from(uint16_t s) { return z_of<FORMAT>(0.0f, half_to_float(s), 0.0f); }
 
 // `count` blocks of each token from block `first` on, of `tokens` tokens; the others are zero:
-// codes[X_BLOCKS][TOKENS][4] {values 4c…, values 16+4c…}, scales[X_BLOCKS][TOKENS] {d, z}. Values are quantized by all
-// thread blocks of a cluster together.
+// codes[X_BLOCKS][TOKENS][4] {values 4c…, values 16+4c…}, scales[X_BLOCKS][TOKENS] {d, z}.
 template <bool VALUES>
-__device__ __forceinline__ void take_x(uint2* codes, float2* scales, const void* x, int tokens, int64_t blocks,
-                                       int64_t first, int count) {
-    using Cluster = Sharers<VALUES ? CLUSTER : 1>;
-    constexpr int APART = Cluster::SHARES * THREADS;
-    const int c = threadIdx.x % 4, all = TOKENS * count * 4;
-    for (int share = Cluster::first_share(); share <= Cluster::last_share(); ++share)
-#pragma unroll 1
-    for (int base = share * THREADS + threadIdx.x; base / 32 * 32 < all; base += APART * AT_ONCE) {
-        float4 values[AT_ONCE][2] = {};
-        uint2 found[AT_ONCE] = {};
-        uint32_t ds[AT_ONCE] = {};
-        int places[AT_ONCE];
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * APART, token = i / 4 % TOKENS;
-            // clusters begin at different places, or all would wait for the same one
-            int block = i / (4 * TOKENS) + (int)(blockIdx.x / Cluster::SHARES % 32) * count / 32;
-            if (block >= count) block -= count;
-            places[u] = block * TOKENS + token;
-            if (i >= all || token >= tokens) continue;
-            const int64_t at = token * blocks + first + block;
-            if (VALUES) {
-                const float4* from = (const float4*)x + at * 8 + c;
-                values[u][0] = from[0], values[u][1] = from[4];
-            } else {
-                const uint32_t* from = (const uint32_t*)((const Q8_1*)x + at);
-                found[u] = {from[1 + c], from[5 + c]}, ds[u] = from[0];
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < AT_ONCE; ++u) {
-            const int i = base + u * APART;
-            if (i / 32 * 32 >= all) break;
-            if (VALUES) {
-                const Quantized p = quantized(values[u], c);
-                found[u] = {four_bytes(p.q), four_bytes(p.q + 4)};
-                ds[u] = float_to_half(p.d) | (uint32_t)float_to_half(p.s) << 16;
-            }
-            if (i >= all) break;
-#pragma unroll
-            for (int block = 0; block < Cluster::COPIES; ++block) {
-                *Cluster::in(codes + places[u] * 4 + c, block) = found[u];
-                if (c == 0)
-                    *Cluster::in(scales + places[u], block) = {half_to_float((uint16_t)ds[u]), z_from((uint16_t)(ds[u] >> 16))};
-            }
-        }
-    }
+__device__ __forceinline__ void take_tokens(uint2* codes, float2* scales, const void* x, int tokens, int64_t blocks,
+                                            int64_t first, int count) {
+    const auto place = [&](int i) {
+        const int token = i % TOKENS, block = turned<VALUES>(i / TOKENS, count);
+        return PlaceOfX{token < tokens ? token * blocks + first + block : -1, block * TOKENS + token};
+    };
+    const auto store = [&](Sharer<VALUES> in, int to, int c, const PartOfX& part) {
+        *in(codes + to * 4 + c) = {part.low, part.high};
+        if (c == 0) *in(scales + to) = {part.scale(), z_from(part.s)};
+    };
+    take_x<VALUES, false, THREADS>(x, TOKENS * count, place, store);
 }
 
 // The codes of a block of the strip, of rows g and g + 8 of tile t, as the product's first operand.
@@ -170,7 +131,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
     if (VALUES) x = (const float*)x + first_token * blocks * QK;
     else x = (const Q8_1*)x + first_token * blocks;
     Cluster::others_run();
-    take_x<VALUES>(codes, scales, x, tokens, blocks, 0, VALUES || nb < X_BLOCKS ? nb : X_BLOCKS);
+    take_tokens<VALUES>(codes, scales, x, tokens, blocks, 0, VALUES || nb < X_BLOCKS ? nb : X_BLOCKS);
     Cluster::meet();
     let_next_launch_start();
 
@@ -182,7 +143,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         if (!VALUES && nb > X_BLOCKS && step > 0 && x_base == 0) {
             const int first = round * ROUND, left = nb - first;
             __syncthreads();
-            take_x<false>(codes, scales, x, tokens, blocks, first, left < X_BLOCKS ? left : X_BLOCKS);
+            take_tokens<false>(codes, scales, x, tokens, blocks, first, left < X_BLOCKS ? left : X_BLOCKS);
             __syncthreads();
         }
         const int unit = round * SLOTS + slot;

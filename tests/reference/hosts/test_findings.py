@@ -191,6 +191,42 @@ def test_what_is_no_finding(build: Build, name: str) -> None:
     assert host.unset == (("shared memory at k.cu:9",) if name.startswith("unset") else ())
 
 
+#: A warp refills what its lanes read; {before} comes before its barrier, {after} behind it.
+REFILLED = """void k(int* y, const int* x, int n) {{
+        __shared__ __attribute__((aligned(16))) int s[16];
+        __shared__ MBarrier full;
+        const int t = threadIdx.x;
+        if (t == 0) mbarrier_init(&full, 1), before_bulk_copies(), mbarrier_expect(&full, 64), bulk_copy(s, x, 64, &full);
+        __syncthreads();
+        if (t >= 32) return;
+        mbarrier_wait(&full, 0);
+        int sum = s[t % 16];
+        {before}
+        __syncwarp();
+        {after}
+        if (t == 0) mbarrier_expect(&full, 64), bulk_copy(s, x + 16, 64, &full);
+        mbarrier_wait(&full, 1);
+        y[t] = sum + s[t % 16];
+    }}"""
+
+
+@pytest.mark.parametrize(("before", "after"), [("before_bulk_copies();", ""), ("", "if (t == 0) before_bulk_copies();")])
+def test_a_refill_after_a_fence(build: Build, before: str, after: str) -> None:
+    launched(build, one_block(REFILLED.format(before=before, after=after)), True)
+
+
+def test_a_refill_without_a_fence(build: Build) -> None:
+    """As in the step 08 of the ladder until it was seen to be wrong on a card: a barrier orders loads before loads and
+    stores, not before a bulk copy."""
+    with pytest.raises(KernelFinding, match=r"k\.cu:13 what a bulk copy that begins at k\.cu:17 overwrites") as found:
+        launched(build, one_block(REFILLED.format(before="", after="")), True)
+    assert found.value.kind == "race"
+
+
+def one_block(source: str) -> str:
+    return source.replace("{\n", "{\n        if (blockIdx.x) return;\n", 1)
+
+
 def test_a_ring_whose_slots_are_not_waited_for(build: Build) -> None:
     """Consumers give a slot back before they read it."""
     ring = RIGHT["a ring of bulk copies"]

@@ -23,6 +23,8 @@ _SHARED, _ELSEWHERE, _BESIDE = {"90": 228 << 10}, 100 << 10, 3 << 10
 _BATONS = 1024
 #: A build for rows of so many blocks serves shorter ones, too.
 _COMMON = 128
+#: Thread blocks that quantize tokens together: see `clusters.cluster`.
+_CLUSTERS = {2: (1, 1), 4: (2, 4), 8: (8, 8)}
 
 
 class Columns(Packed):
@@ -54,7 +56,7 @@ class Columns(Packed):
         for ctas, warps in (cls.usual(fmt), (1, 8), (1, 4)):
             a_round = warps // 2 * _BLOCKS
             shape = {"TOKENS": tokens, "BLOCKS": _BLOCKS, "WARPS": warps, "CTAS": ctas, "STAGES": 0, "X_BLOCKS": 0}
-            shape |= {"CLUSTER": cluster(sm, tokens)}
+            shape |= {"CLUSTER": cluster(_CLUSTERS, sm, tokens, weights.n)}
             room = _SHARED.get(sm or "90", _ELSEWHERE) // ctas - _BESIDE - cls.shared(fmt, shape)
             stage = cls.shared(fmt, shape | {"STAGES": 1}) - _BATONS
             whole = -(-max(blocks, _COMMON) // a_round) * a_round

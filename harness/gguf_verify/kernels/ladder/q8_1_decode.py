@@ -27,6 +27,8 @@ _BESIDE = 3 << 10
 _UNIT, _MOST_STAGES, _MOST_SUMS = 256, 4, 64
 #: A build for rows of this length serves shorter ones, too.
 _COMMON = 4096
+#: Thread blocks that quantize tokens together: see `clusters.cluster`.
+_CLUSTERS = {1: (1, 1), 2: (2, 2), 4: (2, 4), 8: (2, 4)}
 #: Bytes of activations that a block keeps where they do not fit whole; then they are taken in parts.
 _X_BYTES = 40 << 10
 
@@ -60,8 +62,8 @@ class Decode(Interleaved):
         while tokens * cls._groups(fmt, unit) > _MOST_SUMS and unit > fmt.block_size:
             unit //= 2
         of_all, of_one = _SHARED.get(sm or "90", _SHARED_ELSEWHERE)
-        same = {"AT_ONCE": 2 if tokens <= 4 else 4, "GRID_ENTRIES": sum(t.grid for t in fmt.tables)}
-        same |= {"CLUSTER": cluster(sm, tokens)}
+        same = {"GRID_ENTRIES": sum(t.grid for t in fmt.tables)}
+        same |= {"CLUSTER": cluster(_CLUSTERS, sm, tokens, weights.n)}
         found = []
         for ctas, warps in ((2, 8), (1, 8), (1, 4), (1, 2)):
             if ctas == 2 and tokens * cls._groups(fmt, unit) > _MOST_SUMS // 2:

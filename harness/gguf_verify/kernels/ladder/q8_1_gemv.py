@@ -20,6 +20,8 @@ from ..tiling import several_strips
 _SHARED, _SHARED_ELSEWHERE = {"75": 62 << 10, "90": 225 << 10}, 97 << 10
 #: Bytes of activations that a block keeps there; more are taken in parts.
 _X_BYTES = 40 << 10
+#: Thread blocks that quantize tokens together: see `clusters.cluster`.
+_CLUSTERS = {1: (1, 1), 2: (1, 1), 4: (2, 2)}
 
 
 class Gemv(Packed):
@@ -57,7 +59,8 @@ class Gemv(Packed):
         found = []
         several = tokens > 1 and several_strips(weights.n)
         for warps in (16, 8, 4) if several else (8, 4):
-            shape = {"TOKENS": tokens, "WARPS": warps, "STAGES": 2, "X_BLOCKS": 0, "CLUSTER": cluster(sm, tokens)}
+            shape = {"TOKENS": tokens, "WARPS": warps, "STAGES": 2, "X_BLOCKS": 0}
+            shape |= {"CLUSTER": cluster(_CLUSTERS, sm, tokens, weights.n)}
             room = _SHARED.get(sm or "90", _SHARED_ELSEWHERE) - cls.shared(weights.fmt, shape)
             a_round = 4 * warps
             most = min(_X_BYTES, room) // (40 * tokens) // a_round * a_round
