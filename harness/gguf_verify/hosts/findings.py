@@ -88,7 +88,12 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
         ),
         "input": lambda: f"{who} writes into an input at {lines[0]}: {place(raw.address)}",
     }[kind]()
-    return Found("race" if kind == "unfenced" else kind, words, tuple(dict.fromkeys(lines)), f"shared memory at {lines[0]}" if kind == "unset" else "")
+    return Found(
+        "race" if kind == "unfenced" else kind,
+        words,
+        tuple(dict.fromkeys(lines)),
+        f"shared memory at {lines[0]}" if kind == "unset" else "",
+    )
 
 
 def _type(name: bytes) -> str:

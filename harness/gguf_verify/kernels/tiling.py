@@ -15,11 +15,9 @@ from .site import MAX_GRID, Site
 _TILE = "pack/activations.cu"
 #: The cards that have `wgmma`, and the multiprocessors of an H100 (SXM) or an H200.
 WGMMA, MULTIPROCESSORS = 90, 132
-#: Tokens up to which q8_1_decode is faster than tiles of 16 tokens (one H200, N = 14336, K = 4096, Q3_K: 21.2 and
-#: 25.3 µs with 4 tokens, 34.5 and 25.3 µs with 8), but see `long_turns`.
+#: Tokens up to which q8_1_decode is faster than tiles of 16 tokens (one H100, N = 14336, K = 4096: Q4_K 17.5 and 22.6
+#: µs with 4 tokens, 31.6 and 23.1 with 8; Q2_K 24.3 and 28.0, 44.7 and 28.5).
 DECODED = 4
-#: Operations of a slice in a turn of q8_1_decode, and strips of a multiprocessor: see `long_turns`.
-_LONG_TURN, _STRIPS = 6, 2
 #: What a tile takes: a part that the type does not change, one for each float operation of a token and slice, and one
 #: where codes are not of four bits; of 64 or more tokens, and of fewer, since a small tile unpacks the same weights for
 #: half the tokens. Units are those of `_COSTS`, about 0.47 µs. One H200, N = 14336, K = 4096, tiles of 64 tokens
@@ -132,21 +130,7 @@ def pace(fmt: BlockFormat, tokens: int) -> float:
     return alike + operation * operations + (wide if layout.code_bits > 4 else 0)
 
 
-def long_turns(fmt: BlockFormat, m: int, n: int) -> bool:
-    """Whether the warps of q8_1_decode wait so long for each other, on Hopper, that tiles of parts of rows are faster.
-
-    In its turn a warp makes two float operations for each scale of a slice and token, one more for a minimum, and one
-    more where the scale is a float of eight bits, which is converted. With six of them (Q2_K, NVFP4) and more than two
-    tokens, parts are done sooner where a multiprocessor has more than two strips. One H200, M = 4, K = 4096, parts and
-    q8_1_decode, N = 14336: Q2_K 24.6 and 27.3 µs, NVFP4 25.4 and 27.6, but Q6_K 25.4 and 23.1, IQ2_XS 25.2 and 22.7;
-    N = 4096: Q2_K 14.6 and 12.4, NVFP4 13.9 and 12.7.
-    """
-    float_of_a_byte = all(f.dtype == "u1" for f in fmt.fields)  # where no member is wider
-    turn = Layout.of(fmt).groups * (2 + fmt.has_min + float_of_a_byte)
-    return turn >= _LONG_TURN and m > 2 and _strips(n) > _STRIPS * MULTIPROCESSORS
-
-
 __all__ = [
     "ANY_TILING", "DECODED", "LARGE", "LARGEST", "MULTIPROCESSORS", "SMALL", "SMALLEST", "WGMMA", "Tiling",
-    "best_tiling", "long_turns", "pace", "several_strips", "tilings",
+    "best_tiling", "pace", "several_strips", "tilings",
 ]  # fmt: skip

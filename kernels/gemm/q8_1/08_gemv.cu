@@ -158,12 +158,12 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
             for (int i = 0; i < BLOCKS; ++i) p[i] = part_of(slot + i * PART, lane);
             const uint2 d = ((const uint2*)(slot + c * PART + PART_D))[g];
             const uint2 m = HAS_M ? ((const uint2*)(slot + c * PART + PART_M))[g] : uint2{};
-            uint32_t a[BLOCKS][2][4];
-#pragma unroll
-            for (int i = 0; i < BLOCKS; ++i) byte_fragments(p[i], 0, a[i][0]), byte_fragments(p[i], 1, a[i][1]);
             before_bulk_copies();  // without it, 624 of 75,000 products on an H100 read weights of the next copy
             __syncwarp();
             fill(stage);
+            uint32_t a[BLOCKS][2][4];
+#pragma unroll
+            for (int i = 0; i < BLOCKS; ++i) byte_fragments(p[i], 0, a[i][0]), byte_fragments(p[i], 1, a[i][1]);
             const int first = x_base + warp * BLOCKS, out = (warp * BLOCKS + c) * TERM_ROW + g * 4;
 #pragma unroll
             for (int token = 0; token < TOKENS; token += 2) {

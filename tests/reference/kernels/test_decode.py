@@ -223,7 +223,7 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
                      id="blocks past the last", marks=pytest.mark.slow),
         pytest.param("ahead_unit += WARPS;", "ahead_unit += 1;", id="another unit's weights", marks=pytest.mark.slow),
         pytest.param("codes[4 + c] = part.high", "codes[4 + c] = part.low", id="halves", marks=pytest.mark.slow),
-        pytest.param("(float)(GROUPS == 2 ? part.low_sum : part.low_sum + part.high_sum)", "(float)part.low_sum", id="sums of codes"),
+        pytest.param("part.low_sum + part.high_sum", "part.low_sum", id="sums of codes"),
         pytest.param("n < N && token < share.tokens", "token < share.tokens", id="a row past the last"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.measure.bench.terms import MINIMA, SHAPES, Probe, probes
+from gguf_verify.measure.bench.terms import LOADED_SHAPES, MINIMA, SHAPES, Probe, probes
 from tests.support.kernel_inputs import stack_bytes
 from tests.support.needs import need, unmet
 
@@ -22,6 +22,19 @@ def test_it_multiplies_and_adds_terms(host: CpuHost, arrangement: str, minimum: 
         launch()
         assert np.isfinite(launch.outputs).all()
         assert launch.outputs.tobytes() == probe.expected(2).tobytes()
+
+
+@pytest.mark.parametrize("minimum", MINIMA)
+@pytest.mark.parametrize("arrangement", LOADED_SHAPES)
+def test_scales_are_loaded(host: CpuHost, arrangement: str, minimum: str) -> None:
+    """Of all tokens, also by two tiles of rows."""
+    tiles = LOADED_SHAPES[arrangement][-1][-1]
+    probe = Probe(arrangement, minimum, 64, 2, tiles, True)
+    launch = probe.launch(host, 1, 2)
+    launch()
+    assert launch.outputs.tobytes() == probe.expected(2).tobytes()
+    held = Probe(arrangement, minimum, 64, 2, tiles).expected(2)
+    assert (minimum == "NONE") == (launch.outputs.tobytes() == held.tobytes())
 
 
 @pytest.mark.parametrize(("tokens", "warpgroups"), [(64, 3), (128, 2)])

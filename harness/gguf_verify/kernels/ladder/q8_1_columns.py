@@ -98,19 +98,20 @@ class Columns(Packed):
 
 
 def _fastest(problem: Problem) -> bool:
-    """Where it was faster than q8_1_gemv on one H200 (K = 4096; µs, this kernel and q8_1_gemv, N = 4096 and 14336).
+    """Where it was faster than q8_1_gemv on one H100 (K = 4096; µs, this kernel and q8_1_gemv, N = 4096 and 14336).
 
-    - Types with minima: up to four tokens (Q4_1 8.4 and 8.9, 16.9 and 18.1; Q5_1 9.4 and 9.8, 19.2 and 19.7). Beyond,
-      with one strip a thread block (Q4_1 11.6 and 12.8, Q5_1 13.1 and 13.8), not with several (Q4_1 22.2 and 21.7).
-    - The others: from five tokens on (Q4_0 10.5 and 11.7, 17.7 and 18.9; Q5_0 11.5 and 12.3, 20.2 and 20.9; Q8_0 12.4
-      and 12.5, 21.7 and 23.3). Up to four with several strips where codes are bytes, since q8_1_gemv has no room
-      for 16 warps then (Q8_0 19.4 and 21.6; with one strip 11.1 and 10.3).
+    - More than four tokens (eight: Q4_0 8.7 and 11.9, 16.4 and 20.1; Q4_1 10.0 and 13.0, 17.8 and 22.8; Q8_0 10.8 and
+      12.8, 24.1 and 27.8).
+    - Four, of types with minima (Q4_1 8.6 and 9.1, 16.3 and 18.5; Q5_1 9.2 and 9.8, 18.4 and 20.7), and three with
+      several strips a thread block (Q4_1 10.8 and 8.6, 17.3 and 18.4).
+    - Three and four with several strips where codes are bytes, since q8_1_gemv has no room for 16 warps then (Q8_0,
+      four tokens: 10.9 and 10.0, 22.9 and 24.8; Q4_0: 8.5 and 8.2, 16.1 and 15.4).
     """
     fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
     if problem.sm != WGMMA or not 2 < m <= FEW or not isinstance(fmt, BlockFormat):
         return False
     several, bytes_ = several_strips(n), Layout.of(fmt).code_bits == 8
-    if not (m <= 4 or not several if fmt.has_min else m > 4 or (several and bytes_)):
+    if not (m > 4 or (several and (fmt.has_min or bytes_)) or (m == 4 and fmt.has_min)):
         return False
     shape = Columns.shape(str(problem.sm), Weights(fmt, n, k, None), m)
     as_measured = (shape["CTAS"], shape["WARPS"]) == Columns.usual(fmt) and shape["STAGES"] > 1

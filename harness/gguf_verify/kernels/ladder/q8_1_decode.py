@@ -14,8 +14,7 @@ from ..interleaved import ROWS, Interleaved
 from ..packed import LEGACY
 from ..site import Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import DECODED, WGMMA, long_turns, several_strips
-from .q8_1_split_k import done_sooner
+from ..tiling import DECODED, WGMMA, several_strips
 
 #: KiB of shared memory that the blocks of a multiprocessor, and one of them, may take, by compute capability; elsewhere
 #: what every card from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB more than it
@@ -28,7 +27,7 @@ _UNIT, _MOST_STAGES, _MOST_SUMS = 256, 4, 64
 #: A build for rows of this length serves shorter ones, too.
 _COMMON = 4096
 #: Thread blocks that quantize tokens together: see `clusters.cluster`.
-_CLUSTERS = {1: (1, 1), 2: (2, 2), 4: (2, 4), 8: (2, 4)}
+_CLUSTERS = {1: (1, 1), 2: (1, 2), 4: (2, 4), 8: (2, 4)}
 #: Bytes of activations that a block keeps where they do not fit whole; then they are taken in parts.
 _X_BYTES = 40 << 10
 
@@ -113,18 +112,17 @@ class Decode(Interleaved):
 
 def _fastest(problem: Problem) -> bool:
     """Few tokens, of types that q8_1_gemv does not cover; fewer where `wgmma` has small tiles. There also one or two
-    tokens and four-bit codes under minima, with several strips a thread block: these are terms of 12 bytes that
-    q8_1_gemv passes through shared memory (one H200, N = 14336, K = 4096, Q4_1: 10.8 and 11.8 µs with one token, 13.0
-    and 13.9 with two; N = 4096: 5.9 and 4.9, 7.2 and 6.8)."""
-    fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
+    tokens and four-bit codes, with several strips a thread block (one H100, N = 14336, K = 4096, this kernel and
+    q8_1_gemv, one and two tokens: Q4_0 12.2 and 13.1 µs, 13.4 and 13.4; Q4_1 13.3 and 14.4, 14.5 and 15.0; Q5_0 17.1
+    and 15.6, 17.8 and 15.7; N = 4096, Q4_0: 5.5 and 5.0, 6.4 and 6.3)."""
+    fmt, m, n = problem.fmt, problem.m, problem.n
     if not problem.on_gpu or not isinstance(fmt, BlockFormat):
         return False
     if fmt.name in LEGACY:
-        narrow = fmt.has_min and fmt.bits == 4
-        return problem.sm == WGMMA and narrow and m <= 2 and several_strips(n)
+        return problem.sm == WGMMA and fmt.bits == 4 and m <= 2 and several_strips(n)
     if problem.sm != WGMMA:
         return m <= FEW
-    return m <= DECODED and not (long_turns(fmt, m, n) and done_sooner(fmt, m, n, k))
+    return m <= DECODED
 
 
 STEP = KernelSpec(

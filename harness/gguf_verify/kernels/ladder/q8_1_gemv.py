@@ -21,7 +21,7 @@ _SHARED, _SHARED_ELSEWHERE = {"75": 62 << 10, "90": 225 << 10}, 97 << 10
 #: Bytes of activations that a block keeps there; more are taken in parts.
 _X_BYTES = 40 << 10
 #: Thread blocks that quantize tokens together: see `clusters.cluster`.
-_CLUSTERS = {1: (1, 1), 2: (1, 1), 4: (2, 2)}
+_CLUSTERS = {1: (1, 1), 2: (1, 2), 4: (2, 4)}
 
 
 class Gemv(Packed):

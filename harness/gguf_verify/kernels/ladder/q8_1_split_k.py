@@ -12,7 +12,7 @@ from ..interface import Weights
 from ..packed import LEGACY, Layout, Packed
 from ..site import MAX_GRID, Cards, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, long_turns, pace, tilings
+from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, pace, tilings
 
 #: Values of a part of a row.
 SPLIT = 1024
@@ -69,8 +69,7 @@ def _fastest(problem: Problem) -> bool:
     fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
     if not problem.on_gpu or not isinstance(fmt, BlockFormat):
         return False
-    many = m > FEW if fmt.name in LEGACY else m > DECODED or long_turns(fmt, m, n)
-    return many and done_sooner(fmt, m, n, k)
+    return m > (FEW if fmt.name in LEGACY else DECODED) and done_sooner(fmt, m, n, k)
 
 
 STEP = KernelSpec(
