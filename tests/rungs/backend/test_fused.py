@@ -122,6 +122,17 @@ def test_only_what_is_read_is_compared() -> None:
     assert Record([np.zeros(8, np.uint8)], uses=[0], views=[[]]).read_of(1, 1).all()
 
 
+def test_a_graph_reads_no_nodes_of_another(llama: Llama, tmp_path: Any) -> None:
+    """A decoder's tensors lie where its encoder's were, some of its inputs where a node was."""
+    model = llama.model
+    model.open_on(ARCHITECTURES["t5"](llama, tmp_path / "t5.gguf"), 1, "CPU")
+    model.make_context(8, 4)
+    model.read_source([5, 6, 7])
+    nodes, _ = model.record([5, 6, 7, 8])
+    assert {node.graph for node in nodes} == {1, 2}
+    assert all(nodes[read - 1].graph == node.graph for node in nodes for read in node.reads)
+
+
 @pytest.mark.parametrize("rest", [False, True])
 def test_what_is_only_carried_on_is_told_at_its_origin(monkeypatch: pytest.MonkeyPatch, rest: bool) -> None:
     """Of nodes 1 to 4, nodes 1 and 2 together leave other bits, which 3 and 4 carry on; with `rest`, 3 and 4 together
