@@ -31,8 +31,9 @@ import numpy as np
 from ..backend_results import Varying
 from ..llama import Evaluation
 from ..llama.answers import RecordedNode
+from ..llama.evaluations import FusedEnd, FusedOutput
 from ..llama.graph import GraphNode, WeightsOf
-from ..llama.model import FusedEnd, FusedOutput, LoadedModel
+from ..llama.model import LoadedModel
 from ..operations import Judged, Node, NoDefinition, Operand, judge
 from ..operations.judging import watched, within
 from ..operations.node import F32, Doubles

@@ -20,7 +20,7 @@ from ..backend_results import DeviceInfo, GraphOptions, GraphReport, Varying
 from ..formats import tensor_type
 from ..gguf import Model, open_model
 from ..llama import Evaluation, Llama, LlamaRefused
-from ..llama.model import ALONE, Slot
+from ..llama.evaluations import ALONE, Slot
 from ..processes.sandbox import sandboxed
 from ..support.errors import EnvironmentFault, LlamaFault, NothingToVerify, UsageError, signal_of
 from ..support.near import nearest

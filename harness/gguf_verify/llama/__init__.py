@@ -7,15 +7,16 @@ rest in ours; `backends/` holds one file for each backend of llama.cpp.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .evaluations import Evaluation
     from .files import Requantized, Scan, Scanned, ScannerOf
+    from .gemms import Gemm
     from .installed import why_missing
     from .library import Llama, WithoutLlama
-    from .model import Evaluation, Gemm
     from .process import LlamaRefused
 
 _MODULES = {
-    "Evaluation": "model", "Gemm": "model", "Llama": "library", "WithoutLlama": "library", "why_missing": "installed",
-    "LlamaRefused": "process", "Requantized": "files", "Scan": "files", "Scanned": "files", "ScannerOf": "files",
+    "Evaluation": "evaluations", "Gemm": "gemms", "Llama": "library", "LlamaRefused": "process", "Requantized": "files",
+    "Scan": "files", "Scanned": "files", "ScannerOf": "files", "WithoutLlama": "library", "why_missing": "installed",
 }  # fmt: skip
 
 __all__ = [

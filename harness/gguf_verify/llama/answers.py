@@ -206,7 +206,7 @@ class Valid(Struct):
 
 
 class Seen(Struct):
-    """What a graph did with weights but multiply them; see `model.Evaluation`."""
+    """What a graph did with weights but multiply them; see `evaluations.Evaluation`."""
 
     lookup: dict[str, str]
     unsupported: dict[str, str]
@@ -253,7 +253,7 @@ class FusedSaid(Struct):
 
 
 class Product(Struct):
-    """A product of a graph; see `model.Gemm`."""
+    """A product of a graph; see `gemms.Gemm`."""
 
     tensor: Name
     node: Name

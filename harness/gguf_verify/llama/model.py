@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,121 +12,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ..support.errors import EnvironmentFault, KernelFault, LlamaFault
+from ..support.errors import EnvironmentFault, LlamaFault
 from ..support.protocol import ProtocolError
 from . import answers
+from .evaluations import ALONE, Evaluation, FusedEnd, FusedOutput, Slot
+from .gemms import Gemm, TappedProduct, tapped_product
 from .graph import GraphNode, WeightsOf, graph_node
 
 if TYPE_CHECKING:
     from .process import LlamaProcess
 
 Floats = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
 
 #: Products that llama.cpp may compute while one is judged. Each takes room in the lane, and in the judge's process the
 #: one that is judged alone.
 _AHEAD = 2
-#: Rows of activations that stand in for those of a matrix which got none.
-_IDLE_ROWS = 4
-
-
-@dataclass(frozen=True)
-class Gemm:
-    """One product with a matrix of weights as llama.cpp computed it: a MUL_MAT, one of several matrices of a batched
-    one, or one expert of a MUL_MAT_ID with the rows that were routed to it.
-
-    Args:
-        tensor: name of the weights.
-        node: name of the graph node.
-        type_id: ggml type of the weights.
-        x: activations, float32[M, K].
-        y: llama.cpp's output, float32[M, N].
-        quantized: x in each activation format that was asked for, uint8[M, row bytes], by ggml type; if the weights are
-            F16 or BF16, x in their type instead.
-        crc32: checksum of the matrix as llama.cpp holds it, if it was asked for.
-        first_row: the row of the tensor with which the matrix begins.
-        idle: the node did not use this matrix: x are rows that it gave to others, y is empty.
-        tokens: the number by which llama.cpp chose how to compute it: columns of a MUL_MAT, tokens of a MUL_MAT_ID.
-        experts: it is part of a MUL_MAT_ID.
-        on_backend: the backend that the model was loaded on computed it, not the CPU in its place.
-    """
-
-    tensor: str
-    node: str
-    type_id: int
-    x: Floats
-    y: Floats
-    quantized: dict[int, Bytes]
-    crc32: int | None
-    first_row: int = 0
-    idle: bool = False
-    tokens: int = 0
-    experts: bool = False
-    on_backend: bool = True
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """M, N, K."""
-        return len(self.x), self.y.shape[1], self.x.shape[1]
-
-    def outside_graph(self) -> Gemm:
-        """The same matrix and activations as a MUL_MAT of its own, which the backend computes outside the graph."""
-        return replace(self, tokens=len(self.x), experts=False, on_backend=True)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What one pass over the graph gave.
-
-    Args:
-        logits: float32[tokens, vocabulary]; of a model that embeds, float32[tokens, width] or a reranker's score.
-        lookup: weights of which rows were looked up, name → type.
-        unsupported: products that could not be tapped, name → why.
-        used: weights that other nodes than products and look-ups used, name → ggml's names of the operations.
-    """
-
-    logits: Floats
-    lookup: dict[str, str]
-    unsupported: dict[str, str]
-    used: dict[str, list[str]]
-
-
-@dataclass(frozen=True)
-class FusedOutput:
-    """An output with other bits than those of the record.
-
-    Args:
-        number: of the node.
-        window: the first and the last node of its window.
-        span: its bytes, uint8[nbytes].
-    """
-
-    number: int
-    window: tuple[int, int]
-    span: npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True)
-class FusedEnd:
-    """An evaluation in windows: how many outputs were compared, which windows' first nodes were seen to be fused with
-    those behind them, and what it comes to."""
-
-    compared: int
-    fused: list[int]
-    evaluation: Evaluation
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where tokens stand in a batch: their sequence, and the tokens of another sequence ahead of them or behind them.
-    The context must have as many sequences."""
-
-    sequence: int = 0
-    ahead: tuple[int, ...] = ()
-    behind: tuple[int, ...] = ()
-
-
-ALONE = Slot()
 
 
 class LoadedModel:
@@ -353,7 +252,7 @@ class LoadedModel:
     def _tapped(
         self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0,
         spared: Collection[str] = (),
-    ) -> Iterator[tuple[_Node | Evaluation, Callable[[Floats | None], None]]]:  # fmt: skip
+    ) -> Iterator[tuple[TappedProduct | Evaluation, Callable[[Floats | None], None]]]:  # fmt: skip
         """Each product of an evaluation with the function that lets the graph go on, then the Evaluation."""
         options = {
             "activations": list(activations), "checksum": checksum, "ahead": _AHEAD if mode == "capture" else 0,
@@ -372,81 +271,5 @@ class LoadedModel:
                 return
             product = self._process.typed("evaluate", header, answers.Product)
             with self._process.valid("evaluate"):
-                node = _node(product, arrays)
+                node = tapped_product(product, arrays)
             yield node, answer
-
-
-def _node(product: answers.Product, arrays: list[npt.NDArray[Any]]) -> _Node:
-    """Raises ProtocolError or ValueError where the arrays are not those of a product."""
-    x, y, matrix, row, *quantized = arrays
-    answers.expect(x, np.float32, None, None)
-    answers.expect(y, np.float32, None, None)
-    for indices in (matrix, row):
-        answers.expect(indices, np.int32, len(y))
-    product.check(x, y, matrix, row, quantized)
-    return _Node(product, x, y, matrix, row, dict(zip(product.activations, quantized, strict=True)))
-
-
-class _Node:
-    """A product as the child reports it, taken apart into matrices.
-
-    Args:
-        header: the names, the type, each matrix's first row and crc32.
-        x: activations, float32[rows, K].
-        y: outputs, float32[rows, N].
-        matrix, row: the matrix and the row of x that made each output row, int32[rows].
-        quantized: x in other formats.
-    """
-
-    def __init__(
-        self, header: answers.Product, x: Floats, y: Floats, matrix: npt.NDArray[np.int32], row: npt.NDArray[np.int32],
-        quantized: dict[int, Bytes],
-    ) -> None:  # fmt: skip
-        self._header, self._x, self._y, self._row, self._quantized = header, x, y, row, quantized
-        order = np.argsort(matrix, kind="stable")
-        starts = np.flatnonzero(np.diff(matrix[order], prepend=-1))
-        #: The output rows of each matrix that made any.
-        self._places = {int(matrix[rows[0]]): rows for rows in np.split(order, starts[1:]) if len(rows)}
-
-    @property
-    def tensor(self) -> str:
-        """The weights' name."""
-        return self._header.tensor
-
-    def gemms(self) -> Iterator[Gemm]:
-        """Each matrix that the node used, in their order."""
-        for matrix, places in self._places.items():
-            yield self._gemm(matrix, self._row[places], _picked(self._y, places))
-
-    def idle(self) -> Iterator[Gemm]:
-        """Each matrix that the node did not use, with some rows of x that others got."""
-        rows = np.unique(np.linspace(0, len(self._x) - 1, _IDLE_ROWS).astype(int)) if len(self._x) else np.zeros(0, int)
-        for matrix in range(len(self._header.first_rows)):
-            if matrix not in self._places:
-                yield self._gemm(matrix, rows, self._y[:0], idle=True)
-
-    def _gemm(self, matrix: int, rows: npt.NDArray[Any], y: Floats, idle: bool = False) -> Gemm:
-        header, checksums = self._header, self._header.crc32
-        quantized = {kind: _picked(x, rows) for kind, x in self._quantized.items()}
-        return Gemm(
-            header.tensor, header.node, header.type, _picked(self._x, rows), y, quantized,
-            None if checksums is None else checksums[matrix],
-            header.first_rows[matrix], idle, header.tokens, header.experts, header.on_backend,
-        )  # fmt: skip
-
-    def joined(self, given: list[Floats | None]) -> Floats | None:
-        """The node's output with what was given for each of `gemms` in its rows, or None if nothing was given."""
-        if all(y is None for y in given):
-            return None
-        out = self._y.copy()
-        for places, y in zip(self._places.values(), given, strict=True):
-            if y is not None:
-                if y.shape != (len(places), out.shape[1]):
-                    raise KernelFault(f"an output of {y.shape} for {len(places)} rows of {out.shape[1]}")
-                out[places] = y
-        return out
-
-
-def _picked(array: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows of an array; where they are all of its rows in their order, the array itself."""
-    return array if np.array_equal(rows, np.arange(len(array))) else array[rows]

@@ -25,7 +25,7 @@ from gguf_verify.llama import Llama, LlamaRefused, ScannerOf, backends
 from gguf_verify.llama.answers import Figures, Started
 from gguf_verify.llama.backends import BACKENDS, Backend
 from gguf_verify.llama.backends.cpu import CpuBackend
-from gguf_verify.llama.model import Evaluation
+from gguf_verify.llama.evaluations import Evaluation
 from gguf_verify.support import protocol
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault, LlamaFault
 from gguf_verify.support.lanes import Lane, Lanes

@@ -15,7 +15,8 @@ from gguf_verify.graph_verification import verify_graph
 from gguf_verify.graph_verification.fusing import Fusing, judge_group
 from gguf_verify.llama import Evaluation, Llama
 from gguf_verify.llama.answers import RecordedNode
-from gguf_verify.llama.model import FusedEnd, FusedOutput, LoadedModel
+from gguf_verify.llama.evaluations import FusedEnd, FusedOutput
+from gguf_verify.llama.model import LoadedModel
 from gguf_verify.llama.worker.fused_tap import Record, _Part
 from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
 from tests.support import needs

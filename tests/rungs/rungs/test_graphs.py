@@ -23,7 +23,7 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Multiply
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
-from gguf_verify.llama.model import _Node
+from gguf_verify.llama.gemms import TappedProduct
 from gguf_verify.results import Options, Report, RungResult
 from gguf_verify.rungs.tokens import task
 from gguf_verify.support.errors import KernelFault, UsageError
@@ -383,10 +383,10 @@ def test_wrong_for_an_expert_without_tokens(made: Callable[..., Path]) -> None:
 def test_rows_that_nothing_multiplies(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """If experts without tokens were passed over, their weights would go unchecked: that is no pass."""
 
-    def none(_: _Node) -> Iterator[Gemm]:
+    def none(_: TappedProduct) -> Iterator[Gemm]:
         return iter(())
 
-    monkeypatch.setattr(_Node, "idle", none)
+    monkeypatch.setattr(TappedProduct, "idle", none)
     report = run(made("moe"), "layers", tensor=DOWN)
     assert report.exit_code == 5
     (unverified,) = report.rungs[0].unverified
@@ -420,12 +420,12 @@ def test_an_expert_fed_with_others_rows(made: Callable[..., Path], monkeypatch: 
     is judged, would be further from llama.cpp's."""
     kl = "kernel: mean KL to llama.cpp"
     before = run(made("moe"), "tokens", tensor="_exps", n_predict=8).rungs[0].figures[kl]
-    original = _Node._gemm
+    original = TappedProduct._gemm
 
-    def shifted(self: _Node, matrix: int, rows: npt.NDArray[np.intp], y: Floats, idle: bool = False) -> Gemm:
+    def shifted(self: TappedProduct, matrix: int, rows: npt.NDArray[np.intp], y: Floats, idle: bool = False) -> Gemm:
         return original(self, matrix, np.roll(rows, 1), y, idle)
 
-    monkeypatch.setattr(_Node, "_gemm", shifted)
+    monkeypatch.setattr(TappedProduct, "_gemm", shifted)
     report = run(made("moe"), "layers", tensor="_exps", n_predict=8)
     assert report.exit_code == 1
     assert any(f.what.startswith("llama.cpp") for r in report.rungs for f in r.failures)
@@ -434,12 +434,12 @@ def test_an_expert_fed_with_others_rows(made: Callable[..., Path], monkeypatch: 
 
 
 def test_rows_put_back_in_another_order(made: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    original = _Node.joined
+    original = TappedProduct.joined
 
-    def rolled(self: _Node, given: list[Floats | None]) -> Floats | None:
+    def rolled(self: TappedProduct, given: list[Floats | None]) -> Floats | None:
         return original(self, [None if y is None else np.roll(y, 1, axis=0) for y in given])
 
-    monkeypatch.setattr(_Node, "joined", rolled)
+    monkeypatch.setattr(TappedProduct, "joined", rolled)
     report = run(made("moe"), "tokens", tensor="_exps")
     assert report.exit_code == 5
     assert "put back in place" in report.rungs[0].unverified[0].why

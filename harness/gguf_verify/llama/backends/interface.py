@@ -16,8 +16,8 @@ from ..answers import Started
 if TYPE_CHECKING:
     from ...formats import WeightFormat
     from ...semantics import Semantics
+    from ..gemms import Gemm
     from ..library import Llama
-    from ..model import Gemm
     from .device import Device
 
 Floats = npt.NDArray[np.float32]

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ...formats import BlockFormat, WeightFormat
     from ...operations.identified import Ruling
     from ...semantics import Semantics
+    from ..gemms import Gemm
     from ..library import Llama
-    from ..model import Gemm
 
 S = TypeVar("S", bound=np.generic)
 
