@@ -155,7 +155,7 @@ def _products(path: Path, q: Floats, scale: np.float32, keys: Operand) -> Scores
     k, k_off = _held(path, keys)
     scaled = path.queries(q, scale)
     made = of_values(_padded(scaled), _padded(k), _TERM, path.scores)
-    off, spread = made.bound, made.spread
+    off, spread = np.minimum(made.bound, SCORE_LIMIT * made.spread), made.spread  # the gate of a product
     if k_off is not None:
         slack = np.abs(scaled) @ k_off.T * (1 + path.scores.growth(k.shape[1]))
         off, spread = off + slack, spread + slack / SCORE_LIMIT
@@ -205,11 +205,11 @@ def _attended(
         of_values = of_values + p @ v_off
     of_weights = growth * whole + sink_off + (u * whole if path.in_half else 0.0)
     total = of_scores + of_values + np.abs(o) * of_weights
-    relative = (of_weights + weight_off.sum(axis=1, keepdims=True)) / whole
+    least = (p * np.exp(-off)).sum(axis=1, keepdims=True) + sink - of_weights - tiny * read.sum(axis=1, keepdims=True)
     in_halves_too = path.halves and not path.divides
     last = (5 * u + tiny * whole) if in_halves_too else (a.division * ULP + 4 * UNIT_ROUNDOFF)
     final = last * np.abs(o) + 4 * (tiny if in_halves_too else NORMAL)
-    bound = total / whole / np.maximum(1 - relative, 0.0) + final
+    bound = total / np.maximum(least, 0.0) + final
     return o, np.where(whole > 0, bound, 0.0)
 
 

@@ -7,9 +7,14 @@ outputs themselves tell the size: the standard deviation is the median of the ma
 errors is (Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974). An output that is further
 off than SCORE_LIMIT of these, the limit of every score (`semantics.accumulation`), is none of them.
 
-A median of few outputs tells nothing. That the largest of n normal errors seems further off than SCORE_LIMIT by their
+A median of few outputs tells little. That the largest of n normal errors seems further off than SCORE_LIMIT by their
 own median has the probability n·∫ φ(m)·P(half of the others are below 2·0.6745·m/32) dm, with φ the density of the
-magnitude m: 8e-6 of n = 16, and 7e-9 of n = 32. Rows with fewer outputs that are off are not looked at.
+magnitude m: 8e-6 of n = 16, and 7e-9 of n = 32. Rows with fewer outputs that are off are measured by those of all rows,
+if these are as many, for what is left in units of the tolerance is much the same in all rows. It need not be: the
+roundings of one row may all go one way. So the larger one counts of that and of the row's own upper quartile over
+1.1503, as that of normal errors is. Then right outputs of a row whose errors are ten times as large as those of others
+are left out with the probability n·∫ φ(m)·P(|e| < 1.1503·m/32)^(n-1) dm, which is 1e-5 of n = 5 and less of more, and
+of all other rows with none. Rows with fewer outputs are not looked at.
 
 Errors are not normal where a sum is nearly one of its terms: most are tiny, and a few of them one rounding of the
 result. So EXTRA_ROUNDINGS of the result (`semantics.accumulation`), those beside a sum's own, are admitted in any case.
@@ -19,15 +24,16 @@ What a whole row is off by is no more than the definition's tolerance, which it 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from ..semantics import SCORE_LIMIT
 from ..semantics.accumulation import EXTRA_ROUNDINGS
 from .node import Doubles
 
-#: Outputs of a row that are off, at least.
-_ENOUGH = 32
-#: The median of the magnitude of normal numbers.
-_MEDIAN = 0.6745
+#: Outputs that are off, at least, whose median tells their size, and of a row whose upper quartile does beside it.
+_ENOUGH, _FEW = 32, 5
+#: The median and the upper quartile of the magnitude of normal numbers.
+_MEDIAN, _QUARTILE = 0.6745, 1.1503
 
 
 def admitted(difference: Doubles, tolerance: Doubles, exact: Doubles, unit: float) -> Doubles:
@@ -40,12 +46,26 @@ def admitted(difference: Doubles, tolerance: Doubles, exact: Doubles, unit: floa
     with np.errstate(all="ignore"):
         ratio = np.where(difference == 0, 0.0, difference / tolerance)
         off = np.where(ratio == 0, np.nan, np.where(np.isnan(ratio), np.inf, ratio))
-        enough = np.count_nonzero(ratio, axis=1) >= _ENOUGH
-        most = np.full((len(ratio), 1), np.inf)
-        if enough.any():
-            most[enough] = SCORE_LIMIT / _MEDIAN * np.nanmedian(off[enough], axis=1, keepdims=True)
-        left = np.fmax(np.minimum(most, 1) * tolerance, EXTRA_ROUNDINGS * unit * np.abs(exact))
+        most = np.minimum(SCORE_LIMIT * _deviation(off, np.count_nonzero(ratio, axis=1)), 1)
+        left = np.fmax(most[:, None] * tolerance, EXTRA_ROUNDINGS * unit * np.abs(exact))
         return np.asarray(np.minimum(tolerance, left))
+
+
+def _deviation(off: Doubles, told: npt.NDArray[np.intp]) -> Doubles:
+    """The standard deviation of the outputs of each row, float64[rows]; infinite where it is not known.
+
+    Args:
+        off: by how much they are off, float64[rows, n]; NaN where they are not.
+        told: how many outputs of a row are off.
+    """
+    deviation = np.full(len(off), np.inf)
+    many, few = told >= _ENOUGH, (told >= _FEW) & (told < _ENOUGH)
+    if many.any():
+        deviation[many] = np.nanmedian(off[many], axis=1) / _MEDIAN
+    if few.any() and told.sum() >= _ENOUGH:
+        own = np.nanquantile(off[few], 0.75, axis=1, method="higher") / _QUARTILE
+        deviation[few] = np.maximum(own, np.nanmedian(off) / _MEDIAN)
+    return deviation
 
 
 __all__ = ["admitted"]

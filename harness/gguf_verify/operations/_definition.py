@@ -12,10 +12,12 @@ import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
 from ..semantics import SCORE_LIMIT, Product, Semantics, llama_cpu_semantics, screened
+from ..semantics.accumulation import IN_FLOAT16
 from ..semantics.narrow import HALF, NARROW, stored
 from ..semantics.sums import concatenated
-from ..semantics.values import of_values
+from ..semantics.values import of_values, weights_of
 from ..support.threads import each
+from ._half_sums import sharpened
 from ._in_order import Ordered
 from .node import Array, Bytes, Doubles, NoDefinition
 
@@ -94,6 +96,8 @@ class Definition:
             made = self.adjusted(rows, a, made)
         if self.in_half and not np.isfinite(made.exact).all():
             raise NoDefinition("sums in half that may overflow")
+        if self.multiplied is None and self.adjusted is None and self.semantics.accumulation is IN_FLOAT16:
+            return _sharpened(self.semantics, self.fmt, rows, a, made)
         return made
 
 
@@ -104,6 +108,23 @@ def loosened(product: Product, slack: Doubles) -> Product:
         product, bound=product.bound + slack, spread=product.spread + slack / SCORE_LIMIT,
         of_rows=None if of_rows is None else lambda rows: loosened(of_rows(rows), slack[:, rows]),
     )  # fmt: skip
+
+
+def _sharpened(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, made: Product) -> Product:
+    """The product with what sums in half are off by in the orders that kernels have (`_half_sums`)."""
+    a, off = semantics.values_of(x).astype(np.float64), None
+    if isinstance(fmt, ElementFormat):
+        values = fmt.decode(w).astype(np.float64)
+        narrow = NARROW.get(semantics.term.weights)
+        values = values if narrow is None else narrow.rounded(values)
+    else:
+        values, off = weights_of(semantics.term, fmt, w)
+    slack: Doubles | float = 0.0
+    if off is not None:
+        slack = np.abs(a) @ off.T * (1 + semantics.accumulation.growth(a.shape[1]))
+    if semantics.output == "float16":
+        slack = slack + HALF.half_ulp(np.abs(made.exact) + np.minimum(made.bound, SCORE_LIMIT * made.spread))
+    return sharpened(made, a, values, slack)
 
 
 def _product(semantics: Semantics, fmt: WeightFormat, w: Bytes, a: Bytes) -> Product:

@@ -108,7 +108,7 @@ def within(
             float32, which is added here.
         spread: see above; None: only the bound counts.
 
-    Raises NoDefinition for outputs of another type.
+    Raises NoDefinition for outputs of another type, and for a bound that is infinite: by it everything would be right.
     """
     y, expected = node.output.values, np.broadcast_to(exact, node.output.shape)
     with np.errstate(all="ignore"):
@@ -119,6 +119,8 @@ def within(
             scored = np.maximum(SCORE_LIMIT * np.asarray(spread, np.float64), once)
             tolerance = np.minimum(tolerance, scored)
         tolerance = tolerance + _stored(node, expected, tolerance)
+        if (np.isposinf(tolerance) & np.isfinite(expected)).any():
+            raise NoDefinition(f"{node.operation} with an output that may be anything by {definition}")
         most = _MOST[node.output.type]
         infinite = np.copysign(np.inf, expected)
         near = (np.abs(expected) + tolerance >= most) & (y == infinite)

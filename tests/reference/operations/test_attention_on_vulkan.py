@@ -118,8 +118,9 @@ def test_right(name: str) -> None:
             one = judge(made)
             assert one.passed, (node.sources, one)
             assert one.definition.endswith(name) or not one.utilisation, (node.sources, one)
+            assert name == "f32" or not one.utilisation or one.utilisation > 1 / 32
             worst = max(worst, one.utilisation)
-    assert worst > {"f32": 1 / 128, "halves, f32 scores": 1 / 16, "halves, half scores": 1 / 64}[name]
+    assert worst > {"f32": 1 / 128}.get(name, 1 / 8)
 
 
 def _heads_rolled(node: Node, i: int) -> Node:

@@ -1,0 +1,87 @@
+"""Sums in half whose order is not known: what their roundings add up to in the orders that kernels have.
+
+What is held is a half, and so a multiple of the distance g of halves at its size. Adding t rounds it to the g of the
+sum S, so while the sum stays between two powers of two, what is rounded off depends on the addend and on g alone:
+
+    e = g·rint(t/g) - t
+
+Where addends are alike, or small beside the sum, these all go one way. Otherwise they are as good as independent and no
+larger than u·|S|, as those of products are than u·|t|, u = 2^-11. Over the terms t of an output, their partial sums S,
+the sums s of lanes, and η = 2^-25 for a product below the normal halves, a sum in one order is therefore off by
+
+    drift       |Σ e| + |Σ (half(t) - t)|
+    spread²     u²/3·(Σ S² + Σ t² + 8·(Σ s² + o²))          8 roundings for adding up lanes
+    tolerance   drift + 8·spread + K·η                       8: `semantics.accumulation`, IN_FLOAT16.deviations
+
+and the largest tolerance of these orders counts: lanes of every L-th term, L = 1, 2, 4, … 32, in ascending order, and
+all terms in descending order. Parts of a row that are added up apart, and trees, have smaller sums.
+
+`semantics` knows the sums of whole blocks alone, and of these admits the running-error bound, as if all roundings went
+one way: of 1536 terms of one sign that is 0.4 of the sum, and right outputs are off by a tenth of it at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..semantics import SCORE_LIMIT, Product
+from ..semantics.accumulation import EXTRA_ROUNDINGS, IN_FLOAT16
+from ..semantics.narrow import HALF
+from .node import Doubles
+
+Floats = npt.NDArray[np.float32]
+
+#: Terms of all outputs up to which they are added up, which takes seconds; terms that are held at a time.
+_MOST, _AT_ONCE = 1 << 25, 1 << 18
+_LANES = (1, 2, 4, 8, 16, 32)
+#: Bits of a float32's exponent, and the distance of halves at 1.
+_EXPONENT, _STEP = np.uint32(0x7F800000), np.float32(2.0**-10)
+
+
+def sharpened(made: Product, a: Doubles, w: Doubles, slack: Doubles | float = 0.0) -> Product:
+    """A product with the spread of these tolerances, where it is less.
+
+    Args:
+        made: [M, N], with sums in half.
+        a, w: the factors, float64[M, K] and float64[N, K], both halves.
+        slack: what the factors may be off by adds up to, and what rounding the output takes, [M, N].
+    """
+    if len(a) * w.size > _MOST or not np.isfinite(made.exact).all():
+        return made
+    step = max(1, _AT_ONCE // max(1, a.size))
+    parts = [_tolerance(a, w[first : first + step]) for first in range(0, len(w), step)]
+    tolerance = np.concatenate(parts, axis=1) if parts else np.zeros_like(made.spread)
+    return replace(made, spread=np.minimum(made.spread, (tolerance + slack) / SCORE_LIMIT))
+
+
+def _tolerance(a: Doubles, w: Doubles) -> Doubles:
+    """Of factors [M, K] and [n, K], [M, n]."""
+    u, k = IN_FLOAT16.unit, a.shape[1]
+    filled = ((0, 0), (0, -k % _LANES[-1]))
+    left, right = (np.pad(each, filled).astype(np.float32) for each in (a, w))
+    terms = left[:, None] * right[None]  # exact: halves have 11 bits
+    exact = terms.sum(axis=2, dtype=np.float64)
+    rounded = np.abs((terms.astype(np.float16).astype(np.float32) - terms).sum(axis=2, dtype=np.float64))
+    squares = np.einsum("mnk,mnk->mn", terms, terms).astype(np.float64) + EXTRA_ROUNDINGS * exact**2
+    most = np.zeros_like(exact)
+    for lanes in (*_LANES, -1):
+        in_lanes = terms[..., ::-1, None] if lanes < 0 else terms.reshape(*exact.shape, -1, lanes)
+        drift, carried = _one_order(in_lanes)
+        most = np.maximum(most, drift + IN_FLOAT16.deviations * u * np.sqrt((carried + squares) / 3))
+    return np.asarray(most + rounded + k * IN_FLOAT16.underflow)
+
+
+def _one_order(terms: Floats) -> tuple[Doubles, Doubles]:
+    """|Σ e|, and Σ S² + 8·Σ s² of terms [M, n, steps, lanes], [M, n] each."""
+    sums = np.cumsum(terms, axis=2)
+    grid = np.maximum((sums.view(np.uint32) & _EXPONENT).view(np.float32) * _STEP, np.float32(2 * HALF.underflow))
+    steps = terms / grid
+    drift = np.abs(((np.rint(steps) - steps) * grid).sum(axis=(2, 3), dtype=np.float64))
+    carried = np.einsum("mnkl,mnkl->mn", sums, sums) + EXTRA_ROUNDINGS * (sums[:, :, -1] ** 2).sum(axis=2)
+    return drift, carried.astype(np.float64)
+
+
+__all__ = ["sharpened"]
