@@ -25,6 +25,14 @@ def fused(a: Doubles, w: Doubles) -> Doubles:
     return total
 
 
+def apart(a: Doubles, w: Doubles) -> Doubles:
+    """`__hmul` and `__hadd` in ascending k."""
+    total = np.zeros((len(a), len(w)))
+    for k in range(a.shape[1]):
+        total = half(half(a[:, k, None] * w[None, :, k]) + total)
+    return total
+
+
 def in_pairs(a: Doubles, w: Doubles) -> Doubles:
     """`__hfma2`: even and odd k apart, which are added at the end."""
     return half(fused(a[:, ::2], w[:, ::2]) + fused(a[:, 1::2], w[:, 1::2]))
@@ -45,7 +53,7 @@ def backwards(a: Doubles, w: Doubles) -> Doubles:
     return half(sum((fused(a[:, lane::4][:, ::-1], w[:, lane::4][:, ::-1]) for lane in range(4)), np.zeros(())))
 
 
-HALF_SUMS: tuple[Callable[[Doubles, Doubles], Doubles], ...] = (fused, in_pairs, products_first, backwards)
+HALF_SUMS: tuple[Callable[[Doubles, Doubles], Doubles], ...] = (fused, apart, in_pairs, products_first, backwards)
 
 
 def toward_zero(values: Doubles, bits: int) -> Doubles:

@@ -21,12 +21,14 @@ wide that faults of a per cent fit in, so the tolerance is the drift and eight s
 (`semantics.accumulation`: IN_FLOAT16.deviations):
 
     spread²     Σ_t (u·P[t])²·(1 + 2·r[t+1])/3 + Σ_t (u·p[t]·v[t])²/3 + what subnormal halves take
-    drift       |Σ_t e[t]|,  e[t] = round(p[t]·v[t]) - p[t]·v[t] on the grid of halves at P[t], in the scale of M[t];
+    drift       |Σ_t e[t]|,  e[t] = round(a[t]) - a[t] on the grid of halves at P[t], in the scale of M[t], the largest
+                of the addends a[t] = p[t]·v[t], half(p[t])·v[t] and half(half(p[t])·v[t]);
                 and |Σ_t (half(p[t]) - p[t])·v[t]|
 
 The drift is that part of the roundings that goes one way: what is held is on the grid, so what is rounded off depends
-on the addend alone. Addends below half a step are lost altogether. The tolerance is never more than the growth of a sum
-in any order, (1 + u)^n - 1 times the sum of all magnitudes, of n = 3·keys + 2 roundings, beside subnormal ones.
+on the addend alone, and where keys are alike and it is near the middle of a step, on each bit of it. Addends below half
+a step are lost altogether. The tolerance is never more than the growth of a sum in any order, (1 + u)^n - 1 times the
+sum of all magnitudes, of n = 3·keys + 2 roundings, beside subnormal ones.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ def in_halves(w: Weights, v: Doubles) -> Doubles:
     """What a sum of v [keys, DV] in halves may be off by, [rows, DV]. Raises NoDefinition where it may overflow."""
     rows, dims = len(w.p), v.shape[1]
     u, eta = IN_FLOAT16.unit, IN_FLOAT16.underflow
-    drift, variance = (np.zeros((rows, dims)) for _ in range(2))
+    drift, variance = np.zeros((3, rows, dims)), np.zeros((rows, dims))
     counts = w.read & (w.back > _GONE)
     back = np.where(counts, w.back, 0.0)
     to_then = np.divide(1.0, back, out=np.zeros_like(back), where=counts).astype(np.float32)
@@ -110,14 +112,15 @@ def in_halves(w: Weights, v: Doubles) -> Doubles:
         if not held.max(initial=0.0) * (1 + 64 * u) < IN_FLOAT16.overflows:
             raise NoDefinition("attention whose sums in half may overflow")
         grid = np.maximum((held.view(np.uint32) & _EXPONENT).view(np.float32) * _STEP, _LEAST)
-        own = w.of_then[:, of, None].astype(np.float32) * values
-        steps = own / grid
-        drift += _over_keys(back[:, of], (np.rint(steps) - steps) * grid)
+        own, in_half = (p[:, of, None].astype(np.float32) * values for p in (w.of_then, rounded))
+        addends = (own, own), (in_half, in_half), (in_half.astype(np.float16).astype(np.float32), in_half)
+        for total, (added, meant) in zip(drift, addends, strict=True):
+            total += _over_keys(back[:, of], np.rint(added / grid) * grid - meant)
     squares = w.p**2 @ v**2
     sizes = w.p @ np.abs(v)
     subnormal = 3 * eta * (back.sum(axis=1)[:, None] + back @ np.abs(v))
     spread = np.sqrt((variance + u**2 * squares) / 3) + subnormal / IN_FLOAT16.deviations
-    tolerance = np.abs(drift) + np.abs(lost @ v) + IN_FLOAT16.deviations * spread
+    tolerance = np.abs(drift).max(axis=0) + np.abs(lost @ v) + IN_FLOAT16.deviations * spread
     growth = np.expm1((3 * w.read.sum(axis=1) + 2) * np.log1p(u))[:, None]
     least: Doubles = np.minimum(tolerance, growth * sizes + subnormal)
     return least

@@ -3,13 +3,13 @@
 What is held is a half, and so a multiple of the distance g of halves at its size. Adding t rounds it to the g of the
 sum S, so while the sum stays between two powers of two, what is rounded off depends on the addend and on g alone:
 
-    e = g·rint(t/g) - t
+    e = g·rint(a/g) - t        a = t, or half(t) where products are rounded before they are added
 
 Where addends are alike, or small beside the sum, these all go one way. Otherwise they are as good as independent and no
 larger than u·|S|, as those of products are than u·|t|, u = 2^-11. Over the terms t of an output, their partial sums S,
 the sums s of lanes, and η = 2^-25 for a product below the normal halves, a sum in one order is therefore off by
 
-    drift       |Σ e| + |Σ (half(t) - t)|
+    drift       |Σ e|, of the a for which it is larger
     spread²     u²/3·(Σ S² + Σ t² + 8·(Σ s² + o²))          8 roundings for adding up lanes
     tolerance   drift + 8·spread + K·η                       8: `semantics.accumulation`, IN_FLOAT16.deviations
 
@@ -64,24 +64,24 @@ def _tolerance(a: Doubles, w: Doubles) -> Doubles:
     left, right = (np.pad(each, filled).astype(np.float32) for each in (a, w))
     terms = left[:, None] * right[None]  # exact: halves have 11 bits
     exact = terms.sum(axis=2, dtype=np.float64)
-    rounded = np.abs((terms.astype(np.float16).astype(np.float32) - terms).sum(axis=2, dtype=np.float64))
+    rounded = terms.astype(np.float16).astype(np.float32)
     squares = np.einsum("mnk,mnk->mn", terms, terms).astype(np.float64) + EXTRA_ROUNDINGS * exact**2
     most = np.zeros_like(exact)
     for lanes in (*_LANES, -1):
-        in_lanes = terms[..., ::-1, None] if lanes < 0 else terms.reshape(*exact.shape, -1, lanes)
-        drift, carried = _one_order(in_lanes)
+        drift, carried = _one_order(*(
+            each[..., ::-1, None] if lanes < 0 else each.reshape(*exact.shape, -1, lanes) for each in (terms, rounded)
+        ))  # fmt: skip
         most = np.maximum(most, drift + IN_FLOAT16.deviations * u * np.sqrt((carried + squares) / 3))
-    return np.asarray(most + rounded + k * IN_FLOAT16.underflow)
+    return np.asarray(most + k * IN_FLOAT16.underflow)
 
 
-def _one_order(terms: Floats) -> tuple[Doubles, Doubles]:
-    """|Σ e|, and Σ S² + 8·Σ s² of terms [M, n, steps, lanes], [M, n] each."""
+def _one_order(terms: Floats, rounded: Floats) -> tuple[Doubles, Doubles]:
+    """|Σ e|, and Σ S² + 8·Σ s² of terms [M, n, steps, lanes] and of what they are rounded to, [M, n] each."""
     sums = np.cumsum(terms, axis=2)
     grid = np.maximum((sums.view(np.uint32) & _EXPONENT).view(np.float32) * _STEP, np.float32(2 * HALF.underflow))
-    steps = terms / grid
-    drift = np.abs(((np.rint(steps) - steps) * grid).sum(axis=(2, 3), dtype=np.float64))
+    off = [(np.rint(each / grid) * grid - terms).sum(axis=(2, 3), dtype=np.float64) for each in (terms, rounded)]
     carried = np.einsum("mnkl,mnkl->mn", sums, sums) + EXTRA_ROUNDINGS * (sums[:, :, -1] ** 2).sum(axis=2)
-    return drift, carried.astype(np.float64)
+    return np.abs(off).max(axis=0), carried.astype(np.float64)
 
 
 __all__ = ["sharpened"]

@@ -193,6 +193,18 @@ def test_an_output_beside_right_ones_is_not_admitted_by_half_sums() -> None:
     assert (found.wrong, found.place) == (1, (0, 1, 1, at))
 
 
+@pytest.mark.parametrize("name", ["tensor cores, half sums", "half products, half sums"])
+def test_addends_in_the_middle_of_a_step_are_right(name: str) -> None:
+    """Equal keys, whose p is a little more than 1/8; as a half it is that, and 6.5 steps of a sum of 16 times 13/16."""
+    q = Operand.of(np.random.default_rng(5).standard_normal((1, 4, 1, 64)).astype(f32))
+    k, v = np.zeros((1, 2, 520, 64), f16), np.broadcast_to(np.arange(64, dtype=f16) / f16(16), (1, 2, 520, 64))
+    given = q, Operand.of(k), Operand.of(v), None
+    node = Node("FLASH_ATTN_EXT", given, Operand.blank(F32, 1, 1, 4, 64), parameters(0.125), backend="CUDA")
+    found = judge(KERNELS[name].compute(node))
+    assert found.passed, found
+    assert "half sums" in found.definition
+
+
 def test_where_vec_alone_runs_half_sums_are_none() -> None:
     rng = np.random.default_rng(4)
     q = Operand.of(rng.standard_normal((1, 2, 1, 64)).astype(f32))

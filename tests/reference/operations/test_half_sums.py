@@ -12,7 +12,7 @@ from gguf_verify.operations._half_sums import sharpened
 from gguf_verify.semantics import SCORE_LIMIT
 from gguf_verify.semantics.accumulation import IN_FLOAT16
 from gguf_verify.semantics.values import of_values
-from tests.support.narrow_sums import HALF_SUMS, half
+from tests.support.narrow_sums import HALF_SUMS, apart, half
 
 Doubles = npt.NDArray[np.float64]
 KINDS = ("normal", "positive", "alternating", "equal", "one large", "sparse", "subnormal", "soft-max", "periodic")
@@ -42,6 +42,15 @@ def test_right_sums_are_within(kind: str, added: int) -> None:
         assert (np.abs(HALF_SUMS[added](a, w) - made.exact) <= SCORE_LIMIT * made.spread).all()
 
 
+def test_products_that_are_rounded_to_the_middle_of_a_step_are_within() -> None:
+    """Each is a little more than 6.5 steps of a sum of 16 to 32, and 6.5 as a half, which is added as 6: what is lost
+    there is not made up for where the sum is larger."""
+    a, w = np.full((1, 512), 1 + 7 * 2.0**-10), np.full((1, 512), 1653 * 2.0**-14)
+    assert 0 < a[0, 0] * w[0, 0] - 6.5 * 2.0**-6 < 2.0**-15
+    made = sharpened(of_values(a, w, 32, IN_FLOAT16), a, w)
+    assert (np.abs(apart(a, w) - made.exact) <= SCORE_LIMIT * made.spread).all()
+
+
 def test_of_terms_of_one_sign_it_is_a_small_part_of_what_any_order_allows() -> None:
     rng = np.random.default_rng(1)
     a, w = (np.stack([row(rng, "positive", 1536) for _ in range(n)]) for n in (6, 20))
@@ -69,7 +78,7 @@ def test_rows_and_columns_of_other_kinds_are_right() -> None:
             np.stack([row(rng, rng.choice(KINDS) if rng.random() < share else "normal", k) for _ in range(of)])
             for of, share in ((m, 0.5), (n, 0.3))
         )
-        y = HALF_SUMS[seed % 4](a, w).astype(np.float32)[None, None]
+        y = HALF_SUMS[seed % len(HALF_SUMS)](a, w).astype(np.float32)[None, None]
         sources = Operand.of(w.astype(np.float16)), Operand.of(a.astype(np.float32))
         found = judge(Node("MUL_MAT", sources, Operand.of(y), backend="Vulkan", device="Vulkan0"))
         assert found.passed, (seed, found)
