@@ -244,6 +244,12 @@ class ComparedWindows(Struct):
     fused: list[Count]
 
 
+class At(Struct):
+    """A node that is about to be computed, in words; see `worker.listener`."""
+
+    node: Name
+
+
 class FusedSaid(Struct):
     """An output that a window of nodes leaves behind with other bits; see `worker.fused_tap`."""
 

@@ -58,6 +58,8 @@ class LlamaProcess:
         self._out: Lane | None
         self._back: Lane | None
         self._out, self._back = lanes or (None, None)
+        #: The node that a graph has come to, in words.
+        self._at = ""
         try:
             header, _ = self.receive("start")
             if "error" in header:
@@ -95,6 +97,7 @@ class LlamaProcess:
 
     def send(self, call: str, arrays: dict[str, npt.NDArray[Any]], arguments: dict[str, Any]) -> None:
         """Begin a call; `receive` its events and its answer. Raises EnvironmentFault if the process died."""
+        self._at = ""
         self.reply(call, {"call": call, "names": list(arrays), **arguments}, *arrays.values())
 
     def reply(self, call: str, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> None:
@@ -104,21 +107,34 @@ class LlamaProcess:
         try:
             protocol.send(self._link, header, *arrays, lane=self._out)
         except OSError:
+            with contextlib.suppress(EOFError, OSError, protocol.ProtocolError):
+                while True:  # what it had said before
+                    self._message(call)
             raise self._death(call) from None
 
     def receive(self, call: str) -> tuple[dict[str, object], Arrays]:
         """The next message of a call: an event (it has a key "event") or the answer, which `result` takes."""
         try:
             with stage("llama.cpp"):
-                return protocol.receive(self._link, seconds=self._time_limit, lane=self._back)
+                while True:
+                    header, arrays = self._message(call)
+                    if header.get("event") != "at":
+                        return header, arrays
         except TimeoutError:
             self._child.kill()
             words = f"no answer for {self._time_limit:g} s{self._last_log()}"
-            raise LlamaFault(f"llama.cpp hung in {call}: {words}") from None
+            raise LlamaFault(f"llama.cpp hung in {call}{self._at}: {words}") from None
         except protocol.ProtocolError as error:
             self._not_valid(call, error)
         except (EOFError, OSError):
             raise self._death(call) from None
+
+    def _message(self, call: str) -> tuple[dict[str, object], Arrays]:
+        """The next message, also where it but says which node comes next."""
+        header, arrays = protocol.receive(self._link, seconds=self._time_limit, lane=self._back)
+        if header.get("event") == "at":
+            self._at = f" at {printable(self.typed(call, header, answers.At).node, _LOG_WIDTH)}"
+        return header, arrays
 
     @contextlib.contextmanager
     def valid(self, call: str) -> Iterator[None]:
@@ -174,7 +190,7 @@ class LlamaProcess:
         code = self._child.wait()
         assert code is not None
         how = signal_name(code) or f"exit code {code}"
-        return LlamaFault(f"llama.cpp died in {call} ({how}){self._last_log()}")
+        return LlamaFault(f"llama.cpp died in {call}{self._at} ({how}){self._last_log()}")
 
     def _last_log(self) -> str:
         """The last lines that llama.cpp printed, on one line."""

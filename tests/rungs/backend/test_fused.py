@@ -3,6 +3,7 @@ played, which fuses wrong, or right in other bits."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,9 +20,11 @@ from gguf_verify.llama.evaluations import FusedEnd, FusedOutput
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.llama.worker.fused_tap import Record, _Part
 from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
+from gguf_verify.support.errors import LlamaFault
 from tests.support import needs
 from tests.support.architectures import ARCHITECTURES
 from tests.support.graph_records import graph
+from tests.support.processes import end_kept
 from tests.support.tools import FIXTURES
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -110,6 +113,20 @@ def test_windows_find_what_differs_and_take_it_back(llama: Llama) -> None:
     assert numbers
     assert end.compared == n
     assert np.array_equal(end.evaluation.logits, recorded.logits)
+
+
+def test_where_it_dies_among_nodes_that_are_together_is_named() -> None:
+    """It waits for an answer behind the window that leaves the first other output."""
+    with Llama() as running:
+        model = running.model
+        model.open_on(Q4_0, 1, "CPU")
+        model.make_context(8, 4)
+        nodes, _ = model.record([5, 6, 7, 8])
+        found = model.windows([9, 10, 11, 12], [(1, 12), (13, len(nodes))])
+        next(found)
+        end_kept(running.pid, signal.SIGSEGV)
+        with pytest.raises(LlamaFault, match=rf"died in evaluate at {nodes[11].op.split()[0]} .* \(SIGSEGV\)"):
+            next(found)
 
 
 def test_only_what_is_read_is_compared() -> None:

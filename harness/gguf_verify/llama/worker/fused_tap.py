@@ -22,7 +22,7 @@ from .. import ggml
 from . import nodes
 from .calls import CallFailed
 from .listener import Listener
-from .node_tap import operation
+from .nodes import operation
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -87,7 +87,9 @@ class Record:
 
 
 class Recorder(Listener):
-    """Records an evaluation."""
+    """Records an evaluation. Each node is announced."""
+
+    announces = True
 
     def __init__(self, link: Connection, lanes: Lanes | None) -> None:
         super().__init__(link, lanes, 0)
@@ -147,7 +149,11 @@ class Windows(Listener):
         record: of the same tokens.
         windows: the first and the last node of each, in their order; a node in none of them is computed by itself.
         back: put the record's bits in the place of others.
+
+    Each node is announced up to which the device computes.
     """
+
+    announces = True
 
     def __init__(
         self, link: Connection, lanes: Lanes | None, record: Record, windows: list[list[int]], back: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 
@@ -12,6 +12,7 @@ from ...support import protocol
 from ...support.lanes import Lane, Lanes
 from .. import ggml
 from .calls import CallFailed
+from .nodes import operation
 
 
 class Listener(ABC):
@@ -21,6 +22,9 @@ class Listener(ABC):
         lanes: for the arrays of nodes, and of answers.
         ahead: the graph goes on while so many nodes are not answered.
     """
+
+    #: Say of each node, before it is computed, which one it is: the process may die of it.
+    announces: ClassVar[bool] = False
 
     def __init__(self, link: Connection, lanes: Lanes | None, ahead: int) -> None:
         self._link = link
@@ -38,7 +42,10 @@ class Listener(ABC):
             return ask  # asks to be called, so that the graph can be broken off
         try:
             if ask:
-                return self._wanted(t)
+                wanted = self._wanted(t)
+                if wanted and self.announces:
+                    protocol.send(self._link, {"event": "at", "node": _words(t)})
+                return wanted
             while self._unanswered and self._link.poll():  # one of them may say that nobody follows any more
                 self._answer()
             self._told(t)
@@ -87,3 +94,7 @@ class Listener(ABC):
         """Wait for the answers that are still missing: none may be taken for the next call."""
         while self._unanswered:
             self._answer()
+
+
+def _words(t: Any) -> str:
+    return " ".join((*filter(None, operation(t)), t.contents.name.decode(errors="replace")))

@@ -17,16 +17,19 @@ from ...support.lanes import Lanes
 from .. import ggml
 from . import nodes
 from .listener import Listener
+from .nodes import operation
 
 
 class NodeTap(Listener):
-    """Tells of every node whose operation matches.
+    """Tells of every node whose operation matches. Each is announced.
 
     Args:
         lanes: for the arrays of nodes.
         wanted: a regular expression that the whole name of an operation must match, such as "ROPE|UNARY SILU".
         ahead: the graph goes on while so many nodes are not answered.
     """
+
+    announces = True
 
     def __init__(self, link: Connection, lanes: Lanes | None, wanted: str, ahead: int) -> None:
         super().__init__(link, lanes, ahead)
@@ -95,10 +98,3 @@ class NodeTap(Listener):
             if source and source.contents.data == node.data and ggml.same_root(source, node):
                 return i
         return None
-
-
-def operation(t: Any) -> tuple[str, str]:
-    """A node's operation, and of UNARY and GLU which one."""
-    op = ggml.ggml_op_name(t.contents.op).decode()
-    described = ggml.ggml_op_desc(t).decode()
-    return op, described if described != op else ""

@@ -24,6 +24,13 @@ VIEWS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 ELEMENTS = (ggml.F32, ggml.F16, ggml.BF16)
 
 
+def operation(t: Any) -> tuple[str, str]:
+    """A node's operation, and of UNARY and GLU which one."""
+    op = ggml.ggml_op_name(t.contents.op).decode()
+    described = ggml.ggml_op_desc(t).decode()
+    return op, described if described != op else ""
+
+
 @dataclass(frozen=True)
 class Layout:
     """The matrices of a node and which rows each multiplies.
