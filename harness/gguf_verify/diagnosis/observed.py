@@ -43,7 +43,8 @@ OBSERVED = {
     for fault in (
         ObservedFault(
             "data-race", "threads access the same memory, one of them writes, and nothing orders the accesses",
-            "put a barrier, or the wait for a copy, between the write and the read", _CHECKED,
+            "put a barrier, or the wait for a copy, between the write and the read; before a bulk copy over what "
+            "threads have read, also a fence of proxies", _CHECKED,
         ),
         ObservedFault(
             "outside-buffers", "a thread reads or writes outside the kernel's buffers",

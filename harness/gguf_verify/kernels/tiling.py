@@ -130,7 +130,26 @@ def pace(fmt: BlockFormat, tokens: int) -> float:
     return alike + operation * operations + (wide if layout.code_bits > 4 else 0)
 
 
+def small_products_of_five_bits(fmt: BlockFormat, m: int, n: int) -> bool:
+    """Whether 9 to 16 tokens are faster with q8_1_gemv than in parts of rows, which cost two launches more: those of
+    five-bit codes, whose tiles take longest to unpack, with one strip a multiprocessor (one H100, 16 tokens, N = 4096,
+    q8_1_gemv and q8_1_split_k: Q5_0 13.2 and 14.1 µs, Q5_1 13.6 and 14.4; N = 14336: 24.7 and 24.7, 26.7 and 25.5)."""
+    return fmt.bits == 5 and m <= SMALLEST.tokens and not several_strips(n)
+
+
 __all__ = [
-    "ANY_TILING", "DECODED", "LARGE", "LARGEST", "MULTIPROCESSORS", "SMALL", "SMALLEST", "WGMMA", "Tiling",
-    "best_tiling", "pace", "several_strips", "tilings",
+    "ANY_TILING",
+    "DECODED",
+    "LARGE",
+    "LARGEST",
+    "MULTIPROCESSORS",
+    "SMALL",
+    "SMALLEST",
+    "WGMMA",
+    "Tiling",
+    "best_tiling",
+    "pace",
+    "several_strips",
+    "small_products_of_five_bits",
+    "tilings",
 ]  # fmt: skip

@@ -12,8 +12,8 @@ from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
 from ..site import MAX_GRID, Site
-from ..spec import FEW, KernelSpec
-from ..tiling import several_strips
+from ..spec import FEW, KernelSpec, Problem
+from ..tiling import WGMMA, several_strips, small_products_of_five_bits
 
 #: Bytes of shared memory that a block may take beside its barriers, by compute capability; elsewhere what every card
 #: from sm_80 on offers.
@@ -110,7 +110,14 @@ class Gemv(Packed):
         host.launch(gemm, (strips * tiles, 1, 1), (128, 1, 1), args, shared=stages * stage, overlaps=crowded)
 
 
+def _fastest(problem: Problem) -> bool:
+    fmt, m, n = problem.fmt, problem.m, problem.n
+    if not problem.on_gpu or not isinstance(fmt, BlockFormat):
+        return False
+    return m <= FEW or (problem.sm == WGMMA and small_products_of_five_bits(fmt, m, n))
+
+
 STEP = KernelSpec(
     "q8_1_gemv", "gemm/q8_1/08_gemv.cu", "q8_1", ASCENDING, "W4A8/W8A8, few tokens, packed weights read once",
-    Gemv(), formats=LEGACY, fastest=lambda problem: problem.on_gpu and problem.m <= FEW,
+    Gemv(), formats=LEGACY, fastest=_fastest,
 )  # fmt: skip

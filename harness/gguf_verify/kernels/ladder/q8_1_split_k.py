@@ -12,7 +12,7 @@ from ..interface import Weights
 from ..packed import LEGACY, Layout, Packed
 from ..site import MAX_GRID, Cards, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, pace, tilings
+from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, pace, small_products_of_five_bits, tilings
 
 #: Values of a part of a row.
 SPLIT = 1024
@@ -68,6 +68,8 @@ def _fastest(problem: Problem) -> bool:
     """Where parts are done sooner, also than by the kernels for few tokens."""
     fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
     if not problem.on_gpu or not isinstance(fmt, BlockFormat):
+        return False
+    if fmt.name in LEGACY and small_products_of_five_bits(fmt, m, n):
         return False
     return m > (FEW if fmt.name in LEGACY else DECODED) and done_sooner(fmt, m, n, k)
 
