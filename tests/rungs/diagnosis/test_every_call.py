@@ -114,7 +114,7 @@ def test_a_call_without_outputs_to_judge(tmp_path: Path, body: str, fault: str) 
 
 
 def test_every_kind_of_finding_is_a_name() -> None:
-    kinds = {*_KINDS.values(), "unwritten", "changing"}
+    kinds = {*_KINDS.values(), "unwritten", "changing"} - {"unfenced"}  # which is told as a race
     names = {kind: name_of(KernelFinding(kind, "words")) for kind in kinds}
     assert all(names.values())
     assert len({name.id for name in names.values() if name is not None}) == len(kinds)

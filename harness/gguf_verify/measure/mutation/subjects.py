@@ -24,6 +24,8 @@ _BY_FILE = {
                   "q8_1_gemv Q4_0, q8_1_split_k Q5_0, q8_1_gemv Q5_0, q8_1_split_k Q2_K, q8_1_split_k Q6_K",
     "interleaved.cuh": "q8_1_decode MXFP4, q8_1_decode Q3_K, q8_1_decode Q6_K",
     "gemm/add_parts.cu": "f16_wgmma Q4_0",
+    "cluster.cuh": "q8_1_columns Q4_0, q8_1_decode Q2_K",
+    "gemm/q8_1/activations.cuh": "q8_1_decode Q2_K, q8_1_gemv Q5_1, q8_1_columns Q4_0, q8_1_decode Q4_K",
     "gemm/f16/halves.cuh": "f16_wgmma Q4_0, f16_wgmma Q4_1, f16_wgmma Q8_0, f16_wgmma Q2_K, f16_wgmma Q6_K",
     "gemm/f16/mma.cuh": "f16_mma Q4_0",
     "gemm/f16/pipeline.cuh": "f16_wgmma Q4_0, f16_dequantized Q4_0",
