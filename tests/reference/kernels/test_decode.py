@@ -264,7 +264,7 @@ def test_clean_under_sanitizers() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        pytest.param(SOURCE, "all = share.tokens * count * 4", "all = TOKENS * count * 4", id="a token past the last",
+        pytest.param(SOURCE, "(x, share.tokens * count, place", "(x, TOKENS * count, place", id="a token past the last",
                      marks=pytest.mark.slow),
         pytest.param("pack/interleaved.cu", "row < N ? from[at + j] : 0", "from[at + j]", id="a row past the last"),
     ],
