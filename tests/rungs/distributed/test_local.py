@@ -102,9 +102,10 @@ def steps(*tasks: Waits) -> Generator[Step[Any]]:
         yield Step(task=task)
 
 
-def numbered(n: int, mark: Path, last_first: bool = False) -> list[Waits]:
-    """Tasks that find their numbers; the first may wait for the last."""
-    return [Waits(i, str(mark), last_first and i == 0, last_first and i == n - 1) for i in range(n)]
+def numbered(n: int, mark: Path, first_waits: bool = False) -> list[Waits]:
+    """Tasks that find their numbers; the first may wait for the second, which another process gets: a later one could
+    come to lie behind it."""
+    return [Waits(i, str(mark), first_waits and i == 0, first_waits and i == 1) for i in range(n)]
 
 
 def test_another_version_is_refused(opened: Run, tmp_path: Path) -> None:
@@ -131,13 +132,13 @@ def test_none_is_left(opened: Run, tmp_path: Path) -> None:
 
 
 def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
-    """Also where the first is over last, and where more wait than the processes take."""
+    """Also where the first is over after the second, and where more wait than the processes take."""
     with module.local_processes(work_of(opened), 2, must_open=True, verbose=False) as judging:
         _once_open(judging)
-        tasks = numbered(6, tmp_path / "each", last_first=True)
+        tasks = numbered(6, tmp_path / "each", first_waits=True)
         assert [found for _, found in judging.each(opened, steps(*tasks))] == [*range(6)]
         later, found = judging.later(opened), list[Any]()
-        for task in numbered(12, tmp_path / "later", last_first=True):
+        for task in numbered(12, tmp_path / "later", first_waits=True):
             later.give(task)
             found += later.found()
         found += later.found(all_of_them=True)

@@ -251,7 +251,7 @@ def test_order_and_bounds(tmp_path: Path) -> None:
     def plan() -> Generator[Step[Waits]]:
         for i in range(40):
             planned.append(i)
-            yield Step(task=Waits(i, str(tmp_path / "third"), waits=i == 0, marks=i == 3))
+            yield Step(task=Waits(i, str(tmp_path / "second"), waits=i == 0, marks=i == 1))
         raise LlamaRefused("no more")
 
     workers = [ray.remote(Judge).options(num_cpus=0).remote() for _ in range(2)]
