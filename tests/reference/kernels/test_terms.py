@@ -11,8 +11,11 @@ from gguf_verify.measure.bench.terms import LOADED_SHAPES, MINIMA, SHAPES, Probe
 from tests.support.kernel_inputs import stack_bytes
 from tests.support.needs import need, unmet
 
+#: Terms with a minimum have all that the others have.
+KINDS = [pytest.param(name, marks=[] if name == "MEETS_S" else [pytest.mark.slow]) for name in MINIMA]
 
-@pytest.mark.parametrize("minimum", MINIMA)
+
+@pytest.mark.parametrize("minimum", KINDS)
 @pytest.mark.parametrize("arrangement", SHAPES)
 def test_it_multiplies_and_adds_terms(host: CpuHost, arrangement: str, minimum: str) -> None:
     """With NumPy's bits, in the order of the slices, and if products are done as late as the waits allow."""
@@ -24,7 +27,7 @@ def test_it_multiplies_and_adds_terms(host: CpuHost, arrangement: str, minimum: 
         assert launch.outputs.tobytes() == probe.expected(2).tobytes()
 
 
-@pytest.mark.parametrize("minimum", MINIMA)
+@pytest.mark.parametrize("minimum", KINDS)
 @pytest.mark.parametrize("arrangement", LOADED_SHAPES)
 def test_scales_are_loaded(host: CpuHost, arrangement: str, minimum: str) -> None:
     """Of all tokens, also by two tiles of rows."""
@@ -45,9 +48,7 @@ def test_sizes(host: CpuHost, tokens: int, warpgroups: int) -> None:
     assert launch.outputs.tobytes() == probe.expected(2).tobytes()
 
 
-@pytest.mark.parametrize(
-    "minimum", [pytest.param(name, marks=[] if name == "MEETS_S" else [pytest.mark.slow]) for name in MINIMA]
-)
+@pytest.mark.parametrize("minimum", KINDS)
 def test_it_compiles_without_spills(minimum: str) -> None:
     """Terms with a minimum take the most registers."""
     need("nvrtc")
