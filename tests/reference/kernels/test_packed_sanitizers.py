@@ -49,7 +49,7 @@ def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
                      id="a token past the last", marks=pytest.mark.slow),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "} else if (m < M) {", "} else {",
                      id="a token past the last of a tile", marks=pytest.mark.slow),
-        pytest.param("q8_1_wgmma", "pack/activations.cu", "token < M && stage", "stage",
+        pytest.param("q8_1_wgmma", "pack/activations.cu", "from < M && stage", "stage",
                      id="a row past the activations", marks=pytest.mark.slow),
         pytest.param("q8_1_wgmma", "pack/weights.cu", "row < N && slice", "slice", id="a row past the weights"),
     ],
