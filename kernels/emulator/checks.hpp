@@ -152,7 +152,8 @@ class Checks {
         if (!r || !r->cells) return;
         const Clock& mine = known();
         const auto unsettled = [&](const Touch& t) {
-            return t.clock && t.block == block_ && t.thread < threads_ && t.clock <= mine[t.thread] && t.clock > settled_[t.thread];
+            return t.clock && t.block == block_ && t.thread < threads_ && t.clock <= mine[t.thread] &&
+                   t.clock > settled_[t.thread];
         };
         const Touch copy{0, here, block_, A_COPY, false};
         for (uint64_t i = 0; i < size; ++i) {
@@ -412,7 +413,8 @@ class Checks {
         for (uint64_t i = 0; i < size; ++i) cells[i] = Cell{pending_.mine, {}};
     }
 
-    void race(const Touch& a, bool a_writes, const Touch& b, bool b_writes, uint64_t at, uint64_t size, Kind kind = RACE) {
+    void race(const Touch& a, bool a_writes, const Touch& b, bool b_writes, uint64_t at, uint64_t size,
+              Kind kind = RACE) {
         Finding f{};
         f.kind = kind, f.address = at, f.size = (uint32_t)size;
         f.at[0] = a.at, f.at[1] = b.at, f.writes[0] = a_writes, f.writes[1] = b_writes;

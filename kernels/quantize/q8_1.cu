@@ -1,5 +1,4 @@
 // Activations float32 → Q8_1: a warp quantizes eight blocks at a time and writes their 288 bytes 16 at a time.
-#include "async.cuh"
 #include "quantize/q8_1.cuh"
 
 constexpr int WARPS = 8;
@@ -11,8 +10,6 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     __shared__ uint4 staged[WARPS][18];  // of a warp, eight blocks
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, c = lane % 4;
     const int64_t step = (int64_t)gridDim.x * WARPS * 8;
-    wait_for_last_launch();
-    let_next_launch_start();
     for (int64_t first = ((int64_t)blockIdx.x * WARPS + warp) * 8; first < n_blocks; first += step) {
         const int64_t b = first + lane / 4;
         float4 v[2] = {};

@@ -46,9 +46,7 @@ def start_overlapping(function: int, grid: Grid, block: Grid, args: Sequence[Any
     pointers = (c.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))
     attribute = _Attribute(_STREAM_SERIALIZATION, 0, 1)
     config = _Config((c.c_uint * 3)(*grid), (c.c_uint * 3)(*block), shared, stream, c.pointer(attribute), 1)
-    error = _library().cuLaunchKernelEx(c.byref(config), c.c_void_p(function), pointers, None)
-    if error:
-        raise KernelFault(f"CUDA failed: cuLaunchKernelEx returned {error}")
+    _ask("cuLaunchKernelEx", c.byref(config), c.c_void_p(function), pointers, None)
 
 
 def resident_blocks(function: int, threads: int, shared: int, processors: int) -> int:

@@ -8,7 +8,8 @@
 //   - The launch may overlap the one before (griddepcontrol): it requests weights while that one still runs, and then
 //     waits for its end, since x may be its result. The next launch may start once x has arrived, not earlier, or x
 //     would queue behind that launch's weights.
-//   - Each thread block quantizes x by itself on the way: a separate launch would take longer.
+//   - The thread blocks of a cluster quantize x together on the way (activations.cuh): a launch of its own would take
+//     longer.
 //   - There are as many thread blocks as can be resident; each goes on to further strips.
 //
 // With up to four tokens, the warps of a thread block share a strip and read different parts of K. Yet an output's terms

@@ -9,8 +9,8 @@
 //     exact in any order, and wait in registers (as terms, where there is room) until it is the unit's turn: the sums of
 //     32 rows so far are a baton that goes from warp to warp. Only the warp that has it adds, in ascending k, as 01 does:
 //     one or two operations in a chain for each 32 or 16 values.
-//   - Everything else is as in 08: each warp keeps its own ring filled, launches overlap, x is quantized on the way by
-//     each thread block, and thread blocks go on to further strips.
+//   - Everything else is as in 08: each warp keeps its own ring filled, launches overlap, the thread blocks of a
+//     cluster quantize x together on the way, and thread blocks go on to further strips.
 //
 // NVRTC 13 makes a loop of 443 instructions for a unit of Q4_0 and one token (sm_90; IQ2_XXS 950, IQ4_XS 969, MXFP4
 // 1,015). With N = 14336 and K = 4096 there are 14 units for each scheduler of 132 multiprocessors: 13,000 instructions

@@ -7,7 +7,8 @@
 //     two rows and two tokens, and makes terms of them in registers.
 //   - The pairs of warps have different units of K, of BLOCKS blocks. As in 10, the sums of the rows so far are a baton
 //     that goes from pair to pair, and only who has it adds, in ascending k, as 01 does.
-//   - x is quantized on the way by each thread block, launches overlap, and thread blocks go on to further strips.
+//   - The thread blocks of a cluster quantize x together on the way, launches overlap, and thread blocks go on to further
+//     strips.
 //
 // No wait is for ever. Units follow one another as their terms are added, strip after strip; each waits for the baton of
 // the one before it and for its weights. Their copy begins once both warps have read what was in its place, of an earlier
@@ -15,9 +16,9 @@
 // has all that it waits for. Parts of x are replaced between rounds, when all units of the round before are done or need
 // nothing but batons.
 //
-// Measured on one H200 (K = 4096, µs, in parentheses what 08 takes): M = 8, N = 4096: Q4_0 10.5 (11.7), Q5_0 11.5 (12.3),
-// Q4_1 11.6 (12.8); N = 14336: Q4_0 17.7 (18.9), Q8_0 21.7 (23.3), Q4_1 22.2 (21.7). M = 4: Q4_1 16.9 (18.1) and, with
-// N = 4096, 8.4 (8.9). Minima take more registers, so their types have thread blocks of eight warps, two to a
+// Measured on one H100 (K = 4096, µs, in parentheses what 08 takes): M = 8, N = 4096: Q4_0 8.7 (11.9), Q5_0 9.4 (12.8),
+// Q4_1 10.0 (13.0); N = 14336: Q4_0 16.4 (20.1), Q8_0 24.1 (27.8), Q4_1 17.8 (22.8). M = 4: Q4_1 16.3 (18.5) and, with
+// N = 4096, 8.6 (9.1). Minima take more registers, so their types have thread blocks of eight warps, two to a
 // multiprocessor; the others have sixteen, one to a multiprocessor.
 #include "../../async.cuh"
 #include "../../packed.cuh"

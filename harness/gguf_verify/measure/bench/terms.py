@@ -50,7 +50,16 @@ _FLOP = 2e-3 * 600e12
 
 @dataclass(frozen=True)
 class Probe:
-    """One variant of the probe: macros of its source."""
+    """One variant of the probe, which its source says more of.
+
+    Args:
+        arrangement: of SHAPES.
+        minimum: of MINIMA.
+        tokens: columns of a product.
+        warpgroups: of a thread block.
+        tiles: of 64 rows, of a warpgroup.
+        loaded: each slice loads the tokens' scales.
+    """
 
     arrangement: str
     minimum: str
