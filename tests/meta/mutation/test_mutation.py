@@ -229,14 +229,14 @@ def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
     """All that hold its line; of a header without macros, those whose ring alone differs once."""
     units = [unit_of(GEMV, RING | change) for change in ({}, {"X_BLOCKS": "64"}, {"TOKENS": "4"}, {"STAGES": "3"})]
     other = unit_of("pack/weights.cu", {"STRIPS": "1"})
-    words = line_of("packed.cuh", "constexpr int WORDS")
-    alive = {unit: {"packed.cuh": frozenset({words}), GEMV: frozenset({31})} for unit in units} | {other: {}}
+    words, slot = line_of("packed.cuh", "constexpr int WORDS"), line_of(GEMV, "constexpr int SLOT")
+    alive = {unit: {"packed.cuh": frozenset({words}), GEMV: frozenset({slot})} for unit in units} | {other: {}}
     subject = Subject("q8_1_gemv", "Q5_1")
     none = Calls()
     judge = kill.MutantJudge(tmp_path)
     judge._recordings[subject] = Recording(subject, none, none, none, dict.fromkeys(alive, ("gemm",)), alive)
     in_header, in_source = (next(m for m in mutator.mutants(f, TEXTS[f]) if m.line == line)
-                            for f, line in (("packed.cuh", words), (GEMV, 31)))  # fmt: skip
+                            for f, line in (("packed.cuh", words), (GEMV, slot)))  # fmt: skip
     assert judge.units(subject, in_header) == [units[0], units[2]]
     assert judge.units(subject, in_source) == units
 
