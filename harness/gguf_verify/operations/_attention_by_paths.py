@@ -7,8 +7,8 @@ With the names of `flash_attention`, and u = 2^-11 in halves:
             with one product alone, d·q, rounded once
     δ[t]    as there; of p as a half its rounding beside it, and 2^-25 of a p below the normal halves. Both Σ p and
             Σ p·v have the same p.
-    Σ p·v   `in_halves`, for one thread, which is the widest, rescaled at each 32 keys; in float32 what a sum in any
-            order may be off by, γ_n·Σ|p·v|
+    Σ p·v   `in_halves`, for one thread, which is the widest, rescaled at each 32 keys, beside γ_n·Σ p
+            of the sum of p; in float32 `in_lanes` of both
     y       in halves 2u of 1/Σ p, u of the product, 2^-25 below the normal halves; as much again where a sink is the
             largest; else the quotient and what is multiplied before
 
@@ -32,7 +32,7 @@ from ..semantics.narrow import HALF
 from ..semantics.values import exact_weights, of_values
 from ._alibi import slopes
 from ._attention_scores import Scores, capped, format_of, head_of, masked, over_heads
-from ._attention_sums import Weights, in_halves
+from ._attention_sums import Weights, in_halves, in_lanes
 from .arithmetic import NORMAL, ULP, arithmetic
 from .judging import Judged
 from .node import Bytes, Doubles, Node, NoDefinition, Operand
@@ -199,11 +199,13 @@ def _attended(
     scored = deviation**2
     squares = scored @ v**2 - 2 * o * (scored @ v) + o**2 * scored.sum(axis=1, keepdims=True)
     of_scores = np.minimum(hard, SCORE_LIMIT * np.sqrt(np.maximum(squares, 0.0)))
-    growth = IN_FLOAT32.growth(n + 3 * (n // _BLOCK))
-    of_values = _in_halves(s, largest, read, p, v) if path.halves else growth * (p @ np.abs(v))
+    if path.halves:
+        of_values, of_sum = _in_halves(s, largest, read, p, v), IN_FLOAT32.growth(n + 3 * (n // _BLOCK)) * whole
+    else:
+        of_values, of_sum = in_lanes(p, v, _BLOCK), in_lanes(p, np.ones((n, 1)), _BLOCK) + UNIT_ROUNDOFF * whole
     if v_off is not None:
         of_values = of_values + p @ v_off
-    of_weights = growth * whole + sink_off + (u * whole if path.in_half else 0.0)
+    of_weights = of_sum + sink_off + (u * whole if path.in_half else 0.0)
     total = of_scores + of_values + np.abs(o) * of_weights
     least = (p * np.exp(-off)).sum(axis=1, keepdims=True) + sink - of_weights - tiny * read.sum(axis=1, keepdims=True)
     in_halves_too = path.halves and not path.divides
