@@ -313,7 +313,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 #: Kinds of calls: see `Call`.
 CallKind = Literal[
     "block", "own", "shared", "other-m", "reference", "cut", "quantizer", "every-size", "probe", "schedule", "grid",
-    "index", "graft", "routing", "tensor",
+    "index", "graft", "routing", "tensor", "again",
 ]  # fmt: skip
 
 
@@ -326,7 +326,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
             "reference": llama.cpp's own. "cut": with a row and a block fewer. "quantizer", "every-size": of the
             kernel's quantizer, the second with values of every size. "probe": of the probe plan. "schedule": under
             another schedule. "grid", "index": of what no host can run whole. "graft": of the tokens rung. "routing": of
-            experts, by ids. "tensor": of a kernel that multiplies nothing, on what the model holds.
+            experts, by ids. "tensor": of a kernel that multiplies nothing, on what the model holds. "again": as
+            "other-m", made many times.
         number: of the block, the trial, the probe or the schedule; of a quantizer's call, one more than its trial's,
             and 0 on the graph's tokens; of a graft, its pass: 0 for (a), 1 for (b).
         given: activations are handed over as bytes, where a kind knows both.
@@ -353,7 +354,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     def fits(self, graphs: tuple[int, int, int]) -> bool:
         """Whether the sizes that it names are those of a product (M, N, K) of the graph, as far as its kind follows
         them: a call that no product of this run was must not be made in its place."""
-        follows = {"own": 3, "shared": 3, "reference": 3, "other-m": 2}.get(self.kind, 0)
+        follows = {"own": 3, "shared": 3, "reference": 3, "other-m": 2, "again": 2}.get(self.kind, 0)
         sizes = zip((self.n, self.k, self.m), (*graphs[1:], graphs[0]), strict=True)
         return all(asked in (0, there) for asked, there in list(sizes)[:follows])
 

@@ -24,6 +24,7 @@ from ..known import Known
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
 from ..schedules import check_schedules
+from .again import check_again
 from .gemm import OTHER_M, SHARED, GemmJudge
 from .outputs import Outputs
 from .shapes import OTHER_M as OTHER_TOKENS
@@ -147,6 +148,8 @@ class _Judging:
         """Make one call alone. Raises KernelFault."""
         if only.kind == "schedule":
             self._run_schedules(judged)
+        elif only.kind == "again" and only.m in OTHER_TOKENS:
+            self._make_again(judged, judged.run_kernel((only.m,)))
         elif only.kind in ("probe", "grid", "index"):
             self._probes(judged).check()
         elif only.kind == "routing":
@@ -181,6 +184,8 @@ class _Judging:
         if run.options.probes == "full":
             self._check_schedules(judged)
         judged.judge(made, self._exact)
+        if new_shape and run.options.probes == "full":
+            self._make_again(judged, made)
         # where something is wrong already, it has a place in the graph, which says more than another shape
         if self._result.n_failures > failed:
             return made
@@ -210,6 +215,13 @@ class _Judging:
         check_schedules(
             self._run, self._result, matrix, gemm.x, gemm.first_row, self._explanations, judged.call("schedule")
         )
+
+    def _make_again(self, judged: GemmJudge, made: Outputs) -> None:
+        """Raises KernelFault."""
+        check_again(
+            self._run, self._result, judged.matrix, judged.gemm.first_row, judged.calls, made.other.values, made.others,
+            self._explanations, judged.call("again"),
+        )  # fmt: skip
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
         result, matrix, gemm, kernel = self._result, judged.matrix, judged.gemm, made.kernel

@@ -1,0 +1,86 @@
+"""A kernel that gives other bits once in a while, on a card: it is made again until it does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import HOSTS, CpuHost
+from gguf_verify.kernels import KERNELS
+from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.results import Call, RungResult
+from gguf_verify.rungs.layers import again
+from gguf_verify.rungs.layers.shapes import OTHER_M
+from tests.support.foreign_runs import EXAMPLES, verified
+
+TIMES = 4
+
+
+class Wavering(ShippedKernel):
+    """A kernel of which each fourth product of five tokens has one output with another last bit."""
+
+    products = 0
+
+    def product(self, weights: Weights, x: Any) -> Any:
+        y = super().product(weights, x)
+        if len(x) == 5 and y.shape[1] > 7:
+            self.products += 1
+            if self.products % 4 == 0:
+                y[3, 7] = np.nextafter(y[3, 7], np.float32(np.inf))
+        return y
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU host passes for a card, and products are made again a few times."""
+    monkeypatch.setitem(HOSTS, "cpu", replace(HOSTS["cpu"], emulated=False))
+    monkeypatch.setattr(again, "_TIMES", TIMES)
+    monkeypatch.setattr(again, "_TIMES_APART", 1)
+
+
+def naive(of: type[ShippedKernel] = ShippedKernel) -> ShippedKernel:
+    return of(KERNELS["q8_1_naive"], CpuHost(1))
+
+
+@pytest.mark.usefixtures("card")
+def test_other_bits_once_in_a_while() -> None:
+    report = verified(naive(Wavering), "layers", probes="full")
+    (rung,) = report.rungs
+    (failure,) = rung.failures
+    assert "at 5 tokens: the same product, made again, has other bits: 1 of " in failure.what
+    assert "outputs differ at repetition 3, the first at row 7 token 3: " in failure.what
+    assert failure.call == Call(kind="again", m=5, n=256, k=256)
+    assert rung.diagnosis is not None
+    assert any("not deterministic" in line or "depend" in line for line in rung.diagnosis.lines), rung.diagnosis
+    assert report.exit_code == 1
+    alone = verified(naive(Wavering), "layers", probes="full", only_call=failure.call.id)
+    assert [each.call for each in alone.rungs[0].failures] == [failure.call]
+    once = verified(naive(Wavering), "layers", probes="brief")
+    assert once.exit_code == 0
+
+
+@pytest.mark.usefixtures("card")
+@pytest.mark.parametrize(("name", "times"), [
+    ("q8_1_naive", TIMES), pytest.param("cuda_q4_0.cu:gemm", 1, marks=pytest.mark.slow),
+    pytest.param("numpy_q4_0.py:gemm", None, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_right_kernels(name: str, times: int | None) -> None:
+    """None of a function whose launches are not seen."""
+    kernel = naive() if name in KERNELS else open_foreign(f"{EXAMPLES / name}", CpuHost(1))
+    report = verified(kernel, "layers", probes="full")
+    assert report.exit_code == 0
+    assert report.rungs[0].checked.get("products made again") == (times and times * len(OTHER_M))
+
+
+def test_an_emulated_card_is_asked_for_other_orders() -> None:
+    nothing: Any = None
+    result = RungResult(name="layers")
+    run: Any = SimpleNamespace(kernel=naive(Wavering))
+    again.check_again(run, result, nothing, 0, nothing, nothing, {5: nothing}, nothing, Call(kind="again"))
+    assert not result.checked
