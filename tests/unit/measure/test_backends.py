@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.measure.backends import page
+from gguf_verify.measure.backends.drawn import without_folders
 from gguf_verify.measure.backends.explaining import DESCRIBED, explaining
 from gguf_verify.measure.backends.functions import inputs
 from gguf_verify.measure.backends.records import FunctionRow, GraphRow, Measured, OperationRow, load, merged, save
@@ -131,3 +132,8 @@ def test_the_inputs_of_functions() -> None:
     dense = np.concatenate([x for words, x in parts if words.startswith("all")])
     assert len(dense) == len(np.unique(dense)) == 2 << 24
     assert (np.abs(dense).min(), np.abs(dense).max()) == (0.5, np.nextafter(np.float32(2), np.float32(0)))
+
+
+def test_no_folder_of_who_compiled_llama_is_told() -> None:
+    said = "it said: /tmp/a-b/vendor/ggml/../fattn.cuh:1844: ERROR (2/3) | /home/me/x.cu and src/y.cu"
+    assert without_folders(said) == "it said: …/fattn.cuh:1844: ERROR (2/3) | …/x.cu and src/y.cu"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -90,12 +91,17 @@ def judge_drawn(
     return tuple(sums[name].row() for name in sorted(sums))
 
 
+def without_folders(text: str) -> str:
+    """The text with files in place of absolute paths, which tell where somebody compiled llama.cpp."""
+    return re.sub(r"(?<![^\s'\"(])/(?:[^\s/:]+/)+", "…/", text)
+
+
 def _one(process: NodeProcess, node: Node, into: _Sum, known: Sequence[Finding]) -> None:
     try:
         made = process.compute(node)
     except LlamaFault as error:
         into.ended += 1
-        into.said = into.said or printable(str(error), 300)
+        into.said = into.said or printable(without_folders(str(error)), 300)
         return
     if made is None:
         into.unsupported += 1
@@ -108,4 +114,4 @@ def _one(process: NodeProcess, node: Node, into: _Sum, known: Sequence[Finding])
         into.not_judged[why] = into.not_judged.get(why, 0) + 1
 
 
-__all__ = ["judge_drawn"]
+__all__ = ["judge_drawn", "without_folders"]
