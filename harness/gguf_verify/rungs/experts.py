@@ -33,7 +33,7 @@ from .generated_inputs import drawn
 from .judging import describe
 from .plan import near
 from .run import Run
-from .schedules import LAUNCHES, difference, may_run
+from .schedules import LAUNCHES, difference, may_run, under_schedule
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -167,7 +167,7 @@ class RoutingProbes:
             self._result.count(LAUNCHES if run.only is None else ALONE)
             if kernel.order is None and under.adds_floats:
                 return self._judged(probe, call, kernel, encoded, again)
-            found = difference(again.reshape(-1, probe.n), y.reshape(-1, probe.n), schedule)
+            found = difference(again.reshape(-1, probe.n), y.reshape(-1, probe.n), under_schedule(schedule))
         if found is None:
             return True
         name = printable(self._tensor.name, 64)

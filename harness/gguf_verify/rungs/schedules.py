@@ -115,7 +115,7 @@ def check_schedules(
                 if expected is None:
                     with calling(this):
                         expected = kernel.product(kernel.upload(matrix.fmt, rows), x)
-                found = difference(y, expected, schedule)
+                found = difference(y, expected, under_schedule(schedule))
                 if found is not None and kernel.order is None and under.adds_floats:
                     found = _outside(run, matrix, rows, x, y)
                     result.note(
@@ -171,11 +171,16 @@ def run_under(
     except KernelFinding as finding:
         return None, finding
     except KernelFault as error:
-        return None, KernelFault(f"under another schedule ({schedule.words}): {error}")
+        return None, KernelFault(f"{under_schedule(schedule)}: {error}")
 
 
-def difference(y: Floats, expected: Floats, schedule: Schedule) -> KernelFault | None:
-    """Where the bits are not those of the ordinary launch."""
+def under_schedule(schedule: Schedule) -> str:
+    """When, in words, as `difference` takes it."""
+    return f"under another schedule ({schedule.words})"
+
+
+def difference(y: Floats, expected: Floats, when: str) -> KernelFault | None:
+    """What is wrong where outputs y [M, N] have other bits than the ordinary launch gave; `when`: in words."""
     differ = np.argwhere(y.view(np.uint32) != expected.view(np.uint32))
     if not len(differ):
         return None
@@ -183,8 +188,7 @@ def difference(y: Floats, expected: Floats, schedule: Schedule) -> KernelFault |
     return KernelFinding(
         "changing",
         f"the outputs depend on the order in which threads run, or on how long copies take: {len(differ)} of {y.size} "
-        f"differ under another schedule ({schedule.words}), the first row {row} token {token}: "
-        f"{expected[token, row]:.9g}, then {y[token, row]:.9g}",
+        f"differ {when}, the first row {row} token {token}: {expected[token, row]:.9g}, then {y[token, row]:.9g}",
     )
 
 
@@ -198,4 +202,5 @@ __all__ = [
     "run_under",
     "schedules",
     "shapes",
+    "under_schedule",
 ]

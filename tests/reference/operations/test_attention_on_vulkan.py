@@ -124,22 +124,27 @@ def test_right(name: str) -> None:
     assert worst > {"f32": 1 / 24}.get(name, 1 / 8)
 
 
-@pytest.mark.parametrize("values", ["drawn", "alike", "of both signs in turn", "growing"])
-@pytest.mark.parametrize("keys", [5, 600])
+@pytest.mark.parametrize(("keys", "values"), [
+    *((keys, values) for keys in (5, 600) for values in ("drawn", "alike", "of both signs in turn", "growing")),
+    (2400, "of both signs by blocks"),
+])  # fmt: skip
 def test_sums_of_lanes(keys: int, values: str) -> None:
     """Float32 sums in many orders are within what `in_lanes` allows, and use some of it."""
     rng = np.random.default_rng(keys)
     p, v = rng.random((3, keys)).astype(np.float32), rng.standard_normal((keys, 16)).astype(np.float32)
-    if values in ("alike", "of both signs in turn"):
+    at = np.arange(keys)
+    if values == "alike" or values.startswith("of both signs"):
         p[...], v[...] = np.float32(1 / 3), np.abs(v[:1])
-    if values == "of both signs in turn":
-        v[1::2] *= np.float32(-0.98)
+    if values.startswith("of both signs"):
+        v[at // (BLOCK if values.endswith("by blocks") else 1) % 2 == 1] *= np.float32(-0.98)
     if values == "growing":
-        p *= np.exp(np.arange(keys, dtype=np.float32) / 40)
+        p *= np.exp(at.astype(np.float32) / 40)
     wide, of = p.astype(np.float64), v.astype(np.float64)
     bound, worst = in_lanes(wide, of, BLOCK), 0.0
-    for lanes in (1, 2, 3, 16, 32, 48, 200):
-        parts = [p[:, lane::lanes, None] * v[lane::lanes] for lane in range(min(lanes, keys))]
+    of_keys, of_blocks = ((1, n) for n in (1, 2, 3, 16, 32, 48, 200)), ((BLOCK, n) for n in (2, 4, 12))
+    for run, lanes in (*of_keys, *of_blocks):
+        lane = at // run % lanes
+        parts = [p[:, lane == i, None] * v[lane == i] for i in range(lane.max() + 1)]
         cut = [part[:, first : first + 100] for part in parts for first in range(0, part.shape[1], 100)]
         for each in ([np.cumsum(part, axis=1)[:, -1] for part in some] for some in (parts, cut)):
             off = np.abs(np.cumsum(each, axis=0)[-1] - wide @ of)

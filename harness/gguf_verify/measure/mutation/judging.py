@@ -23,7 +23,7 @@ from ...hosts.schedule import Schedule
 from ...kernels import packed as packing
 from ...kernels.interface import Weights
 from ...results import Options
-from ...rungs.schedules import difference, run_under, schedules
+from ...rungs.schedules import difference, run_under, schedules, under_schedule
 from ...semantics import judge
 from ...support.errors import KernelFault
 from ..inputs import Bytes
@@ -173,7 +173,7 @@ def _by_schedules(recording: Recording, host: MutantHost, checked: bool) -> dict
             rows = recording.scheduled.matrices[call.weights]
             if (call.kind == OLDER) == schedule.older and not call.units.isdisjoint(host.changed.keys()):
                 y, said = run_under(kernel, recording.subject.weights, rows, call.x, schedule)
-                said = said if y is None else difference(y, call.y, schedule)
+                said = said if y is None else difference(y, call.y, under_schedule(schedule))
                 if said is not None:
                     return {"outcome": "killed", "by": str(said), "checks": []}
     return None

@@ -20,10 +20,10 @@ from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label, matrix_of
 from ...hosts import HOSTS
 from ...results import Call, Failure, RungResult
-from ...support.errors import KernelFinding
 from ..calls import ALONE, calling
 from ..explain import Explanations
 from ..run import Matrix, Run
+from ..schedules import difference
 from .outputs import KernelCalls
 
 Floats = npt.NDArray[np.float32]
@@ -62,7 +62,7 @@ def check_again(
             for time in range(1, min(times, _OUTPUTS // max(1, first.size)) + 1):
                 y = kernel.product(weights, x[:m])
                 result.count(AGAIN if run.only is None else ALONE)
-                found = difference(first, y, time)
+                found = difference(y, first, f"when the product is made again, repetition {time}")
                 if found is not None:
                     break
             else:
@@ -75,22 +75,4 @@ def check_again(
         return
 
 
-def difference(first: Floats, y: Floats, time: int) -> KernelFinding | None:
-    """What is wrong where the bits are not those of the first time.
-
-    Args:
-        time: the how manyth repetition it is.
-    """
-    differ = np.argwhere(first.view(np.uint32) != y.view(np.uint32))
-    if not len(differ):
-        return None
-    token, row = (int(i) for i in differ[0])
-    return KernelFinding(
-        "changing",
-        f"the same product, made again, has other bits: {len(differ)} of {y.size} outputs differ at repetition {time}, "
-        f"the first at row {row} token {token}: {first[token, row]:.9g}, then {y[token, row]:.9g}. The outputs depend "
-        "on the order in which threads run, or on how long copies take",
-    )
-
-
-__all__ = ["AGAIN", "check_again", "difference"]
+__all__ = ["AGAIN", "check_again"]
