@@ -21,6 +21,7 @@ from gguf_verify.support.errors import MalformedFile
 from tests.support import corpus
 from tests.support.corpus import STRING, A, Entry
 from tests.support.crafted_files import assert_tiles, by_name, save
+from tests.support.work import steps
 
 
 @pytest.mark.parametrize("entry", [e for e in corpus.BAD if "2^" in e.name or "-1" in e.name], ids=by_name)
@@ -32,6 +33,12 @@ def test_giant_counts_allocate_nothing(entry: Entry, tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+#: Seconds of the processor after which a parse counts as one that hangs, on any machine: the files here take under one.
+HANG = 30
+#: What a parse may do for each byte of a file: 9 is the most that any of these takes.
+STEPS_A_BYTE = 12
 
 
 def _repeat(chunk: bytes, size: int = 1 << 20) -> bytes:
@@ -76,7 +83,7 @@ SLOW: dict[str, Callable[[float], corpus.Built]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mb", [0.25, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mb", [0.125, pytest.param(1.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SLOW)
 def test_no_file_hangs_the_parser(name: str, mb: float, tmp_path: Path) -> None:
     path = tmp_path / "slow.gguf"
@@ -84,7 +91,8 @@ def test_no_file_hangs_the_parser(name: str, mb: float, tmp_path: Path) -> None:
     assert 0.1e6 * mb <= path.stat().st_size <= 1.2e6 * mb
     start = time.process_time()
     file = parse(path)
-    assert time.process_time() - start < 2 * mb
+    assert time.process_time() - start < HANG
+    assert steps(lambda: parse(path).close()) < STEPS_A_BYTE * path.stat().st_size
     per_rule = {f.id: sum(g.id == f.id for g in file.findings) for f in file.findings}
     assert all(count <= MAX_PER_RULE for count in per_rule.values())
     assert_tiles(path)
@@ -331,9 +339,7 @@ def test_sparse_files_cost_nothing(tmp_path: Path) -> None:
         os.truncate(path, size)
         with path.open("rb") as sparse, pytest.raises(OSError, match="No such device or address"):
             os.lseek(sparse.fileno(), size // 2, os.SEEK_DATA)
-        start = time.process_time()
-        parse(path).close()
-        assert time.process_time() - start < 1
+        assert steps(lambda: parse(path).close()) < 2000  # noqa: B023 - called at once
         assert_tiles(path)
 
 
@@ -368,11 +374,9 @@ def test_large_vocabulary_is_fast(tmp_path: Path) -> None:
     words = b"".join(corpus.text(f"token {i}") for i in range(count))
     path = tmp_path / "m.gguf"
     path.write_bytes(corpus.with_pair(corpus.array("tokenizer.ggml.tokens", corpus.STRING, count, [words])).data)
-    start = time.process_time()
     with parse(path) as file:
-        took = time.process_time() - start
         tokens = file.metadata["tokenizer.ggml.tokens"]
         assert isinstance(tokens, Strings)
         assert len(tokens) == count
         assert tokens[-1] == f"token {count - 1}"
-    assert took < 1.5  # 0.05 s on an idle machine
+    assert steps(lambda: parse(path).close()) < 10 * count  # each word is looked at once, and no object is made of it
