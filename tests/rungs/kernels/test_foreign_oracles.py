@@ -174,11 +174,11 @@ def assert_no_oracle(name: str, said: str, rungs: tuple[str, ...]) -> None:
 
 def test_an_oracle_that_hangs() -> None:
     report = verified(
-        f"{KERNELS}:oracle_hangs", "blocks", "layers", "tokens", tensor=r"blk\.0\.attn_k\.", kernel_time_limit=0.5
+        f"{KERNELS}:oracle_hangs", "blocks", "layers", "tokens", tensor=r"blk\.0\.attn_k\.", kernel_time_limit=2.0
     )
     assert report.exit_code == 1
     assert [f.what for r in report.rungs for f in r.failures] == [
-        "blk.0.attn_k.weight: the kernel's oracle did not return within 0.5 s"
+        "blk.0.attn_k.weight: the kernel's oracle did not return within 2 s"
     ] * 3
 
 
