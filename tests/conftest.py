@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gguf_verify.gguf import Model, Tensor, open_model
 from gguf_verify.llama import Llama
@@ -30,6 +31,13 @@ TIERS = ("rungs", "fortress", "fuzz", "meta", "reference", "gpu", "unit")
 #: Tests that only `make test-all` runs, because they are long and a shorter one proves the same mechanism: ids, or the
 #: parts of ids before their parameters.
 SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
+
+
+# The same examples in each run, however long the machine takes for them.
+settings.register_profile(
+    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeatable")
 
 
 def tier_of(item: pytest.Item) -> str:
