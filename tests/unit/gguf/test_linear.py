@@ -1,5 +1,5 @@
-"""Hostile files cost no more than their size allows: twice the file takes about twice the work, counted in
-steps of Python, and little memory."""
+"""Hostile files cost no more than their size allows: twice the file takes about twice the work, counted in lines of
+Python that run, and little memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 1 << 15
 
 
 def work(path: Path) -> int:
-    """Steps of a parse and of what an audit asks of the byte map."""
+    """Lines run by a parse and by what an audit asks of the byte map."""
 
     def look() -> None:
         with parse(path) as file:
