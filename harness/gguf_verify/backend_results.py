@@ -98,13 +98,30 @@ class DeviceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LlamaBuild(msgspec.Struct, frozen=True, kw_only=True):
-    """A build of llama.cpp: its versions, its features, and the folder of its libraries."""
+    """A build of llama.cpp: its versions, its features, and its folder or its one library."""
 
     llama_cpp: str
     ggml: str
     llama_cpp_python: str
     folder: str
     features: str
+
+
+class GraphStep(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A node as a graph asks for it, without its values.
+
+    Args:
+        operation, node: what, and its name in the graph.
+        output: its type and sizes, ggml's order.
+        sources: of each source, the name, the type and the sizes; "" where there is none.
+        parameters: those that are not zero, by name.
+    """
+
+    operation: str
+    node: str
+    output: str = ""
+    sources: tuple[str, ...] = ()
+    parameters: dict[str, str] = {}
 
 
 class WrongNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +236,8 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
         wrong: the first wrong nodes, in the order of the graph.
         wrong_nodes: how many there are.
         not_judged: what was left out.
+        graph: the nodes of the first evaluation, in their order. They are recorded, not judged: whether the graph has
+            the right operations and parameters is a question of its own.
         varying: for each size of micro-batches but the first, and so on, where bits begin to differ.
         fault: what broke the run off; "" where nothing did.
         ended_by: what ended it early.
@@ -238,6 +257,7 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
     wrong: tuple[WrongNode, ...] = ()
     wrong_nodes: int = 0
     not_judged: tuple[NotJudged, ...] = ()
+    graph: tuple[GraphStep, ...] = ()
     varying: tuple[Varying, ...] = ()
     fault: str = ""
     ended_by: EndedBy = ""
@@ -277,6 +297,6 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
 
 
 __all__ = [
-    "MAX_WRONG", "PROMPT", "DeviceInfo", "GraphOptions", "GraphReport", "GraphVerdict", "LlamaBuild", "NotJudged",
+    "MAX_WRONG", "PROMPT", "DeviceInfo", "GraphOptions", "GraphReport", "GraphStep", "GraphVerdict", "LlamaBuild", "NotJudged",
     "OperationResult", "Varying", "WrongNode",
 ]  # fmt: skip

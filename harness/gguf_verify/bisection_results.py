@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from .backend_results import WrongNode
+from .backend_results import GraphStep, WrongNode
 from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_USAGE, EXIT_VERIFIED, Culprit
 
 #: Of the JSON of a bisection.
@@ -60,6 +60,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
         first: the first wrong node, in the order of the graph.
         failure: the first failure of the kernel.
         seen: the operations that were judged; those of a bad build up to its first wrong node.
+        graph: the nodes of the first evaluation.
     """
 
     outcome: Outcome
@@ -70,6 +71,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     first: WrongNode | None = None
     failure: FirstFailure | None = None
     seen: tuple[Seen, ...] = ()
+    graph: tuple[GraphStep, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +119,8 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
         last_good: the last build that is known to be good; "" where none is.
         first_bad: the first that is known to be bad; "" likewise.
         untested: builds between the two, none of which could be tested.
+        graph: what the graph of the first bad build has otherwise than that of the last good one; where the bad end is
+            good, than that of the good end. Each a line.
         turned: what turned wrong; None where no build is known to be bad, or no good one before it.
         failure: likewise, of a kernel: the first failure with the first bad version of NVRTC.
         steps: every candidate of which something is known, in the order of the builds.
@@ -142,6 +146,7 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     command: str
     failure: FirstFailure | None = None
+    graph: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:

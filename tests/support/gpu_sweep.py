@@ -33,18 +33,11 @@ SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (7, 33, 40)]
 MORE = ("Q2_K", "Q6_K")
 
 
-class Bare(CupyHost):
-    """Buffers that end with their last byte, whatever they are for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._cupy.cuda.set_allocator(None)
-
-    def output(self, nbytes: int, what: str = "output") -> Any:
-        return self._cupy.full(nbytes, 0xA5, np.uint8)
-
-    def download(self, output: Any) -> npt.NDArray[np.uint8]:
-        return np.asarray(self._cupy.asnumpy(output))
+def bare() -> CupyHost:
+    """A host whose buffers are allocations of their own, without guards."""
+    host = CupyHost()
+    host.placement, host.fill = "alone", 0xA5
+    return host
 
 
 def expected(spec: KernelSpec, fmt: BlockFormat, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]) -> Any:
@@ -52,7 +45,7 @@ def expected(spec: KernelSpec, fmt: BlockFormat, w: npt.NDArray[np.uint8], x: np
     return product(semantics, fmt, w, semantics.bytes_of(x), spec.order).ordered
 
 
-def sweep(host: Bare, root: Path, names: list[str]) -> int:
+def sweep(host: CupyHost, root: Path, names: list[str]) -> int:
     """How many products were right. Raises SystemExit at the first that is not."""
     count = 0
     for spec in (KERNELS[name] for name in names):
@@ -73,7 +66,7 @@ def sweep(host: Bare, root: Path, names: list[str]) -> int:
     return count
 
 
-def elements(host: Bare) -> int:
+def elements(host: CupyHost) -> int:
     """The kernel of weights that are not quantized, likewise."""
     for kind in FLOAT_TYPES:
         rng = np.random.default_rng(26)
@@ -85,7 +78,7 @@ def elements(host: Bare) -> int:
 
 
 def main(arguments: list[str]) -> None:
-    host = Bare()
+    host = bare()
     root = Path(arguments[0]) if arguments else kernel_root()
     names = arguments[1:] or [spec.name for family in FAMILIES.values() for spec in family.members]
     count = sweep(host, root, names) + elements(host)

@@ -95,7 +95,7 @@ def _vulkan() -> str | None:
     if isinstance(found, str):
         return found
     try:
-        with Llama(build=found.folder) as llama:
+        with Llama(build=found.path) as llama:
             known = [device.name for device in llama.devices()]
     except EnvironmentFault as fault:
         return str(fault)

@@ -70,7 +70,7 @@ def graph():
                  "first": None}  # fmt: skip
     return {
         "schema": 1, "kind": "graph", "verdict": "verified", "exit_code": 0, "judged": 3, "gguf_verify": "1",
-        "path": model, "sha256": [], "architecture": "llama", "evaluations": ["the prompt of 1 tokens"],
+        "path": model, "sha256": [], "architecture": "llama", "evaluations": ["the prompt of 1 tokens"], "graph": [],
         "build": {"llama_cpp": "1", "ggml": "1", "llama_cpp_python": "none", "folder": folder, "features": ""},
         "device": {"name": device, "backend": "stub", "description": "stub", "kind": "GPU", "memory": 0},
         "options": {"device": device}, "operations": [operation], "wrong": [], "wrong_nodes": 0, "not_judged": [],

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from ..bisection_results import Before, Bisection, FirstFailure, Outcome, Step, Tried, Turned, Verdict
 from ..gguf import open_model
 from ..nightly.machine import code_hash
@@ -19,6 +21,7 @@ from ..support.progress import Steps
 from ..support.text import printable
 from ..support.version import project_version
 from .candidates import Candidate, between, is_version, named
+from .graphs import differences, listed
 from .index import versions_on_index
 from .kernel_runs import PACKAGE, KernelRuns
 from .runs import Runner, Runs
@@ -140,6 +143,8 @@ class _Search:
         self._run, self._state, self._began = run, state, began
         self._tried: dict[int, Tried] = {}
         self._run_now: list[int] = []
+        #: Where every node of both ends is right: how their graphs first differ. It is what a bad build has.
+        self._change: str | None = None
 
     def result(self) -> Bisection:
         """Try what must be tried."""
@@ -156,11 +161,15 @@ class _Search:
                 verdict: Verdict = "bad end cannot be tested" if end else "good end cannot be tested"
                 why = self._tried[end].why
                 return self._made(verdict, f"the {wanted} end {self._name(end)} cannot be tested: {why}")
-            if outcome != wanted:
-                return self._wrong_end(end)
+            if outcome == "bad" and not end:
+                return self._good_end_is_bad()
+        if self._tried[last].outcome == "good":
+            self._change = next(differences(self._tried[0].graph, self._tried[last].graph), None)
+            if self._change is None:
+                return self._bad_end_is_good()
         if n > 2:
             say(f"{n - 2} builds lie in between: at most {most_runs(n)} more runs, and one for each that is skipped")
-        middle = {i: found.outcome for i, found in known.items() if 0 < i < last}
+        middle = {i: self._outcome(found) for i, found in known.items() if 0 < i < last}
         self._tried |= {i: known[i] for i in middle}
         edge = search(n, lambda i: self._test(i, {}), middle)
         good, bad = self._name(edge.good), self._name(edge.bad)
@@ -171,17 +180,26 @@ class _Search:
             words = f"the first bad build is after {good} and not after {bad}: {count}"
         else:
             words = f"the first bad build is {bad}, and the last good one is {good}"
+        graph = [*differences(self._tried[edge.good].graph, self._tried[edge.bad].graph)]
+        if self._change is not None:
+            words += f"; every node of both is right, but their graphs differ: {self._change}"
         return self._made(
             "range" if untested else "found", words, self._candidates[edge.good].name,
-            self._candidates[edge.bad].name, untested, turned, self._tried[edge.bad].failure,
+            self._candidates[edge.bad].name, untested, turned, self._tried[edge.bad].failure, listed(graph),
         )  # fmt: skip
 
-    def _wrong_end(self, end: int) -> Bisection:
-        name = self._name(end)
-        if end:
-            judged = "the kernel is verified" if self._plan.nvrtc else "every node that was judged is right"
-            words = f"the bad end {name} is good: {judged}, so no build turned wrong"
-            return self._made("bad end is good", words, last_good=self._candidates[end].name)
+    def _bad_end_is_good(self) -> Bisection:
+        last = len(self._candidates) - 1
+        judged = "its kernel is verified" if self._plan.nvrtc else "every node is right"
+        if self._tried[0].graph and self._tried[last].graph:
+            judged += ", and its graph is that of the good end"
+        elif not self._plan.nvrtc:
+            judged += ", and the graphs were not compared"
+        words = f"--bad {self._name(last)} passes too: {judged}"
+        return self._made("bad end is good", words, last_good=self._candidates[last].name)
+
+    def _good_end_is_bad(self) -> Bisection:
+        name = self._name(0)
         first = self._tried[0].first
         node = "" if first is None else f" ({first.operation} {first.node} on {first.device})"
         what = "kernel" if self._plan.nvrtc else "graph"
@@ -192,10 +210,12 @@ class _Search:
     def _made(
         self, verdict: Verdict, sentence: str, last_good: str = "", first_bad: str = "",
         untested: tuple[str, ...] = (), turned: Turned | None = None, failure: FirstFailure | None = None,
+        graph: tuple[str, ...] = (),
     ) -> Bisection:  # fmt: skip
         steps = tuple(
             Step(
-                name=self._candidates[i].name, taken_over=i not in self._run_now, tried=self._tried[i],
+                name=self._candidates[i].name, taken_over=i not in self._run_now,
+                tried=replace(self._tried[i], graph=()),  # graphs are long, and their differences are listed
                 run=self._run_now.index(i) + 1 if i in self._run_now else None,
             )
             for i in sorted(self._tried)
@@ -205,7 +225,7 @@ class _Search:
             arguments=self._plan.arguments, verdict=verdict, sentence=sentence, last_good=last_good,
             first_bad=first_bad, untested=untested, turned=turned, steps=steps, runs=len(self._run_now),
             state=str(self._state.path), seconds=time.monotonic() - self._began, command=self._plan.command,
-            failure=failure,
+            failure=failure, graph=graph,
         )  # fmt: skip
 
     def _known(self, i: int) -> Tried | None:
@@ -225,7 +245,12 @@ class _Search:
             why = f": {found.why}" if found.why else ""
             say(f"{self._name(i)}: {found.outcome}, {found.seconds:.1f} s{why}")
         self._tried[i] = found
-        return found.outcome
+        return self._outcome(found)
+
+    def _outcome(self, found: Tried) -> Outcome:
+        """As its run has it, or bad where its graph has the change that is looked for."""
+        has_change = self._change is not None and self._change in differences(self._tried[0].graph, found.graph)
+        return "bad" if has_change else found.outcome
 
     def _name(self, i: int) -> str:
         return printable(self._candidates[i].name, 200)

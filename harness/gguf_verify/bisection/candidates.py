@@ -1,4 +1,4 @@
-"""The builds that a bisection is about: versions of llama-cpp-python, or folders with libraries."""
+"""The builds that a bisection is about: versions of llama-cpp-python, or builds given by path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..support.errors import EnvironmentFault, UsageError
 from ..support.near import nearest
 from ..support.text import printable
 
-#: As pip writes a version; what names a folder as well is a version, unless it is written with a "/".
+#: As pip writes a version; what names a path as well is a version, unless it is written with a "/".
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z]+\d*)?([.+-]\w+)*")
 
 
@@ -24,17 +24,17 @@ class Candidate:
 
     Args:
         name: as the command line has it.
-        folder: of its libraries; None for a version of llama-cpp-python.
+        path: of the build; None for a version of llama-cpp-python.
         identity: what tells it from other builds, and from this one once it is built otherwise.
     """
 
     name: str
-    folder: Path | None
+    path: Path | None
     identity: str
 
 
 def is_version(name: str) -> bool:
-    """Whether a name is a version; else it is a folder."""
+    """Whether a name is a version; else it is a path."""
     return _VERSION.fullmatch(name) is not None
 
 
@@ -44,21 +44,23 @@ def named(names: Sequence[str], of_version: Callable[[str], str]) -> list[Candid
     Args:
         of_version: gives the identity of a version.
 
-    Raises UsageError where a name is neither a version nor a folder with a build, or comes twice.
+    Raises UsageError where a name is neither a version nor the path of a build, or comes twice.
     """
     for i, name in enumerate(names):
         if name in names[:i]:
             raise UsageError(f"{printable(name, 200)} is given twice: each build has one place in the order")
     return [
-        Candidate(name, None, f"version {name}, {of_version(name)}") if is_version(name) else _of_folder(name)
+        Candidate(name, None, f"version {name}, {of_version(name)}") if is_version(name) else _of_path(name)
         for name in names
     ]
 
 
-def _of_folder(name: str) -> Candidate:
+def _of_path(name: str) -> Candidate:
     path = Path(name)
-    if not path.is_dir():
-        raise UsageError(f"{printable(name, 200)} is neither a version such as 0.3.33 nor a folder", "llama-build")
+    if not path.exists():
+        raise UsageError(
+            f"{printable(name, 200)} is neither a version such as 0.3.33 nor a folder or library", "llama-build"
+        )
     found = find(path)
     if isinstance(found, str):
         raise UsageError(printable(found, 400), "llama-build")
@@ -66,16 +68,15 @@ def _of_folder(name: str) -> Candidate:
         digest = _digest(found)
     except OSError as error:
         raise EnvironmentFault(f"the libraries in {printable(name, 200)} cannot be read: {error.strerror}") from None
-    return Candidate(name, found.folder, f"folder {printable(os.path.abspath(path))}, libraries {digest}")
+    return Candidate(name, found.path, f"build {printable(os.path.abspath(path))}, libraries {digest}")
 
 
 def _digest(build: Build) -> str:
-    """Of the libraries of a build: a folder that is built anew is another candidate."""
+    """Of the libraries of a build: a build that is compiled anew is another candidate."""
     digest = hashlib.sha256()
-    for path in sorted(build.folder.iterdir()):
-        if ".so" in path.suffixes and path.is_file():
-            with path.open("rb") as file:
-                digest.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    for path in build.libraries():
+        with path.open("rb") as file:
+            digest.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

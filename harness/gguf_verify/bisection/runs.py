@@ -70,7 +70,7 @@ class Runs:
     def __call__(self, candidate: Candidate) -> Tried:
         """Try a candidate. Raises EnvironmentFault where no run can be begun, whatever the candidate."""
         python = _Python(sys.executable, "none", separate=False)
-        if candidate.folder is None:
+        if candidate.path is None:
             try:
                 made = self._versions().interpreter(candidate.name)
                 python = _Python(made.python, made.llama_version, made.separate)
@@ -90,7 +90,7 @@ class Runs:
         report, temporary, package = work / "report.json", work / "tmp", work / "package"
         temporary.mkdir()  # a run that is killed leaves its temporary files
         package.mkdir()
-        build = [] if candidate.folder is None else ["--llama", str(candidate.folder)]
+        build = [] if candidate.path is None else ["--llama", str(candidate.path)]
         harness = self._harness or [python.executable, "-P", "-m", "gguf_verify", "backend"]
         command = [*harness, self._model, *self._arguments, *build, "--json", str(report)]
         with ExitStack() as stack:
@@ -139,6 +139,7 @@ def tried(
             )
             for each in report.operations[:_MOST_SEEN]
         ),
+        graph=() if report.ended_by or report.fault else report.graph,  # a part is no graph to compare
     )  # fmt: skip
 
 
@@ -161,9 +162,9 @@ def _contradiction(report: GraphReport, code: int, sha256: tuple[str, ...], cand
     """What a report says that does not go with the rest; "" where nothing is."""
     if report.sha256 != sha256:
         return "its report is about another file"
-    if candidate.folder is None and report.build.llama_cpp_python != version:
+    if candidate.path is None and report.build.llama_cpp_python != version:
         return f"it ran with llama-cpp-python {report.build.llama_cpp_python}"
-    if candidate.folder is not None and report.build.folder != printable(str(candidate.folder), 400):
+    if candidate.path is not None and report.build.folder != printable(str(candidate.path), 400):
         return f"it ran with the libraries in {report.build.folder}"
     wrong = sum(each.wrong for each in report.operations)
     bad = code == EXIT_MISMATCH

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from ..backend_results import DeviceInfo, GraphOptions, LlamaBuild
 from ..llama import Llama
-from ..llama.builds import folder_of
+from ..llama.builds import path_of
 from ..processes.sandbox import sandboxed
 from ..support.text import printable
 
@@ -15,7 +15,7 @@ from ..support.text import printable
 @contextmanager
 def open_llama(options: GraphOptions) -> Iterator[Llama]:
     """llama.cpp's process with the build that is asked for. Raises UsageError, EnvironmentFault."""
-    with Llama(options.time_limit, options.verbose, build=folder_of(options.llama)) as llama:
+    with Llama(options.time_limit, options.verbose, build=path_of(options.llama)) as llama:
         yield llama
 
 

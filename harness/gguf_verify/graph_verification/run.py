@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..backend_results import DeviceInfo, GraphOptions, GraphReport, Varying
+from ..backend_results import DeviceInfo, GraphOptions, GraphReport, GraphStep, Varying
 from ..formats import tensor_type
 from ..gguf import Model, open_model
 from ..llama import Evaluation, Llama, LlamaRefused
@@ -30,6 +30,7 @@ from ..support.version import project_version
 from .devices import build_of, devices_of, open_llama
 from .fusing import FUSED, Fusing
 from .invariance import Invariance
+from .steps import step_of
 from .tally import Tally
 
 #: ggml's numbers of types are below this.
@@ -62,6 +63,7 @@ class Run:
             options=options, command=command,
         )  # fmt: skip
         self._evaluations: list[str] = []
+        self._steps: list[GraphStep] = []
         whole = options.ops == GraphOptions.ops and not options.node
         self._invariance = Invariance(whole and len(options.micro_batches) > 1)
         self._slots = Invariance(whole and options.slots)
@@ -91,7 +93,7 @@ class Run:
         altered = None if report.ended_by else self._model.altered()
         if altered is not None:
             report.fault = report.fault or altered
-        report.evaluations = tuple(self._evaluations)
+        report.evaluations, report.graph = tuple(self._evaluations), tuple(self._steps)
         report.operations, report.not_judged = self._tally.operations, self._tally.not_judged
         report.varying = self._invariance.found + self._slots.found + self._fused
         report.wrong, report.wrong_nodes = tuple(self._tally.wrong), self._tally.wrong_nodes
@@ -174,6 +176,8 @@ class Run:
                 if isinstance(node, Evaluation):
                     return node
                 under_way(bar, node.name)
+                if len(self._evaluations) == 1:
+                    self._steps.append(step_of(node))
                 right = self._tally.add(node, words)
                 self._invariance.note(node)
                 self._slots.note(node)

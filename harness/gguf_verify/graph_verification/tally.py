@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from ..backend_results import MAX_WRONG, NotJudged, OperationResult, WrongNode
 from ..llama.graph import GraphNode
-from ..operations import OPERATIONS, Judged, Node, NoDefinition, Operand, judge
+from ..operations import OPERATIONS, Judged, Node, NoDefinition, judge
 from ..support.text import printable
+from .steps import described
 
 #: Operations whose nodes are told apart by the type of a source.
 _BY_SOURCE = {"MUL_MAT": 0, "MUL_MAT_ID": 0, "GET_ROWS": 0, "FLASH_ATTN_EXT": 1, "OUT_PROD": 0}
@@ -114,10 +115,10 @@ def _wrong(given: GraphNode, node: Node, named: str, judged: Judged, evaluation:
     place = [f"{axis} {at}" for axis, at, n in zip(axes, judged.place, node.output.shape, strict=True) if n > 1]
     shape = node.output.shape
     spans = [_span(axis, *of, n) for axis, of, n in zip(axes, judged.extent, shape, strict=False) if n > 1]
-    inputs = [f"src[{i}] {_described(s)}" for i, s in enumerate(node.sources) if s is not None]
+    inputs = [f"src[{i}] {described(s)}" for i, s in enumerate(node.sources) if s is not None]
     return WrongNode(
         operation=named, node=printable(given.name, 100), device=printable(given.device, 100), number=given.number,
-        evaluation=evaluation, definition=judged.definition, inputs=tuple(inputs), output=_described(node.output),
+        evaluation=evaluation, definition=judged.definition, inputs=tuple(inputs), output=described(node.output),
         place=", ".join(place), got=judged.got, expected=judged.expected, tolerance=judged.tolerance,
         utilisation=judged.utilisation, wrong=judged.wrong, elements=judged.elements, extent="; ".join(spans),
     )  # fmt: skip
@@ -130,12 +131,6 @@ def _span(axis: str, first: int, last: int, count: int, n: int) -> str:
     if count == n:
         return f"all {n:,} {axis}s"
     return f"{axis}s {first} to {last}" + ("" if count == last - first + 1 else f", {count:,} of them")
-
-
-def _described(operand: Operand) -> str:
-    sizes = " × ".join(map(str, operand.ne))
-    gaps = "" if operand.contiguous else ", not contiguous"
-    return f"{printable(operand.name, 64)} {operand.type} [{sizes}]{gaps}".strip()
 
 
 __all__ = ["Tally", "named_by_type"]

@@ -1,7 +1,9 @@
-"""Builds of llama.cpp: folders with its shared libraries. By default that of llama-cpp-python, else one that is given.
+"""Builds of llama.cpp: a folder with its shared libraries, or one library that exports all of it. By default that of
+llama-cpp-python, else the one that is given.
 
-A build may be an unpacked release, a distribution's package or npm's `@node-llama-cpp/…`. Its backends may be linked to
-libggml, or lie beside it as libraries of their own, one for each kind of processor; ggml finds and loads those.
+A folder may be an unpacked release, a distribution's package or npm's `@node-llama-cpp/…`. Its backends may be linked to
+libggml, or lie beside it as libraries of their own, one for each kind of processor; ggml finds and loads those. One
+library for all is what some bindings ship, such as PyPI's `xllamacpp`.
 """
 
 from __future__ import annotations
@@ -20,23 +22,37 @@ _MOST_LOOKED_AT, _DEPTH = 20_000, 5
 
 @dataclass(frozen=True)
 class Build:
-    """The folder with libllama, libggml and libggml-base of one build."""
+    """A build.
 
-    folder: Path
+    Args:
+        path: the folder with libllama, libggml and libggml-base, or the one library that exports all of them.
+    """
+
+    path: Path
 
     def library(self, name: str) -> Path | None:
         """The library `lib{name}`, whatever follows its name; of several names of one, the soname that others load it
-        by (`.so.0`). None where there is none."""
+        by (`.so.0`). None where there is none. One library for all is each of them."""
+        if not self.path.is_dir():
+            return self.path
         pattern = re.compile(rf"lib{re.escape(name)}(\.[A-Za-z][\w.]*)?\.so((\.\d+)*)")
-        found = {p: m for p in sorted(self.folder.iterdir()) if (m := pattern.fullmatch(p.name)) and p.is_file()}
+        found = {p: m for p in sorted(self.path.iterdir()) if (m := pattern.fullmatch(p.name)) and p.is_file()}
         ranked = sorted(found, key=lambda p: (found[p][2].count(".") != 1, len(p.name), p.name))
         return ranked[0] if ranked else None
 
+    def libraries(self) -> list[Path]:
+        """Its shared libraries, those of its backends too. Raises OSError."""
+        if not self.path.is_dir():
+            return [self.path]
+        return sorted(p for p in self.path.iterdir() if ".so" in p.suffixes and p.is_file())
+
 
 def find(given: Path) -> Build | str:
-    """The build in a folder or below it, or why there is none, in one line."""
+    """The build in a folder or below it, or the library that is given, or why there is none, in one line."""
+    if ".so" in given.suffixes and given.is_file():
+        return Build(given.resolve())
     if not given.is_dir():
-        return f"{given} is no folder"
+        return f"{given} is neither a folder nor a shared library (.so)"
     folders: set[Path] = set()
     looked = 0
     for folder, below, files in os.walk(given):
@@ -54,26 +70,26 @@ def find(given: Path) -> Build | str:
         return f"{given} holds several builds of llama.cpp: give one of {shown}"
     build = Build(folders.pop().resolve())
     missing = [f"lib{name}" for name in ("llama", "ggml", "ggml-base") if build.library(name) is None]
-    return f"{build.folder} holds no {', '.join(missing)}" if missing else build
+    return f"{build.path} holds no {', '.join(missing)}" if missing else build
 
 
-def folder_of(given: str) -> Path | None:
-    """The folder of the build in a folder or below it, as `--llama` takes it; None for "". Raises UsageError."""
+def path_of(given: str) -> Path | None:
+    """The path of the build that `--llama` names; None for "". Raises UsageError."""
     if not given:
         return None
     found = find(Path(given))
     if isinstance(found, str):
         raise UsageError(printable(found, 400), "llama-build")
-    return found.folder
+    return found.path
 
 
 _chosen: Build | None = None
 
 
-def choose(folder: Path) -> None:
+def choose(path: Path) -> None:
     """Use a build in this process, before any of its libraries is loaded."""
     global _chosen
-    _chosen = Build(folder)
+    _chosen = Build(path)
 
 
 def chosen() -> Build | None:
@@ -81,4 +97,4 @@ def chosen() -> Build | None:
     return _chosen
 
 
-__all__ = ["Build", "choose", "chosen", "find", "folder_of"]
+__all__ = ["Build", "choose", "chosen", "find", "path_of"]

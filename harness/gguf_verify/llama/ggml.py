@@ -105,7 +105,7 @@ def _cpu_library() -> c.CDLL:
         return _library("ggml-cpu")
     load = backends.ggml_backend_load_all_from_path
     load.restype, load.argtypes = None, [c.c_char_p]
-    load(os.fsencode(bindings.BUILD.folder))
+    load(os.fsencode(bindings.BUILD.path))
     mapped = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     for path in (line.split(maxsplit=5)[-1] for line in mapped):
         if os.path.basename(path).startswith("libggml-cpu"):
@@ -214,6 +214,7 @@ DEVICE_CPU, DEVICE_GPU = 0, 1  # enum ggml_backend_dev_type
 #: Kinds of devices that layers of a model can be given to: GPU, integrated GPU.
 DEVICES_WITH_LAYERS = (1, 2)
 _USAGE_WEIGHTS = 1  # enum ggml_backend_buffer_usage
+_COMPUTE = 16  # GGML_TENSOR_FLAG_COMPUTE of enum ggml_tensor_flag
 
 
 def version() -> str:
@@ -265,6 +266,25 @@ def device_of(t: Any) -> Any:
 def device_name(device: Any) -> str:
     """ggml's name of a device, such as "Vulkan0"."""
     return _said(ggml_backend_dev_name(device))
+
+
+def is_computed(node: Any) -> bool:
+    """Whether the graph computes a node of an operation: see `marks_computed`."""
+    return not marks_computed() or bool(node.flags & _COMPUTE)
+
+
+@cache
+def marks_computed() -> bool:
+    """Whether this ggml marks the nodes that a graph computes. Where it does, backends skip every other node: those of
+    branches that `ggml_build_forward_select` did not select. Releases before the mark compute every node."""
+    ctx = ggml_init(InitParams(1 << 20, None, False))
+    try:
+        a = ggml_new_tensor_2d(ctx, F32, 32, 1)
+        node = ggml_mul_mat(ctx, a, a)
+        ggml_build_forward_expand(ggml_new_graph(ctx), node)
+        return bool(node.contents.flags & _COMPUTE)
+    finally:
+        ggml_free(ctx)
 
 
 def same_root(t: Any, node: Any) -> bool:

@@ -206,7 +206,7 @@ _CONTEXT_TYPES = {
     **dict.fromkeys((
         "embeddings", "offload_kqv", "flash_attn", "no_perf", "op_offload", "swa_full", "kv_unified",
     ), c.c_bool),
-    "n_samplers": c.c_size_t,
+    "n_samplers": c.c_size_t, "moe_cache_size": c.c_size_t,
 }  # fmt: skip
 _COUNTS = "n_ctx n_batch n_ubatch n_seq_max"
 _THREADS = "n_threads n_threads_batch"
@@ -217,6 +217,7 @@ _NUMBERS = (
 )
 _SWITCHES = "no_perf op_offload swa_full kv_unified"
 _AFTER = f"{_THREADS} ctx_type {_KINDS} flash_attn_type {_NUMBERS} {_SWITCHES} samplers n_samplers"
+_V0_5 = f"{_COUNTS} n_rs_seq n_outputs_max n_outputs_max_per_seq {_AFTER} ctx_other"
 
 CONTEXT_PARAMS = Struct(
     name="llama_context_params",
@@ -242,7 +243,8 @@ CONTEXT_PARAMS = Struct(
         ("llama-cpp-python 0.3.24", f"{_COUNTS} n_rs_seq {_AFTER}"),
         ("llama-cpp-python 0.3.26", f"{_COUNTS} n_rs_seq n_outputs_max {_AFTER}"),
         ("b9842 and b10068", f"{_COUNTS} n_rs_seq n_outputs_max {_AFTER} ctx_other"),
-        ("b10361 to v0.5.0", f"{_COUNTS} n_rs_seq n_outputs_max n_outputs_max_per_seq {_AFTER} ctx_other"),
+        ("b10361 to v0.5.0", _V0_5),
+        ("b11548 and newer", _V0_5.replace(" type_v ", " type_v moe_cache_size ")),
     ),
 )  # fmt: skip
 

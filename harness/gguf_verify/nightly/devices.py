@@ -26,7 +26,7 @@ def libraries(folder: Path | None) -> tuple[Path, ...]:
     if found is None or isinstance(found, str):  # it was removed since the configuration was read: the cells say so
         return ()
     try:
-        return tuple(sorted({p.resolve() for p in found.folder.iterdir() if ".so" in p.name and p.is_file()}))
+        return tuple(sorted({p.resolve() for p in found.libraries()}))
     except OSError:
         return ()
 

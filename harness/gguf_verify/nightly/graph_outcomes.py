@@ -9,6 +9,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ..backend_results import GraphOptions, GraphReport, OperationResult
 from ..processes.commands import Ended
 from ..support.errors import EXIT_INTERRUPTED
@@ -53,7 +55,7 @@ def graph_cell_of(
     return Cell(
         key, outcome, reason, code, ended.seconds, {GRAPH: report.seconds}, _versions(report), report.device.words,
         tuple(map(_measure, report.operations)), {f"{GRAPH}: nodes that were judged": report.judged},
-        graph=report if keep_all or outcome is not Outcome.VERIFIED else None,
+        graph=replace(report, graph=()) if keep_all or outcome is not Outcome.VERIFIED else None,  # long, not read
     )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ def _another(report: GraphReport, device: str, version: str | None, llama: Path 
         found = build_in(llama)
         if isinstance(found, str):
             return found
-        if report.build.folder != (wanted := printable(str(found.folder), 400)):
+        if report.build.folder != (wanted := printable(str(found.path), 400)):
             return f"ran with the libraries in {report.build.folder} instead of {wanted}"
     return ""
 

@@ -47,7 +47,7 @@ def sentence(report: GraphReport) -> str:
         return f"{report.wrong_nodes:,} of {report.judged:,} nodes are not what their definitions say"
     if report.verdict == "verified":
         outputs = sum(each.elements for each in report.operations)
-        return f"{report.judged:,} nodes, {outputs:,} outputs"
+        return f"{report.judged:,} nodes, {outputs:,} outputs; whether the graph has the right nodes is not judged"
     right = f"{report.judged:,} nodes are right"
     if report.not_judged:
         return f"{right}, {sum(each.nodes for each in report.not_judged):,} were not judged"

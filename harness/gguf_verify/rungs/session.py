@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..llama import Llama, LlamaRefused
 from ..llama.backends import Backend
-from ..llama.builds import folder_of
+from ..llama.builds import path_of
 from ..results import Options
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar
@@ -17,7 +17,7 @@ from ..support.progress import progress_bar
 
 def opened_llama(options: Options) -> Llama:
     """llama.cpp's process with the build that is asked for. Raises UsageError, EnvironmentFault."""
-    return Llama(options.time_limit, options.verbose, build=folder_of(options.llama))
+    return Llama(options.time_limit, options.verbose, build=path_of(options.llama))
 
 
 class Session:

@@ -33,7 +33,7 @@ def vulkan() -> Iterator[Llama]:
     needs.need("vulkan")
     build = find(needs.vulkan())
     assert isinstance(build, Build)
-    with Llama(build=build.folder) as llama:
+    with Llama(build=build.path) as llama:
         yield llama
 
 

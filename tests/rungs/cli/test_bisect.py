@@ -12,7 +12,15 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.backend_results import DeviceInfo, GraphOptions, GraphReport, LlamaBuild, OperationResult, WrongNode
+from gguf_verify.backend_results import (
+    DeviceInfo,
+    GraphOptions,
+    GraphReport,
+    GraphStep,
+    LlamaBuild,
+    OperationResult,
+    WrongNode,
+)
 from gguf_verify.bisection import versions
 from gguf_verify.cli import bisect
 from gguf_verify.gguf import open_model
@@ -38,6 +46,8 @@ with open(os.path.join(folder, "log"), "a") as file:
 with open(os.path.join(folder, "templates.json")) as file:
     templates = json.load(file)
 made = templates["bad" if word in ("bad", "claims-good") else "good"]
+if word == "other-graph":
+    made["graph"][1]["parameters"]["freq_base"] = "40000"
 made["build"]["folder"] = build
 code = made["exit_code"]
 if word == "claims-good":
@@ -117,6 +127,10 @@ def templates() -> dict[str, Any]:
             build=LlamaBuild(llama_cpp="0.5.0", ggml="1", llama_cpp_python="none", folder="", features=""),
             device=DeviceInfo(name="CPU", backend="CPU", description="", kind="CPU"), options=GraphOptions(),
             operations=(operation,), wrong=() if wrong is None else (wrong,), wrong_nodes=int(wrong is not None),
+            graph=(
+                GraphStep("MUL_MAT", "Qcur-0", "Qcur-0 F32 [32]", ("blk.0.attn_q.weight Q4_0 [32]", "node_3 F32 [32]")),
+                GraphStep("ROPE", "Qcur-0", "Qcur-0 F32 [32]", ("Qcur-0 F32 [32]",), {"freq_base": "10000"}),
+            ),
         )  # fmt: skip
         made[word] = of_graph(report)
     return made
@@ -164,6 +178,19 @@ class Builds:
 def builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Builds:
     monkeypatch.setattr(bisect, "HARNESS", [sys.executable, "-I", "-S", str(tmp_path / "stub.py")])
     return Builds(tmp_path)
+
+
+def test_the_first_build_with_another_graph_is_found(builds: Builds) -> None:
+    """Every node of every build is right: the graphs tell them apart."""
+    page = builds.folder / "page.html"
+    done = builds.bisect("good", "good", "other-graph", "other-graph", options=("--html", str(page)))
+    assert done.returncode == 0, done.stderr
+    change = "ROPE Qcur-0: freq_base 10000 → 40000"
+    verdict = f"FOUND: the first bad build is {builds.folder / 'b2'}, and the last good one is {builds.folder / 'b1'}"
+    assert done.stdout.splitlines()[-1] == f"{verdict}; every node of both is right, but their graphs differ: {change}"
+    assert f"graph     {change}" in done.stdout.splitlines()
+    assert builds.result()["graph"] == [change]
+    assert change in page.read_text()
 
 
 def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
@@ -222,7 +249,7 @@ def test_what_cannot_be_tested_leaves_a_range(builds: Builds) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("good", "good", "good"), 2, "BAD END IS GOOD: the bad end"),
+        (("good", "good", "good"), 2, "NOTHING TO BISECT: --bad"),
         (("bad", "good", "bad"), 1, "is bad (ROPE Qcur-0 on CPU): the graph turned wrong there or before it"),
         (("good", "good", "refuses"), 3, "cannot be tested: no device is called CPU"),
         (("usage", "good", "bad"), 2, "GOOD END CANNOT BE TESTED: the good end"),
@@ -342,7 +369,7 @@ RIGHT, WRONG = struct.pack("<f", float.fromhex("0x1.555e66p-3")), struct.pack("<
 def real_build(folder: Path, wrong: bool = False) -> Path:
     """The installed build, copied; with a fault in its CPU backend where one is asked for."""
     folder.mkdir()
-    for library in BUILD.folder.glob("*.so*"):
+    for library in BUILD.path.glob("*.so*"):
         content = library.read_bytes()
         if wrong and library.name.startswith("libggml-cpu"):
             if RIGHT not in content:
@@ -358,7 +385,7 @@ def test_real_builds(tmp_path: Path) -> None:
     few = ("--keep", tmp_path / "kept", "--", "-n", "0", "-p", "once", "--ops", "GLU.*|ADD")
     done = command_here("bisect", MODEL, "--good", old, "--bad", new, *few)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert f"BAD END IS GOOD: the bad end {new} is good" in done.stdout
+    assert f"NOTHING TO BISECT: --bad {new} passes too: every node is right, and its graph is that of the good end" in done.stdout
     wrong = real_build(tmp_path / "wrong", wrong=True)
     done = command_here("bisect", MODEL, "--good", new, "--bad", wrong, *few)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -113,7 +113,7 @@ def test_what_is_no_verdict_of_this_version_is_skipped(bisections: Bisections) -
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("pass", "pass"), 2, "the bad end 13.1.1 is good: the kernel is verified"),
+        (("pass", "pass"), 2, "--bad 13.1.1 passes too: its kernel is verified"),
         (("mismatch", "mismatch"), 1, "the good end 13.0.0 is bad: the kernel turned wrong there or before it"),
         (("pass", "usage"), 2, "the bad end 13.1.1 cannot be tested: exit code 2: no such kernel"),
     ],

@@ -103,7 +103,7 @@ class Recorder(Listener):
 
     def _wanted(self, t: Any) -> bool:
         node, record = t.contents, self.record
-        if is_view(node):
+        if not nodes.is_computed(node):
             return False
         record.uses.append(0)
         number = len(record.uses)
@@ -168,7 +168,7 @@ class Windows(Listener):
         self.fused: list[int] = []
 
     def _wanted(self, t: Any) -> bool:
-        if is_view(t.contents):
+        if not nodes.is_computed(t.contents):
             return False
         self._number += 1
         if self._number > len(self._record.outputs):
@@ -242,14 +242,9 @@ def _is_filled(t: Any) -> bool:
     return bool((ggml.read_bytes(t, 0, ggml.ggml_nbytes(t)) == _FILL).all())
 
 
-def is_view(node: Any) -> bool:
-    """Whether a node computes nothing."""
-    return ggml.ggml_op_name(node.op).decode() in nodes.VIEWS
-
-
 def _maker(t: Any) -> Any:
     """The tensor that a source is, or is a view of."""
-    while is_view(t.contents) and t.contents.src[0]:
+    while nodes.is_view(t.contents) and t.contents.src[0]:
         t = t.contents.src[0]
     return t.contents
 

@@ -48,7 +48,7 @@ class Library:
         api = self._libraries.api
         return {
             "llama_cpp_python": bindings.version(),
-            "folder": str(bindings.BUILD.folder),
+            "folder": str(bindings.BUILD.path),
             "llama_cpp": text(getattr(api, "llama_version", lambda: b"?")()),
             "ggml": ggml.version(),
             "system": " ".join(text(api.llama_print_system_info()).split()),

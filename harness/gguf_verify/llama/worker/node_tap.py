@@ -41,7 +41,7 @@ class NodeTap(Listener):
     def _wanted(self, t: Any) -> bool:
         node = t.contents
         op, variant = operation(t)
-        if op in nodes.VIEWS:
+        if not nodes.is_computed(node):
             return False
         self._number += 1
         self._sources, self._spans = [], []
@@ -76,7 +76,7 @@ class NodeTap(Listener):
 
     def _told(self, t: Any) -> None:
         op, variant = operation(t)
-        if op in nodes.VIEWS or not self._pattern.fullmatch(f"{op} {variant}".strip()):
+        if not self._pattern.fullmatch(f"{op} {variant}".strip()):
             return
         node = t.contents
         device = ggml.device_of(t)

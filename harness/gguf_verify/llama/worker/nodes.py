@@ -31,6 +31,17 @@ def operation(t: Any) -> tuple[str, str]:
     return op, described if described != op else ""
 
 
+def is_view(node: Any) -> bool:
+    """Whether a node computes nothing: its result is a view of another tensor."""
+    return ggml.ggml_op_name(node.op).decode() in VIEWS
+
+
+def is_computed(node: Any) -> bool:
+    """Whether a node's output is computed: it is no view, and its branch of the graph is selected. llama.cpp's callback
+    is called for the nodes of every branch."""
+    return not is_view(node) and ggml.is_computed(node)
+
+
 @dataclass(frozen=True)
 class Layout:
     """The matrices of a node and which rows each multiplies.

@@ -45,7 +45,7 @@ class Tap(Listener):
     def _wanted(self, t: Any) -> bool:
         """Whether a node is a product with weights that can be taken apart."""
         node = t.contents
-        if not node.src[0]:
+        if not node.src[0] or not nodes.is_computed(node):
             return False
         op = ggml.ggml_op_name(node.op).decode()
         w = node.src[0].contents
@@ -65,8 +65,6 @@ class Tap(Listener):
 
     def _note_uses(self, node: Any, op: str) -> None:
         """Record what a node does with weights other than multiply them with activations."""
-        if op in nodes.VIEWS:
-            return
         for i, source in enumerate(node.src):
             if not source:
                 break

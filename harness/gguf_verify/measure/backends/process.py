@@ -25,8 +25,8 @@ class NodeProcess:
     def compute(self, node: Node) -> Node | None:
         """As `Llama.compute_node`. Raises LlamaFault where the process ended."""
         if self._llama is None:
-            folder = None if self._build is None else self._build.folder
-            self._llama = Llama(self._asked.time_limit, self._asked.verbose, build=folder)
+            path = None if self._build is None else self._build.path
+            self._llama = Llama(self._asked.time_limit, self._asked.verbose, build=path)
         try:
             return self._llama.compute_node(node, self._asked.device)
         except LlamaFault:

@@ -29,7 +29,9 @@ def _lines(found: Bisection) -> Iterator[str]:
     if (failure := found.failure) is not None:
         yield f"failed    {failure.rung}: {failure.words}"
         yield ""
-    yield f"{found.verdict.upper()}: {found.sentence}"
+    yield from (f"graph     {each}" for each in found.graph)
+    verdict = "nothing to bisect" if found.verdict == "bad end is good" else found.verdict
+    yield f"{verdict.upper()}: {found.sentence}"
     if found.untested:
         yield f"untested: {', '.join(printable(name, 200) for name in found.untested)}"
 
