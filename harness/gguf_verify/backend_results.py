@@ -297,6 +297,6 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
 
 
 __all__ = [
-    "MAX_WRONG", "PROMPT", "DeviceInfo", "GraphOptions", "GraphReport", "GraphStep", "GraphVerdict", "LlamaBuild", "NotJudged",
-    "OperationResult", "Varying", "WrongNode",
+    "MAX_WRONG", "PROMPT", "DeviceInfo", "GraphOptions", "GraphReport", "GraphStep", "GraphVerdict",
+    "LlamaBuild", "NotJudged", "OperationResult", "Varying", "WrongNode",
 ]  # fmt: skip

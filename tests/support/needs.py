@@ -102,6 +102,13 @@ def _vulkan() -> str | None:
     return None if "Vulkan0" in known else f"no Vulkan0 among {', '.join(known)}"
 
 
+def later_llama() -> Path | None:
+    """A llama.cpp after v0.5.0, all of it in one library: that of PyPI's xllamacpp, which is not imported."""
+    found = importlib.util.find_spec("xllamacpp")
+    folders = [] if found is None else [*(found.submodule_search_locations or ())]
+    return next((path for folder in folders for path in Path(folder).glob("*.so")), None)
+
+
 def _nvrtc() -> str | None:
     from gguf_verify.hosts import nvrtc
     from gguf_verify.support.errors import EnvironmentFault
@@ -173,6 +180,10 @@ NEEDS = {
         "Vulkan backend of llama.cpp",
         ".ci/install, or in GGUF_VERIFY_TEST_VULKAN a folder with a build of llama.cpp v0.5.0 that has it",
         _vulkan,
+    ),
+    "later-llama": Need(
+        "llama.cpp after v0.5.0", "pip install xllamacpp==2026.10.11549",
+        lambda: None if later_llama() else "xllamacpp not installed",
     ),
     "compute-sanitizer": Need("compute-sanitizer", "the CUDA toolkit", _compute_sanitizer),
     "chromium": Need(

@@ -52,8 +52,8 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
     add("--device", default="CPU", metavar="NAME", help="ggml's name of a device (default: %(default)s)")
-    add("--llama", type=Path, metavar="FOLDER",
-        help="the libraries of another build of llama.cpp v0.5.0: an unpacked release, a package's folder (default: "
+    add("--llama", type=Path, metavar="PATH",
+        help="another build of llama.cpp: the folder of its libraries, or one library that holds all of it: an unpacked release, a package's folder (default: "
         "those of llama-cpp-python)")  # fmt: skip
     add_prompt(parser, PROMPT)
     add("-n", "--n-predict", type=int, default=2, metavar="N",

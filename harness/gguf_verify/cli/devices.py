@@ -19,8 +19,8 @@ def build_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES.format(verified="the devices are listed", mismatch="does not occur"),
     )  # fmt: skip
     parser.add_argument(
-        "--llama", type=Path, metavar="FOLDER",
-        help="the libraries of another build of llama.cpp v0.5.0 (default: those of llama-cpp-python)",
+        "--llama", type=Path, metavar="PATH",
+        help="another build of llama.cpp: the folder of its libraries, or one library that holds all of it (default: those of llama-cpp-python)",
     )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="show llama.cpp's log on stderr")
     add_common(parser)

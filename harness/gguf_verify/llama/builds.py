@@ -1,8 +1,8 @@
 """Builds of llama.cpp: a folder with its shared libraries, or one library that exports all of it. By default that of
 llama-cpp-python, else the one that is given.
 
-A folder may be an unpacked release, a distribution's package or npm's `@node-llama-cpp/…`. Its backends may be linked to
-libggml, or lie beside it as libraries of their own, one for each kind of processor; ggml finds and loads those. One
+A folder may be an unpacked release, a distribution's package or npm's `@node-llama-cpp/…`. Its backends may be linked
+to libggml, or lie beside it as libraries of their own, one for each kind of processor; ggml finds and loads those. One
 library for all is what some bindings ship, such as PyPI's `xllamacpp`.
 """
 

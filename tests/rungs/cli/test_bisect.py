@@ -385,7 +385,8 @@ def test_real_builds(tmp_path: Path) -> None:
     few = ("--keep", tmp_path / "kept", "--", "-n", "0", "-p", "once", "--ops", "GLU.*|ADD")
     done = command_here("bisect", MODEL, "--good", old, "--bad", new, *few)
     assert done.returncode == 2, done.stdout + done.stderr
-    assert f"NOTHING TO BISECT: --bad {new} passes too: every node is right, and its graph is that of the good end" in done.stdout
+    why = "every node is right, and its graph is that of the good end"
+    assert f"NOTHING TO BISECT: --bad {new} passes too: {why}" in done.stdout
     wrong = real_build(tmp_path / "wrong", wrong=True)
     done = command_here("bisect", MODEL, "--good", new, "--bad", wrong, *few)
     assert done.returncode == 0, done.stdout + done.stderr

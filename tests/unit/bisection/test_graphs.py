@@ -34,7 +34,8 @@ def test_each_difference_is_named(after: list[GraphStep], found: list[str]) -> N
 
 def test_numbers_that_shift_are_no_difference() -> None:
     shifted = [
-        NORM, GraphStep("SCALE", "new", "new F32 [1]"), GraphStep("MUL_MAT", "node_8", "node_8 F32 [64 × 3]", PRODUCT.sources),
+        NORM, GraphStep("SCALE", "new", "new F32 [1]"),
+        GraphStep("MUL_MAT", "node_8", "node_8 F32 [64 × 3]", PRODUCT.sources),
         GraphStep("ADD", "node_9", "node_9 F32 [64 × 3]", ("node_8 F32 [64 × 3]", "embd F32 [64 × 3]")),
     ]  # fmt: skip
     assert [*differences(GRAPH, shifted)] == ["SCALE new: new in the graph"]

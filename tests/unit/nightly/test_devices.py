@@ -227,7 +227,8 @@ def test_what_was_not_asked_for_is_no_pass(tmp_path: Path) -> None:
         ({"options": GraphOptions(device="Vulkan0", node="x")}, {}, "judged a part of the graph instead of all of it"),
         ({}, {"version": "0.3.35"}, "ran with llama-cpp-python 0.3.36 instead of 0.3.35"),
         ({}, {"version": "none", "llama": folder}, "ran with llama-cpp-python 0.3.36 instead of none"),
-        ({"build": found}, {"llama": tmp_path / "gone"}, f"{tmp_path}/gone is neither a folder nor a shared library (.so)"),
+        ({"build": found}, {"llama": tmp_path / "gone"},
+         f"{tmp_path}/gone is neither a folder nor a shared library (.so)"),
         ({"build": LlamaBuild(**own, folder="/lib")}, {"version": "none", "llama": folder},
          f"ran with the libraries in /lib instead of {folder}"),
     ]  # fmt: skip

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("models", nargs="*", type=Path, metavar="MODEL.gguf", help="models whose graphs are judged")
     add("--device", default="CPU", metavar="NAME", help="ggml's name of the device (%(default)s)")
-    add("--llama", type=Path, metavar="FOLDER", help="the libraries of another build of llama.cpp")
+    add("--llama", type=Path, metavar="PATH", help="another build of llama.cpp")
     add("--seeds", type=int, default=4, metavar="N", help="how often each operation draws (%(default)s)")
     add("--only", default="", metavar="OP", help="operations with this in their name alone")
     add("--functions", default="", choices=DOMAINS, metavar="INPUTS",

@@ -1,0 +1,48 @@
+"""A llama.cpp after v0.5.0, whose graphs hold nodes that are not computed, in one library for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.backend_results import GraphOptions
+from gguf_verify.graph_verification import verify_graph
+from gguf_verify.llama.builds import Build, find
+from gguf_verify.results import Options
+from gguf_verify.verification import verify
+from tests.support.needs import later_llama
+from tests.support.tools import FIXTURES
+
+MODEL = FIXTURES / "tiny-Q4_0.gguf"
+pytestmark = pytest.mark.needs("later-llama")
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    return str(later_llama())
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_nodes_that_no_backend_computes_are_not_judged(library: str, fused: bool) -> None:
+    report = verify_graph(MODEL, GraphOptions(llama=library, n_predict=1, threads=1, fused=fused, progress=False))
+    assert (report.verdict, report.wrong, report.not_judged) == ("verified", (), ())
+    assert report.build.llama_cpp == "0.6.0-dev"
+    assert report.build.folder == library
+    rope = next(step for step in report.graph if step.operation == "ROPE")
+    assert rope.parameters["freq_base"] == "10000"
+
+
+def test_a_kernel_is_verified_against_it(library: str) -> None:
+    options = Options(llama=library, probes="brief", n_predict=2, threads=1, progress=False)
+    report = verify(MODEL, "q8_1", "cpu", ("layers", "tokens"), replace(options, tensor="blk[.]0[.]"))
+    assert report.verdict == "verified", report.rungs
+    assert report.rungs[0].checked["GEMMs"] == 7
+
+
+def test_one_library_stands_for_each(library: str) -> None:
+    build = find(Path(library))
+    assert isinstance(build, Build)
+    assert {build.library(name) for name in ("llama", "ggml", "ggml-base", "ggml-cpu")} == {Path(library)}
+    assert build.libraries() == [Path(library)]
