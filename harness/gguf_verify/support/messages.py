@@ -121,7 +121,7 @@ MESSAGES: dict[str, Message] = {
         ),
         Message(
             "llama-build",
-            "The folder that --llama names holds no libraries of llama.cpp, or those of several builds.",
+            "The path that --llama names holds no libraries of llama.cpp, or those of several builds.",
             "The verdict is about one build.",
             "Give the folder that libllama, libggml and libggml-base lie in.",
         ),
