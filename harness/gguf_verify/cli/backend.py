@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
     add("--device", default="CPU", metavar="NAME", help="ggml's name of a device (default: %(default)s)")
     add("--llama", type=Path, metavar="PATH",
-        help="another build of llama.cpp: its folder, or its one library (.so) (default: that of llama-cpp-python)")  # fmt: skip
+        help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)")  # fmt: skip
     add_prompt(parser, PROMPT)
     add("-n", "--n-predict", type=int, default=2, metavar="N",
         help="tokens after the prompt, one at a time (default: %(default)s)")  # fmt: skip

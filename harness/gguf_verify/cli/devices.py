@@ -20,7 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--llama", type=Path, metavar="PATH",
-        help="another build of llama.cpp: its folder, or its one library (.so) (default: that of llama-cpp-python)",
+        help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)",
     )  # fmt: skip
     parser.add_argument("-v", "--verbose", action="store_true", help="show llama.cpp's log on stderr")
     add_common(parser)

@@ -99,7 +99,7 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     """How a kernel is run and judged, with a model or without one."""
     add = parser.add_argument
     add("--llama", type=Path, metavar="PATH",
-        help="another build of llama.cpp: its folder, or its one library (.so) (default: that of llama-cpp-python)")  # fmt: skip
+        help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)")  # fmt: skip
     add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
     add("--host", choices=HOST_CHOICES, default="auto",
         help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
