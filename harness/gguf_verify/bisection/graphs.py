@@ -22,8 +22,8 @@ def differences(before: Sequence[GraphStep], after: Sequence[GraphStep]) -> Iter
     one of them is not known."""
     if not before or not after:
         return
-    keys = [[(step.operation, _unnumbered(step.node)) for step in graph] for graph in (before, after)]
-    for kind, a, a_end, b, b_end in SequenceMatcher(None, *keys, autojunk=False).get_opcodes():
+    old_keys, new_keys = ([(step.operation, _unnumbered(step.node)) for step in graph] for graph in (before, after))
+    for kind, a, a_end, b, b_end in SequenceMatcher(None, old_keys, new_keys, autojunk=False).get_opcodes():
         if kind == "equal":
             for old, new in zip(before[a:a_end], after[b:b_end], strict=True):
                 yield from _of_node(old, new)
