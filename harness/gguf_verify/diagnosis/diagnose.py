@@ -24,13 +24,13 @@ from ..results import FaultMatch, NearestFault
 from ..semantics import Semantics, judge, product
 from ..semantics.narrow import NARROW
 from ..semantics.sums import UNIT_ROUNDOFF
-from .fault import Case, Fault
+from .fault import Case, Explanation, Fault
 from .faults import FAULTS
 from .fitted import fitted
 from .fused import faults_of
 from .identify import advice, expected, identify_kernel
 from .observed import observed
-from .operands import Bytes, Floats, Predicted
+from .operands import Bytes, Floats, Parts, Predicted
 from .pattern import pattern
 
 #: See the module.
@@ -56,6 +56,7 @@ class Diagnosis:
         nearest: the fault that explains most of the error, where none is named.
         pattern: where the wrong outputs are, in words.
         advice: what to do about `definitions`, in a sentence.
+        explanations: `faults`, with what they predict of other products.
     """
 
     wrong: int
@@ -65,6 +66,7 @@ class Diagnosis:
     nearest: NearestFault | None = None
     pattern: tuple[str, ...] = field(default=())
     advice: str = ""
+    explanations: tuple[Explanation, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def verdict(self) -> str:
@@ -159,8 +161,9 @@ def diagnose(
         found = identify_kernel(semantics, fmt, rows, values, y, threads)
         definitions = tuple(name for name in found.names if name != semantics.name)
     said = advice(semantics, definitions, fmt) if definitions else ""
-    faults, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
-    return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said)
+    explained, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
+    faults = tuple(explanation.match for explanation in explained)
+    return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said, explained)
 
 
 def _of_fused(
@@ -189,17 +192,24 @@ def _of_fused(
 class _Fit:
     """One variant of a fault beside the wrong outputs."""
 
+    fault: Fault
     match: FaultMatch
     residual: float
     within: float
     which: str
 
+    def predict(self, case: Case) -> Predicted | None:
+        """What a kernel with the same variant gives of another product; None where that has no such variant."""
+        found = next((made for _, made in self.fault.of(case, (self.which,))), None)
+        return found.predicted() if isinstance(found, Parts) else found
+
 
 def _search(
     y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
-) -> tuple[tuple[FaultMatch, ...], NearestFault | None]:
+) -> tuple[tuple[Explanation, ...], NearestFault | None]:
     if (y[bad].view(np.uint32) == POISON).all():
-        return (observed("unwritten", "outputs were never written", explained=1.0, everywhere=bool(bad.all())),), None
+        words = "outputs were never written"
+        return (Explanation(observed("unwritten", words, explained=1.0, everywhere=bool(bad.all()))),), None
     if int(bad.sum()) < FEWEST:
         return (), None
     plain = [_of(fault, y, case, bad, exact) for fault in FAULTS if not fault.many]
@@ -217,9 +227,9 @@ def _search(
             and not any(share >= RIVAL for other, share in best.items() if other != f.match.id)
         ]  # fmt: skip
     if not named:
-        read_off = tuple(fitted(y, case.right, bad))
-        if read_off:
-            return read_off, None
+        read_off = fitted(y, case, bad)
+        if read_off is not None:
+            return (read_off,), None
         if np.count_nonzero(y[bad]) < FEWEST:  # multiplied by almost nothing, every product comes near zero
             return (), None
         top = max(best.items(), key=lambda pair: pair[1], default=None)
@@ -230,27 +240,8 @@ def _search(
     named = sorted((f for f in named if f.residual <= limit), key=lambda f: (not f.match.everywhere, f.residual))
     if named[0].match.everywhere:  # what also says where outputs are right says more
         named = [f for f in named if f.match.everywhere]
-    one_each = {f.match.id: f.match for f in reversed(named)}
+    one_each = {f.match.id: Explanation(f.match, f.predict) for f in reversed(named)}
     return tuple(reversed(one_each.values())), None
-
-
-def shows(match: FaultMatch, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any]) -> bool:
-    """Whether a fault that was named would make an output wrong in a call with these operands, as `diagnose` takes
-    them; False where it is not of the catalogue."""
-    semantics = semantics.inside or semantics
-    if semantics.oracle is not None or not isinstance(fmt, BlockFormat):
-        return False
-    values = x if x.dtype == np.float32 else None
-    case = Case(semantics, fmt, np.ascontiguousarray(rows), semantics.bytes_of(x) if values is not None else x, values)
-    for fault in FAULTS:
-        if fault.id == match.id:
-            for which, made in fault.of(case):
-                if match.words == _words(fault, which):
-                    predicted = made if isinstance(made, Predicted) else made.predicted()
-                    known = np.ones(predicted.exact.shape, bool) if predicted.known is None else predicted.known
-                    apart = ~(np.abs(predicted.exact - case.right.exact) <= case.right.bound)
-                    return bool((apart & known).any())
-    return False
 
 
 def _words(fault: Fault, which: str) -> str:
@@ -272,7 +263,7 @@ def _of(
         if fit is not None:
             residual, share, worst, within, everywhere = fit
             match = FaultMatch(fault.id, _words(fault, which), fault.fix, share, worst, everywhere)
-            yield _Fit(match, residual, within, which)
+            yield _Fit(fault, match, residual, within, which)
 
 
 def _of_many(

@@ -20,7 +20,8 @@ from ..kernels.interface import Kernel
 from ..results import FaultMatch
 from ..semantics import Product, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
-from .diagnose import most, shows
+from .diagnose import most
+from .fault import Explanation, case_of
 from .observed import observed
 from .operands import Bytes, Floats
 from .pattern import ranges
@@ -153,7 +154,7 @@ class Experiments:
             return None
         return None
 
-    def beside(self, named: Sequence[FaultMatch]) -> tuple[FaultMatch, ...]:
+    def beside(self, named: Sequence[Explanation]) -> tuple[FaultMatch, ...]:
         """What must be named in place of faults that explain the outputs of the call, or before them.
 
         Outputs that depend on the order of threads may look like those of any fault. And a fault that would make
@@ -171,10 +172,10 @@ class Experiments:
                 if self._is_right(*smaller) and self._would_show(named, *smaller):
                     window = experiment()
                     if window is not None:
-                        return (window, *named)
+                        return (window, *(explanation.match for explanation in named))
         except KernelFault:
             pass
-        return tuple(named)
+        return tuple(explanation.match for explanation in named)
 
     def _is_right(self, rows: Bytes, x: npt.NDArray[Any]) -> bool:
         domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
@@ -182,9 +183,10 @@ class Experiments:
             return False
         return not self._wrong(self._run(rows, x), self._exact(rows, x)).any()
 
-    def _would_show(self, named: Sequence[FaultMatch], rows: Bytes, x: npt.NDArray[Any]) -> bool:
+    def _would_show(self, named: Sequence[Explanation], rows: Bytes, x: npt.NDArray[Any]) -> bool:
         few, some = most(self.fmt, rows)
-        return any(shows(fault, self.fmt, self.semantics, rows[:some], x[:few]) for fault in named)
+        case = case_of(self.semantics, self.fmt, rows[:some], x[:few])
+        return case is not None and any(explanation.shows(case) for explanation in named)
 
     def _columns_of(self, units: int) -> tuple[Bytes, npt.NDArray[Any]]:
         """Rows and activations of the first columns alone."""

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from ..formats import BlockFormat
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import BlockFormat, WeightFormat
+from ..results import FaultMatch
 from ..semantics import Semantics
 from .operands import Bytes, Floats, Parts, Predicted, parts_of
 
@@ -69,6 +74,40 @@ class Case:
     def half_scale(self) -> bool:
         """Whether the scale of activations is a half."""
         return self.semantics.activations is not None and self.semantics.activations.fields[0].dtype == "<f2"
+
+
+def case_of(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: npt.NDArray[Any]) -> Case | None:
+    """The product of weights uint8[N, row bytes] and activations float32[M, K] that the kernel quantizes, or
+    uint8[M, row bytes]; None where no fault of it is known: weights that are not quantized, an author's oracle."""
+    semantics = semantics.inside or semantics
+    if semantics.oracle is not None or semantics.epilogue is not None or not isinstance(fmt, BlockFormat):
+        return None
+    values = x if x.dtype == np.float32 else None
+    return Case(
+        semantics, fmt, np.ascontiguousarray(rows), semantics.bytes_of(x) if values is not None else x, values
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A fault that explains the outputs of a product, and what a kernel with it gives in any other.
+
+    Args:
+        match: the fault, as a report names it.
+        predict: the outputs of a product; None where nothing is known of them.
+    """
+
+    match: FaultMatch
+    predict: Callable[[Case], Predicted | None] = lambda _: None
+
+    def shows(self, case: Case) -> bool:
+        """Whether the kernel would give wrong outputs for a product: more than single ones."""
+        predicted = self.predict(case)
+        if predicted is None:
+            return False
+        apart = ~(np.abs(predicted.exact - case.right.exact) <= case.right.bound + predicted.bound)
+        known = apart if predicted.known is None else apart & predicted.known
+        return bool(known.any())
 
 
 @dataclass(frozen=True, kw_only=True)

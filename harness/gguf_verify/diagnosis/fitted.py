@@ -1,18 +1,19 @@
-"""Faults that are read off outputs, not predicted: one factor for all of them, or outputs of other rows or tokens.
+"""Faults that are read off outputs, not predicted: one factor for all of them, a factor for each part of the product,
+or outputs of other rows or tokens.
 
 They are tried where no fault of the catalogue explains the outputs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 
 from ..results import FaultMatch
+from .fault import Case, Explanation
 from .observed import observed
 from .operands import Floats, Predicted
+from .weighed import weighed
 
 Bools = npt.NDArray[np.bool_]
 
@@ -24,23 +25,27 @@ _LEFT = 0.05
 _FEWEST_EXCHANGED, _MOSTLY = 4, 0.95
 
 
-def fitted(y: Floats, right: Predicted, bad: Bools) -> Iterator[FaultMatch]:
+def fitted(y: Floats, case: Case, bad: Bools) -> Explanation | None:
     """What explains the wrong outputs of y float32[M, N], the first that does.
 
     Args:
-        right: the outputs as they should be.
-        bad: which are wrong.
+        case: the product.
+        bad: which outputs are wrong.
     """
-    for found in (
-        _factor(y, right, bad), _exchanged(y, right.exact, right.bound, bad, "row"),
-        _exchanged(y.T, right.exact.T, right.bound.T, bad.T, "token"),
-    ):  # fmt: skip
-        if found is not None:
-            yield found
-            return
+    right = case.right
+    factor = _factor(y, right, bad)
+    if factor is not None:
+        by, match = factor
+        return Explanation(match, lambda other: Predicted(by * other.right.exact, abs(by) * other.right.bound))
+    parts = weighed(y, case)
+    if parts is not None:
+        return Explanation(parts[1], parts[0].predicted)
+    rows = _exchanged(y, right.exact, right.bound, bad, "row")
+    exchanged = rows or _exchanged(y.T, right.exact.T, right.bound.T, bad.T, "token")
+    return None if exchanged is None else Explanation(exchanged)
 
 
-def _factor(y: Floats, right: Predicted, bad: Bools) -> FaultMatch | None:
+def _factor(y: Floats, right: Predicted, bad: Bools) -> tuple[float, FaultMatch] | None:
     exact, bound = right.exact, right.bound
     at = bad & np.isfinite(y) & np.isfinite(exact) & (bound > 0)
     if (at != bad).any() or at.sum() < _FEWEST or min(at.any(axis=0).sum(), at.any(axis=1).sum()) < 2:
@@ -58,7 +63,7 @@ def _factor(y: Floats, right: Predicted, bad: Bools) -> FaultMatch | None:
     worst = float((np.abs(got - by * meant) / (abs(by) * error)).max())
     factor = f"{by:.6g}" if abs(by - 1) > 1e-5 else f"1 {'+' if by > 1 else '-'} {abs(by - 1):.2g}"
     words = f"outputs are {factor} times what they should be"
-    return observed("constant-factor", words, explained=1 - residual, utilisation=worst)
+    return by, observed("constant-factor", words, explained=1 - residual, utilisation=worst)
 
 
 def _exchanged(

@@ -35,6 +35,7 @@ _CHECKED = "A launch with guards and checks, under other orders of threads, show
 _CALLS = "Further calls on the same operands, with other numbers of tokens, rows or columns, show it."
 _SERIES = "A series of calls with other operands or sizes shows it."
 _OUTPUTS = "No fault of the catalogue explains the outputs, and they have this in common."
+_FITTED = "The outputs are a sum of the product's parts with other factors, which are fitted to them."
 _BYTES = "The bytes of the kernel's quantizer are those that such a quantizer writes."
 _LARGE = "Single thread blocks of large launches, which run by themselves, show it."
 
@@ -113,6 +114,27 @@ OBSERVED = {
         ObservedFault(
             "constant-factor", "all outputs are the right ones times one factor",
             "look for a factor that is applied to every scale or output, or left out", _OUTPUTS,
+        ),
+        ObservedFault(
+            "term-factor", "a term of the product has a wrong factor: the codes' term, the offset or the minimum",
+            "compare the factor of each term with the definition: what a single thread of another kernel adds is only "
+            "its share of a term", _FITTED,
+        ),
+        ObservedFault(
+            "code-bits", "bits of the codes count more or less than they should",
+            "check the masks and shifts that put a code together, and its offset", _FITTED,
+        ),
+        ObservedFault(
+            "code-values", "codes stand for other values than they should",
+            "compare the table of values, or the masks and shifts that make a value of a code", _FITTED,
+        ),
+        ObservedFault(
+            "position-factor", "some values of each block are skipped, or count several times",
+            "check the loop over the values of a block, and the masks of packed words", _FITTED,
+        ),
+        ObservedFault(
+            "block-factor", "some groups or blocks are skipped, or count several times",
+            "check the loop over blocks, its first and last step, and the index of their scales", _FITTED,
         ),
         ObservedFault(
             "rows-exchanged", "outputs are those of other rows",

@@ -321,7 +321,7 @@ class Explanations:
             if replayed.verdict == "unknown":
                 replayed = replace(replayed, faults=tuple(tried.named()))
             elif replayed.verdict == "known fault":
-                replayed = replace(replayed, faults=tried.beside(replayed.faults))
+                replayed = replace(replayed, faults=tried.beside(replayed.explanations))
             said = replace(replayed, wrong=said.wrong, outputs=said.outputs, pattern=(*words, *of_range))
             verdict, lines = said.verdict, tuple(said.lines)
         elif (found.bad & ~found.not_finite).any():

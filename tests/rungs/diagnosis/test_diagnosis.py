@@ -330,24 +330,107 @@ def _some(v: np.ndarray, f: Callable[[np.ndarray], np.ndarray], at: Any) -> np.n
     return out
 
 
+#: A part of the product counts otherwise than it should → the name, and what is said of it.
+WEIGHED: dict[str, tuple[Callable[[Parts], Parts], str, str]] = {
+    "offset 7": (lambda p: dataclasses.replace(p, m=p.m * 7 / 8), "term-factor", "7 is subtracted from the codes"),
+    "s halved": (lambda p: dataclasses.replace(p, s=p.s / 2), "term-factor", "is half of what it should be"),
+    "one per cent of what is not the offset": (
+        lambda p: dataclasses.replace(p, d=1.01 * p.d), "term-factor", "the codes' term is 1.01 times",
+    ),
+    "0.01 per cent": (lambda p: dataclasses.replace(p, e=p.e * 1.0001), "term-factor", "term is 1.0001 times"),
+    "a mask of 7": (lambda p: dataclasses.replace(p, q=p.q % 8), "code-bits", "bit 3 of the codes counts 0, not 8"),
+    "a shift by 3": (
+        lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: (2 * q) % 16, np.s_[..., 16:])),
+        "code-bits", "bit 0 of the codes in high nibbles counts 2, not 1",
+    ),
+    "one code of 32 left out": (
+        lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: 0 * q, np.s_[..., 5])),
+        "position-factor", "value 5 of each 32 counts 0 times",
+    ),
+    "one code of 32 negated": (
+        lambda p: dataclasses.replace(p, a=_some(p.a, lambda a: -a, np.s_[..., 9])),
+        "position-factor", "value 9 of each 32 counts -1 times",
+    ),
+    "the first block left out": (
+        lambda p: dataclasses.replace(p, d=_some(p.d, lambda d: 0 * d, np.s_[:, 0])),
+        "block-factor", "block 0 of K, but for its minimum or offset, counts 0 times",
+    ),
+    "the third block twice": (
+        lambda p: dataclasses.replace(
+            p, d=_some(p.d, lambda d: 2 * d, np.s_[:, 2]), m=_some(p.m, lambda m: 2 * m, np.s_[:, 2])
+        ),
+        "block-factor", "block 2 of K counts 2 times",
+    ),
+}  # fmt: skip
+
 OUTSIDE: dict[str, Callable[[Parts], Parts]] = {
-    "offset 7": lambda p: dataclasses.replace(p, m=p.m * 7 / 8),
-    "a shift by 3": lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: (2 * q) % 16, np.s_[..., 16:])),
-    "a mask of 7": lambda p: dataclasses.replace(p, q=p.q % 8),
-    "one per cent of what is not the offset": lambda p: dataclasses.replace(p, d=1.01 * p.d),
-    "0.01 per cent": lambda p: dataclasses.replace(p, e=p.e * 1.0001),
-    "one code of 32 left out": lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: 0 * q, np.s_[..., 5])),
-    "one code of 32 negated": lambda p: dataclasses.replace(p, a=_some(p.a, lambda a: -a, np.s_[..., 9])),
-    "the first block left out": lambda p: dataclasses.replace(p, d=_some(p.d, lambda d: 0 * d, np.s_[:, 0])),
     "one code off by one": lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: q + 1, np.s_[:, 3, 3])),
-    "s halved": lambda p: dataclasses.replace(p, s=p.s / 2),
     "s squared": lambda p: dataclasses.replace(p, s=p.s**2),
     "codes reversed": lambda p: dataclasses.replace(p, a=p.a[..., ::-1]),
     "codes rotated": lambda p: dataclasses.replace(p, a=np.roll(p.a, 1, axis=-1)),
     "blocks reversed": lambda p: dataclasses.replace(p, q=p.q[:, ::-1]),
     "two faults": lambda p: dataclasses.replace(p, m=0 * p.m, a=np.roll(p.a, 16, axis=-1)),
     "scales of the next token": lambda p: dataclasses.replace(p, e=np.roll(p.e, 1, axis=0)),
+    "one per cent in a row": lambda p: dataclasses.replace(p, d=_some(p.d, lambda d: 1.01 * d, np.s_[3])),
 }
+
+
+@pytest.mark.parametrize("fault", WEIGHED)
+def test_a_part_that_counts_otherwise_is_named_with_its_factor(made: Callable[..., np.ndarray], fault: str) -> None:
+    change, name, said = WEIGHED[fault]
+    semantics, fmt, rows, x = SEMANTICS["q8_1"], FORMATS["Q4_0"], made("Q4_0", 0), activations(0)
+    y = change(parts_of(semantics, fmt, rows, semantics.bytes_of(x))).predicted().exact.astype(np.float32)
+    found = diagnose(y, fmt, semantics, rows, x)
+    assert [f.id for f in found.faults] == [name]
+    assert said in found.faults[0].words
+
+
+@pytest.mark.parametrize("factor", [0.25, -0.5, 3.0, 1.001])
+@pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q4_K"])
+def test_any_factor_of_the_minimum_is_told(made: Callable[..., np.ndarray], name: str, factor: float) -> None:
+    semantics, fmt, rows, x = SEMANTICS["q8_1"], FORMATS[name], made(name, 0), activations(0)
+    p = parts_of(semantics, fmt, rows, semantics.bytes_of(x))
+    y = dataclasses.replace(p, m=factor * p.m).predicted().exact.astype(np.float32)
+    found = diagnose(y, fmt, semantics, rows, x)
+    assert [f.id for f in found.faults] == ["term-factor"]
+    times = "a quarter of" if factor == 0.25 else f"{factor:g} times"
+    assert found.faults[0].words == f"the minimum's term is {times} what it should be"
+
+
+#: Wrong codes of Q6_K, as they are stored, and of MXFP4 → what is said of them.
+WRONG_CODES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray], str, str]] = {
+    "upper bits shifted by 2": (
+        "Q6_K", lambda q: (q & 15) + 4 * (q >> 4), "code-bits", "bit 4 of the codes counts 4, not 16",
+    ),
+    "offset 31": ("Q6_K", lambda q: q + 1, "term-factor", "31 is subtracted from the codes, not 32"),
+    "lowest bit lost": ("Q3_K", lambda q: q & ~1, "code-bits", "bit 0 of the codes counts 0, not 1"),
+    "an entry of the table": ("MXFP4", lambda q: np.where(q == 12, 11, q), "code-values", "value 12 count as 11"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG_CODES)
+def test_wrong_codes_are_told_bit_by_bit(made: Callable[..., np.ndarray], wrong: str) -> None:
+    name, change, fault, said = WRONG_CODES[wrong]
+    semantics, fmt, rows, x = SEMANTICS["q8_1"], FORMATS[name], made(name, 0), activations(0)
+    p = parts_of(semantics, fmt, rows, semantics.bytes_of(x))
+    zero = p.fmt.zero
+    q = change((p.q + zero).astype(np.int64)).astype(np.float64) - zero
+    found = diagnose(dataclasses.replace(p, q=q).predicted().exact.astype(np.float32), fmt, semantics, rows, x)
+    assert [f.id for f in found.faults] == [fault]
+    assert said in found.faults[0].words
+
+
+def test_codes_read_in_the_order_of_memory(made: Callable[..., np.ndarray]) -> None:
+    """Value i of Q6_K from nibble i of ql and pair i of qh: both pieces of a code lie elsewhere."""
+    semantics, fmt, rows, x = SEMANTICS["q8_1"], FORMATS["Q6_K"], made("Q6_K", 0), activations(0)
+    p = parts_of(semantics, fmt, rows, semantics.bytes_of(x))
+    blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
+    low = np.stack([blocks[..., :128] & 15, blocks[..., :128] >> 4], axis=-1).reshape(*blocks.shape[:2], 256)
+    high = np.stack([blocks[..., 128:192] >> s & 3 for s in (0, 2, 4, 6)], axis=-1).reshape(low.shape)
+    q = (low | high << 4).astype(np.float64).reshape(p.q.shape) - 32
+    found = diagnose(dataclasses.replace(p, q=q).predicted().exact.astype(np.float32), fmt, semantics, rows, x)
+    assert [f.id for f in found.faults] == ["bits-elsewhere"]
+    assert "one after the other as they lie in memory" in found.faults[0].words
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -459,7 +542,7 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
                      "quantizer-truncates", marks=pytest.mark.slow),
         pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", "", marks=pytest.mark.slow),
         pytest.param(Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", "", marks=pytest.mark.slow),
-        (Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", ""),
+        (Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", "term-factor"),
     ],
 )  # fmt: skip
 def test_altered_kernels(tmp_path: Path, path: Path, file: str, old: str, new: str, fault: str) -> None:

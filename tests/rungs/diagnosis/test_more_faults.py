@@ -336,7 +336,7 @@ def test_what_only_some_sizes_have_is_named_so(made: Callable[..., np.ndarray]) 
 
     rows, x, kernel = made("Q4_0", 64), activations(64, 13), Odd(fault)
     right = product(Q8_1, FORMATS["Q4_0"], rows, Q8_1.bytes_of(x)).exact.astype(np.float32)
-    named = diagnose((right / 2).astype(np.float32), FORMATS["Q4_0"], Q8_1, rows, x).faults
+    named = diagnose((right / 2).astype(np.float32), FORMATS["Q4_0"], Q8_1, rows, x).explanations
     tried = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x)
     assert [f.id for f in tried.beside(named)] == ["window-of-m", "power-of-two"]
     always = Experiments(Odd(lambda rows, x, of: of(rows, x) / 2), FORMATS["Q4_0"], Q8_1, rows, x)
@@ -352,7 +352,8 @@ def test_what_only_some_sizes_have_is_named_so(made: Callable[..., np.ndarray]) 
         (lambda y: y[::-1], "tokens-exchanged", "token 0 gets that of 5"),
         (lambda y: y * np.array([1.01, 1.02] * 8, np.float32), "", ""),
         (lambda y: y * np.array([1.01, 1] * 8, np.float32), "", ""),
-        (lambda y: y + np.float32(1), "", ""),
+        (lambda y: y + np.float32(1), "term-factor", "1 is added to each output"),
+        (lambda y: y + np.float32(1) * (np.arange(16) % 2), "", ""),
     ],
 )
 def test_what_is_read_off_outputs(
@@ -366,12 +367,16 @@ def test_what_is_read_off_outputs(
 
 
 @pytest.mark.parametrize(("signs", "said"), [((1, 1), "1 + 3e-06 times"), ((1, -1), "")])
-def test_a_factor_is_named_only_where_it_explains_the_errors(signs: tuple[int, int], said: str) -> None:
+def test_a_factor_is_named_only_where_it_explains_the_errors(
+    made: Callable[..., np.ndarray], signs: tuple[int, int], said: str
+) -> None:
     """Errors within the bound are wrong by their score; any factor near one leaves outputs within the bound, too."""
-    exact = np.linspace(1, 2, 96).reshape(6, 16)
-    y = (exact * (1 + 3e-6 * np.tile(signs, 8))).astype(np.float32)
-    found = list(fitted(y, Predicted(exact, np.full(exact.shape, 1e-4)), np.ones(exact.shape, bool)))
-    assert [said in f.words for f in found] == ([True] if said else [])
+    rows, x = made("Q4_0"), activations()
+    case = Case(Q8_1, FORMATS["Q4_0"], rows, Q8_1.bytes_of(x), x)
+    y = (case.right.exact * (1 + 3e-6 * np.tile(signs, 8))).astype(np.float32)
+    found = fitted(y, case, np.ones(y.shape, bool))
+    assert (found is not None) == bool(said)
+    assert found is None or said in found.match.words
 
 
 def test_what_changes_from_call_to_call_is_no_window(made: Callable[..., np.ndarray]) -> None:

@@ -120,6 +120,15 @@ def _bits_elsewhere(case: Case) -> LazyVariants:
         for (other, same_low, same_width), elsewhere in kinds.items():
             if other != name and (same_low, same_width) == (low, width) and elsewhere.shape == places.shape:
                 yield f"{what}: those of {other}s", partial(with_bits, places, elsewhere)
+    # codes in several pieces, all of which are read in one wrong order
+    pieces = [places for (name, _, _), places in kinds.items() if name == "x" and len(places) == fmt.block_size]
+    if pieces:
+        whole = np.concatenate([places.ravel() for places in pieces])
+        in_memory = np.concatenate([places[np.argsort(places[:, 0])].ravel() for places in pieces])
+        yield "codes: one after the other as they lie in memory", partial(with_bits, whole, in_memory)
+    for words, order in _orders(fmt.block_size) if len(pieces) > 1 else ():
+        elsewhere = np.concatenate([places[order].ravel() for places in pieces])
+        yield f"whole codes: {words}", partial(with_bits, whole, elsewhere)
 
 
 def _pairing(case: Case) -> Variants:

@@ -39,7 +39,7 @@ class Edit:
     """One edit.
 
     Args:
-        fault: the catalogue's id, or "" for a fault that is not in the catalogue.
+        fault: the id of the fault, or "" for one that has no name.
         what: the edit in words.
         formats: of the weights.
         kernel: the kernel that is run.
@@ -255,12 +255,20 @@ def _strides_and_tiles() -> Iterator[Edit]:
 
 
 def _not_in_the_catalogue() -> Iterator[Edit]:
-    yield _format("", "offset 7", ("Q4_0",), ("ZERO = 8.0f", "ZERO = 7.0f"))
+    signature = "minimum(int, int) const { return "
+    yield _format("term-factor", "offset 7", ("Q4_0",), ("ZERO = 8.0f", "ZERO = 7.0f"))
     yield _format("", "a shift by 3", ("Q4_0", "Q4_1"), ("qs[j] >> 4;", "(qs[j] >> 3) & 15;"))
-    yield _edit("", "one per cent", ("float z, float products) {\n",
-                     "float z, float products_) {\n    const float products = products_ * 1.01f;\n"), file=COMMON)
-    yield _naive("", "a value of 16 left out", "k < 16 * h + 16; ++k) sum", "k < 16 * h + 15; ++k) sum")
-    yield _naive("", "the first block left out", "int64_t b = 0; b < nb", "int64_t b = 1; b < nb")
+    whole = ("Q8_0", "Q6_K", "IQ4_NL", "IQ3_S", "TQ2_0", "MXFP4")
+    for fault, formats in (("constant-factor", whole), ("term-factor", tuple(f for f in SOME if f not in whole))):
+        yield _edit(fault, "one per cent", ("float z, float products) {\n",
+                    "float z, float products_) {\n    const float products = products_ * 1.01f;\n"),
+                    file=COMMON, formats=formats)
+    for what, new in (("a quarter of the minimum", "0.25f * "), ("three times the minimum", "3.0f * ")):
+        yield _format("term-factor", what, MINIMA, (signature, signature + new))
+    yield _format("code-bits", "the high bits shifted by 2", ("Q6_K",), ("<< 4) - 32;", "<< 2) - 32;"))
+    yield _format("term-factor", "offset 31", ("Q6_K",), ("<< 4) - 32;", "<< 4) - 31;"))
+    yield _naive("position-factor", "a value of 16 left out", "k < 16 * h + 16; ++k) sum", "k < 16 * h + 15; ++k) sum")
+    yield _naive("block-factor", "the first block left out", "int64_t b = 0; b < nb", "int64_t b = 1; b < nb")
     yield _naive("", "activations reversed", "q[k] * xb->qs[k]", "q[k] * xb->qs[31 - k]")
     yield _naive("", "scale of the first block", "accumulate(acc, wb[b]", "accumulate(acc, wb[0]")
     yield _naive("", "the next token's scale", "half_to_float(xb->d)",

@@ -199,35 +199,36 @@ def _edited(work: tuple[Edit, str], seeds: Sequence[int]) -> list[Outcome]:
 
 
 def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
-    """Faults of parts of a product that no fault of the catalogue explains, on real weights and activations; and
-    factors, which are read off outputs."""
+    """Faults of parts of a product that no fault of the catalogue explains, on real weights and activations: factors,
+    which are fitted to the outputs, and what has no name ("")."""
     fmt, out = FORMATS[kind], []
     for seed, matrix in real(kind, tuple(seeds)):
         rows = np.ascontiguousarray(matrix.rows[:ROWS])
         for semantics in definitions(fmt):
             p = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x).parts
             value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
+            # a definition that rounds between its terms is no sum of them
+            position, block = ("", "") if p.half_products else ("position-factor", "block-factor")
             made = {
-                "one per cent": replace(p, d=1.01 * p.d, m=1.01 * p.m),
-                "a tenth of a per cent of weights' scales of every other row": replace(
-                    p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None]
+                "one per cent": ("constant-factor", replace(p, d=1.01 * p.d, m=1.01 * p.m)),
+                "a tenth of a per cent of weights' scales of every other row": (
+                    "", replace(p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None])
                 ),
-                "a value of each term left out": replace(p, q=p.q * (value != 5)),
-                "a code of each term negated": replace(p, a=p.a * np.where(value == 9, -1, 1)),
-                "the first term left out": replace(p, d=p.d * (term > 0)),
-                "codes reversed": replace(p, a=p.a[..., ::-1]),
-                "codes rotated": replace(p, a=np.roll(p.a, 1, axis=-1)),
-                "terms reversed": replace(p, q=p.q[:, ::-1]),
-                "one code off by one": replace(p, q=p.q + (value == 3)),
-            }
+                "a value of each term left out": (position, replace(p, q=p.q * (value != 5))),
+                "a code of each term negated": (position, replace(p, a=p.a * np.where(value == 9, -1, 1))),
+                "the first term left out": (block, replace(p, d=p.d * (term > 0))),
+                "codes reversed": ("", replace(p, a=p.a[..., ::-1])),
+                "codes rotated": ("", replace(p, a=np.roll(p.a, 1, axis=-1))),
+                "terms reversed": ("", replace(p, q=p.q[:, ::-1])),
+                "one code off by one": ("", replace(p, q=p.q + (value == 3))),
+            }  # fmt: skip
             if semantics.activations is not None:
-                made["0.01 per cent"] = replace(p, e=1.0001 * p.e, s=1.0001 * p.s)
+                made["0.01 per cent"] = "constant-factor", replace(p, e=1.0001 * p.e, s=1.0001 * p.s)
                 if semantics.activations.block_size < matrix.k:  # else it is the neighbouring block's
-                    made["scales of the next token"] = replace(p, e=np.roll(p.e, 1, axis=0))
-            for which, parts in made.items():
+                    made["scales of the next token"] = "", replace(p, e=np.roll(p.e, 1, axis=0))
+            for which, (fault, parts) in made.items():
                 y = parts.predicted().exact.astype(np.float32)
                 found = diagnose_by(y, fmt, semantics, rows, matrix.x)
-                fault = "constant-factor" if which.endswith("per cent") else ""
                 out.append(outcome(fault, which, matrix, semantics.name, seed, found))
     return out
 
