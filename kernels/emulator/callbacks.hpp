@@ -17,6 +17,11 @@ struct TypeMismatch {
     uint8_t log_alignment, kind;
 };
 
+struct Shift {
+    SourceLocation location;
+    const TypeDescriptor *of, *by;
+};
+
 }  // namespace cuda_on_cpu
 
 extern "C" {
@@ -53,8 +58,9 @@ HIDDEN void __tsan_write_range(void* at, unsigned long size) {
     cuda_on_cpu::checks.access((uint64_t)at, size, true, __builtin_return_address(0));
 }
 HIDDEN void __tsan_init() {}
-HIDDEN void __tsan_func_entry(void*) {}
-HIDDEN void __tsan_func_exit(void*) {}
+HIDDEN void __tsan_func_entry(void* from) { cuda_on_cpu::checks.calls(from); }
+HIDDEN void __tsan_func_exit(void*) { cuda_on_cpu::checks.returns(); }
+HIDDEN void __sanitizer_cov_trace_pc() { cuda_on_cpu::checks.reaches(__builtin_return_address(0)); }
 
 HIDDEN void __ubsan_handle_type_mismatch_v1(cuda_on_cpu::TypeMismatch* said, unsigned long at) {
     const unsigned long alignment = 1ul << said->log_alignment;
@@ -67,7 +73,15 @@ HIDDEN void __ubsan_handle_type_mismatch_v1(cuda_on_cpu::TypeMismatch* said, uns
 OVERFLOWING(add, "sum")
 OVERFLOWING(sub, "difference")
 OVERFLOWING(mul, "product")
-OVERFLOWING(divrem, "quotient")
+HIDDEN void __ubsan_handle_divrem_overflow(void*, unsigned long, unsigned long by) {
+    if (by) cuda_on_cpu::checks.overflows(__builtin_return_address(0), "quotient");
+    else cuda_on_cpu::checks.divides_by_zero(__builtin_return_address(0));
+}
+HIDDEN void __ubsan_handle_shift_out_of_bounds(cuda_on_cpu::Shift* said, unsigned long, unsigned long by) {
+    const unsigned bits = 1u << (said->of->info >> 1), by_bits = 1u << (said->by->info >> 1);
+    const int64_t amount = said->by->info & 1 && by_bits < 64 ? (int64_t)(by << (64 - by_bits)) >> (64 - by_bits) : (int64_t)by;
+    cuda_on_cpu::checks.shifts(amount, bits, __builtin_return_address(0));
+}
 HIDDEN void __ubsan_handle_negate_overflow(void*, unsigned long) {
     cuda_on_cpu::checks.overflows(__builtin_return_address(0), "negation");
 }

@@ -1,6 +1,7 @@
-// What a checked build looks for. The kernel's unit is compiled with -fsanitize=thread,alignment,signed-integer-overflow;
-// GCC then calls a function before each access to memory, and where an address or a sum is not what it should be. They
-// are those of callbacks.hpp, in place of the sanitizers' libraries.
+// What a checked build looks for. The kernel's unit is compiled with -fsanitize=thread,alignment,signed-integer-overflow,
+// shift-exponent,integer-divide-by-zero; GCC then calls a function before each access to memory, and where an address, a
+// sum, a shift or a divisor is not what it should be; with -fsanitize-coverage=trace-pc, where each block of instructions
+// begins (trails.hpp). They are those of callbacks.hpp, in place of the sanitizers' libraries.
 //
 // A race is two accesses of which one writes, by threads of which no barrier orders one before the other (the happens-
 // before of Lamport's clocks; cells as in FastTrack, Flanagan and Freund 2009). The block's barrier orders all threads,
@@ -16,6 +17,7 @@
 // stores, come before it if a fence of proxies lies between too. An arrival at an mbarrier counts as one, since NVIDIA's
 // own pipelines have no other; one that also expects bytes does not, or the copy's own would count.
 #pragma once
+#include "trails.hpp"
 
 namespace cuda_on_cpu {
 
@@ -85,6 +87,7 @@ class Checks {
     }
     void begin_block(uint64_t block, uint64_t threads) {
         flush();
+        trails_.begin(threads);
         block_ = (uint32_t)block, threads_ = (uint32_t)threads;
         own_.assign(threads, 1);
         base_.assign(threads + COPIES, 0);
@@ -133,6 +136,58 @@ class Checks {
             add(f);
         }
         std::fill(arrived_at_.begin(), arrived_at_.end(), 0);
+    }
+
+    // The running thread comes to an instruction of its warp, before others of the mask or after them.
+    template <class Group>
+    void arrive_at_group(Group& group, uint32_t mask, Way way, const void* line) {
+        const uint32_t here = at_of(line), thread = (uint32_t)current_thread();
+        trails_.arrive(thread);
+        if (!(mask >> thread % 32 & 1)) mask_finding(here, "names other lanes, but not the lane that executes it");
+        if (!group.arrived) {
+            group.way = way, group.thread = thread, group.at = here;
+        } else if (group.way != way) {
+            Finding f{};
+            f.kind = MASK, f.at[0] = group.at, f.at[1] = here, f.thread[0] = group.thread, f.thread[1] = thread;
+            f.block[0] = f.block[1] = block_;
+            add(f);
+        }
+    }
+    // The other lanes of the mask have come to it, too, or have exited.
+    void leave_group(uint32_t exited, const void* line) {
+        if (exited) trails_.without((uint32_t)current_thread(), exited, at_of(line));
+    }
+    void no_value(uint32_t lane, const void* line) {
+        add_one(NO_VALUE, lane, 0, at_of(line), nullptr, false);
+    }
+    void wrong_width(int width, const void* line) {
+        char text[64];
+        snprintf(text, sizeof text, "has a width of %d, which is not 1, 2, 4, 8, 16 or 32", width);
+        mask_finding(at_of(line), text);
+    }
+    void not_whole(uint32_t lanes, const void* line) {
+        char text[64];
+        snprintf(text, sizeof text, "needs all 32 lanes, and %d execute it", __builtin_popcount(lanes));
+        mask_finding(at_of(line), text);
+        stop_launch();
+    }
+    // The running thread comes to another place of the kernel.
+    void reaches(const void* line) {
+        if (!on || !in_kernel()) return;
+        const uint32_t thread = (uint32_t)current_thread();
+        if (const LeftOut* found = trails_.reach(thread, at_of(line))) {
+            Finding f{};
+            f.kind = LEFT_OUT, f.at[0] = found->at, f.at[1] = at_of(line), f.thread[0] = thread, f.thread[1] = found->thread;
+            f.block[0] = f.block[1] = block_;
+            add(f);
+        }
+    }
+    void calls(const void* from) {
+        if (on && in_kernel()) trails_.call((uint32_t)current_thread(), at_of(from));
+    }
+    void returns() {
+        if (!on || !in_kernel()) return;
+        if (const void* from = trails_.leave((uint32_t)current_thread())) reaches((const void*)((uint64_t)from + library_.base));
     }
 
     // A fence of proxies: what the running thread knows of comes before later bulk copies.
@@ -212,6 +267,7 @@ class Checks {
     void atomic(uint64_t at, uint64_t size, bool reads, const void* line) {
         if (!on || !in_kernel()) return;
         flush();
+        reaches(line);
         const uint32_t here = at_of(line);
         if (at % size) {
             add_one(MISALIGNED, at, size, here, "'an atomic operation'", true);
@@ -234,6 +290,7 @@ class Checks {
     void access(uint64_t at, uint64_t size, bool writes, const void* line, bool is_volatile = false) {
         if (!on || !in_kernel() || !size) return;
         flush();
+        reaches(line);
         const uint32_t here = at_of(line);
         Region* r = within(at, size, writes, here);
         if (!r) return;
@@ -257,6 +314,17 @@ class Checks {
         if (!on || !in_kernel()) return;
         flush();
         add_one(OVERFLOWS, 0, 0, at_of(line), what, false);
+    }
+    void shifts(int64_t by, uint64_t bits, const void* line) {
+        if (!on || !in_kernel()) return;
+        flush();
+        add_one(SHIFT, (uint64_t)by, bits, at_of(line), nullptr, false);
+    }
+    void divides_by_zero(const void* line) {
+        if (!on || !in_kernel()) return;
+        flush();
+        add_one(DIVISION, 0, 0, at_of(line), nullptr, false);
+        stop_launch();
     }
 
   private:
@@ -422,6 +490,7 @@ class Checks {
         f.block[0] = a.block, f.block[1] = b.block;
         add(f);
     }
+    void mask_finding(uint32_t here, const char* text) { add_one(MASK, 0, 0, here, text, false); }
     void add_one(Kind kind, uint64_t at, uint64_t size, uint32_t here, const char* text, bool writes) {
         Finding f{};
         f.kind = kind, f.address = at, f.size = (uint32_t)size, f.at[0] = here, f.writes[0] = writes;
@@ -437,7 +506,7 @@ class Checks {
         const uint32_t most = sizeof report_->findings / sizeof *report_->findings;
         if (report_->n_findings < most) report_->findings[report_->n_findings++] = f;
         // what ends the launch is always told
-        else if (f.kind == OUTSIDE || f.kind == MISALIGNED) report_->findings[most - 1] = f;
+        else if (f.kind == OUTSIDE || f.kind == MISALIGNED || f.kind == DIVISION) report_->findings[most - 1] = f;
     }
 
     Report* report_ = nullptr;
@@ -456,6 +525,7 @@ class Checks {
     Clock settled_;                // each thread's time up to which accesses come before later bulk copies
     std::map<uint64_t, Published> published_;
     Pending pending_;
+    Trails trails_;
 };
 
 static Checks checks;

@@ -66,10 +66,14 @@ IN_RUNNER void sync_named(int id, int threads);
 IN_RUNNER void arrive_named(int id, int threads);
 IN_RUNNER int lane();
 IN_RUNNER uint32_t active_lanes();  // those of the warp that are at the same place, a bit each
-// Among the lanes of a mask, which those of them that have not exited must all give.
-IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask = ~0u);
-// What all those lanes have given, and in [32] which they are; valid until the lane's exchange after the next.
-IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask = ~0u);
+// Instructions of a warp that all lanes of a mask must execute, unless they have exited. MATRIX needs all 32.
+enum Way : uint32_t {
+    SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, BALLOT, ANY, ALL, MATCH_ANY, MATCH_ALL, REDUCE, MATRIX
+};
+// The value that another lane of the mask gives.
+IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way, int width = 32);
+// The values of all lanes of the mask, and in [32] which of them gave one; valid until the lane's exchange after the next.
+IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask = ~0u, Way way = MATRIX);
 // The kernel ends its launch, for a reason in words.
 [[noreturn]] IN_RUNNER void trap(const char* why);
 IN_RUNNER uint64_t clock_now();
@@ -138,7 +142,8 @@ struct Request {
 
 // UNFENCED: a race with a bulk copy that barriers do not end.
 enum Kind : uint32_t {
-    RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7, UNFENCED = 8
+    RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7, UNFENCED = 8,
+    SHIFT = 9, DIVISION = 10, NO_VALUE = 11, LEFT_OUT = 12, MASK = 13
 };
 
 struct Finding {

@@ -37,6 +37,19 @@ constexpr bool gguf_verify_fits(void (*)(A...)) {
     return true;
 }
 
+// The compiler lists where the bytes before such a function begin (hosts/launch_limits.py).
+#if !defined(__clang__)
+namespace cuda_on_cpu {
+template <class... T>
+constexpr unsigned first(unsigned value, T...) {
+    return value;
+}
+}  // namespace cuda_on_cpu
+#undef __launch_bounds__
+#define __launch_bounds__(...) \
+    __attribute__((patchable_function_entry(cuda_on_cpu::first(__VA_ARGS__), cuda_on_cpu::first(__VA_ARGS__))))
+#endif
+
 #undef CPU_KERNEL
 #undef IN_RUNNER
 #undef PER_THREAD

@@ -432,12 +432,13 @@ TO_RUNNER void sync(int id, int threads) {
     else sync_named(id, threads ? threads : (int)blockDim.count());
 }
 TO_RUNNER void arrive(int id, int threads) { arrive_named(id, threads); }
-inline uint64_t shuffle(char way, uint32_t a, uint32_t b, uint32_t c, unsigned mask) {
+TO_RUNNER uint64_t shuffle(char way, uint32_t a, uint32_t b, uint32_t c, unsigned mask) {
     const int self = lane(), segments = (int)(c >> 8 & 31), clamp = (int)(c & 31), by = (int)(b & 31);
     const int most = (self & segments) | (clamp & ~segments), least = self & segments;
     const int source = way == 'u' ? self - by : way == 'd' ? self + by : way == 'b' ? self ^ by : least | (by & ~segments);
     const bool in_range = way == 'u' ? source >= most : source <= most;
-    return (uint32_t)exchange(a, in_range ? source : self, mask);
+    const Way kind = way == 'u' ? SHUFFLE_UP : way == 'd' ? SHUFFLE_DOWN : way == 'b' ? SHUFFLE_XOR : SHUFFLE;
+    return (uint32_t)exchange(a, in_range ? source : self, mask, kind);
 }
 
 // ---- matrices ------------------------------------------------------------------------------------------------------

@@ -220,8 +220,12 @@ struct Phases : Barrier {
 // Lanes that exchange values.
 struct Group : Barrier {
     // Two sets of slots: a lane may already write its next value while others still read this one's. The last slot says
-    // which lanes have given one.
+    // which lanes have given one; those of the others hold the schedule's fill.
     uint64_t slots[2][33];
+#if defined(CUDA_ON_CPU_CHECKS)
+    Way way = SYNC;  // what the first lane executes, and where
+    uint32_t thread = 0, at = 0;
+#endif
 };
 // Lanes that ask which of them are at the same place.
 struct Asked : Barrier {
@@ -361,13 +365,10 @@ class BlockRunner {
         f->context.switch_to(main_);
     }
 
-    uint64_t exchange(uint64_t value, int source_lane, uint32_t mask) { return gather(value, mask)[source_lane & 31]; }
-
     // Of those that have given a value, any may go on first.
-    const uint64_t* gather(uint64_t value, uint32_t mask) {
-        Group& group = this->group(mask);
+    const uint64_t* gather(Group& group, uint64_t value) {
         uint64_t* slots = group.slots[group.generation & 1];
-        if (!group.arrived) slots[32] = 0;
+        if (!group.arrived) memset(slots, (int)request_.fill, sizeof *group.slots), slots[32] = 0;
         slots[current_->thread % 32] = value;
         slots[32] |= 1ull << current_->thread % 32;
         wait(group);
@@ -686,9 +687,12 @@ IN_RUNNER uint32_t sync_block_count(bool value) {
 }
 IN_RUNNER void sync_warp(uint32_t mask) {
     Group& group = runner->group(mask);
+    CHECKED(checks.arrive_at_group(group, mask, SYNC, KERNELS_LINE);)
     CHECKED(checks.release(group.gathered);)
-    runner->wait(group);
+    const uint64_t* got = runner->gather(group, 0);
     CHECKED(checks.acquire(group.gathered);)
+    CHECKED(checks.leave_group(mask & runner->warp().lanes & ~(uint32_t)got[32], KERNELS_LINE);)
+    (void)got;
 }
 IN_RUNNER void sync_named(int id, int threads) {
     Barrier& barrier = runner->named(id, threads);
@@ -707,14 +711,27 @@ IN_RUNNER uint32_t active_lanes() {
     const uint32_t found = runner->active(__builtin_return_address(0));
     return found;
 }
-IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask) {
+IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way, int width) {
+    Group& group = runner->group(mask);
     CHECKED(checks.pause();)
-    const uint64_t got = runner->exchange(value, source_lane, mask);
-    return got;
+    CHECKED(checks.arrive_at_group(group, mask, way, KERNELS_LINE);)
+    CHECKED(if (width < 1 || width > 32 || width & (width - 1)) checks.wrong_width(width, KERNELS_LINE);)
+    const uint64_t* got = runner->gather(group, value);
+    CHECKED(checks.leave_group(mask & runner->warp().lanes & ~(uint32_t)got[32], KERNELS_LINE);)
+    CHECKED(if (!(got[32] >> (source_lane & 31) & 1)) checks.no_value((uint32_t)source_lane & 31, KERNELS_LINE);)
+    (void)way, (void)width;
+    return got[source_lane & 31];
 }
-IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask) {
+IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask, Way way) {
+    Group& group = runner->group(mask);
     CHECKED(checks.pause();)
-    const uint64_t* got = runner->gather(value, mask);
+    CHECKED(checks.arrive_at_group(group, mask, way, KERNELS_LINE);)
+    const uint64_t* got = runner->gather(group, value);
+    CHECKED(checks.leave_group(mask & runner->warp().lanes & ~(uint32_t)got[32], KERNELS_LINE);)
+    if (way == MATRIX && (uint32_t)got[32] != ~0u) {
+        CHECKED(checks.not_whole((uint32_t)got[32], KERNELS_LINE);)
+        trap("an instruction of a whole warp (mma, ldmatrix, wgmma) that not all 32 lanes execute");
+    }
     return got;
 }
 IN_RUNNER uint64_t clock_now() {

@@ -12,50 +12,55 @@ TO_RUNNER int __syncthreads_or(int value) { return cuda_on_cpu::sync_block_count
 TO_RUNNER int __syncthreads_and(int value) { return cuda_on_cpu::sync_block_count(value == 0) == 0; }
 TO_RUNNER unsigned __activemask() { return cuda_on_cpu::active_lanes(); }
 
+namespace cuda_on_cpu {
+
 template <class T>
-T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {
-    const int self = cuda_on_cpu::lane();
-    return cuda_on_cpu::from_slot<T>(
-        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), (self & ~(width - 1)) | (lane & (width - 1)), mask));
+TO_RUNNER T shuffled(Way way, unsigned mask, T v, int source, int width) {
+    return from_slot<T>(exchange(to_slot(v), source, mask, way, width));
+}
+
+}  // namespace cuda_on_cpu
+
+template <class T>
+TO_RUNNER T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {
+    const int self = cuda_on_cpu::lane(), source = (self & ~(width - 1)) | (lane & (width - 1));
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE, mask, v, source, width);
 }
 
 // A lane of an earlier part of the warp can be read, one of a later part cannot.
 template <class T>
-T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32) {
+TO_RUNNER T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32) {
     const int self = cuda_on_cpu::lane(), source = self ^ (lanes & 31);
-    return cuda_on_cpu::from_slot<T>(
-        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), source <= (self | (width - 1)) ? source : self, mask));
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_XOR, mask, v, source <= (self | (width - 1)) ? source : self, width);
 }
 
 template <class T>
-T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32) {
+TO_RUNNER T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32) {
     const int self = cuda_on_cpu::lane(), source = self + (int)(delta & 31);
-    return cuda_on_cpu::from_slot<T>(
-        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), source <= (self | (width - 1)) ? source : self, mask));
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_DOWN, mask, v, source <= (self | (width - 1)) ? source : self, width);
 }
 
 template <class T>
-T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
+TO_RUNNER T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
     const int self = cuda_on_cpu::lane(), source = self - (int)(delta & 31);
-    return cuda_on_cpu::from_slot<T>(
-        cuda_on_cpu::exchange(cuda_on_cpu::to_slot(v), source >= (self & ~(width - 1)) ? source : self, mask));
+    return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_UP, mask, v, source >= (self & ~(width - 1)) ? source : self, width);
 }
 
 // Forms before CUDA 9, for all lanes.
 template <class T>
-T __shfl(T v, int lane, int width = 32) {
+TO_RUNNER T __shfl(T v, int lane, int width = 32) {
     return __shfl_sync(~0u, v, lane, width);
 }
 template <class T>
-T __shfl_xor(T v, int lanes, int width = 32) {
+TO_RUNNER T __shfl_xor(T v, int lanes, int width = 32) {
     return __shfl_xor_sync(~0u, v, lanes, width);
 }
 template <class T>
-T __shfl_down(T v, unsigned delta, int width = 32) {
+TO_RUNNER T __shfl_down(T v, unsigned delta, int width = 32) {
     return __shfl_down_sync(~0u, v, delta, width);
 }
 template <class T>
-T __shfl_up(T v, unsigned delta, int width = 32) {
+TO_RUNNER T __shfl_up(T v, unsigned delta, int width = 32) {
     return __shfl_up_sync(~0u, v, delta, width);
 }
 
@@ -63,42 +68,46 @@ namespace cuda_on_cpu {
 
 // start, combined with the values of the lanes of a mask that have not exited, in ascending order.
 template <class Combine>
-TO_RUNNER unsigned of_lanes(unsigned mask, uint64_t value, unsigned start, Combine combine) {
-    const uint64_t* given = gather(value, mask);
+TO_RUNNER unsigned of_lanes(Way way, unsigned mask, uint64_t value, unsigned start, Combine combine) {
+    const uint64_t* given = gather(value, mask, way);
     const unsigned among = (unsigned)given[32];
     for (unsigned l = 0; l < 32; ++l)
         if (among >> l & 1) start = combine(start, given[l], l);
     return start;
 }
+TO_RUNNER unsigned ballot(Way way, unsigned mask, bool predicate) {
+    return of_lanes(way, mask, predicate, 0, [](unsigned a, uint64_t b, unsigned l) { return a | (unsigned)b << l; });
+}
+TO_RUNNER unsigned match(Way way, unsigned mask, uint64_t own) {
+    return of_lanes(way, mask, own, 0, [own](unsigned a, uint64_t b, unsigned l) { return a | (unsigned)(b == own) << l; });
+}
 
 }  // namespace cuda_on_cpu
 
-inline unsigned __ballot_sync(unsigned mask, int predicate) {
-    return cuda_on_cpu::of_lanes(mask, predicate != 0, 0, [](unsigned a, uint64_t b, unsigned l) { return a | (unsigned)b << l; });
-}
-inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
-inline unsigned __ballot(int predicate) { return __ballot_sync(~0u, predicate); }
-inline int __any(int predicate) { return __any_sync(~0u, predicate); }
-inline int __all(int predicate) { return __all_sync(~0u, predicate); }
+TO_RUNNER unsigned __ballot_sync(unsigned mask, int predicate) { return cuda_on_cpu::ballot(cuda_on_cpu::BALLOT, mask, predicate); }
+TO_RUNNER int __any_sync(unsigned mask, int predicate) { return cuda_on_cpu::ballot(cuda_on_cpu::ANY, mask, predicate) != 0; }
+TO_RUNNER int __all_sync(unsigned mask, int predicate) { return cuda_on_cpu::ballot(cuda_on_cpu::ALL, mask, !predicate) == 0; }
+TO_RUNNER unsigned __ballot(int predicate) { return __ballot_sync(~0u, predicate); }
+TO_RUNNER int __any(int predicate) { return __any_sync(~0u, predicate); }
+TO_RUNNER int __all(int predicate) { return __all_sync(~0u, predicate); }
 template <class T>
-unsigned __match_any_sync(unsigned mask, T value) {
-    const uint64_t own = cuda_on_cpu::to_slot(value);
-    return cuda_on_cpu::of_lanes(mask, own, 0, [own](unsigned a, uint64_t b, unsigned l) { return a | (unsigned)(b == own) << l; });
+TO_RUNNER unsigned __match_any_sync(unsigned mask, T value) {
+    return cuda_on_cpu::match(cuda_on_cpu::MATCH_ANY, mask, cuda_on_cpu::to_slot(value));
 }
 template <class T>
-unsigned __match_all_sync(unsigned mask, T value, int* all) {
-    const unsigned same = __match_any_sync(mask, value);
+TO_RUNNER unsigned __match_all_sync(unsigned mask, T value, int* all) {
+    const unsigned same = cuda_on_cpu::match(cuda_on_cpu::MATCH_ALL, mask, cuda_on_cpu::to_slot(value));
     *all = same == mask;
     return *all ? same : 0;
 }
 
 #define CUDA_ON_CPU_REDUCE(NAME, T, START, ...)                                                                      \
-    inline T NAME(unsigned mask, T value) {                                                                          \
-        return (T)cuda_on_cpu::of_lanes(mask, (uint64_t)(unsigned)value, (unsigned)(START), [](unsigned x, uint64_t y, unsigned) { \
+    TO_RUNNER T NAME(unsigned mask, T value) {                                                                       \
+        const auto combine = [](unsigned x, uint64_t y, unsigned) {                                                  \
             const T a = (T)x, b = (T)(unsigned)y;                                                                    \
             return (unsigned)(__VA_ARGS__);                                                                          \
-        });                                                                                                          \
+        };                                                                                                           \
+        return (T)cuda_on_cpu::of_lanes(cuda_on_cpu::REDUCE, mask, (uint64_t)(unsigned)value, (unsigned)(START), combine); \
     }
 CUDA_ON_CPU_REDUCE(__reduce_add_sync, int, 0, (unsigned)a + (unsigned)b)
 CUDA_ON_CPU_REDUCE(__reduce_add_sync, unsigned, 0, a + b)

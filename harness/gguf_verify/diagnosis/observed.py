@@ -64,6 +64,23 @@ OBSERVED = {
             _CHECKED,
         ),
         ObservedFault(
+            "undefined-shift", "a value is shifted by a negative number of bits, or by as many as it has or more",
+            "mask the number of bits, or shift a wider type", _CHECKED,
+        ),
+        ObservedFault(
+            "division-by-zero", "an integer is divided by zero", "handle a divisor of zero before the division",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "warp-mask", "not all lanes that the mask of a warp instruction names execute it",
+            "let every lane that the mask names execute the instruction, or compute the mask with __ballot_sync before "
+            "the branch", _CHECKED,
+        ),
+        ObservedFault(
+            "impossible-launch", "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",
+            "launch fewer threads or less shared memory, or change the kernel's __launch_bounds__", _CHECKED,
+        ),
+        ObservedFault(
             "divergent-barrier", "some threads of a block never reach a barrier at which others wait",
             "let all threads of a block reach the same barriers", _CHECKED,
         ),

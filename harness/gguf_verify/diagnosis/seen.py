@@ -10,6 +10,7 @@ from .observed import observed
 _KINDS = {
     "race": "data-race", "outside": "outside-buffers", "unset": "uninitialized-memory",
     "misaligned": "misaligned-access", "overflow": "signed-overflow", "divergent": "divergent-barrier",
+    "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
 }  # fmt: skip
 #: After these, outputs may look like those of any fault.

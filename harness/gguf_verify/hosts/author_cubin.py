@@ -4,19 +4,40 @@ needs no GPU. The cache keeps it."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault
 from . import nvcc, nvrtc
-from .compilation import Author, Compilation
-from .cubin import functions
+from .compilation import Author, Compilation, architectures
+from .cubin import functions, registers
+from .for_cpu import without_host_code
 
 #: What a file for nvcc, and what the same for NVRTC, is called: the second one has no code of the host.
 OF_NVCC, OF_NVRTC = "foreign.cu", "foreign-rtc.cu"
+#: The same without what is the host's alone.
+OF_DEVICE = "foreign-device.cu"
 _MOST_TRIES = 3
+#: The GPU that a source is compiled for whose flags name none: `ARCH_ON_CPU`.
+DEFAULT_SM = "90"
+#: Compilations of one source, each without the code for the host that the one before named.
+_MOST_ROUNDS = 6
+_OF_HOST = re.compile(
+    r"((?:rtc|device)/author/[^\s()]+)\((\d+)\): error: A (function|namespace scope variable) without"
+)
+_UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
+#: A compiler's error about the source.
+_REFUSED = re.compile(r"could not compile .* for sm_.*: (?!it )")
+#: Errors about what a compiler lacks: headers, and names of the host's libraries.
+_LACKS = re.compile(
+    r"(?:cannot|could not) open source file|No such file|nvcc fatal|\bstd\b|\"(?:cuda|cu|curand|cublas)[A-Z]\w*\"|"
+    r"\"(?:FILE|printf|fprintf|stderr|stdout|malloc|free|exit|abort|getenv|c10|at|torch|thrust|cub|nvcuda)\"|\bTORCH_\w+"
+)
 
 
 class Compiled(NamedTuple):
@@ -53,18 +74,128 @@ def author_cubin(
         return _kept(root, sm, defines, entries, author, lines, False)  # it has no compiler for the host
 
 
+@dataclass(frozen=True)
+class Accepted:
+    """Whether CUDA's compiler takes a source that runs on the CPU.
+
+    Args:
+        words: which compiler, for which GPUs; or why it was not asked.
+        registers: kernels → the most registers of a thread, on any of these GPUs.
+    """
+
+    words: str
+    registers: Mapping[str, int] = field(default_factory=dict)
+
+
+def accepted(root: Path, defines: dict[str, str], entries: Sequence[str], author: Author) -> Accepted:
+    """Compile for a GPU a source that runs on the CPU, by NVRTC where it is, else by nvcc, so that what CUDA refuses is
+    refused. Nothing is made of it but the number of registers.
+
+    What NVRTC lacks is no fault of the source: headers that are not here, and what only the host's C++ library or
+    CUDA's runtime declares. Such a source goes to nvcc, if that is here.
+
+    Raises EnvironmentFault with the compiler's errors.
+    """
+    try:
+        by = f"NVRTC {'.'.join(map(str, nvrtc.version()))}"
+        known = set(map(str, nvrtc.architectures()))
+    except EnvironmentFault:
+        by, known = f"nvcc {nvcc.version()}", set()
+        if nvcc.version() is None:
+            return Accepted("not compiled by NVRTC, which is not installed: what CUDA's compiler refuses is not seen")
+    author = replace(author, host_apart=True)
+    wanted = [sm for sm in architectures(author.flags) or [DEFAULT_SM] if not known or sm in known] or [DEFAULT_SM]
+    try:
+        taken_ = _accepted_by(by.split()[0], root, defines, entries, author, wanted)
+    except _Lacking as lacking:
+        if by.startswith("nvcc") or nvcc.version() is None:
+            return Accepted(f"not compiled by {by}: {lacking}")
+        try:
+            by, taken_ = f"nvcc {nvcc.version()}", _accepted_by("nvcc", root, defines, entries, author, wanted)
+        except _Lacking as also:
+            return Accepted(f"not compiled by NVRTC: {lacking}; nor by nvcc: {also}")
+    return Accepted(f"also compiled by {by} for {', '.join(f'sm_{sm}' for sm in wanted)}, and not run there", taken_)
+
+
+class _Lacking(Exception):
+    """The compiler lacks what the source needs."""
+
+
+def _accepted_by(
+    by: str, root: Path, defines: dict[str, str], entries: Sequence[str], author: Author, wanted: Sequence[str]
+) -> dict[str, int]:
+    """The registers of each kernel. Raises EnvironmentFault, _Lacking."""
+    most: dict[str, int] = {}
+    for sm in wanted:
+        cubin, names = _device_code(by, root, sm, defines, entries, author)
+        taken_ = registers(cubin)
+        for entry in entries:
+            most[entry] = max(most.get(entry, 0), taken_.get(names[entry], 0))
+    return most
+
+
+def _device_code(
+    by: str, root: Path, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author
+) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+    """The cubin of a source without its code for the host, which NVRTC refuses: what NVRTC names as such is taken out,
+    and what uses it in a kernel is then an error. Raises EnvironmentFault, _Lacking."""
+    file, removed = OF_NVRTC, ""
+    for _ in range(_MOST_ROUNDS):
+        try:
+            return _kept(root, sm, defines, entries, author, False, by == "nvcc", file)[:2]
+        except EnvironmentFault as error:
+            said = [str(error), *error.details]
+            host = {
+                (found[1], int(found[2]), found[3] == "function") for line in said if (found := _OF_HOST.search(line))
+            }
+            if host and by != "nvcc":
+                file, removed = _without(root, file, host), removed + " ".join(_texts_at(root, host))
+                continue
+            undefined = [found[1] for line in said if (found := _UNDEFINED.search(line))]
+            if undefined and all(re.search(rf"\b{name}\b", removed) for name in undefined):
+                names = ", ".join(dict.fromkeys(undefined))
+                why = f"{names} is code of the host: mark it __device__"
+                raise EnvironmentFault(f"{error} ({why})", details=error.details) from None
+            if removed or not _REFUSED.search(str(error)) or any(_LACKS.search(line) for line in said):
+                raise _Lacking(" ".join(str(error).split())[:200]) from None
+            raise
+    raise _Lacking("it has too much code for the host")
+
+
+def _texts_at(root: Path, places: Iterable[tuple[str, int, bool]]) -> list[str]:
+    return [(root / name).read_text().splitlines()[line - 1] for name, line, _ in places]
+
+
+def _without(root: Path, file: str, host: Collection[tuple[str, int, bool]]) -> str:
+    """The file of a copy of what NVRTC reads, without the functions (True) and variables that are declared at these
+    places."""
+    new = root / OF_DEVICE
+    if file == OF_NVRTC:
+        shutil.copytree(root / "rtc", root / "device", dirs_exist_ok=True)
+        new.write_text((root / OF_NVRTC).read_text().replace('"rtc/', '"device/'))
+    for name in {name for name, _, _ in host}:
+        path = root / name.replace("rtc/", "device/", 1)
+        functions, variables = (
+            {line for of, line, is_ in host if of == name and is_ is kind} for kind in (True, False)
+        )
+        path.write_text(without_host_code(path.read_text(), functions, variables))
+    return OF_DEVICE
+
+
 def _kept(
-    root: Path, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool, with_nvcc: bool
+    root: Path, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool, with_nvcc: bool,
+    file: str = OF_NVRTC,
 ) -> Compiled:  # fmt: skip
     major, minor = (0, 0) if with_nvcc else nvrtc.version()
     name = f"nvcc {nvcc.version()}" if with_nvcc else f"NVRTC {major}.{minor}"
     used, left = (nvcc if with_nvcc else nvrtc).used_flags(author)
-    file = OF_NVCC if with_nvcc else OF_NVRTC
+    file = OF_NVCC if with_nvcc else file
     arch = int("".join(c for c in sm if c.isdigit())) * 10
     compilation = Compilation(name, f"sm_{sm}", arch, tuple(entries), tuple(used), tuple(left))
-    more = (name, str(nvcc.include_folder()), *used, "--", *author.include, "--", *entries)
+    more = (name, str((nvcc if with_nvcc else nvrtc).include_folder()), *used, "--", *author.include, "--", *entries)
+    folders = [below for folder in author.include for below in (folder, f"rtc/{folder}", f"device/{folder}")]
     for _ in range(_MOST_TRIES):
-        key = nvrtc.cubin_key(root, file, sm, defines, lines, author.include)
+        key = nvrtc.cubin_key(root, file, sm, defines, lines, folders, not with_nvcc)
         cubin = None if key is None else taken((*key, *more), ".cubin")
         if key is not None and cubin is not None:
             known = _names(taken((*key, *more), ".names"), cubin, entries)
@@ -74,7 +205,7 @@ def _kept(
         cubin, names = compile_kernels(root, file, sm, defines, entries, author, lines)
         if key is None:
             return Compiled(cubin, names, compilation)
-        if nvrtc.cubin_key(root, file, sm, defines, lines, author.include) == key:
+        if nvrtc.cubin_key(root, file, sm, defines, lines, folders, not with_nvcc) == key:
             kept((*key, *more), ".names", json.dumps(names).encode())
             return Compiled(kept((*key, *more), ".cubin", cubin), names, compilation)
     raise EnvironmentFault("the sources of a kernel change while they are compiled")
@@ -91,4 +222,4 @@ def _names(said: bytes | None, cubin: bytes, entries: Sequence[str]) -> dict[str
     return None
 
 
-__all__ = ["OF_NVCC", "OF_NVRTC", "Compiled", "author_cubin"]
+__all__ = ["OF_NVCC", "OF_NVRTC", "Accepted", "Compiled", "accepted", "author_cubin"]

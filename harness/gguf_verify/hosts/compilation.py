@@ -24,6 +24,7 @@ class Author:
         include: folders, below that of the sources.
         sizes: a kernel → the bytes of each of its declared parameters, 0 for a pointer.
         ordered: products and sums stay apart, and quotients are rounded correctly, so that bits can be judged.
+        host_apart: what is marked neither __device__ nor __global__ is the host's, for every compiler.
         not_here: inline PTX which the CPU does not have: the symbol of a function that nobody defines → in words.
     """
 
@@ -31,6 +32,7 @@ class Author:
     include: tuple[str, ...] = ()
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ordered: bool = False
+    host_apart: bool = False
     not_here: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -47,6 +49,7 @@ class Compilation:
         left_out: flags of the author's that were not used.
         file: of the kernels' source, as its author names it.
         not_run: parts of the source that were not compiled: the condition, and where it is.
+        accepted: of code that ran on the CPU, whether CUDA's compiler takes it, in words.
     """
 
     by: str
@@ -57,6 +60,7 @@ class Compilation:
     left_out: tuple[str, ...] = ()
     file: str = ""
     not_run: tuple[str, ...] = ()
+    accepted: str = ""
 
     @property
     def words(self) -> str:
@@ -119,4 +123,10 @@ def split_flags(flags: Sequence[str], taken: Sequence[str]) -> tuple[list[str], 
     return used, left
 
 
-__all__ = ["ARCH_ON_CPU", "MOST_ERRORS", "Author", "Compilation", "failed", "split_flags"]
+def architectures(flags: Sequence[str]) -> list[str]:
+    """The compute capabilities that nvcc is told to compile for, such as "86"; none where the flags name none."""
+    named, _ = split_flags(flags, ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code"))
+    return sorted({found for flag in named for found in re.findall(r"(?:sm|compute)_(\d+)", flag)}, key=int)
+
+
+__all__ = ["ARCH_ON_CPU", "MOST_ERRORS", "Author", "Compilation", "architectures", "failed", "split_flags"]

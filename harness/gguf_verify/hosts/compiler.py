@@ -35,6 +35,7 @@ from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
 from .compilation import failed
 from .foreign_sources import as_foreign, read_limited
+from .launch_limits import with_limits
 from .tables import tables_hash, write_headers
 
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
@@ -358,7 +359,10 @@ def _linked(
         if done.returncode:
             raise _failed(done, command, unit)
         files = [path.replace(f"{_ROOT}/", f"{emulator}/", 1) for path in read]
-        return Built(read_limited(built), tuple(dict.fromkeys([*made.files, *files])))
+        library = read_limited(built)
+        if _WITH_PRELUDE in unit:
+            library = with_limits(library, made.content)
+        return Built(library, tuple(dict.fromkeys([*made.files, *files])))
 
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
@@ -389,13 +393,14 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
 def _plain(options: Sequence[str]) -> list[str]:
     """Those that are no macro, no folder, no warning and not the linker's: a precompiled header and the runner must be
     compiled with the same."""
-    return [option for option in options if not option.startswith(("-D", "-I", "-W", _SECTIONS))]
+    return [option for option in options if not option.startswith(("-D", "-I", "-W", *APART))]
 
 
-#: Each function in a section of its own, so that the linker can leave out those that nothing calls.
-_SECTIONS = "-ffunction-sections"
+#: Each function and each variable in a section of its own, so that the linker can omit those that nothing uses, and
+#: `launch_limits` sees what a kernel uses.
+APART = ("-ffunction-sections", "-fdata-sections")
 #: With these, the linker asks for what is called, and for nothing else.
-ONLY_CALLED = (_SECTIONS, "-Wl,--gc-sections", "-Wl,-z,defs")
+ONLY_CALLED = ("-Wl,--gc-sections", "-Wl,-z,defs")
 
 
 def _of_linker(options: Sequence[str]) -> list[str]:
@@ -431,8 +436,9 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
 
 #: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
 CHECKS = [
-    "-O1", "-g1", _CHECKED, "-fsanitize=thread,alignment,signed-integer-overflow",
-    "--param=tsan-distinguish-volatile=1",
+    "-O1", "-g1", _CHECKED,
+    "-fsanitize=thread,alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero",
+    "-fsanitize-coverage=trace-pc", "--param=tsan-distinguish-volatile=1",
 ]  # fmt: skip
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
 _RUNNER = '#include "runner.hpp"\n'

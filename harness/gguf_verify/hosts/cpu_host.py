@@ -19,8 +19,9 @@ from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from ..support.text import printable
 from . import findings
 from .base import GUARD_BYTES, MOST_ALONE, POISON, Artefact, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
-from .compilation import ARCH_ON_CPU, Author, Compilation, split_flags
+from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
 from .compiler import (
+    APART,
     ONLY_CALLED,
     PRELUDE,
     build,
@@ -32,6 +33,7 @@ from .compiler import (
     cpu_name,
     shared_library,
 )  # fmt: skip
+from .launch_limits import LaunchLimits, as_json, from_json, limits_of, most_shared
 from .memory import addresses, between_walls
 from .schedule import Schedule
 
@@ -181,7 +183,7 @@ def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
     """What launches a kernel of a library, which `source_lines` knows by that name."""
     function = getattr(library, f"{entry}_launch")
     function.restype = ctypes.c_int
-    function.library = name
+    function.library, function.limits = name, LaunchLimits()
     return function
 
 
@@ -251,7 +253,13 @@ class CpuHost(Host):
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
         # an index that overflows must do what it does in a card's registers; a checked build finds it
         fixed = ("-ffp-contract=off",) if checked else ("-ffp-contract=off", "-fwrapv")
-        options = [_OWN, *(() if checked else self._flags), *_LENIENT, *(f for f in used if f.startswith("-std="))]
+        options = [
+            _OWN,
+            *APART,
+            *(() if checked else self._flags),
+            *_LENIENT,
+            *(f for f in used if f.startswith("-std=")),
+        ]
         options += fixed
         options += [f"-I{root / folder}" for folder in author.include]
         options += ONLY_CALLED if author.not_here else ()
@@ -263,14 +271,20 @@ class CpuHost(Host):
             if words := [w for symbol, w in author.not_here.items() if re.search(rf"\b{symbol}\b", said)]:
                 raise EnvironmentFault(words[0], details=words if len(words) > 1 else ()) from None
             raise
-        made = {entry: Artefact(f"{_ENTRY}{i}", {"code": code}) for i, entry in enumerate(entries)}
+        named = {f"{_ENTRY}{i}": entry for i, entry in enumerate(entries)}
+        limits = limits_of(code, named, root / Path(file).parts[0], most_shared(architectures(author.flags)))
+        parts = {"code": code, "limits": as_json(limits)}
+        made = {entry: Artefact(f"{_ENTRY}{i}", parts) for i, entry in enumerate(entries)}
         by = compiler_version()
         return made, Compilation(by, "the CPU", ARCH_ON_CPU, tuple(entries), (*used, *fixed), tuple(left))
 
     def load_placed(self, placed: Placed) -> Any:
         try:
-            path = placed.parts["code"]
-            return _entry(ctypes.CDLL(path), placed.entry, Path(path))
+            path = Path(placed.parts["code"])
+            function = _entry(ctypes.CDLL(path), placed.entry, path)
+            if (said := placed.parts.get("limits")) is not None:
+                function.limits = from_json(Path(said).read_bytes())[placed.entry]
+            return function
         except (OSError, AttributeError) as error:
             raise EnvironmentFault(f"a compiled kernel cannot be loaded: {error}") from None
 
@@ -309,6 +323,8 @@ class CpuHost(Host):
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int,
         buffers: Sequence[Buffer | SparseBuffer], request: Request,
     ) -> LaunchReport:  # fmt: skip
+        if (refused := kernel.limits.refused(block, shared)) is not None:
+            raise KernelFinding("limit", f"no GPU runs the launch: {refused}")
         cells = [np.array(np.uint64(a.address) if isinstance(a, Buffer | SparseBuffer) else a) for a in args]
         pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))
         three, report = ctypes.c_uint * 3, LaunchReport()
@@ -366,6 +382,8 @@ class CpuHost(Host):
             raise KernelFault(printable(report.why.decode("utf-8", "replace"), 200))
         if outcome == _CRASHED:
             words = crash_in_words(report, buffers)
+            if report.signal == signal.SIGFPE:
+                raise KernelFinding("division", words)
             raise KernelFinding("outside", words) if "outside its buffers" in words else KernelFault(words)
 
     def _request(self, buffers: Sequence[Buffer | SparseBuffer]) -> Request:

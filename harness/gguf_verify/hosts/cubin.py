@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from ..support.errors import EnvironmentFault
 
 _SYMBOLS, _FUNCTION = 2, 2
+#: Sections of attributes (`.nv.info`): entries of which some have a payload of that size; those of registers.
+_INFO, _WITH_SIZE, _REGISTERS = 0x70000000, 4, (4, 0x2F, 8)
 _MOST_SECTIONS, _MOST_SYMBOLS, _MOST_NAME = 1 << 16, 1 << 18, 1 << 14
 #: Begins the name of a kernel that is there for the sake of its name.
 MARK = "gguf_verify_mark"
@@ -18,24 +20,51 @@ _SUBSTITUTION = re.compile(r"S[0-9A-Z]*_")
 
 def functions(cubin: bytes) -> list[str]:
     """The names of its functions. Raises EnvironmentFault where it is no such file."""
+    return [name for name, kind in _symbols(cubin, _sections(cubin)) if kind == _FUNCTION]
+
+
+def registers(cubin: bytes) -> dict[str, int]:
+    """Its functions → the registers of a thread, as ptxas lists them. Raises EnvironmentFault."""
+    sections = _sections(cubin)
+    names = [name for name, _ in _symbols(cubin, sections)]
+    found = {}
+    for _, kind, _, _, offset, length, *_ in sections:
+        at = offset
+        while kind == _INFO and at + 12 <= min(offset + length, len(cubin)):
+            form, what, size = struct.unpack_from("<BBH", cubin, at)
+            symbol, value = struct.unpack_from("<II", cubin, at + 4)
+            if (form, what, size) == _REGISTERS and symbol < len(names):
+                found[names[symbol]] = value
+            at += 4 + (size if form == _WITH_SIZE else 0)
+    return found
+
+
+def _sections(cubin: bytes) -> list[tuple[int, ...]]:
     try:
         if cubin[:5] != b"\x7fELF\x02":
             raise ValueError
         (at,) = struct.unpack_from("<Q", cubin, 40)
         size, count = struct.unpack_from("<HH", cubin, 58)
-        headers = [struct.unpack_from("<IIQQQQIIQQ", cubin, at + i * size) for i in range(min(count, _MOST_SECTIONS))]
+        return [struct.unpack_from("<IIQQQQIIQQ", cubin, at + i * size) for i in range(min(count, _MOST_SECTIONS))]
+    except (struct.error, ValueError):
+        raise EnvironmentFault("a compiler made no cubin that can be read") from None
+
+
+def _symbols(cubin: bytes, sections: Sequence[tuple[int, ...]]) -> list[tuple[str, int]]:
+    """Name and kind of each symbol."""
+    try:
         found = []
-        for _, kind, _, _, offset, length, link, _, _, each in headers:
+        for _, kind, _, _, offset, length, link, _, _, each in sections:
             if kind != _SYMBOLS or each < 24:
                 continue
-            names = headers[link]
+            names = sections[link]
             strings = cubin[names[4] : names[4] + names[5]]
             for i in range(min(length // each, _MOST_SYMBOLS)):
                 name, info = struct.unpack_from("<IB", cubin, offset + i * each)
-                if info & 15 == _FUNCTION:
-                    found.append(strings[name : name + _MOST_NAME].split(b"\0", 1)[0].decode("ascii", "replace"))
+                text = strings[name : name + _MOST_NAME].split(b"\0", 1)[0].decode("ascii", "replace")
+                found.append((text, info & 15))
         return found
-    except (struct.error, IndexError, ValueError):
+    except (struct.error, IndexError):
         raise EnvironmentFault("a compiler made no cubin that can be read") from None
 
 
@@ -73,4 +102,4 @@ def _plain(name: str) -> str:
     return _SUBSTITUTION.sub("S_", name)
 
 
-__all__ = ["MARK", "functions", "lowered", "marks"]
+__all__ = ["MARK", "functions", "lowered", "marks", "registers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,10 @@ from .compiler import source_lines
 #: `cuda_on_cpu::Kind`.
 _KINDS = {
     1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input", 8: "unfenced",
+    9: "shift", 10: "division", 11: "no value", 12: "left out", 13: "mask",
 }  # fmt: skip
+#: What some of them are called in a report.
+_NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask"}
 #: What calls of the emulator are inlined from.
 _OURS = ("/emulator/", "/async.cuh")
 _MOST = 3
@@ -54,7 +58,7 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
         place: where an address lies, in words.
     """
     kind = _KINDS[raw.kind]
-    two = kind in ("race", "unfenced", "divergent")
+    two = kind in ("race", "unfenced", "divergent", "left out") or (kind == "mask" and not raw.text)
     lines = [_line(chain) for chain in source_lines(library, list(raw.at)[: 2 if two else 1])]
     who = _thread(raw.block[0], raw.thread[0])
     does, then = ("writes" if writes else "reads" for writes in raw.writes)
@@ -87,13 +91,26 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
             f"{lines[0]} and {lines[1]}"
         ),
         "input": lambda: f"{who} writes into an input at {lines[0]}: {place(raw.address)}",
+        "shift": lambda: (
+            f"undefined shift at {lines[0]}: a {raw.size}-bit value is shifted by {ctypes.c_int64(raw.address).value} "
+            f"bits ({who})"
+        ),
+        "division": lambda: f"integer division by zero at {lines[0]} ({who})",
+        "no value": lambda: (
+            f"{who} reads lane {raw.address} at {lines[0]}, which does not execute that shuffle or is not in its mask"
+        ),
+        "left out": lambda: (
+            f"thread {raw.thread[1]} does not execute the warp instruction at {lines[0]}, whose mask names it: it goes "
+            f"on to {lines[1]}, which thread {raw.thread[0]} of block {raw.block[0]} reaches after the instruction"
+        ),
+        "mask": lambda: (
+            f"the warp instruction at {lines[0]} {raw.text.decode(errors='replace')} ({who})"
+            if raw.text
+            else f"lanes of one mask execute different warp instructions: {who} at {lines[0]}, {other} at {lines[1]}"
+        ),
     }[kind]()
-    return Found(
-        "race" if kind == "unfenced" else kind,
-        words,
-        tuple(dict.fromkeys(lines)),
-        f"shared memory at {lines[0]}" if kind == "unset" else "",
-    )
+    unset = {"unset": f"shared memory at {lines[0]}", "no value": f"lanes that give no value at {lines[0]}"}
+    return Found(_NAMES.get(kind, kind), words, tuple(dict.fromkeys(lines)), unset.get(kind, ""))
 
 
 def _type(name: bytes) -> str:

@@ -8,7 +8,7 @@ shared memory become pointers; inline PTX becomes calls of the functions of `ker
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from . import ptx
@@ -53,6 +53,13 @@ def for_nvrtc(text: str) -> str:
     return edited(text, found.edits)
 
 
+def without_host_code(text: str, functions: Collection[int], variables: Collection[int]) -> str:
+    """The text without the functions, and the variables outside of functions, that are declared on these lines."""
+    found = _Text(text, "", ForCpu(), emptied="")
+    found.declared_on(functions, variables)
+    return edited(text, found.edits)
+
+
 class _Text:
     def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1, macro: bool = False,
                  emptied: str = "{ __builtin_trap(); }") -> None:  # fmt: skip
@@ -94,6 +101,37 @@ class _Text:
                 taken[i] = end + 1
             i = taken.get(i, i + 1)
         return taken
+
+    def declared_on(self, functions: Collection[int], variables: Collection[int]) -> None:
+        """Take out functions and variables that are declared on these lines."""
+        i = begins = 0
+        while i < len(self.tokens):
+            token, ends = self.tokens[i], False
+            if token.kind == "directive" or token.text == "}":
+                begins = i + 1
+            elif token.text == "(":
+                i = self._closing.get(i, i)
+            elif token.text == ";":
+                ends = True
+            elif token.text == "{":
+                head = self.tokens[begins:i]
+                if {t.text for t in head} & _SCOPES and not _is_function(head):
+                    begins = i + 1
+                else:
+                    i, ends = self._closing.get(i, i), _is_function(head)
+            if ends:
+                declared = self.tokens[begins : i + 1]
+                head = next((k for k, t in enumerate(declared) if t.text == "{"), len(declared))
+                lines = functions if any(t.text == "(" for t in declared[:head]) else variables
+                constant = next((t for t in declared[:head] if t.text in ("constexpr", "consteval")), None)
+                if not any(self._line(t) in lines for t in declared[: head + 1]):
+                    pass
+                elif constant is not None:  # what is constant may be used in device code
+                    self.edits.append(Edit(constant.start, constant.start, "__device__ "))
+                else:
+                    self.edits.append(Edit(self.tokens[begins].start, self.tokens[i].end, ""))
+                begins = i + 1
+            i += 1
 
     def _launch(self, at: int) -> int | None:
         """The place of the >>> that ends what a kernel is launched with."""
@@ -279,4 +317,4 @@ def _initialises(head: Sequence[Token]) -> bool:
     return any(t.text == ":" for t in head[after:])
 
 
-__all__ = ["ForCpu", "for_nvrtc"]
+__all__ = ["ForCpu", "for_nvrtc", "without_host_code"]

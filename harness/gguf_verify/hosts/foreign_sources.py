@@ -41,10 +41,13 @@ class ForeignSource:
         self.root, self._seconds = root, seconds
         self._deadline = time.monotonic() + seconds
 
-    def run(self, command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: Sequence[str], folder: Path, shown: Sequence[Path] = ()
+    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a command that reads the source, confined to writing into a folder; its `stderr` is the first that it
-        said on either stream. Raises EnvironmentFault where the time is over, or it exceeds a limit."""
-        confined = Confinement(_LIMITS, folder=folder, shown=(scratch.top(),))
+        said on either stream. It may read what is `shown`, also below the user's own folders. Raises EnvironmentFault
+        where the time is over, or it exceeds a limit."""
+        confined = Confinement(_LIMITS, folder=folder, shown=(scratch.top(), *shown))
         process = Command(command, confined=confined)
         try:
             code = process.wait(max(0.0, self._deadline - time.monotonic()))

@@ -11,11 +11,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 from ..support import scratch
+from ..support.cache import cache_dir
 from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from ..support.sources import combined, file_digest
 from ..support.text import printable
@@ -102,13 +103,36 @@ _INTEGERS = (
     + "typedef long long intptr_t; typedef unsigned long long uintptr_t;\n"
 )
 _OF_CUDA_STD = ("type_traits", "limits", "utility")
+#: Headers of CUDA that declare what NVRTC has without them, or what only the host uses.
+_RUNTIME = (
+    "builtin_types.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "device_functions.h",
+    "device_launch_parameters.h", "driver_types.h", "host_defines.h", "math_functions.h", "sm_61_intrinsics.h",
+    "vector_functions.h",
+)  # fmt: skip
+#: Of nvcc: constexpr functions of the host may be called in device code.
+_RELAXED = ("--expt-relaxed-constexpr", "-expt-relaxed-constexpr")
+
+
+@cache
+def include_folder() -> Path | None:
+    """The folder of CUDA's headers for NVRTC: the toolkit's or a package's, else those that NVRTC itself holds, from
+    13.3 on, which are unpacked into the cache."""
+    found = nvcc.include_folder()
+    install = getattr(_library(), "nvrtcInstallBundledHeaders", None)
+    if found is not None or install is None:
+        return found
+    folder, error = cache_dir() / f"nvrtc-headers-{'.'.join(map(str, version()))}", c.c_char_p()
+    return folder if install(os.fsencode(folder), c.c_uint(0), c.byref(error)) == _SUCCESS else None
 
 
 def used_flags(author: Author) -> tuple[list[str], list[str]]:
     """The flags that NVRTC is given, and those of the author's that are not used."""
     kept, left = split_flags(author.flags, _KNOWN)
     exact = _FLAGS[1:] if author.ordered else ()
-    return [*([] if any("std=" in flag for flag in kept) else ["-std=c++17"]), "-default-device", *kept, *exact], left
+    standard = [] if any("std=" in flag for flag in kept) else ["-std=c++17"]
+    # without it, what is not marked is the host's, as nvcc has it
+    device = [] if author.host_apart and not any(flag in _RELAXED for flag in author.flags) else ["-default-device"]
+    return [*standard, *device, *kept, *exact], left
 
 
 def compile_kernels(
@@ -116,26 +140,30 @@ def compile_kernels(
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
     """Compile a source that is not this project's, with its author's flags, and what each of its kernels is called in
     the cubin. Raises EnvironmentFault with the compiler's errors."""
-    more = [*used_flags(author)[0], *(_LINES if lines else ()), *(f"-I{root / name}" for name in author.include)]
-    if (folder := nvcc.include_folder()) is not None:
+    more = [*used_flags(author)[0], *(_LINES if lines else ())]
+    within = file.removeprefix("foreign-").removesuffix(".cu")  # which of the copies
+    more += [f"-I{root / below}" for name in author.include for below in (f"{within}/{name}", name)]
+    if (folder := include_folder()) is not None:
         more += [f"-I{folder}", f"-I{folder / 'cccl'}"]
     return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", more, entries)
 
 
 def foreign_headers() -> dict[str, str]:
     """Headers of C++ in the form that NVRTC takes: name → text."""
-    std = nvcc.include_folder()
+    std = include_folder()
+    runtime = [name for name in _RUNTIME if std is None or not (std / name).is_file()]
     has = std is not None and any((std / sub / "cuda" / "std" / "limits").is_file() for sub in ("", "cccl"))
     of_cuda = {
         name: f"#include <cuda/std/{name}>\nnamespace std {{ using namespace cuda::std; }}\n" if has else ""
         for name in _OF_CUDA_STD
     }
-    return {**dict.fromkeys(_STANDARD, "\n"), **of_cuda, "cstdint": _INTEGERS, "stdint.h": _INTEGERS}
+    return {**dict.fromkeys((*_STANDARD, *runtime), "\n"), **of_cuda, "cstdint": _INTEGERS, "stdint.h": _INTEGERS}
 
 
 def cubin_key(
-    root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False, folders: Sequence[str] = ()
-) -> tuple[str, ...] | None:
+    root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False, folders: Sequence[str] = (),
+    by_nvrtc: bool = True,
+) -> tuple[str, ...] | None:  # fmt: skip
     """All that `compile_cubin` depends on: its arguments, NVRTC's version and flags, and the content of every file that
     it may read. None where not all of these files are known. `folders`: where else headers are looked for."""
     files = included(root, file, headers(), defines, folders)
@@ -148,7 +176,8 @@ def cubin_key(
     chosen = os.environ.get(CHOICE)
     compiler = (file_digest(chosen) or "",) if chosen else ()  # two of one version may differ
     flags = (*_FLAGS, *_LINES) if lines else _FLAGS
-    return (combined(digests), tables_hash(), file, sm, *map(str, version()), *compiler, *flags, *macros)
+    of_compiler = (*map(str, version()), *compiler) if by_nvrtc else ()
+    return (combined(digests), tables_hash(), file, sm, *of_compiler, *flags, *macros)
 
 
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
@@ -163,15 +192,18 @@ def _compiled(
     """What is made, and the names in it of the entries, of a source whose author's flags are `more`. Without entries,
     it has this project's flags."""
     foreign = as_foreign(root)
+    tables = headers() if entries is None else {**headers(), **foreign_headers()}
     if foreign is None:
-        return compiled_here(root, file, architecture, defines, what, more, entries)
+        return compiled_here(root, file, architecture, defines, what, more, entries, tables)
     with scratch.temporary("nvrtc") as folder:
         request, made = folder / "request.json", folder / "made"
         asked = {"root": str(root), "file": file, "architecture": architecture, "defines": defines, "what": what,
-                 "options": list(more), "entries": None if entries is None else list(entries)}  # fmt: skip
+                 "options": list(more), "entries": None if entries is None else list(entries),
+                 "headers": tables}  # fmt: skip
         request.write_text(json.dumps(asked))
         command = [sys.executable, "-P", "-m", "gguf_verify.hosts.nvrtc_child", str(request), str(made)]
-        done = foreign.run(command, folder)
+        shown = include_folder()
+        done = foreign.run(command, folder, [] if shown is None else [shown])
         if done.returncode == EXIT_ENVIRONMENT:
             first, *details = read_limited(made).decode("utf-8", "replace").splitlines() or ["NVRTC failed"]
             raise EnvironmentFault(first, details=details)
@@ -193,16 +225,15 @@ def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
 
 
 def compiled_here(
-    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
-    entries: Sequence[str] | None = None,
+    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str],
+    entries: Sequence[str] | None, tables: Mapping[str, str],
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """Compile in this process to `what`: "CUBIN" or "PTX". The rest as of `_compiled`. Raises EnvironmentFault with the
-    compiler's errors."""
+    """Compile in this process to `what`: "CUBIN" or "PTX", with headers by name → text. The rest as of `_compiled`.
+    Raises EnvironmentFault with the compiler's errors."""
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
     source = f"#include <{file}>\n".encode()  # in quotes, it would be looked for in the current folder first
-    tables = headers() if entries is None else {**headers(), **foreign_headers()}
     names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
     created = lib.nvrtcCreateProgram(c.byref(program), source, _PROGRAM, len(tables), texts, names)
     _check(created, "nvrtcCreateProgram")

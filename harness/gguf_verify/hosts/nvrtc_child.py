@@ -1,9 +1,9 @@
 """`python -m gguf_verify.hosts.nvrtc_child REQUEST MADE`: NVRTC in a process of its own, for a source that is not this
 project's.
 
-REQUEST is a JSON file: {"root", "file", "architecture", "defines", "what", "options", "entries"}, the arguments of
-`nvrtc.compiled_here`. What NVRTC makes of it is written to MADE, and what kernels are called in it beside that, with
-the suffix .names; or why it makes nothing, a line and its details, where the exit code is 3.
+REQUEST is a JSON file: {"root", "file", "architecture", "defines", "what", "options", "entries", "headers"}, the
+arguments of `nvrtc.compiled_here`. What NVRTC makes of it is written to MADE, and what kernels are called in it beside
+that, with the suffix .names; or why it makes nothing, a line and its details, where the exit code is 3.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> int:
     try:
         content, names = compiled_here(
             Path(asked["root"]), asked["file"], asked["architecture"], asked["defines"], asked["what"],
-            asked["options"], asked["entries"],
+            asked["options"], asked["entries"], asked["headers"],
         )  # fmt: skip
     except EnvironmentFault as error:
         made.write_text("\n".join([str(error), *error.details]))

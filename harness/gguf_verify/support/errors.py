@@ -128,7 +128,19 @@ class OracleFault(KernelFault):
 
 #: What a kernel was seen to do.
 FindingKind = Literal[
-    "race", "outside", "unset", "misaligned", "overflow", "divergent", "input", "unwritten", "changing"
+    "race",
+    "outside",
+    "unset",
+    "misaligned",
+    "overflow",
+    "shift",
+    "division",
+    "divergent",
+    "mask",
+    "limit",
+    "input",
+    "unwritten",
+    "changing",
 ]
 
 

@@ -93,6 +93,52 @@ void k(int* y, const int* x, int n) {
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
     }"""),
+    "a shift by all bits": ("shift", "a 32-bit value is shifted by 32 bits", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = x[threadIdx.x] >> (31 * n WRONG(+ threadIdx.x % 2));
+    }"""),
+    "a shift of 64 bits": ("shift", "k.cu:5: a 64-bit value is shifted by 70", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = (int)((unsigned long long)x[threadIdx.x] << (RIGHT(6) WRONG(70) * n));
+    }"""),
+    "a shift by a negative number": ("shift", "shifted by -1 bits", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = 1 << (n WRONG(- 2));
+    }"""),
+    "a division by zero": ("division", "k.cu:5", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = x[threadIdx.x] % (n WRONG(- 1));
+    }"""),
+    "a shuffle that half of the lanes skip": ("mask", "at k.cu:6, whose mask names it: it goes on to k.cu:7", """\
+void k(int* y, const int* x, int n) {
+        int v = x[threadIdx.x];
+        for (int o = 16; o; o /= 2) WRONG(if (threadIdx.x % 32 < 2 * o)) v += __shfl_down_sync(~0u, v, o);
+        if (threadIdx.x % 32 == 0) y[threadIdx.x] = v;
+    }"""),
+    "a barrier that some lanes skip": ("mask", "k.cu:6", """void k(int* y, const int* x, int n) {
+        int v = x[threadIdx.x];
+        WRONG(if (threadIdx.x % 2)) __syncwarp();
+        y[threadIdx.x] = v;
+    }"""),
+    "a vote that the last lanes skip, in a function": ("mask", "at k.cu:5, whose mask names it", """\
+void helper();
+__device__ __attribute__((noinline)) int vote(int v, bool asked) { if (asked) v = __any_sync(~0u, v); return v; }
+__global__ void k(int* y, const int* x, int n) {
+        const int v = vote(x[threadIdx.x], true WRONG(&& threadIdx.x % 32 < 20));
+        if (v != n + 5) y[threadIdx.x] = v;
+    }"""),
+    "a mask without its own lane": ("mask", "k.cu:5 names other lanes", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = __ballot_sync(RIGHT(~0u) WRONG(0xFFFF), x[threadIdx.x] > n);
+    }"""),
+    "a lane outside the mask": ("unset", "reads lane 20 at k.cu:6", """void k(int* y, const int* x, int n) {
+        const unsigned mask = threadIdx.x % 32 < 16 ? 0xFFFF : 0xFFFF0000;
+        y[threadIdx.x] = __shfl_sync(mask, x[threadIdx.x], (threadIdx.x % 32 & 16) RIGHT(+ 4) WRONG(^ 20));
+    }"""),
+    "different instructions of one mask": ("mask", "k.cu:6", """void k(int* y, const int* x, int n) {
+        int v = x[threadIdx.x];
+        if (threadIdx.x % 2) v = __shfl_down_sync(~0u, v, 2);
+        else v = RIGHT(__shfl_down_sync) WRONG(__shfl_up_sync)(~0u, v, 2);
+        y[threadIdx.x] = v;
+    }"""),
+    "a width that is no power of two": ("mask", "a width of 12", """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = __shfl_sync(~0u, x[threadIdx.x], 3, RIGHT(8) WRONG(12));
+    }"""),
     "barriers of two branches": ("divergent", "k.cu:5", """void k(int* y, const int* x, int n) {
         RIGHT(__syncthreads();) WRONG(if (threadIdx.x % 2) __syncthreads();)
         WRONG(else) __syncthreads();
@@ -159,6 +205,29 @@ RIGHT = {
         s[threadIdx.x] = n;
         __syncthreads();
         y[threadIdx.x] = s[39 - threadIdx.x];
+    }""",
+    "lanes that have returned": """void k(int* y, const int* x, int n) {
+        if (threadIdx.x % 32 >= 20) return;
+        for (int i = 0; i < 3; ++i) {
+            if (x[threadIdx.x] < 0 || threadIdx.x % 32 > 17 - i) return;
+            y[threadIdx.x] = __any_sync(~0u, x[threadIdx.x]);
+            if (threadIdx.x % 32 > 15 - i) return;
+            y[threadIdx.x] = __shfl_sync(~0u, n, 0);
+        }
+        __syncwarp();
+        y[threadIdx.x] = n;
+    }""",
+    "shuffles within active lanes": """void k(int* y, const int* x, int n) {
+        if (threadIdx.x % 3) y[threadIdx.x] = __shfl_sync(__activemask(), n, threadIdx.x % 32);
+        const unsigned odd = __ballot_sync(~0u, threadIdx.x % 2);
+        if (threadIdx.x % 2) y[threadIdx.x] = __shfl_sync(odd, n, 1);
+    }""",
+    "bits that a shift drops": """void k(int* y, const int* x, int n) {
+        const unsigned char c = (unsigned char)(0xFF * n);
+        y[threadIdx.x] = (int)__funnelshift_l(c, c, 40) + (c << 20) + (-1 << n) + ((1 << 31) >> 31);
+    }""",
+    "a float beyond an integer's range": """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = (int)(1e30f * (float)n) == 0;
     }""",
     "a ring of bulk copies": """void k(int* y, const int* x, int n) {
         __shared__ __attribute__((aligned(16))) int s[2][16];

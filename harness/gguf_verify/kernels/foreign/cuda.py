@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from ...hosts import HOSTS
-from ...hosts.author_cubin import OF_NVCC, OF_NVRTC
-from ...hosts.base import Host, Placed
+from ...hosts.author_cubin import OF_NVCC, OF_NVRTC, accepted
+from ...hosts.base import Artefact, Host, Placed
 from ...hosts.branches import not_compiled
 from ...hosts.compilation import Author, Compilation, split_flags
 from ...hosts.for_cpu import ForCpu, for_nvrtc
 from ...hosts.foreign_sources import foreign_source
+from ...hosts.launch_limits import as_json, from_json
 from ...hosts.ptx import SYMBOL
 from ...hosts.schedule import Schedule
 from ...support import scratch
@@ -114,11 +115,8 @@ class CudaSource:
 
     def compiled_by(self, host: Host) -> tuple[str, Author]:
         """The file below `root` that a host compiles, and how the author has it compiled."""
-        emulated = HOSTS[host.name].emulated
-        author = Author(self._flags, ordered=self.declaration.of.ordered)
-        if not emulated:
-            folders = [f"author/{self._below(folder)}" for folder in self._seen_folders()]
-            return OF_NVCC, replace(author, include=tuple(folders))
+        if not HOSTS[host.name].emulated:
+            return OF_NVCC, self.on_gpu
         made = self._for_cpu
         not_here = {
             f"{SYMBOL}{i}": f"inline PTX `{instruction}` is not available on a CPU: {file}:{line}; "
@@ -127,7 +125,13 @@ class CudaSource:
         }
         folders = [f"cpu/author/{self._below(folder)}" for folder in self._seen_folders()]
         file = f"cpu/author/{self._below(self.main)}"
-        return file, replace(author, include=tuple(folders), not_here=not_here)
+        return file, replace(self.on_gpu, include=tuple(folders), not_here=not_here)
+
+    @property
+    def on_gpu(self) -> Author:
+        """How the author has it compiled for a GPU."""
+        folders = [f"author/{self._below(folder)}" for folder in self._seen_folders()]
+        return Author(self._flags, tuple(folders), ordered=self.declaration.of.ordered)
 
     def _seen_folders(self) -> list[str]:
         """Those of the author's folders of headers from which a file was copied."""
@@ -164,7 +168,7 @@ class CudaSource:
             return self.shown(os.path.normpath(os.path.join(self._top, found[1])))
 
         root = re.escape(f"{self.root}/")
-        line = re.sub(rf"(?:{root})?(?:cpu/|rtc/)?author/([^\s:()]+)", shown, line)
+        line = re.sub(rf"(?:{root})?(?:cpu/|rtc/|device/)?author/([^\s:()]+)", shown, line)
         line = re.sub(r"/\S*/(unit\.(?:cpp|cu))", r"\1", line.replace(f"{self.root}/", ""))
         if missing := _NO_HEADER.search(line):
             name = missing[1] or missing[2]
@@ -347,9 +351,25 @@ class CudaKernels:
             if not checked:
                 not_run = source.not_run(compilation, defines)
                 self.compilations[fmt] = compilation.of_source(source.shown(source.main), not_run)
+                if HOSTS[self.host.name].emulated:
+                    built = self._accepted(fmt, defines, built)
             first = next(iter(built.values())).placed(source.built, f"{fmt}-checked" if checked else fmt)
             self._placed[fmt, checked] = {f"{fmt}/{name}": Placed(a.entry, first.parts) for name, a in built.items()}
         return self._placed[fmt, checked]
+
+    def _accepted(self, fmt: str, defines: dict[str, str], built: dict[str, Artefact]) -> dict[str, Artefact]:
+        """What was built for the CPU, with the registers that its kernels take on a GPU, where CUDA's compiler is here.
+        Raises EnvironmentFault with its errors."""
+        found = accepted(self._source.root, defines, list(built), self._source.on_gpu)
+        self.compilations[fmt] = replace(self.compilations[fmt], accepted=found.words)
+        limits = from_json(next(iter(built.values())).parts["limits"])
+        for entry, artefact in built.items():
+            known = found.registers.get(entry) or None
+            limits[artefact.entry] = replace(limits[artefact.entry], registers=known)
+        return {
+            entry: replace(artefact, parts={**artefact.parts, "limits": as_json(limits)})
+            for entry, artefact in built.items()
+        }
 
     def _sizes(self, fmt: str) -> dict[str, tuple[int, ...]]:
         """The functions that calls with such weights launch, and the bytes of their parameters."""

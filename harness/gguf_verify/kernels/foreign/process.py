@@ -169,7 +169,9 @@ class ForeignKernel(Kernel):
         found: dict[str, list[str]] = {}
         for fmt, compilation in self._compiled.compilations.items():
             found.setdefault(compilation.words, []).append(fmt)
-        return tuple(words if len(found) == 1 else f"{', '.join(of)}: {words}" for words, of in found.items())
+        run = [words if len(found) == 1 else f"{', '.join(of)}: {words}" for words, of in found.items()]
+        also = dict.fromkeys(c.accepted for c in self._compiled.compilations.values() if c.accepted)
+        return (*run, *also)
 
     @property
     def domain(self) -> Domain:

@@ -1,0 +1,253 @@
+"""What a kernel allows of its launches: the threads of its `__launch_bounds__`, and its static shared memory.
+
+Both are read off the object that the C++ compiler makes of a foreign source (ELF of 64 bits, System V ABI, chapter 4).
+Each function and each variable lies in a section of its own there. So a kernel's shared memory is what its function
+reaches by relocations, as ptxas counts it. `__launch_bounds__(N)` becomes N bytes without effect before the function
+(`patchable_function_entry`), whose beginning the compiler lists.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ..support.errors import EnvironmentFault
+
+#: Bytes of static shared memory that CUDA allows, on any GPU.
+MOST_STATIC = 49152
+#: Bytes of shared memory of a block, static and dynamic, by compute capability (Programming Guide, "Technical
+#: Specifications per Compute Capability"), and of those that are not listed.
+_MOST_SHARED = {
+    "70": 98304, "72": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "88": 101376, "89": 101376,
+    "120": 101376, "121": 101376,
+}  # fmt: skip
+MOST_SHARED = 232448
+#: Registers of a multiprocessor, which the threads of one block may take.
+MOST_REGISTERS = 65536
+_SYMBOLS, _RELOCATIONS, _THREAD_LOCAL, _FUNCTION = 2, 4, 0x400, 2
+_MOST_SECTIONS, _MOST_ENTRIES = 1 << 15, 1 << 20
+_LISTED = b"__patchable_function_entries"
+#: Ends a library, before the length of what precedes it.
+_MARK = b"gguf-verify limits"
+
+
+@dataclass(frozen=True)
+class LaunchLimits:
+    """Of one kernel.
+
+    Args:
+        threads: the most in a block that it is compiled for; None: it does not say.
+        static: bytes of shared memory that it declares.
+        largest: the variable that is the largest part of that.
+        registers: of a thread; None: not known.
+        shared: the most bytes of shared memory that a GPU it is compiled for gives a block.
+        line: FILE:LINE of the kernel, or "".
+    """
+
+    threads: int | None = None
+    static: int = 0
+    largest: str = ""
+    registers: int | None = None
+    shared: int = MOST_SHARED
+    line: str = ""
+
+    def refused(self, block: Sequence[int], shared: int) -> str | None:
+        """Why a GPU does not run a launch with so many threads and bytes of dynamic shared memory, or None."""
+        found = self._refused(block, shared)
+        return None if found is None else f"{found} ({self.line})" if self.line else found
+
+    def _refused(self, block: Sequence[int], shared: int) -> str | None:
+        threads = block[0] * block[1] * block[2]
+        if self.threads is not None and threads > self.threads:
+            return f"its block has {threads:,} threads, and its __launch_bounds__ allows {self.threads:,}"
+        if self.static + shared > self.shared:
+            parts = f"{self.static:,} bytes static and {shared:,} dynamic"
+            return f"its block has {parts} shared memory, and the GPU gives a block {self.shared:,}"
+        if self.registers is not None:
+            taken = -(-self.registers // 8) * 8 * 32 * -(-threads // 32)  # a warp takes them in units of 256
+            if taken > MOST_REGISTERS:
+                return (
+                    f"its block of {threads:,} threads needs {taken:,} registers ({self.registers} each), and the GPU "
+                    f"has {MOST_REGISTERS:,}; give it __launch_bounds__({threads})"
+                )
+        return None
+
+
+def most_shared(architectures: Sequence[str]) -> int:
+    """The most bytes of shared memory that one of these GPUs gives a block."""
+    return max((_MOST_SHARED.get(sm, MOST_SHARED) for sm in architectures), default=MOST_SHARED)
+
+
+def with_limits(library: bytes, compiled: bytes) -> bytes:
+    """A library, and behind it the limits of the kernels in the object that it was linked from. A loader reads no
+    further than the library. Raises EnvironmentFault."""
+    said = as_json(_limits(compiled))
+    return library + said + _MARK + struct.pack("<Q", len(said))
+
+
+def limits_of(
+    library: bytes, entries: Mapping[str, str], sources: Path, shared: int = MOST_SHARED
+) -> dict[str, LaunchLimits]:
+    """Of the kernels of a library, those that `with_limits` noted.
+
+    Args:
+        entries: what a kernel is called in the library → its name.
+        sources: the folder of their sources.
+        shared: the most bytes of shared memory of a block.
+
+    Raises EnvironmentFault where one has more static shared memory than CUDA allows, as ptxas does.
+    """
+    noted, made = _noted(library), {}
+    for symbol, entry in entries.items():
+        name = re.escape(entry.partition("<")[0].rpartition("::")[2])
+        line = _line_of(sources, rf"__global__[^;{{}}]{{0,400}}?\b{name}\s*\(")
+        limits = replace(noted.get(f"{symbol}_launch", LaunchLimits()), shared=shared, line=line)
+        if limits.static > MOST_STATIC:
+            where = _line_of(sources, rf"__shared__[^;]{{0,400}}?\b{re.escape(limits.largest)}\b") or line
+            raise EnvironmentFault(
+                f"{entry} has {limits.static:,} bytes of static shared memory, the most in {limits.largest} ({where}), "
+                f"and CUDA allows {MOST_STATIC:,}: declare it extern, and its bytes by `shared`"
+            )
+        made[symbol] = limits
+    return made
+
+
+def as_json(limits: Mapping[str, LaunchLimits]) -> bytes:
+    """For the process that launches the kernels."""
+    return json.dumps({symbol: asdict(of) for symbol, of in limits.items()}).encode()
+
+
+def from_json(said: bytes) -> dict[str, LaunchLimits]:
+    """What `as_json` wrote."""
+    return {symbol: LaunchLimits(**of) for symbol, of in json.loads(said).items()}
+
+
+def _noted(library: bytes) -> dict[str, LaunchLimits]:
+    end = len(library) - 8
+    if end < 0 or not library[:end].endswith(_MARK):
+        return {}
+    (length,) = struct.unpack_from("<Q", library, end)
+    begin = end - len(_MARK)
+    return from_json(library[max(0, begin - length) : begin])
+
+
+def _line_of(folder: Path, pattern: str) -> str:
+    """FILE:LINE of the first place in the sources of a folder that matches, or ""."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and (found := re.search(pattern, text := path.read_text(errors="replace"), re.S)):
+            return f"{path.name}:{text.count(chr(10), 0, found.end()) + 1}"
+    return ""
+
+
+@dataclass(frozen=True)
+class _Section:
+    name: bytes
+    kind: int
+    flags: int
+    offset: int
+    size: int
+    link: int
+    of: int
+    alignment: int
+
+    @property
+    def variable(self) -> str:
+        """Of a section that holds one variable."""
+        name = self.name.rpartition(b".")[2].decode("ascii", "replace")
+        found = re.search(r"(?:E|L|^_Z)(\d+)([A-Za-z_]\w*?)(?:_\d+)?$", name)
+        return found[2][: int(found[1])] if found else name
+
+
+class _Object:
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        (at,) = struct.unpack_from("<Q", content, 40)
+        size, count, names = struct.unpack_from("<HHH", content, 58)
+        raw = [struct.unpack_from("<IIQQQQIIQQ", content, at + i * size) for i in range(min(count, _MOST_SECTIONS))]
+        strings = raw[names]
+        self.sections = [
+            _Section(self._string(strings[4], name), kind, flags, offset, length, link, of, alignment)
+            for name, kind, flags, _, offset, length, link, of, alignment, _ in raw
+        ]
+        #: name, kind, section, value
+        self.symbols: list[tuple[bytes, int, int, int]] = []
+        for section in self.sections:
+            if section.kind == _SYMBOLS:
+                begin = self.sections[section.link].offset
+                for at in self._entries(section, 24):
+                    name, info, _, where, value = struct.unpack_from("<IBBHQ", content, at)
+                    self.symbols.append((self._string(begin, name), info & 15, where, value))
+
+    def _string(self, table: int, at: int) -> bytes:
+        return self.content[table + at : self.content.index(b"\0", table + at)]
+
+    def _entries(self, section: _Section, each: int) -> Iterator[int]:
+        return iter(range(section.offset, section.offset + min(section.size, each * _MOST_ENTRIES), each))
+
+    def relocations(self) -> Iterator[tuple[int, int, int]]:
+        """The section that has it, its symbol's section, and the place in that."""
+        for section in self.sections:
+            if section.kind != _RELOCATIONS:
+                continue
+            for at in self._entries(section, 24):
+                _, info, addend = struct.unpack_from("<QQq", self.content, at)
+                _, _, where, value = self.symbols[info >> 32]
+                if where < len(self.sections):
+                    yield section.of, where, value + addend
+
+
+def _limits(compiled: bytes) -> dict[str, LaunchLimits]:
+    try:
+        if compiled[:5] != b"\x7fELF\x02":
+            raise ValueError
+        return _limits_of_kernels(_Object(compiled))
+    except (struct.error, IndexError, ValueError):
+        raise EnvironmentFault("a compiler made no object that can be read") from None
+
+
+def _limits_of_kernels(of: _Object) -> dict[str, LaunchLimits]:
+    reaches: dict[int, set[int]] = {}
+    bounded: dict[int, int] = {}  # section → where its function's launch bounds begin
+    for section, where, place in of.relocations():
+        if of.sections[section].name == _LISTED:
+            bounded[where] = place
+        else:
+            reaches.setdefault(section, set()).add(where)
+    bounds = {
+        where: value - bounded[where]
+        for _, kind, where, value in of.symbols
+        if kind == _FUNCTION and where in bounded and value > bounded[where]
+    }
+    out = {}
+    for name, kind, where, _ in of.symbols:
+        if kind == _FUNCTION and name.endswith(b"_launch") and where:
+            all_ = _reached(where, reaches)
+            threads = [bounds[w] for w in all_ if w in bounds]
+            shared = [of.sections[w] for w in all_ if of.sections[w].flags & _THREAD_LOCAL]
+            out[name.decode("ascii", "replace")] = _limits_of_kernel(threads, shared)
+    return out
+
+
+def _reached(start: int, reaches: dict[int, set[int]]) -> set[int]:
+    found, left = {start}, [start]
+    while left:
+        new = reaches.get(left.pop(), set()) - found
+        found |= new
+        left += new
+    return found
+
+
+def _limits_of_kernel(threads: Sequence[int], shared: Sequence[_Section]) -> LaunchLimits:
+    own = [section for section in shared if b"11cuda_on_cpu" not in section.name]  # not the emulator's
+    static = 0
+    for section in sorted(own, key=lambda s: -s.alignment):
+        static = -(-static // max(1, section.alignment)) * max(1, section.alignment) + section.size
+    largest = max(own, key=lambda s: s.size).variable if own else ""
+    return LaunchLimits(min(threads, default=None), static, largest)
+
+
+__all__ = ["LaunchLimits", "as_json", "from_json", "limits_of", "most_shared", "with_limits"]

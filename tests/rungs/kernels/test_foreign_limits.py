@@ -1,0 +1,152 @@
+"""What a GPU or CUDA's compiler refuses is refused on the CPU host: launches beyond a limit, and code of the host."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource
+from gguf_verify.kernels.foreign.declared import parse
+from gguf_verify.support.errors import EnvironmentFault, KernelFinding, UsageError
+
+DECLARED = """
+formats = ["Q4_0"]
+semantics = "q8_1"
+parameters = ["weights", "activations", "output"]
+block = 64
+grid = 1
+"""
+KERNEL = """
+extern "C" __global__ void {bounds} k(const int* w, const int* x, float* y) {{
+    {body}
+}}
+"""
+
+
+def compiled(folder: Path, text: str, symbol: str = "k", more: str = "") -> CudaKernels:
+    (folder / "k.cu").write_text(text)
+    kernels = CudaKernels(CudaSource(folder / "k.cu", symbol, parse(DECLARED + more)), CpuHost(1), 300.0)
+    kernels.all()
+    return kernels
+
+
+def launched(kernels: CudaKernels, threads: int, shared: int = 0, symbol: str = "k") -> float:
+    host = CpuHost(1)
+    x, y = host.upload(np.zeros(1, np.int32)), host.output(4)
+    host.launch(host.load_placed(kernels.of("Q4_0")[f"Q4_0/{symbol}"]), (1, 1, 1), (threads, 1, 1), [x, x, y], shared)
+    return float(host.download(y).view(np.float32)[0])
+
+
+def needs_cuda() -> None:
+    try:
+        nvrtc.version()
+    except EnvironmentFault as fault:
+        pytest.skip(str(fault))
+
+
+BOUNDED = """#define AT_MOST __launch_bounds__(96, 2)
+template <int WARPS> constexpr int threads() { return 32 * WARPS; }
+template <int WARPS> __global__ void __launch_bounds__(threads<WARPS>()) k(const int* w, const int* x, float* y) {
+    y[0] = WARPS;
+}
+__global__ AT_MOST void of_macro(const int* w, const int* x, float* y) { y[0] = 7; }
+"""
+
+
+@pytest.mark.parametrize(("symbol", "most", "line"), [("k<2>", 64, 3), pytest.param("of_macro", 96, 6)])
+def test_more_threads_than_a_kernel_is_compiled_for(tmp_path: Path, symbol: str, most: int, line: int) -> None:
+    kernels = compiled(tmp_path, BOUNDED, symbol)
+    assert launched(kernels, most, symbol=symbol) == {64: 2, 96: 7}[most]
+    with pytest.raises(
+        KernelFinding, match=rf"{most + 1} threads, and its __launch_bounds__ allows {most} \(k.cu:{line}\)"
+    ):
+        launched(kernels, most + 1, symbol=symbol)
+
+
+SHARED = "__shared__ volatile float tile[{n}]; tile[threadIdx.x] = 1; y[0] = tile[0];"
+
+
+def test_too_much_static_shared_memory(tmp_path: Path) -> None:
+    """It is counted for each kernel by itself, with that of the functions that it calls."""
+    helper = f"static __device__ __noinline__ void deep(float* y) {{ {SHARED.format(n=5000)} }}\n"
+    other = KERNEL.format(bounds="", body="deep(y);").replace(" k(", " other(")
+    own = KERNEL.format(bounds="", body=SHARED.format(n=12288))
+    assert launched(compiled(tmp_path, helper + other + own), 64) == 1
+    with pytest.raises(UsageError, match=r"k has 49,168 bytes of static shared memory, the most in tile \(k.cu:3\)"):
+        compiled(tmp_path, KERNEL.format(bounds="", body=SHARED.format(n=12292)))
+    with pytest.raises(UsageError, match="k has 69,152 bytes of static shared memory"):
+        compiled(tmp_path, helper + KERNEL.format(bounds="", body=f"deep(y); {SHARED.format(n=12288)}"))
+
+
+@pytest.mark.parametrize(("flag", "most"), [pytest.param("", 232448, marks=pytest.mark.slow), ("-arch=sm_86", 101376)])
+def test_static_and_dynamic_shared_memory_together(tmp_path: Path, flag: str, most: int) -> None:
+    body = SHARED.format(n=1024) + " extern __shared__ float more[]; more[0] = y[0];"
+    kernels = compiled(tmp_path, KERNEL.format(bounds="", body=body), more=f'flags = ["{flag}"]\n' if flag else "")
+    assert launched(kernels, 64, most - 4096) == 1
+    with pytest.raises(KernelFinding, match=rf"4,096 bytes static .*, and the GPU gives a block {most:,} \(k.cu:2\)"):
+        launched(kernels, 64, most - 4080)
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "line"),
+    [
+        ("static int one() { return 1; }\n", "y[0] = one();", "k.cu(4)"),
+        ("int table[] = {1, 2};\n", "y[0] = table[threadIdx.x];", "k.cu(4)"),
+        pytest.param("", "y[0] = __no_such_intrinsic(1.0f);", "k.cu", id="unknown"),
+    ],
+)
+def test_code_of_the_host_in_a_kernel(tmp_path: Path, before: str, body: str, line: str) -> None:
+    needs_cuda()
+    with pytest.raises(UsageError, match=r"could not compile .*" + re.escape(line)):
+        compiled(tmp_path, before + KERNEL.format(bounds="", body=body))
+
+
+OF_BOTH = """#include <cuda_runtime.h>
+#include <cuda_fp16.h>
+#include <vector>
+#include <cstdio>
+static const char* names[] = {"a"};
+static int calls = 0;
+constexpr int half_of(int n) { return n / 2; }
+constexpr int THREADS = 64, HALF = half_of(THREADS);
+#define DEVICE static __device__ __forceinline__
+DEVICE float one(__half h) { return __half2float(h) + HALF - 32; }
+struct Shape { int n; Shape(int v) : n(v) {} int blocks() const { return n / 2; } };
+static int helper(int n) { ++calls; return n; }
+"""
+LAUNCHES = """
+void launch(const int* w, float* y, Shape s, cudaStream_t stream) {
+    k<<<helper(s.blocks()), THREADS, 0, stream>>>(w, w, y);
+    if (cudaGetLastError() != cudaSuccess) printf("%s", names[0]);
+}
+int main() { std::vector<float> v(10); launch(nullptr, v.data(), Shape(1), 0); }
+"""
+
+
+def test_code_of_the_host_beside_a_kernel(tmp_path: Path) -> None:
+    needs_cuda()
+    kernels = compiled(tmp_path, OF_BOTH + KERNEL.format(bounds="", body="y[0] = one(__half(1.0f));") + LAUNCHES)
+    assert launched(kernels, 64) == 1
+    assert re.fullmatch(r"also compiled by .+ for sm_90, and not run there", kernels.compilations["Q4_0"].accepted)
+
+
+def test_a_header_that_cudas_compiler_does_not_have(tmp_path: Path) -> None:
+    """It is said, and is no fault of the kernel."""
+    (tmp_path / "mine").mkdir()
+    text = "#if defined(__CUDACC_RTC__) || !defined(GGUF_VERIFY_ON_CPU)\n#include <no/such.h>\n#endif\n"
+    kernels = compiled(tmp_path, text + KERNEL.format(bounds="", body="y[0] = 1;"))
+    assert kernels.compilations["Q4_0"].accepted.startswith("not compiled by ")
+    assert launched(kernels, 64) == 1
+
+
+def test_more_registers_than_a_block_has(tmp_path: Path) -> None:
+    needs_cuda()
+    many = "float a[100]; for (int i = 0; i < 100; ++i) a[i] = x[i] * w[i]; __syncthreads();\n" + "#pragma unroll\n"
+    body = many + "for (int i = 0; i < 100; ++i) y[0] += a[i] * a[99 - i] + a[i * 7 % 100];"
+    kernels = compiled(tmp_path, KERNEL.format(bounds="", body=body.replace("for", "\n#pragma unroll\nfor")))
+    with pytest.raises(KernelFinding, match=r"its block of 1,024 threads needs [\d,]+ registers .*\(k.cu:2\)"):
+        launched(kernels, 1024)
