@@ -281,7 +281,7 @@ class CpuHost(Host):
     def load_placed(self, placed: Placed) -> Any:
         try:
             path = Path(placed.parts["code"])
-            function = _entry(ctypes.CDLL(path), placed.entry, path)
+            function = _entry(ctypes.CDLL(str(path)), placed.entry, path)
             if (said := placed.parts.get("limits")) is not None:
                 function.limits = from_json(Path(said).read_bytes())[placed.entry]
             return function

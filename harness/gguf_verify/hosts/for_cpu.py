@@ -121,10 +121,10 @@ class _Text:
                     i, ends = self._closing.get(i, i), _is_function(head)
             if ends:
                 declared = self.tokens[begins : i + 1]
-                head = next((k for k, t in enumerate(declared) if t.text == "{"), len(declared))
-                lines = functions if any(t.text == "(" for t in declared[:head]) else variables
-                constant = next((t for t in declared[:head] if t.text in ("constexpr", "consteval")), None)
-                if not any(self._line(t) in lines for t in declared[: head + 1]):
+                brace = next((k for k, t in enumerate(declared) if t.text == "{"), len(declared))
+                lines = functions if any(t.text == "(" for t in declared[:brace]) else variables
+                constant = next((t for t in declared[:brace] if t.text in ("constexpr", "consteval")), None)
+                if not any(self._line(t) in lines for t in declared[: brace + 1]):
                     pass
                 elif constant is not None:  # what is constant may be used in device code
                     self.edits.append(Edit(constant.start, constant.start, "__device__ "))

@@ -225,11 +225,12 @@ def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
 
 
 def compiled_here(
-    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str],
-    entries: Sequence[str] | None, tables: Mapping[str, str],
+    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
+    entries: Sequence[str] | None = None, tables: Mapping[str, str] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """Compile in this process to `what`: "CUBIN" or "PTX", with headers by name → text. The rest as of `_compiled`.
-    Raises EnvironmentFault with the compiler's errors."""
+    """Compile in this process to `what`: "CUBIN" or "PTX", with headers by name → text (None: this project's). The
+    rest as of `_compiled`. Raises EnvironmentFault with the compiler's errors."""
+    tables = headers() if tables is None else tables
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
