@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .results import GemmRecord, Options, Report
 
 _SHARED = pytest.StashKey[Path]()
+_CLAIM = "gguf-verify"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,6 +125,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """What the workers shared is removed at the end, by the process that made it."""
     if _SHARED in config.stash:
         scratch.remove_folder(config.stash[_SHARED])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What `--gguf` verified, in one line, and what it skipped."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, said in report.user_properties:
+            if name == _CLAIM:
+                terminalreporter.write_line(f"gguf-verify: {said}")
 
 
 # ---- one test a matrix -----------------------------------------------------------------------------------------------
@@ -237,6 +246,8 @@ class _Called(_Item):
 
     def runtest(self) -> None:
         report = _asked(self.parent.whole)
+        skipped = ", ".join(check.title for check in report.skipped)
+        self.user_properties.append((_CLAIM, f"{report.words}; skipped: {skipped or 'nothing'}"))
         rung, kernel = report.rungs[0], report.environment.kernel
         if not any(record.under_test for record in rung.gemms) and not rung.failures:
             why = [f"{left.name}: {left.why}" for left in rung.unverified[:5]] + ([rung.fault] if rung.fault else [])

@@ -62,8 +62,8 @@ def test_a_right_kernel_is_verified_and_says_what_a_sample_can_miss() -> None:
     assert list(sampled) == ["blocks", "layers", "tokens"]
     assert all(0 < part.alone < part.of for part in sampled.values())
     shown = text_of(Kind.RUN, report, verbose=True)
-    assert "VERIFIED (SAMPLED" in shown
-    assert "sampled: " in shown
+    assert "VERIFIED (sampled: misses" in shown
+    assert "every output, one by one (in part): " in shown
     assert json_of(Kind.RUN, report)["rungs"][1]["sampled"]["what"] == "blocks"
 
 
