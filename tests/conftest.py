@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from gguf_verify.gguf import Model, Tensor, open_model
 from gguf_verify.llama import Llama
-from gguf_verify.support import scratch
+from gguf_verify.support import scratch, seeds
 from gguf_verify.support.cache import cache_dir
 from tests.support import corpus, needs
 from tests.support.blocks_by_hand import Make
@@ -38,6 +38,9 @@ settings.register_profile(
     "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+#: Runs of tests are the same each time: each run would have a seed of its own. Processes that tests start see it too.
+os.environ[seeds.VARIABLE] = "0"
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -40,6 +40,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--gguf-probes", choices=("full", "brief"), default="full", help="how many further shapes, as --probes takes it"
     )
+    group.addoption(
+        "--gguf-seed", type=int, metavar="N", help="the seed, as --seed takes it (default: a new one for each run)"
+    )
 
 
 # ---- fixtures --------------------------------------------------------------------------------------------------------
@@ -96,6 +99,8 @@ def _options(config: pytest.Config, **other: Any) -> Options:
     from .results import Options
 
     chosen: dict[str, Any] = {"probes": config.getoption("--gguf-probes")}
+    if config.getoption("--gguf-seed") is not None:
+        chosen["seed"] = config.getoption("--gguf-seed")
     if config.getoption("--gguf-prompt") is not None:
         chosen["prompt"] = config.getoption("--gguf-prompt")
     return Options(**(chosen | other))
@@ -171,7 +176,7 @@ class _Model(pytest.Collector):
             item.tensor = name
             yield item
 
-    def _verified(self, tensor: str | None) -> Report:
+    def _verified(self, tensor: str | None, **options: Any) -> Report:
         """The report of the layers rung for all selected matrices, or for one. Raises HarnessError."""
         from .kernels import DEFAULT_KERNEL
         from .support.command_line import pattern_of
@@ -181,7 +186,7 @@ class _Model(pytest.Collector):
         option = self.config.getoption
         only = option("--gguf-tensor") if tensor is None else pattern_of(tensor)
         kernel, host = option("--gguf-kernel") or DEFAULT_KERNEL, option("--gguf-host")
-        report = verify(option("--gguf"), kernel, host, ["layers"], _options(self.config, tensor=only))
+        report = verify(option("--gguf"), kernel, host, ["layers"], _options(self.config, tensor=only, **options))
         if report.fault:
             raise EnvironmentFault(report.fault)
         return report
@@ -215,14 +220,14 @@ class _Model(pytest.Collector):
         little gets a run of its own. Raises HarnessError.
         """
         whole = self.whole()
-        result = whole.rungs[0]
+        result, seed = whole.rungs[0], whole.environment.options.seed
         judged, told = _judged(whole, tensor), result.diagnosis
         if result.fault or any(not f.tensor for f in result.failures):
             return whole
         if any(f.tensor == tensor for f in result.failures):
-            return whole if told is None or told.tensor == tensor else self._verified(tensor)
+            return whole if told is None or told.tensor == tensor else self._verified(tensor, seed=seed)
         right = result.n_failures == len(result.failures) or (judged and not any(r.failures for r in judged))
-        return whole if right else self._verified(tensor)
+        return whole if right else self._verified(tensor, seed=seed)
 
 
 def _judged(report: Report, tensor: str) -> list[GemmRecord]:
@@ -247,7 +252,8 @@ class _Called(_Item):
     def runtest(self) -> None:
         report = _asked(self.parent.whole)
         skipped = ", ".join(check.title for check in report.skipped)
-        self.user_properties.append((_CLAIM, f"{report.words}; skipped: {skipped or 'nothing'}"))
+        said = f"{report.words}; seed {report.environment.options.seed}; skipped: {skipped or 'nothing'}"
+        self.user_properties.append((_CLAIM, said))
         rung, kernel = report.rungs[0], report.environment.kernel
         if not any(record.under_test for record in rung.gemms) and not rung.failures:
             why = [f"{left.name}: {left.why}" for left in rung.unverified[:5]] + ([rung.fault] if rung.fault else [])

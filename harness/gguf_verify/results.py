@@ -32,6 +32,7 @@ from .support.errors import (
     KernelFault,
     UsageError,
 )
+from .support.seeds import fresh_seed
 from .support.shown import Shown
 
 #: Failures that a rung records one by one; the rest is counted.
@@ -75,7 +76,7 @@ class Options:
         n_predict: tokens to predict after it.
         threads: for llama.cpp, the CPU host and the exact products; by default one for each core.
         ctx_size: llama.cpp's context in tokens; 0 for what the prompt and the predicted tokens need.
-        seed: of everything that is drawn.
+        seed: of everything that is random; by default a new one for each run (`support.seeds`).
         tensor: a regular expression that selects tensors; None for all.
         repack: let llama.cpp repack its weights.
         reference: the device of llama.cpp that the kernel is compared with: "cpu", "gpu" for the first GPU, or ggml's
@@ -103,7 +104,7 @@ class Options:
     n_predict: int = DEFAULT_N_PREDICT
     threads: int = field(default_factory=cores)
     ctx_size: int = 0
-    seed: int = 0
+    seed: int = field(default_factory=fresh_seed)
     tensor: str | None = None
     repack: bool = False
     reference: str = "cpu"

@@ -223,6 +223,7 @@ def _foot(report: Report) -> Iterator[Item]:
     digest = e.file.sha256[0][:16] if e.file.sha256 else ""
     words = f"gguf-verify {e.versions.gguf_verify} against llama.cpp {e.versions.llama_cpp}"
     words += f", sha256 {digest}…" if digest else ""
+    words += f", seed {e.options.seed}"
     yield Words(MARGIN, 617, _cut(words, WIDTH - 2 * MARGIN, 17), tone="muted", size=17, mono=False)
 
 

@@ -199,9 +199,8 @@ def test_defaults_are_the_command_lines() -> None:
     from gguf_verify.support.command_line import cores
 
     args, options = build_parser().parse_args(["model.gguf"]), Options()
-    assert (args.n_predict, args.ctx_size, args.seed, args.probes) == (
-        options.n_predict, options.ctx_size, options.seed, options.probes
-    )  # fmt: skip
+    assert (args.n_predict, args.ctx_size, args.probes) == (options.n_predict, options.ctx_size, options.probes)
+    assert args.seed is None
     assert (args.time_limit, args.kernel_time_limit, args.reference) == (
         options.time_limit, options.kernel_time_limit, options.reference
     )  # fmt: skip

@@ -275,7 +275,14 @@ def _environment(report: Report) -> Iterator[tuple[str, list[tuple[str, str]]]]:
             record = {name: "was not run"}
         if not isinstance(record, Mapping):
             record = {"where": record}
-        yield name, [(key.replace("_", " "), _words(value)) for key, value in record.items() if value not in (None, "")]
+        yield (
+            name,
+            [
+                (key.replace("_", " "), str(value) if key == "seed" else _words(value))
+                for key, value in record.items()
+                if value not in (None, "")
+            ],
+        )
 
 
 def _words(value: Any) -> str:

@@ -58,7 +58,8 @@ def render(report: Report, limit: int = LIMIT) -> str:
     if report.costs is not None:
         add_costs(page, report.costs)
     digests = ", ".join(environment.file.sha256)
-    page.add(f"gguf-verify {environment.versions.gguf_verify} · SHA-256 of the model {digests}")
+    seed = environment.options.seed
+    page.add(f"gguf-verify {environment.versions.gguf_verify} · seed {seed} · SHA-256 of the model {digests}")
     return page.text
 
 
