@@ -35,8 +35,8 @@ from .base import (
 from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
 from .compiler import (
     APART,
+    FOREIGN,
     ONLY_CALLED,
-    PRELUDE,
     build,
     build_checked,
     checked_library,
@@ -175,7 +175,7 @@ def _unit(file: str, entry: str) -> str:
 
 def _foreign_unit(file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author) -> str:
     """The translation unit of a source that is not this project's. The author's macros stand behind all headers."""
-    lines = [f"// {Path(file).name}", f'#include "{PRELUDE}"', f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
+    lines = [f"// {Path(file).name}", FOREIGN.rstrip(), f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
     for flag in split_flags(author.flags, ("-D", "-U"))[0]:
         name, _, value = flag[2:].partition("=")
         lines.append(f"#define {name} {value if '=' in flag else 1}" if flag.startswith("-D") else f"#undef {name}")

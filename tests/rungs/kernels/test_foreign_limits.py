@@ -10,6 +10,7 @@ import pytest
 
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.author_cubin import SWITCH
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.support.errors import EnvironmentFault, KernelFinding, UsageError
@@ -160,6 +161,30 @@ def test_more_registers_than_a_block_has(tmp_path: Path) -> None:
 def test_the_report_says_that_it_is_switched_off(tmp_path: Path) -> None:
     kernels = compiled(tmp_path, KERNEL.format(bounds="", body="y[0] = 1;"))
     assert kernels.compilations["Q4_0"].accepted.startswith(f"not compiled by NVRTC ({SWITCH} is off)")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '__has_include("emulator/foreign.hpp") || __has_include("foreign.hpp") || __has_include(<../foreign.hpp>)',
+        "__has_include(<../cuda_on_cpu.hpp>) || __has_include(<../emulator/foreign.hpp>)",
+        '__has_include("../../emulator/foreign.hpp") || __has_include("../../../emulator/foreign.hpp")',
+        "defined(CUDA_ON_CPU_CHECKS) || defined(GGUF_VERIFY_FOREIGN)",
+    ],
+)
+def test_a_kernel_does_not_see_the_emulators_files(tmp_path: Path, condition: str) -> None:
+    text = f"#if {condition}\n#error seen\n#endif\n#include <cuda_fp16.h>\n"
+    kernels = compiled(tmp_path, text + KERNEL.format(bounds="", body="y[0] = __half(1.0f);"))
+    kernels.under("Q4_0", Schedule(checked=True))
+    assert launched(kernels, 64) == 1
+
+
+def test_types_of_cudas_driver(tmp_path: Path) -> None:
+    text = (
+        "#include <cuda.h>\nstatic const char* said(CUresult e) { const char* s; cuGetErrorString(e, &s); return s; }\n"
+    )
+    text += "struct Host { CUdeviceptr at; CUstream stream; CUfunction function; CUtensorMap map; };\n"
+    assert launched(compiled(tmp_path, text + KERNEL.format(bounds="", body="y[0] = sizeof(CUdeviceptr);")), 64) == 8
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
