@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from .checks import ALONE, BESIDE, BY_ID, BYTES, CHECKS, Check, Skipped, account, check_kind, scope_of
 from .support import stages
 from .support.command_line import cores, repeat
 from .support.durations import in_words
@@ -32,7 +31,6 @@ from .support.errors import (
     KernelFault,
     UsageError,
 )
-from .support.seeds import fresh_seed
 from .support.shown import Shown
 
 #: Failures that a rung records one by one; the rest is counted.
@@ -59,6 +57,7 @@ CULPRITS: dict[Culprit, str] = {
     "definition": "the definition",
     "file": "the file",
     "llama.cpp": "llama.cpp",
+    "verifier": "gguf-verify itself",
     "environment": "this machine",
     "coverage": "missing coverage",
 }
@@ -76,7 +75,7 @@ class Options:
         n_predict: tokens to predict after it.
         threads: for llama.cpp, the CPU host and the exact products; by default one for each core.
         ctx_size: llama.cpp's context in tokens; 0 for what the prompt and the predicted tokens need.
-        seed: of everything that is random; by default a new one for each run (`support.seeds`).
+        seed: of everything that is drawn.
         tensor: a regular expression that selects tensors; None for all.
         repack: let llama.cpp repack its weights.
         reference: the device of llama.cpp that the kernel is compared with: "cpu", "gpu" for the first GPU, or ggml's
@@ -104,7 +103,7 @@ class Options:
     n_predict: int = DEFAULT_N_PREDICT
     threads: int = field(default_factory=cores)
     ctx_size: int = 0
-    seed: int = field(default_factory=fresh_seed)
+    seed: int = 0
     tensor: str | None = None
     repack: bool = False
     reference: str = "cpu"
@@ -126,23 +125,6 @@ class Options:
     declare: str = ""
     imports: tuple[str, ...] = ()
     loads: tuple[str, ...] = ()
-
-    @property
-    def skips(self) -> Iterator[Skipped]:
-        """What these options keep a run from checking, whatever its rungs find. Every option that does is here, or is
-        recorded where it takes effect: `SHORTENING` lists both."""
-        if self.tensor is not None:
-            yield Skipped(
-                "tensors", f"only those that match {self.tensor!a} (--tensor)", f"tensors {self.tensor[:60]!a}"
-            )
-        if self.sandbox == "off":
-            yield Skipped("sandbox", "turned off (--sandbox off)", "no sandbox")
-
-
-#: Options that can make a run check less than a whole one. The others change how or on what it is made.
-SHORTENING = frozenset(
-    {"tensor", "n_predict", "sandbox", "probes", "thorough", "only_call", "budget", "exit_first", "sanitize"}
-)
 
 
 def spent_words(budget: float | None) -> str:
@@ -336,6 +318,11 @@ CallKind = Literal[
 ]  # fmt: skip
 
 
+#: What a wrong call is to a reader, the most important first: a product of the model, a bad access to memory at another
+#: shape, a product of another shape, a launch past a limit.
+OWN, MEMORY, OTHER_SHAPE, LIMIT = range(4)
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One call of the kernel, beside its rung and its tensor: what `--only-call` needs to make it again.
 
@@ -363,6 +350,15 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     m: int = 0
     n: int = 0
     k: int = 0
+
+    @property
+    def rank(self) -> int:
+        """How far it is from the model's own products: 0 for these, 2 for other shapes, 3 for launches that no host
+        makes whole."""
+        if self.kind in ("grid", "index"):
+            return LIMIT
+        other = self.kind in ("other-m", "cut", "every-size", "probe", "routing")
+        return OTHER_SHAPE if other or (self.kind == "quantizer" and self.number) else OWN
 
     @property
     def id(self) -> str:
@@ -446,6 +442,11 @@ class Failure(msgspec.Struct, frozen=True):
     call: Call | None = None
     block_type: str = ""
     trace: tuple[Frame, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        """That of its call; what is of no call is of the model."""
+        return OWN if self.call is None else self.call.rank
 
     @classmethod
     def of(cls, error: KernelFault, what: str, tensor: str = "", matrix: int | None = None) -> Failure:
@@ -727,8 +728,17 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+#: Verdicts of a diagnosis, the least telling first.
+UNEXPLAINED = ("another order", "out of range", "unknown")
+_TELLING = (*UNEXPLAINED, "another definition", "known fault")
+#: Faults that are bad accesses to memory.
+MEMORY_FAULTS = frozenset({
+    "data-race", "outside-buffers", "uninitialized-memory", "misaligned-access", "input-written", "divergent-barrier",
+})  # fmt: skip
+
+
 class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """What explains the first wrong call that can be explained.
+    """What explains a wrong call.
 
     Args:
         tensor, where, who: as in `OutputMap`.
@@ -741,6 +751,8 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
         out_of_range: why some outputs have no finite exact value, where some have none.
         culprit: who is at fault.
         lines: the diagnosis in words.
+        type: of the weights.
+        call: which call it is.
     """
 
     tensor: str
@@ -758,6 +770,29 @@ class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
     out_of_range: OutOfRange | None = None
     culprit: Culprit = "kernel"
     lines: tuple[str, ...] = ()
+    type: str = ""
+    call: Call | None = None
+
+    @property
+    def rank(self) -> int:
+        """What the call is to a reader; a bad access to memory comes before other calls of its shape."""
+        rank = OWN if self.call is None else self.call.rank
+        return MEMORY if rank == OTHER_SHAPE and any(f.id in MEMORY_FAULTS for f in self.faults) else rank
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """The most important diagnosis has the smallest."""
+        telling = _TELLING.index(self.verdict) if self.verdict in _TELLING else len(_TELLING)
+        return self.rank, -telling
+
+    @property
+    def explains(self) -> bool:
+        """Whether it says what is wrong."""
+        return self.verdict not in UNEXPLAINED
+
+    def is_of(self, failure: Failure) -> bool:
+        """Whether a failure is of the call that it explains."""
+        return self.call is not None and failure.call == self.call and failure.tensor == self.tensor
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -821,11 +856,10 @@ class RungResult(msgspec.Struct, kw_only=True):
         envelopes: for each type, beyond which products of the graph the rung holds.
         headroom: of the activations' halves, the one nearest to overflow; None where there are none.
         sampled: what of large matrices was judged element by element; None where all was.
-        done: class of checks (`checks.CHECKS`) → how many things of it were checked, beside those of `checked`; 0 where
-            this rung has nothing of the class.
-        skipped: classes of checks, or parts of them, that were not done, and why.
-        diagnosis: what explains the first wrong GEMM.
-        heat_map: the first wrong GEMM's output.
+        diagnosis: what explains the most important wrong call: of the model's own products before other shapes, and
+            these before limits.
+        other_diagnoses: the same for each other type of weights.
+        heat_map: the output of the call that `diagnosis` explains.
         fault: what broke the rung off (a crash of llama.cpp, for example), or None.
         fault_culprit: who is at fault for that.
         seconds: how long it took.
@@ -851,9 +885,8 @@ class RungResult(msgspec.Struct, kw_only=True):
     envelopes: list[TypeEnvelope] = []
     headroom: Headroom | None = None
     sampled: Sampled | None = None
-    done: dict[str, int] = {}
-    skipped: list[Skipped] = []
     diagnosis: LocatedDiagnosis | None = None
+    other_diagnoses: tuple[LocatedDiagnosis, ...] = ()
     heat_map: OutputMap | None = None
     fault: str | None = None
     fault_culprit: Culprit = "environment"
@@ -904,31 +937,47 @@ class RungResult(msgspec.Struct, kw_only=True):
         return [record for record in self.details if isinstance(record, GemmRecord)]
 
     @property
-    def room(self) -> int:
-        """How many more failures it lists."""
-        return max(0, MAX_FAILURES - len(self.failures))
+    def diagnoses(self) -> tuple[LocatedDiagnosis, ...]:
+        """The diagnosis of each type, the most important first."""
+        return () if self.diagnosis is None else (self.diagnosis, *self.other_diagnoses)
+
+    def explain(self, found: LocatedDiagnosis) -> bool:
+        """Keep a diagnosis if it is more important than that of its type; whether it is."""
+        kept = {d.type: d for d in self.diagnoses}
+        if found.type in kept and kept[found.type].weight <= found.weight:
+            return False
+        kept[found.type] = found
+        self.diagnosis, *others = sorted(kept.values(), key=lambda d: d.weight)
+        self.other_diagnoses = tuple(others)
+        return True
+
+    def room(self, rank: int = OWN) -> int:
+        """How many more failures of calls of a rank it lists: they take the places of less important ones."""
+        return max(0, MAX_FAILURES - sum(f.rank <= rank for f in self.failures))
+
+    def _list(self, failure: Failure) -> None:
+        """List a failure, if there is room and no failure of its cause is listed that is as important."""
+        of_cause = next((i for i, f in enumerate(self.failures) if failure.cause and f.cause == failure.cause), None)
+        if of_cause is not None and self.failures[of_cause].rank <= failure.rank:
+            return
+        if self.room(failure.rank):
+            if of_cause is not None:
+                del self.failures[of_cause]
+            self.failures.append(failure)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop the least important of too many."""
+        if len(self.failures) > MAX_FAILURES:
+            del self.failures[max(range(len(self.failures)), key=lambda i: (self.failures[i].rank, i))]
 
     def count(self, kind: str, n: int = 1) -> None:
-        """Record that n things were checked. Raises ValueError for a kind that belongs to no class of checks."""
-        check_kind(kind, self.substance)
+        """Record that n things were checked."""
         self.checked[kind] = self.checked.get(kind, 0) + n
 
     def count_beside(self, kind: str, n: int, under_test: bool) -> None:
         """Record that n things were checked, by the kernel under test or by one that stands beside it."""
-        self.count(kind if under_test else f"{kind}{BESIDE}", n)
-
-    def did(self, check: str, n: int = 1) -> None:
-        """Record that n things of a class of checks were done; 0: there is nothing of it in this rung. Raises KeyError
-        for a class that does not exist."""
-        self.done[BY_ID[check].id] = self.done.get(check, 0) + n
-
-    def omit(self, check: str, why: str, scope: str = "") -> None:
-        """Record, once, that a class of checks or a part of it was not done: see `Skipped`. Raises KeyError."""
-        self._omit(Skipped(BY_ID[check].id, why, scope))
-
-    def _omit(self, skipped: Skipped) -> None:
-        if skipped not in self.skipped:
-            self.skipped.append(skipped)
+        self.count(kind if under_test else f"{kind} of kernels beside it", n)
 
     def skip(self, kind: str, n: int = 1) -> None:
         """Record that n things are not for this rung to check."""
@@ -939,10 +988,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.fail_more(failure.culprit, n, failure.tensor)
         if failure.cause in self.same or (failure.cause and len(self.same) < self.most_causes):
             self.same[failure.cause] = self.same.get(failure.cause, 0) + n
-        if failure.cause and any(f.cause == failure.cause for f in self.failures):
-            return
-        if len(self.failures) < MAX_FAILURES:
-            self.failures.append(failure)
+        self._list(failure)
 
     def fail_more(self, culprit: Culprit, n: int, tensor: str) -> None:
         """Count n further failures of a tensor ("" for none), which are not recorded one by one."""
@@ -987,11 +1033,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         diagnosis and the map of a part are not taken: whoever joins decides which are kept."""
         n = self.n_failures
         for failure in part.failures:
-            # what they count is in the part's own sums
-            if failure.cause and any(f.cause == failure.cause for f in self.failures):
-                continue
-            if self.room:
-                self.failures.append(failure)
+            self._list(failure)  # what they count is in the part's own sums
         self.n_failures = n + part.n_failures
         for cause, n in part.same.items():
             if cause in self.same or len(self.same) < self.most_causes:
@@ -999,11 +1041,8 @@ class RungResult(msgspec.Struct, kw_only=True):
         for mine, theirs in (
             (self.checked, part.checked), (self.not_checked, part.not_checked), (self.figures, part.figures),
             (self.blamed, part.blamed), (self.failing, part.failing), (self.stages, part.stages),
-            (self.done, part.done),
         ):  # fmt: skip
             _add(mine, theirs)
-        for skipped in part.skipped:
-            self._omit(skipped)
         for left in part.unverified:
             self._leave(left)
         for line in reversed(part.leading):
@@ -1038,7 +1077,8 @@ class PartialResult(RungResult, kw_only=True):
     """What one part of a rung's work found, which begins with nothing recorded: see `RungResult.join`.
 
     Args:
-        listed: failures that the rung lists already, as far as that is known: there is no room for as many.
+        listed: failures of the model's own products that the rung lists already, as far as that is known: there is no
+            room for as many.
         leading: the notes that stand before others.
     """
 
@@ -1047,10 +1087,12 @@ class PartialResult(RungResult, kw_only=True):
 
     most_causes: ClassVar[int] = sys.maxsize
 
-    @property
-    def room(self) -> int:
+    def room(self, rank: int = OWN) -> int:
         """How many more failures may be listed: those of a known cause may be listed before, and take no room."""
-        return max(0, MAX_FAILURES - self.listed - sum(not f.cause for f in self.failures))
+        return max(0, MAX_FAILURES - self.listed - sum(not f.cause and f.rank <= rank for f in self.failures))
+
+    def _make_room(self) -> None:
+        """Nothing: whoever joins it does."""
 
     def note(self, line: str, first: bool = False) -> None:
         """As `RungResult.note`."""
@@ -1287,98 +1329,23 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The verdict as reports say it: only a whole run that passed without a waiver, on a model, is "verified"."""
-        if self.verdict == "waived":
-            return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}{self.scope}"
-        return f"{self.verdict}{self.scope}" if not self.exit_code else self.verdict
-
-    @property
-    def headline(self) -> str:
-        """`words` as a report begins with them: "VERIFIED (brief)"."""
-        words, scope = self.words, "" if self.exit_code else self.scope
-        return words.removesuffix(scope).upper() + scope
-
-    @property
-    def scope(self) -> str:
-        """What was verified, where that is less than a whole run, as it follows "verified": ": file bytes only",
-        " (brief)"; else ""."""
-        scopes = [*(s.scope for s in self._skipped), self._sampled]
-        if self.drawn is not None and not self.drawn.compared:
-            scopes.insert(0, "not compared with llama.cpp")
-        if call := self.environment.options.only_call:
-            return f": one call only ({call.partition(',')[0]})" + scope_of((), scopes)
-        return scope_of(self.checks, scopes, () if self.drawn is None else (BYTES, "tokens"))
-
-    @property
-    def _sampled(self) -> str:
-        """What the headline says of large matrices of which a sample was judged; "" where every output was."""
+        """The verdict as reports say it: only what passed without a waiver, on a model, is "verified"."""
+        if self.drawn is not None and not self.drawn.compared and self.verdict == "verified on drawn data":
+            return f"{self.verdict}, not compared with llama.cpp"
         sampled = [rung.sampled for rung in self.rungs if rung.sampled is not None]
-        of_outputs = [part for part in sampled if part.missed is not None]
-        if not of_outputs:
-            return "sampled: some blocks" if sampled else ""
-        size = 2 * max(part.smallest or 0.0 for part in of_outputs)
-        missed = max(part.missed or 0.0 for part in of_outputs)
-        words = f"sampled: misses errors above {size:.1g} times the outputs' size"
-        return f"{words} with a probability of at most {missed:.1g}"
-
-    @property
-    def checks(self) -> list[Check]:
-        """What became of every class of checks, in the order of `checks.CHECKS`."""
-        done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": 0}
-        for rung in self.rungs:
-            whole = rung.substance if self.drawn is None or rung.name != BYTES else ()
-            done[rung.name] = sum(rung.checked.get(kind, 0) for kind in whole if kind != ALONE)
-            for c in CHECKS:
-                if not c.is_rung and any(kind in rung.checked for kind in c.counts):
-                    done[c.id] = done.get(c.id, 0) + sum(rung.checked.get(kind, 0) for kind in c.counts)
-            for name, n in rung.done.items():
-                done[name] = done.get(name, 0) + n
-            if any(not worst.of_kernel for worst in rung.worst.values()):
-                done["llama"] = done.get("llama", 0) + 1
-        ran = {rung.name: rung.question for rung in self.rungs}
-        return account(self.environment.kernel.computes, done, self._skipped, ran)
-
-    @property
-    def _skipped(self) -> list[Skipped]:
-        """What was not done of a whole run, by the options, by the environment and in the rungs."""
-        options, sandbox = self.environment.options, self.environment.sandbox
-        found = [*options.skips, *(s for rung in self.rungs for s in rung.skipped)]
-        if sandbox.missing and options.sandbox != "off":
-            found.append(Skipped("sandbox", f"they may {', '.join(sandbox.missing)}"))
-        found += [
-            Skipped("every-output", f"{rung.sampled.words} (--thorough judges every one)")
-            for rung in self.rungs if rung.sampled is not None
-        ]  # fmt: skip
-        tokens = self.rung("tokens")
-        if tokens is not None and options.n_predict < DEFAULT_N_PREDICT:
-            of = f"{options.n_predict} of {DEFAULT_N_PREDICT} tokens"
-            found.append(Skipped("tokens", f"{of} were predicted (-n)", of))
-        if options.only_call:
-            whole = ("tensors", "sandbox")
-            found += [Skipped(c.id, "one call was made (--only-call)") for c in CHECKS if c.id not in whole]
-        if self.drawn is not None:
-            found += [Skipped(name, "there is no model") for name in (BYTES, "tokens")]
-            found += [] if self.drawn.compared else [Skipped("llama", "llama.cpp was not asked (--reference none)")]
-        return found + [Skipped(name, "the run ended before") for name in self.not_climbed if name in BY_ID]
-
-    @property
-    def skipped(self) -> list[Check]:
-        """The classes of checks that were skipped or done in part only."""
-        return [check for check in self.checks if check.skipped]
-
-    @property
-    def shortened(self) -> list[str]:
-        """What the user chose not to have checked, each in words."""
-        return list(dict.fromkeys(f"{BY_ID[s.check].title}: {s.why}" for s in self._skipped if s.scope))
-
-    @property
-    def kernel_ran(self) -> bool:
-        """Whether anything that the kernel under test computed was judged, or is wrong."""
-        call = self.environment.options.only_call.partition(",")[0]
-        if call:
-            return call != "reference"
-        of_kernel = [rung for rung in self.rungs if rung.name not in BY_ID or BY_ID[rung.name].of_kernel]
-        return any(any(rung.checked.values()) or rung.n_failures for rung in of_kernel)
+        if self.verdict == "verified" and sampled:
+            of_outputs = [part for part in sampled if part.missed is not None]
+            if not of_outputs:
+                return "verified (sampled: some blocks)"
+            size = 2 * max(part.smallest or 0.0 for part in of_outputs)
+            missed = max(part.missed or 0.0 for part in of_outputs)
+            return (
+                f"verified (sampled: misses errors above {size:.1g} times the outputs' size with a probability of at "
+                f"most {missed:.1g})"
+            )
+        if self.verdict != "waived":
+            return self.verdict
+        return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}"
 
     @property
     def n_waived(self) -> int:
@@ -1391,9 +1358,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         Args:
             failure: one of `failures`; None for the first of them. Where there is none: the whole run.
         """
-        rung = next((r for r, f in self.failures if failure is None or f is failure), None)
-        if failure is None and rung is not None:
-            failure = rung.failures[0]
+        rung, failure = next(((r, f) for r, f in self.failures if failure is None or f is failure), (None, None))
         if failure is None or rung is None:
             return self.command
         return repeat(self.command, rung.name, failure.tensor, failure.call.id if failure.call else "")
@@ -1434,8 +1399,25 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def failures(self) -> list[tuple[RungResult, Failure]]:
-        """Every failure that a rung recorded, with its rung; `n_failures` counts those that were not recorded, too."""
-        return [(rung, failure) for rung in self.rungs for failure in rung.failures]
+        """Every failure that a rung recorded, with its rung, those of the call first that `diagnosed` explains first,
+        then those of the model's own products; `n_failures` counts those that were not recorded, too."""
+        leading = next(iter(self.diagnosed), None)
+
+        def weight(pair: tuple[RungResult, Failure]) -> tuple[bool, int]:
+            rung, failure = pair
+            return not (leading and rung is leading[0] and leading[1].is_of(failure)), failure.rank
+
+        return sorted(((rung, failure) for rung in self.rungs for failure in rung.failures), key=weight)
+
+    @property
+    def diagnosed(self) -> list[tuple[RungResult, LocatedDiagnosis]]:
+        """Of each type of weights the most important diagnosis, with its rung, the most important first."""
+        found: dict[str, tuple[RungResult, LocatedDiagnosis]] = {}
+        pairs = [(rung, diagnosis) for rung in self.rungs for diagnosis in rung.diagnoses]
+        # one with a map says more than the same without
+        for rung, diagnosis in sorted(pairs, key=lambda p: (p[1].weight, p[0].heat_map is None)):
+            found.setdefault(diagnosis.type, (rung, diagnosis))
+        return list(found.values())
 
     @property
     def n_failures(self) -> int:

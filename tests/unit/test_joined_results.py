@@ -8,12 +8,18 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gguf_verify.results import (
     MAX_FAILURES,
+    OWN,
+    Call,
+    CallKind,
+    Failure,
+    FaultMatch,
     Headroom,
     LocatedDiagnosis,
     PartialResult,
@@ -21,9 +27,8 @@ from gguf_verify.results import (
     Side,
     TensorBlocks,
 )
-from gguf_verify.results import Failure as OneFailure
 from gguf_verify.rungs.author_oracle import Distances
-from gguf_verify.rungs.explain import MOST_DIAGNOSES, Explanations
+from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.layers.plan import OncePerType
 from gguf_verify.rungs.llama_quantizers import Quantizers
 from gguf_verify.semantics.fast_math import Agreement
@@ -33,8 +38,9 @@ NAMES = st.sampled_from(["a", "b", "c", "d", "e", "f"])
 CULPRITS = ("kernel", "llama.cpp", "file", "definition")
 
 
-def _failure(what: str, tensor: str, culprit: Any, cause: str, n: int) -> Record:
-    return lambda result: result.fail(OneFailure(what, tensor, culprit=culprit, cause=cause), n)
+def _failure(what: str, tensor: str, culprit: Any, cause: str, kind: CallKind, n: int) -> Record:
+    failure = Failure(what, tensor, culprit=culprit, cause=cause, call=Call(kind=kind))
+    return lambda result: result.fail(failure, n)
 
 
 def _call(method: str, *args: Any) -> Record:
@@ -68,13 +74,18 @@ def _records(draw: random.Random) -> list[Record]:
 
     causes = draw.choice([2, 30, 60])
     kinds: list[Callable[[], Record]] = [
-        lambda: _failure(name(), name(), of(*CULPRITS), of("", str(draw.randrange(causes))), draw.randrange(1, 9)),
+        lambda: _failure(
+            name(),
+            name(),
+            of(*CULPRITS),
+            of("", str(draw.randrange(causes))),
+            of("own", "probe", "grid"),
+            draw.randrange(1, 9),
+        ),
         lambda: _call("fail_more", of(*CULPRITS), draw.randrange(3), name()),
         lambda: _call("note", name() + name(), of(True, False)),
-        lambda: _call("count", of("blocks", "outputs", "GEMMs"), draw.randrange(9)),
-        lambda: _call("count_beside", of("blocks", "outputs"), draw.randrange(9), of(True, False)),
-        lambda: _call("did", of("walls", "races"), draw.randrange(3)),
-        lambda: _call("omit", of("walls", "races"), name(), of("", "brief")),
+        lambda: _call("count", name(), draw.randrange(9)),
+        lambda: _call("count_beside", name(), draw.randrange(9), of(True, False)),
         lambda: _call("skip", name(), draw.randrange(9)),
         lambda: _call("leave", name(), name()),
         lambda: _call("leave_all", name(), name(), "llama.cpp"),
@@ -106,7 +117,8 @@ def test_parts_that_are_joined_are_the_whole(seed: int) -> None:
         for record in records:
             record(whole)
         for piece in _pieces(records, [draw.randrange(1 + len(records)) for _ in range(draw.randrange(6))]):
-            part = PartialResult(name="", listed=draw.randint(0, len(joined.failures)))
+            own = sum(failure.rank == OWN for failure in joined.failures)
+            part = PartialResult(name="", listed=draw.randint(0, own))
             for record in piece:
                 record(part)
             joined.join(part)
@@ -116,47 +128,58 @@ def test_parts_that_are_joined_are_the_whole(seed: int) -> None:
 def test_a_part_has_room_for_what_the_whole_may_list() -> None:
     """Failures of a cause may be listed before and take no room, so that they leave it to the others."""
     part = PartialResult(name="", listed=MAX_FAILURES - 2)
-    part.fail(OneFailure("a", cause="known"))
-    assert part.room == 2
-    part.fail(OneFailure("b"))
-    assert part.room == 1
+    part.fail(Failure("a", cause="known"))
+    assert part.room() == 2
+    part.fail(Failure("b"))
+    assert part.room() == 1
 
 
 # ---- explanations ----------------------------------------------------------------------------------------------------
 
 
-def _diagnosis(verdict: str, who: str) -> LocatedDiagnosis:
+def _diagnosis(kind: CallKind, type: str, verdict: str, who: str) -> LocatedDiagnosis:
     return LocatedDiagnosis(
-        tensor="t", where="t", who=who, row=0, token=0, block=None, verdict=verdict, wrong=1, outputs=2
-    )
+        tensor="t", where="t", who=who, row=0, token=0, block=None, verdict=verdict, wrong=1, outputs=2, type=type,
+        call=Call(kind=kind),
+    )  # fmt: skip
 
 
 VERDICTS = st.sampled_from(["another order", "out of range", "unknown", "known fault", None])
+KINDS = st.sampled_from(["own", "probe", "grid"])
 
 
 class _Explained(Explanations):
     """Says what it is given of a call."""
 
     def _look(self, call: Any) -> Any:
-        return SimpleNamespace(map=call)
+        return SimpleNamespace(map=call.who)
 
     def _diagnosis(self, call: Any, found: Any) -> LocatedDiagnosis | None:
-        verdict, who = call
-        return None if verdict is None else _diagnosis(verdict, who)
+        kind, type, verdict = call.call.kind, call.fmt.name, call.verdict
+        return None if verdict is None else _diagnosis(kind, type, verdict, call.who)
+
+
+_One = tuple[bool, CallKind, str, str | None]
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.tuples(st.booleans(), VERDICTS), max_size=12), st.lists(st.integers(0, 12), max_size=4), st.data())
-def test_explanations_of_parts(calls: list[tuple[bool, str | None]], cuts: list[int], data: st.DataObject) -> None:
-    """Which diagnosis and which map a rung keeps does not depend on where its calls were judged; neither does how many
-    more are tried, nor that a part tried more than was needed, as it does where it began before others were joined."""
+@given(
+    st.lists(st.tuples(st.booleans(), KINDS, st.sampled_from("xy"), VERDICTS), max_size=16),
+    st.lists(st.integers(0, 16), max_size=4),
+)
+def test_explanations_of_parts(calls: list[_One], cuts: list[int]) -> None:
+    """Which diagnoses and which map a rung keeps does not depend on where its calls were judged, nor that a part tried
+    more than was needed, as it does where it began before others were joined."""
 
-    def add(to: Explanations, piece: Sequence[tuple[int, tuple[bool, str | None]]]) -> None:
-        for i, (said, verdict) in piece:
+    def add(to: Explanations, piece: Sequence[tuple[int, _One]]) -> None:
+        for i, (said, kind, type, verdict) in piece:
             if said:
-                to.say(_diagnosis(verdict or "unknown", str(i)))
+                to.say(_diagnosis(kind, type, verdict or "unknown", str(i)))
             else:
-                to.add((verdict, str(i)))  # type: ignore[arg-type]
+                call = SimpleNamespace(
+                    call=Call(kind=kind), fmt=SimpleNamespace(name=type), verdict=verdict, who=str(i)
+                )  # fmt: skip
+                to.add(call)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gguf_verify.rungs.explain._output_map", lambda call, grid: grid)
@@ -164,14 +187,49 @@ def test_explanations_of_parts(calls: list[tuple[bool, str | None]], cuts: list[
         one, several = _Explained(whole, 1, draws=True), _Explained(joined, 1, draws=True)
         numbered = list(enumerate(calls))
         add(one, numbered)
+        known: dict[tuple[str, int], int] = {}
         for piece in _pieces(numbered, cuts):
-            left = data.draw(st.integers(several.left, MOST_DIAGNOSES)) if several.left else 0
-            part = PartialResult(name="")
-            of_part = _Explained(part, 1, draws=data.draw(st.booleans()) or several.undrawn, left=left)
+            of_part = _Explained(PartialResult(name=""), 1, draws=True, left=known)
             add(of_part, piece)
+            known = dict(several.left)  # what was known before the last part was joined
             several.join(of_part.attempts)
-    assert (joined.diagnosis, joined.heat_map) == (whole.diagnosis, whole.heat_map)
-    assert (several.left, several.undrawn) == (one.left, one.undrawn)
+    assert (joined.diagnoses, joined.heat_map) == (whole.diagnoses, whole.heat_map)
+    assert several.left == one.left
+
+
+def test_the_models_own_products_come_before_other_shapes_and_these_before_limits() -> None:
+    result = RungResult(name="layers")
+    explanations = Explanations(result, 1)
+    said: list[tuple[CallKind, str, str]] = [
+        ("grid", "x", "known fault"), ("grid", "y", "known fault"), ("probe", "x", "known fault"),
+        ("own", "x", "unknown"), ("probe", "y", "unknown"), ("grid", "y", "known fault"),
+    ]  # fmt: skip
+    for kind, type, verdict in said:
+        explanations.say(_diagnosis(kind, type, verdict, kind))
+    assert [(d.type, d.who) for d in result.diagnoses] == [("x", "own"), ("y", "probe")]
+    explanations.say(_diagnosis("own", "y", "known fault", "own"))
+    assert [(d.type, d.verdict) for d in result.diagnoses] == [("y", "known fault"), ("x", "unknown")]
+
+
+def test_a_bad_access_at_another_shape_comes_before_its_wrong_outputs() -> None:
+    wrong = _diagnosis("probe", "x", "known fault", "outputs")
+    race = msgspec.structs.replace(wrong, who="race", faults=(FaultMatch("data-race", "", "", 1.0, 0.0, True),))
+    result = RungResult(name="layers")
+    assert result.explain(wrong)
+    assert result.explain(race)
+    assert not result.explain(wrong)
+    assert result.diagnosis is race
+
+
+def test_a_failure_of_the_models_own_product_takes_the_place_of_one_of_another_shape() -> None:
+    result = RungResult(name="layers")
+    for i in range(MAX_FAILURES + 5):
+        result.fail(Failure(f"probe {i}", call=Call(kind="probe", number=i)))
+    result.fail(Failure("own", "t", call=Call(kind="own")))
+    assert len(result.failures) == MAX_FAILURES
+    assert result.failures[-1].what == "own"
+    assert result.failures[-2].what == f"probe {MAX_FAILURES - 2}"
+    assert result.n_failures == MAX_FAILURES + 6
 
 
 # ---- what is done once for each type ---------------------------------------------------------------------------------

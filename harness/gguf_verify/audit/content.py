@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements
+from ..formats import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements, decodes_rightly
 from ..gguf import Finding, Tensor
 from ..gguf.records import MAX_PER_RULE, finding
 from ..hosts.compiler import sound_library
 from ..llama import Llama, Scan, Scanned, ScannerOf, WithoutLlama
 from ..support.command_line import cores
-from ..support.errors import EnvironmentFault
+from ..support.errors import Culprit, EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.protocol import evenly
 from ..support.text import quoted
@@ -48,6 +48,7 @@ class BadBlock:
         row, block: its place in the tensor. In a type without blocks, `block` is the number of the value.
         what: what is wrong, in words.
         got, expected: our value and llama.cpp's, where they differ.
+        culprit: who is at fault.
     """
 
     row: int
@@ -55,6 +56,7 @@ class BadBlock:
     what: str
     got: float | None = None
     expected: float | None = None
+    culprit: Culprit = "file"
 
 
 @dataclass(frozen=True)
@@ -294,10 +296,17 @@ def _differing(tensor: Tensor, number: int, theirs: Floats) -> BadBlock:
         ours = fmt.decode(raw)[0] if fmt else decode_elements(tensor.type.name, raw[0])
     unequal = _unequal(ours, theirs)
     if not unequal.any():
-        return BadBlock(row, block, "the kernels' decode differs from llama.cpp's to_float; NumPy's decode does not")
+        words = (
+            "the header in kernels/formats decodes it otherwise than llama.cpp's to_float; the Python decoder does not"
+        )
+        return BadBlock(row, block, words, culprit="verifier")
     i = int(np.argmax(unequal))
     what = f"value {i} decodes differently from llama.cpp's to_float"
-    return BadBlock(row, block, what, float(ours[i]), float(theirs[i]))
+    culprit: Culprit = "llama.cpp"
+    if fmt is not None and not decodes_rightly(fmt, raw):
+        what += ", and from gguf-verify's second decoder"
+        culprit = "verifier"
+    return BadBlock(row, block, what, float(ours[i]), float(theirs[i]), culprit)
 
 
 def _place(tensor: Tensor, bad: BadBlock) -> str:

@@ -70,6 +70,11 @@ _CULPRITS = {
         "The reference itself cannot be trusted for this product.",
         "Try another version or another --reference, and report it to llama.cpp with the repeat command.",
     ),
+    "verifier": (
+        "A decoder of gguf-verify gives other values than llama.cpp and than a second, independent decoder of its own.",
+        "What it judges with such a decoder means nothing for this type.",
+        "Install gguf-verify again, or undo the change to its formats; else report it with the block's bytes.",
+    ),
     "environment": (
         "This machine cannot run the check: no such device, a failed build, or no memory.",
         "Nothing is known about the kernel.",

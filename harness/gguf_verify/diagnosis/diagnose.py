@@ -2,11 +2,12 @@
 
 A fault explains the share 1 - Σ(y - f)²/Σ(y - o)² of the error, summed over the wrong outputs, where f is what the
 fault predicts and o the exact product of the declared definition. The fault is named where every wrong output is within
-the rounding bound of its prediction and it explains at least MOSTLY of the error. The roundings of some accumulators
-cannot all be followed; there, a fault is also named where the share NEARLY of the wrong outputs are within the bound,
-it explains at least EXPLAINED, and no other fault explains as much as RIVAL. If several faults fit, those are named
-whose residual is at most CLOSE times the least one or the rounding of a float32: they cannot be told apart on these
-data.
+the rounding bound of its prediction and it explains at least MOSTLY of the error. What it predicts of right outputs
+must hold, too, unless the wrong ones are whole rows, tokens or lanes, which a kernel may compute by other code. The
+roundings of some accumulators cannot all be followed; there, a fault is also named where the share NEARLY of the wrong
+outputs are within the bound, it explains at least EXPLAINED, and no other fault explains as much as RIVAL. If several
+faults fit, those are named whose residual is at most CLOSE times the least one or the rounding of a float32: they
+cannot be told apart on these data.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .fused import faults_of
 from .identify import advice, expected, identify_kernel
 from .observed import observed
 from .operands import Bytes, Floats, Parts, Predicted
-from .pattern import pattern
+from .pattern import is_region, pattern
 
 #: See the module.
 MOSTLY, EXPLAINED, NEARLY, RIVAL, CLOSE = 0.9999, 0.99, 0.95, 0.9, 10.0
@@ -196,6 +197,7 @@ class _Fit:
     match: FaultMatch
     residual: float
     within: float
+    contradicted: float
     which: str
 
     def predict(self, case: Case) -> Predicted | None:
@@ -219,11 +221,12 @@ def _search(
     best: dict[str, float] = {}
     for f in fits:
         best[f.match.id] = max(best.get(f.match.id, -np.inf), f.match.explained)
-    named = [f for f in fits if _named_alone(f)]
+    apart = is_region(bad)  # rows, tokens or lanes may have a fault that others do not have
+    named = [f for f in fits if _named_alone(f) and (apart or f.contradicted <= 1 - NEARLY)]
     if not named:
         named = [
             f for f in fits
-            if f.within >= NEARLY and f.match.explained >= EXPLAINED
+            if (apart or f.contradicted <= 1 - NEARLY) and f.within >= NEARLY and f.match.explained >= EXPLAINED
             and not any(share >= RIVAL for other, share in best.items() if other != f.match.id)
         ]  # fmt: skip
     if not named:
@@ -261,9 +264,9 @@ def _of(
         predicted = made if isinstance(made, Predicted) else made.predicted()
         fit = _fit(y, bad, exact, predicted, case.semantics.output)
         if fit is not None:
-            residual, share, worst, within, everywhere = fit
+            residual, share, worst, within, everywhere, contradicted = fit
             match = FaultMatch(fault.id, _words(fault, which), fault.fix, share, worst, everywhere)
-            yield _Fit(fault, match, residual, within, which)
+            yield _Fit(fault, match, residual, within, contradicted, which)
 
 
 def _of_many(
@@ -286,9 +289,9 @@ def _of_many(
 
 def _fit(
     y: Floats, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64], predicted: Predicted, output: str
-) -> tuple[float, float, float, float, bool] | None:
+) -> tuple[float, float, float, float, bool, float] | None:
     """Residual, share of the error, worst utilisation, share of outputs within the bound, whether right outputs agree
-    too; None where the fault says too little."""
+    too, and the share of these that do not; None where the fault says too little."""
     known = np.ones(bad.shape, bool) if predicted.known is None else predicted.known
     looked = bad & known
     if int(looked.sum()) < max(FEWEST, KNOWN * int(bad.sum())):
@@ -314,4 +317,6 @@ def _fit(
         share = 1 - residual / error if error else 1.0
         ratio = difference[at] / np.maximum(predicted.bound[at], np.finfo(np.float64).tiny)
     worst = float(ratio.max()) if ratio.size else 0.0
-    return residual, share, worst, float(agrees[looked].mean()), everywhere
+    right = known & ~bad
+    contradicted = 1 - float(agrees[right].mean()) if right.any() else 0.0
+    return residual, share, worst, float(agrees[looked].mean()), everywhere, contradicted

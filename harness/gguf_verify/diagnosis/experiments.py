@@ -6,7 +6,7 @@ the same operands, or outputs of one call that are the product of another's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..hosts.schedule import Schedule
-from ..kernels.domain import Extent
 from ..kernels.interface import Kernel
 from ..results import FaultMatch
 from ..semantics import Product, Semantics, judge, product
@@ -24,9 +23,9 @@ from .diagnose import most
 from .fault import Explanation, case_of
 from .observed import observed
 from .operands import Bytes, Floats
-from .pattern import ranges
 from .routings import routing_fault
 from .seen import name_of
+from .sizes import around, each, of_lengths, of_sizes
 
 Bools = npt.NDArray[np.bool_]
 
@@ -36,8 +35,6 @@ _ORDERS = (Schedule("descending"), Schedule("seeded", 1))
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 127, 128, 129, 131)
 #: Calls, about, that find the sizes at which outputs become wrong.
 _EDGES = 16
-#: Sizes of tiles that are looked for.
-_TILES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 #: Tokens and rows of calls whose shape a kernel has hardly seen before.
 _UNUSUAL = ((11, 29), (13, 27), (19, 23))
 #: Numbers of rows that are near no size of a tile.
@@ -48,8 +45,8 @@ _LONG = 2048
 _MOST_WORK, _MOST_VALUES = 1 << 27, 1 << 24
 #: Multiplications of a call under another schedule, which an instrumented build does on one core; rows of it.
 _MOST_CHECKED, _ROWS_CHECKED = 1 << 23, 72
-#: A tile is named where the ends of so many calls are wrong.
-_ENOUGH = 3
+#: Multiples of a domain's step that are tried.
+_MORE_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -155,27 +152,30 @@ class Experiments:
         return None
 
     def beside(self, named: Sequence[Explanation]) -> tuple[FaultMatch, ...]:
-        """What must be named in place of faults that explain the outputs of the call, or before them.
+        """What must be named in place of faults that explain the outputs of the call.
 
-        Outputs that depend on the order of threads may look like those of any fault. And a fault that would make
-        smaller calls wrong, too, which are right, is in the calls of some size alone.
+        Outputs that depend on the order of threads may look like those of any fault. And a fault that would make calls
+        wrong that are right is none of the kernel's: the calls of some sizes have it, or those of a series, which is
+        named; else nothing is.
         """
         try:
             found = self._order()
             if found is not None:
                 return (self.checked() or found,)
-            for experiment, smaller in (
-                (self._tokens, (self.rows, self.x[: -(-len(self.x) // 3)])),
-                (self._rows, (self.rows[: -(-len(self.rows) // 3)], self.x)),
-                (self._columns, self._columns_of(-(-self._k // self.fmt.unit // 3))),
-            ):
-                if self._is_right(*smaller) and self._would_show(named, *smaller):
+            for experiment, calls in (
+                (self._tokens, self._of_tokens()), (self._rows, self._of_rows()), (self._columns, self._of_columns()),
+                (self._series, iter([(self.rows, self.x)])),
+            ):  # fmt: skip
+                if any(self._contradicts(named, *call) for call in calls):
                     window = experiment()
-                    if window is not None:
-                        return (window, *(explanation.match for explanation in named))
+                    return () if window is None else (_within(window, named),)
         except KernelFault:
             pass
         return tuple(explanation.match for explanation in named)
+
+    def _contradicts(self, named: Sequence[Explanation], rows: Bytes, x: npt.NDArray[Any]) -> bool:
+        """Whether a call is right that every one of these faults would make wrong."""
+        return self._is_right(rows, x) and self._would_show(named, rows, x)
 
     def _is_right(self, rows: Bytes, x: npt.NDArray[Any]) -> bool:
         domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
@@ -186,7 +186,24 @@ class Experiments:
     def _would_show(self, named: Sequence[Explanation], rows: Bytes, x: npt.NDArray[Any]) -> bool:
         few, some = most(self.fmt, rows)
         case = case_of(self.semantics, self.fmt, rows[:some], x[:few])
-        return case is not None and any(explanation.shows(case) for explanation in named)
+        return case is not None and bool(named) and all(explanation.shows(case) for explanation in named)
+
+    def _of_tokens(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
+        """Calls with other numbers of tokens."""
+        yield from ((self.rows, np.resize(self.x, (m, self.x.shape[1]))) for m in _others(len(self.x)))
+
+    def _of_rows(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
+        """Calls with other numbers of rows; of few, experts are hardly different, so that these show less."""
+        if self.kernel.takes_experts is None:
+            yield from ((np.resize(self.rows, (n, self.rows.shape[1])), self.x) for n in _others(len(self.rows)))
+
+    def _of_columns(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
+        """Calls with fewer columns."""
+        units = self._k // self.fmt.unit
+        yield from (self._columns_of(n) for n in _others(units) if n < units)
+
+    def _series(self) -> FaultMatch | None:
+        return self._memory() or self._first_call()
 
     def _columns_of(self, units: int) -> tuple[Bytes, npt.NDArray[Any]]:
         """Rows and activations of the first columns alone."""
@@ -213,49 +230,53 @@ class Experiments:
         def of(m: int) -> Bools:
             return np.asarray(self._wrong(self._run(rows, x[:m]), exact.rows(np.arange(m))).any(axis=1))
 
-        return _of_sizes(_around(_each(sizes, of), of, own, most, domain), "token", "M", own)
+        return of_sizes(around(each(sizes, of), of, own, most, domain), "token", "M", own)
 
     def _rows(self) -> FaultMatch | None:
         domain, own = self.kernel.domain.n, len(self.rows)
-        sizes = [n for n in sorted({*SIZES, own}) if n in domain and n <= own]
+        most = max(2 * own, min(_MORE_ROWS * domain.multiple, _MOST_VALUES // self._k))
+        multiples = range(domain.multiple, most + 1, domain.multiple) if domain.multiple > 1 else ()
+        sizes = [n for n in sorted({*SIZES, own, *multiples}) if n in domain and n <= max(own, *multiples, 0)]
         # of few rows, experts are hardly different, so that a call of them shows less
         if not sizes or own * self._k > _MOST_VALUES or self.kernel.takes_experts is not None:
             return None
-        few = self._most([*sizes, *[2 * own] * _EDGES], len(self.x))
+        few = self._most([*sizes, *[most] * _EDGES], len(self.x))
         x = self.x[:few] if few in self.kernel.domain.m else self.x
-        rows = np.resize(self.rows, (2 * own, self.rows.shape[1]))
+        rows = np.resize(self.rows, (most, self.rows.shape[1]))
         exact = self._exact(rows, x)
 
         def of(n: int) -> Bools:
             of_n = Product(exact.exact[:, :n], exact.bound[:, :n], exact.spread[:, :n], None)
             return np.asarray(self._wrong(self._run(rows[:n], x), of_n).any(axis=0))
 
-        return _of_sizes(_around(_each(sizes, of), of, own, len(rows), domain), "row", "N", own)
+        return of_sizes(around(each(sizes, of), of, own, len(rows), domain), "row", "N", own)
 
     def _columns(self) -> FaultMatch | None:
-        """Whether all outputs are wrong from some length of rows on, and none of shorter ones."""
+        """Whether calls with some lengths of rows are wrong, and others right."""
         unit, k = self.fmt.unit, self._k
-        lengths = [length for length in sorted({1, 2, *(64 << i for i in range(9)), k // unit}) if length * unit <= k]
-        if k <= _LONG:
-            return None
+        few = {*range(1, 9), *_others(k // unit), *(64 << i for i in range(9)), k // unit}
+        lengths = [length for length in sorted(few) if length * unit <= k]
+        lengths = [length for length in lengths if length * unit in self.kernel.domain.k]
 
         def wrong(length: int) -> float:
             rows, x = self._columns_of(length)
             rows, x = rows[:_ROWS_CHECKED], x[:2]
             return float(self._wrong(self._run(rows, x), self._exact(rows, x)).mean())
 
-        shares = {length: wrong(length) for length in lengths if length * unit in self.kernel.domain.k}
+        shares = {length: wrong(length) for length in lengths}
         right = max((n for n, share in shares.items() if not share), default=0)
         bad = min((n for n, share in shares.items() if share), default=0)
-        if set(shares.values()) != {0.0, 1.0} or right > bad:
+        if not right or not bad or not shares.get(k // unit):
             return None
+        if k <= _LONG or right > bad or set(shares.values()) != {0.0, 1.0}:
+            return of_lengths({length * unit: bool(share) for length, share in shares.items()})
         while bad - right > 1 and (middle := (right + bad) // 2) * unit in self.kernel.domain.k:
             share = wrong(middle)
             if 0 < share < 1:
                 return None
             right, bad = (right, middle) if share else (middle, bad)
         if right * unit <= _LONG:
-            return None
+            return of_lengths({length * unit: bool(share) for length, share in shares.items()})
         words = f"only calls of large K are wrong: all outputs from K = {bad * unit} on, and none up to {right * unit}"
         return observed("window-of-k", words)
 
@@ -327,70 +348,15 @@ class Experiments:
         return np.roll(of.reshape(len(of), -1, unit), by, axis=1).reshape(of.shape)
 
 
-def _each(sizes: Sequence[int], of: Callable[[int], Bools]) -> dict[int, Bools]:
-    """Size → which tokens (or rows) are wrong; nothing where a second series of calls gives another answer."""
-    first = {n: of(n) for n in sizes}
-    return first if all((of(n) == first[n]).all() for n in reversed(sizes)) else {}
+def _others(own: int) -> list[int]:
+    """Sizes beside that of the call at which a fault is tried: small ones, parts of it, one less, twice as many."""
+    return [n for n in sorted({1, 2, own // 3, own // 2, own - 1, 2 * own}) if n > 0 and n != own]
 
 
-def _around(
-    wrong: dict[int, Bools], of: Callable[[int], Bools], own: int, most: int, domain: Extent
-) -> dict[int, Bools]:
-    """`wrong`, with the sizes at which outputs become wrong below the size of the call, and right again above it."""
-    if own not in wrong or not wrong[own].any() or not any(not bad.any() for bad in wrong.values()):
-        return wrong
-
-    def is_wrong(n: int) -> bool:
-        if n not in wrong:
-            wrong[n] = of(n)
-        return bool(wrong[n].any())
-
-    def edge(right: int, bad: int) -> None:
-        while abs(bad - right) > 1 and (middle := (right + bad) // 2) in domain:
-            right, bad = (right, middle) if is_wrong(middle) else (middle, bad)
-
-    below = max((n for n, bad in wrong.items() if n < own and not bad.any()), default=None)
-    if below is not None:
-        edge(below, own)
-    step, last = 1, own
-    while (above := own + step) <= most and above in domain:
-        if not is_wrong(above):
-            edge(above, last)
-            break
-        step, last = 2 * step, above
-    return wrong
-
-
-def _of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultMatch | None:
-    """What the wrong tokens (or rows) of calls of several sizes have in common; `own` is the size of the call that
-    failed."""
-    failed = [n for n, of in wrong.items() if of.any()]
-    passed = [n for n, of in wrong.items() if not of.any()]
-    if not failed or not passed:
-        return None
-    for tile in _TILES:
-        ends = {n: np.arange(n) >= n // tile * tile for n in wrong}
-        whole = any(n % tile == 0 for n in passed)
-        fits = all((of == ends[n]).all() or (n < tile and not of.any()) for n, of in wrong.items())
-        if whole and fits and len(failed) >= _ENOUGH:
-            words = f"{what}s past the last whole tile of {tile} are wrong"
-            return observed("partial-tile", words)
-    if size == "N" and passed == [1]:
-        return None  # one row is right where rows disturb each other
-    right_somewhere = np.zeros(max(wrong), bool)
-    for n, of in wrong.items():
-        right_somewhere[:n] |= ~of
-    if all((of & right_somewhere[:n]).any() for n, of in wrong.items() if of.any()):
-        words = (
-            f"only calls of some {size} are wrong: of the sizes that were tried, {_listed(failed)} are wrong and "
-            f"{_listed(passed)} right, on the same operands"
-        )
-        return observed(f"window-of-{size.lower()}", words)
-    return None
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return ranges(np.array(sorted(sizes)), 12)
+def _within(window: FaultMatch, named: Sequence[Explanation]) -> FaultMatch:
+    """A window of sizes, with what explains the outputs of its calls."""
+    those = " or ".join(explanation.match.words for explanation in named)
+    return observed(window.id, f"{window.words}; in the wrong calls, {those}", window.fix)
 
 
 __all__ = ["Experiments"]

@@ -57,6 +57,17 @@ def _pattern(bad: Bools, blocks: Sequence[int]) -> Iterator[str]:
         yield f"along K, the first wrong block: {ranges(np.array(some))}"
 
 
+def is_region(bad: Bools) -> bool:
+    """Whether the wrong outputs, bool[M, N], are all of some rows and tokens, all but those, or lanes of warps."""
+    if _lanes(bad) is not None:
+        return True
+    for of, full in ((bad, _FULL), (~bad, 1.0)):
+        inside = of[of.any(axis=1)][:, of.any(axis=0)]
+        if inside.size and inside.mean() >= full:
+            return True
+    return False
+
+
 def _which(wrong: Bools) -> str:
     """The indices in words: a period of a power of two, or ranges."""
     n = len(wrong)

@@ -12,13 +12,9 @@ _KINDS = {
     "misaligned": "misaligned-access", "overflow": "signed-overflow", "divergent": "divergent-barrier",
     "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
-    "address": "address-dependent",
 }  # fmt: skip
 #: After these, outputs may look like those of any fault.
-_SPOILING = {
-    "data-race", "outside-buffers", "uninitialized-memory", "divergent-barrier", "not-deterministic",
-    "address-dependent",
-}  # fmt: skip
+_SPOILING = {"data-race", "outside-buffers", "uninitialized-memory", "divergent-barrier", "not-deterministic"}
 
 
 def name_of(finding: KernelFinding) -> FaultMatch | None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..support.partial_import import submodule
 from ..support.registry import members
-from .block import NO_TYPE_ID, QK, BlockFormat
+from .block import NO_TYPE_ID, QK, BlockFormat, decodes_rightly
 from .element import SLICE, ElementFormat
 from .layout import Field
 from .llama_products import MMVQ_TOKENS, LlamaProducts
@@ -38,6 +38,7 @@ __all__ = [
     "TensorType",
     "WeightFormat",
     "decode_elements",
+    "decodes_rightly",
     "tensor_type",
 ]
 

@@ -52,8 +52,8 @@ def of_run(report: Report) -> Iterator[Annotation]:
     for rung in report.rungs:
         if rung.fault:
             yield Annotation("error", title, f"{rung.name}: {rung.fault}")
-        if rung.diagnosis is not None and rung.verdict == "failed":
-            yield Annotation("error", title, f"{rung.diagnosis.tensor}: {'; '.join(rung.diagnosis.lines)}")
+        for diagnosis in rung.diagnoses if rung.verdict == "failed" else ():
+            yield Annotation("error", title, f"{diagnosis.tensor}: {'; '.join(diagnosis.lines)}")
     for rung, failure in report.failures:
         if failure.tensor not in rung.waived:
             yield Annotation("error", title, f"{rung.name}: {failure.what}")
@@ -65,8 +65,6 @@ def of_run(report: Report) -> Iterator[Annotation]:
     for rung in report.rungs:
         for left in rung.unverified:
             yield Annotation("warning", title, f"{rung.name}: {left.name} could not be verified: {left.why}")
-    if skipped := report.skipped:
-        yield Annotation("notice", title, f"skipped: {', '.join(check.title for check in skipped)}")
 
 
 def of_audit(audit: Audit) -> Iterator[Annotation]:

@@ -84,11 +84,10 @@ class _Wrong:
             yield from _values(first)
 
     def _diagnosis(self) -> LocatedDiagnosis | None:
-        for rung in self._report.rungs:
-            said = rung.diagnosis
-            if said is not None and self._tensor in (None, said.tensor):
-                return said
-        return None
+        pairs = self._report.diagnosed
+        if self._tensor is not None:
+            pairs = [(rung, said) for rung in self._report.rungs for said in rung.diagnoses]
+        return next((said for _, said in pairs if self._tensor in (None, said.tensor)), None)
 
     def explained(self) -> Iterator[str]:
         """What explains it, with the fix."""

@@ -136,8 +136,10 @@ def _failure(report: Report, rung: RungResult, failure: Failure) -> Json:
     if failure.got is not None and failure.expected is not None:
         words += f": got {failure.got:g}, expected {failure.expected:g}"
         words += f", bound {failure.bound:g}" if failure.bound is not None else ""
-    if rung.diagnosis is not None and rung.diagnosis.lines:
-        words += f". Diagnosis: {printable(rung.diagnosis.lines[0])}"
+    kind = report.tensor_types.get(failure.tensor, "")
+    told = next((d for d in rung.diagnoses if d.type in ("", kind)), rung.diagnosis)
+    if told is not None and told.lines:
+        words += f". Diagnosis: {printable(told.lines[0])}"
     place = f"{failure.row}/{failure.block}/{failure.token}"
     made = _result(f"{rung.name}-mismatch", "error", words, report.environment.file.path, failure.tensor, place)
     if failure.byte_offset is not None:

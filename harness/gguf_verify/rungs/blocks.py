@@ -40,7 +40,7 @@ from .author_oracle import Distances
 from .calls import ALONE, begin_alone, calling, end_alone
 from .course import Course
 from .exact import ExactProducts
-from .explain import Attempts, Explanations, WrongCall
+from .explain import Attempts, Explanations, Place, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
 from .interface import Rung
@@ -233,7 +233,7 @@ def _one_tensor(
             part = np.ascontiguousarray(x[:, : fmt.unit])
             kernel = run.kernel.of(fmt, len(part), len(column), part.shape[1])
             tried = Experiments(kernel, fmt, run.semantics(fmt), column, part, run.options.threads)
-            explain.add_fault(error, tried, f"{KERNEL.name} on one block of K", tensor.name, name)
+            explain.add_fault(error, tried, Place(f"{KERNEL.name} on one block of K", tensor.name, name, error.call))
     if run.only is not None:
         return
     of, blocks = tensor.n_rows * -(-tensor.k // fmt.unit), judged * len(sample.columns)

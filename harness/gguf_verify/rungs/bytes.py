@@ -173,7 +173,8 @@ def _report(result: RungResult, content: Content, differing: bool) -> None:
     assert scan is not None
     room = max(0, MAX_FAILURES - len(result.failures))
     shown = content.bad[differing][:room]
-    culprit: Culprit = "llama.cpp" if differing else "file"
+    # of the blocks that are not looked at one by one, whoever is at fault for the first
+    culprit: Culprit = content.bad[differing][0].culprit if content.bad[differing] else "file"
     n_more = (content.n_differing if differing else scan.not_finite) - len(shown)
     result.fail_more(culprit, n_more, tensor.name)
     for bad in shown:
@@ -183,6 +184,6 @@ def _report(result: RungResult, content: Content, differing: bool) -> None:
                 f"{where(tensor, bad.row, block=bad.block)}: {bad.what}", tensor.name, bad.row, bad.block,
                 byte_offset=tensor.block_offset(bad.row, bad.block), block_hex=raw.tobytes()[:MAX_HEX_BYTES].hex(),
                 got=bad.got, expected=bad.expected, part=tensor.part,
-                matrix=matrix_of(tensor, bad.row), culprit=culprit,
+                matrix=matrix_of(tensor, bad.row), culprit=bad.culprit,
             )
         )  # fmt: skip

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ..diagnosis.experiments import Experiments
 from ..gguf import Tensor, printable
 from ..hosts.schedule import Schedule
@@ -29,12 +28,12 @@ from ..semantics import judge, product
 from ..semantics.drawn import keys_of_slots
 from ..support.errors import EnvironmentFault, KernelFault
 from .calls import ALONE, calling
-from .explain import Explanations
+from .explain import Explanations, Place
 from .generated_inputs import drawn
 from .judging import describe
 from .plan import near
 from .run import Run
-from .schedules import difference, made, may_run, omit, under_schedule
+from .schedules import LAUNCHES, difference, may_run, under_schedule
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -160,12 +159,12 @@ class RoutingProbes:
         except EnvironmentFault as error:
             if run.options.sanitize:
                 raise
-            omit(self._result, schedule, f"routings could not be run by a checked build: {error}")
+            self._result.note(f"routings were not tried by a checked build: {error}", first=True)
             return True
         except KernelFault as error:
             found = error
         else:
-            made(run, self._result, schedule)
+            self._result.count(LAUNCHES if run.only is None else ALONE)
             if kernel.order is None and under.adds_floats:
                 return self._judged(probe, call, kernel, encoded, again)
             found = difference(again.reshape(-1, probe.n), y.reshape(-1, probe.n), under_schedule(schedule))
@@ -177,7 +176,7 @@ class RoutingProbes:
         experiments = Experiments(
             kernel, self._fmt, self._semantics, probe.rows[: probe.n], probe.x, run.options.threads
         )  # fmt: skip
-        self._explanations.add_fault(found, experiments, ROUTED.name, self._tensor.name, name)
+        self._explanations.add_fault(found, experiments, Place(ROUTED.name, self._tensor.name, name, call))
         return False
 
     def _judged(self, probe: _Probe, call: Call, kernel: Kernel, encoded: Bytes, y: Floats) -> bool:
@@ -217,7 +216,7 @@ class RoutingProbes:
             if left > 0:
                 self._result.fail_more("kernel", left, self._tensor.name)
             right = right and judgement.passed
-        self._result.count_beside(OTHER_OUTPUTS, y.size, True)
+        self._result.count_beside("outputs at other shapes", y.size, True)
         return right
 
     def _whose(self, probe: _Probe, expert: int, y: Floats, given: Bytes, keys: Bytes) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..diagnosis.replay import diagnose_kernel
 from ..diagnosis.seen import name_of
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
-from ..results import Call, LocatedDiagnosis, OutOfRange, OutputMap, RungResult
+from ..results import LIMIT, OWN, Call, LocatedDiagnosis, OutOfRange, OutputMap, RungResult
 from ..semantics import Order, Product, Semantics, judge, product
 from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import range_problem
@@ -27,14 +27,13 @@ from .judging import CHUNK_OUTPUTS
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: Diagnoses that a rung tries: each takes seconds, and one of errors of the order alone says nothing of what follows.
+#: Diagnoses that a rung tries of each type of weights and rank of calls: each takes seconds, and one of errors of the
+#: order alone says nothing of what follows.
 MOST_DIAGNOSES = 3
 #: The verdict on outputs of which those that are wrong have no finite exact value.
 OUT_OF_RANGE = "out of range"
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
-#: Verdicts that a later call may say more than, the least telling first.
-UNEXPLAINED = (ORDER, OUT_OF_RANGE, "unknown")
 _OF_ORDER = (
     "the outputs are within the bound, but do not have the bits of the declared order: the block terms are added in "
     "another order, or rounded otherwise. Fix: declare no order, or add them in it with the same fused multiply-adds "
@@ -106,11 +105,6 @@ class WrongCall(WrongOutput):
         return WrongOutput(**{of.name: getattr(self, of.name) for of in fields(WrongOutput)})
 
 
-def _telling(verdict: str) -> int:
-    """How much a verdict says."""
-    return UNEXPLAINED.index(verdict) if verdict in UNEXPLAINED else len(UNEXPLAINED)
-
-
 @dataclass(frozen=True)
 class _Wrong:
     """Which outputs of [M, N] are wrong; of these, which are so beyond their bits, and which have no finite exact
@@ -124,6 +118,16 @@ class _Wrong:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Which call is explained: who, tensor, where, call are those of a `WrongCall`."""
+
+    who: str
+    tensor: str
+    where: str
+    call: Call | None
+
+
+@dataclass(frozen=True)
 class WrongBytes:
     """A call of the kernel's quantizer that gave other bytes than the definition's.
 
@@ -131,7 +135,9 @@ class WrongBytes:
         semantics: the definition that the kernel declares.
         x: float32[M, K].
         got, expected: uint8[M, row bytes].
-        who, tensor, where, m: as of a `WrongCall`; token m of the first wrong byte.
+        place: which call it is.
+        type: of the weights.
+        m: token of the first wrong byte.
         block: the first wrong block of that token.
     """
 
@@ -139,11 +145,28 @@ class WrongBytes:
     x: Floats
     got: Bytes
     expected: Bytes
-    who: str
-    tensor: str
-    where: str
+    place: Place
+    type: str
     m: int
     block: int
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What is said of a wrong call.
+
+    Args:
+        type, rank: the weights' type, and the rank of the call.
+        diagnosis: None where nothing can be replayed.
+        map: of its output, where one is drawn.
+        counted: it is one of the few that a rung makes.
+    """
+
+    type: str
+    rank: int
+    diagnosis: LocatedDiagnosis | None
+    map: OutputMap | None = None
+    counted: bool = True
 
 
 @dataclass
@@ -151,130 +174,119 @@ class Attempts:
     """What a part of a rung's work says of its wrong calls, in order, so that it can be joined to what came before.
 
     Args:
-        made: of each attempt the diagnosis, None where nothing can be replayed, and whether it is one of the few that a
-            rung makes.
-        map: of the first wrong output.
+        made: the attempts.
         first: the first wrong call, where it is to be kept.
     """
 
-    made: list[tuple[LocatedDiagnosis | None, bool]] = field(default_factory=list)
-    map: OutputMap | None = None
+    made: list[Attempt] = field(default_factory=list)
     first: WrongOutput | None = None
 
 
 class Explanations:
-    """Of one rung, or a part of its work: the diagnosis of the first wrong call that can be explained.
+    """Of one rung, or a part of its work: for each type of weights, the diagnosis of the most important wrong call.
 
     Args:
         result: of the rung.
         threads: for exact products.
-        draws: the rung's result also gets the map of the first wrong output.
+        draws: the rung's result also gets the map of the output that its diagnosis explains.
         keep: gets the wrong calls, in order: all, or the first of each part that is joined.
-        left: diagnoses that it tries; None: MOST_DIAGNOSES.
+        left: (type, rank of calls) → diagnoses that it still tries, where these are not MOST_DIAGNOSES.
         holds: the attempts hold the first call, for the `keep` of whoever joins them.
     """
 
     def __init__(
         self, result: RungResult, threads: int, draws: bool = False,
-        keep: Callable[[WrongOutput], None] | None = None, left: int | None = None, holds: bool = False,
+        keep: Callable[[WrongOutput], None] | None = None, left: Mapping[tuple[str, int], int] | None = None,
+        holds: bool = False,
     ) -> None:  # fmt: skip
         self._keep, self._holds = keep, holds
-        self._result, self._threads, self._draws = result, threads, draws
-        self._left = MOST_DIAGNOSES if left is None else left
+        self._result, self._threads, self.draws = result, threads, draws
+        #: Diagnoses that may still be tried: see `left`.
+        self.left = dict(left or {})
         #: For `join`.
         self.attempts = Attempts()
         #: No call was added, or joined with a part, that is to be kept.
         self.unkept = keep is not None
 
-    @property
-    def left(self) -> int:
-        """Diagnoses that may still be tried."""
-        return 0 if self._explained else self._left
-
-    @property
-    def undrawn(self) -> bool:
-        """Whether the map of the first wrong output is to be drawn yet."""
-        return self._draws and self._result.heat_map is None
-
     def join(self, part: Attempts) -> None:
         """Say what a part of the work says, as if its calls had been added here."""
-        if self.undrawn:
-            self._result.heat_map = part.map
         if part.first is not None:
             self._kept(part.first)
-        for diagnosis, counted in part.made:
-            if counted and (not self._left or self._explained):
-                continue
-            self._left -= counted
-            if diagnosis is not None:
-                self.say(diagnosis)
+        for attempt in part.made:
+            if not attempt.counted or self._tries(attempt.type, attempt.rank):
+                self._say(attempt)
 
     def add(self, call: WrongCall) -> None:
         """Explain a call, where that says more than what is known. Raises KernelFault."""
-        result, found = self._result, None
         self._kept(call)
         if self._holds and self.attempts.first is None:
             self.attempts.first = call.output
-        if self.undrawn:
+        rank = OWN if call.call is None else call.call.rank
+        if self._tries(call.fmt.name, rank):
             found = self._look(call)
-            result.heat_map = self.attempts.map = _output_map(call, found.map)
-        if self._left and not self._explained:
-            self._left -= 1
-            self._attempt(self._diagnosis(call, found or self._look(call)))
+            drawn = _output_map(call, found.map) if self.draws else None
+            self._say(Attempt(call.fmt.name, rank, self._diagnosis(call, found), drawn))
 
     def _kept(self, call: WrongOutput) -> None:
         if self._keep is not None:
             self.unkept = False
             self._keep(call)
 
+    def _tries(self, type: str, rank: int) -> bool:
+        """Whether a further call of this type and rank may say more than what is known."""
+        kept = next((d for d in self._result.diagnoses if d.type == type), None)
+        explained = kept is not None and kept.explains and kept.rank <= rank
+        return self.left.get((type, rank), MOST_DIAGNOSES) > 0 and not explained
+
     def say(self, diagnosis: LocatedDiagnosis) -> None:
         """Keep a diagnosis that was made elsewhere, where that says more than what is known."""
-        self._attempt(diagnosis, counted=False)
+        self._say(Attempt(diagnosis.type, diagnosis.rank, diagnosis, counted=False))
 
-    def _attempt(self, diagnosis: LocatedDiagnosis | None, counted: bool = True) -> None:
-        self.attempts.made.append((diagnosis, counted))
-        if diagnosis is None:
-            return
-        told = -1 if self._result.diagnosis is None else _telling(self._result.diagnosis.verdict)
-        if _telling(diagnosis.verdict) > told:
-            self._result.diagnosis = diagnosis
+    def _say(self, attempt: Attempt) -> None:
+        self.attempts.made.append(attempt)
+        key, found, result = (attempt.type, attempt.rank), attempt.diagnosis, self._result
+        if attempt.counted:
+            self.left[key] = self.left.get(key, MOST_DIAGNOSES) - 1
+        if found is None:
+            if result.diagnosis is None and result.heat_map is None:
+                result.heat_map = attempt.map
+        elif result.explain(found):
+            if found.explains:
+                self.left |= dict.fromkeys(((found.type, rank) for rank in range(found.rank, LIMIT + 1)), 0)
+            if result.diagnosis is found:
+                result.heat_map = attempt.map
 
     def add_bytes(self, wrong: WrongBytes) -> None:
         """Explain what a quantizer gave, where that says more than what is known."""
-        if not self._left or self._explained:
+        place, rank = wrong.place, OWN if wrong.place.call is None else wrong.place.call.rank
+        if not self._tries(wrong.type, rank):
             return
-        self._left -= 1
         found = diagnose_quantizer(wrong.semantics, wrong.x, wrong.got, wrong.expected)
-        self._attempt(
-            LocatedDiagnosis(
-                tensor=wrong.tensor, where=wrong.where, who=wrong.who, row=0, token=wrong.m, block=wrong.block,
-                verdict=found.verdict, wrong=found.wrong, outputs=found.blocks, faults=found.faults, lines=found.lines,
-            )
+        located = LocatedDiagnosis(
+            tensor=place.tensor, where=place.where, who=place.who, row=0, token=wrong.m, block=wrong.block,
+            verdict=found.verdict, wrong=found.wrong, outputs=found.blocks, faults=found.faults, lines=found.lines,
+            type=wrong.type, call=place.call,
         )  # fmt: skip
+        self._say(Attempt(wrong.type, rank, located))
 
-    def add_fault(self, error: KernelFault, tried: Experiments, who: str, tensor: str, where: str) -> None:
+    def add_fault(self, error: KernelFault, tried: Experiments, place: Place) -> None:
         """Explain a call that gave no outputs to judge, where what was seen of it has a name.
 
         Args:
             tried: the kernel and the operands of the call.
         """
         found = name_of(error) if isinstance(error, KernelFinding) else None
-        if found is None or not self._left or self._explained:
+        rank = OWN if place.call is None else place.call.rank
+        if found is None or not self._tries(tried.fmt.name, rank):
             return
-        self._left -= 1
         if found.id in ("not-deterministic", "unwritten"):  # these have a cause
             found = tried.checked() or found
-        self._attempt(
-            LocatedDiagnosis(
-                tensor=tensor, where=where, who=who, row=0, token=0, block=None, verdict="known fault", wrong=0,
-                outputs=0, faults=(found,), lines=(f"{found.words}. Fix: {found.fix}",),
-            )
+        located = LocatedDiagnosis(
+            tensor=place.tensor, where=place.where, who=place.who, row=0, token=0, block=None, verdict="known fault",
+            wrong=0, outputs=0, faults=(found,), lines=(f"{found.words}. Fix: {found.fix}",), type=tried.fmt.name,
+            call=place.call,
         )  # fmt: skip
-
-    @property
-    def _explained(self) -> bool:
-        """Whether no later call can say more."""
-        return self._result.diagnosis is not None and self._result.diagnosis.verdict not in UNEXPLAINED
+        self._say(Attempt(tried.fmt.name, rank, located))
 
     def _look(self, call: WrongCall) -> _Wrong:
         """Judge the whole output again, over all its rows and tokens."""
@@ -336,6 +348,7 @@ class Explanations:
             block=call.blames[0].block if call.blames else call.block, verdict=verdict, wrong=said.wrong,
             outputs=said.outputs, definitions=said.definitions, faults=said.faults, nearest=said.nearest,
             out_of_range=None if range_found is None else range_found[0], culprit=culprit, lines=lines,
+            type=call.fmt.name, call=call.call,
         )  # fmt: skip
 
 
@@ -380,4 +393,14 @@ def _output_map(call: WrongCall, grid: Map) -> OutputMap:
     )  # fmt: skip
 
 
-__all__ = ["MOST_DIAGNOSES", "ORDER", "Attempts", "Explanations", "WrongBytes", "WrongCall", "WrongOutput"]
+__all__ = [
+    "MOST_DIAGNOSES",
+    "ORDER",
+    "Attempt",
+    "Attempts",
+    "Explanations",
+    "Place",
+    "WrongBytes",
+    "WrongCall",
+    "WrongOutput",
+]

@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..diagnosis.localisation import Blame
+from ..formats import BlockFormat, decodes_rightly
 from ..gguf import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.base import POISON
 from ..llama.backends import Backend
-from ..results import MAX_HEX_BYTES, Call, Failure, RungResult, Side
+from ..results import MAX_HEX_BYTES, OWN, Call, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
 from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import overflow_reason
@@ -35,6 +36,8 @@ INSIDE = (
 )
 #: Wrong elements of one output matrix that are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
+#: Blocks of a wrong product's first row that are decoded a second time.
+_DECODED = 8
 #: Elements of an output that are judged at a time.
 CHUNK_OUTPUTS = 1 << 22
 
@@ -103,7 +106,7 @@ def judge_output(
     first = [wrong[i] for i in firsts[:_PER_MATRIX]]
     for culprit in (*(fault_of.culprit(int(m), int(n)) for m, n in first), *(c for c, n_bad in more.items() if n_bad)):
         result.blamed.setdefault(culprit, 0)  # so that their order does not depend on how many are shown
-    shown = first[: result.room]
+    shown = first[: result.room(OWN if call is None else call.rank)]
     for m, n in shown:
         got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
         difference = abs(float(got) - exact)
@@ -148,11 +151,16 @@ class _Blamed:
     ) -> None:  # fmt: skip
         self._side, self._tensor, self._row_at, self._block, self._finite = side, tensor, row_at, block, finite
         self._of_file: dict[int, bool] = {}
+        fmt, size = tensor.type.weights, tensor.type.block_bytes
+        blocks = row_of(tensor, row_at(0)).reshape(-1, size)[:_DECODED]
+        sound = not isinstance(fmt, BlockFormat) or decodes_rightly(fmt, blocks)
+        #: Who is at fault for an output that has a finite exact value.
+        self._computed: Culprit = ("kernel" if side.of_kernel else "llama.cpp") if sound else "verifier"
 
     def culprit(self, m: int, n: int) -> Culprit:
         """For the output of token m and row n, of which there is no other than a wrong one."""
         if self._finite[m, n]:
-            return "kernel" if self._side.of_kernel else "llama.cpp"
+            return self._computed
         if n not in self._of_file:
             row, fmt = self._row_at(n), self._tensor.type.weights
             assert fmt is not None
@@ -163,9 +171,7 @@ class _Blamed:
 
     def count(self, bad: npt.NDArray[np.bool_]) -> dict[Culprit, int]:
         """Who → how many of the wrong outputs."""
-        counts: dict[Culprit, int] = {
-            "kernel" if self._side.of_kernel else "llama.cpp": int((bad & self._finite).sum())
-        }
+        counts: dict[Culprit, int] = {self._computed: int((bad & self._finite).sum())}
         outside = bad & ~self._finite
         for n in np.flatnonzero(outside.any(axis=0)):
             m = int(outside[:, n].argmax())

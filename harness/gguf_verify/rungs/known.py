@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from ..results import PartialResult, RungResult
-from .explain import MOST_DIAGNOSES, Explanations
+from ..results import OWN, PartialResult, RungResult
+from .explain import Explanations
 from .run import Run
 
 
@@ -14,20 +15,21 @@ class Known:
     """What a rung had found when a task was given out, at least: more of it need not be looked for.
 
     Args:
-        listed: failures that are listed.
-        explanations: diagnoses that may still be tried.
-        map: the map of the first wrong output is to be drawn.
+        listed: failures of the model's own products that are listed.
+        explanations: diagnoses that may still be tried: `Explanations.left`.
+        map: maps of wrong outputs are drawn.
         unkept: the first wrong call is to be kept.
     """
 
     listed: int = 0
-    explanations: int = MOST_DIAGNOSES
+    explanations: Mapping[tuple[str, int], int] = field(default_factory=dict)
     map: bool = False
     unkept: bool = False
 
     @classmethod
     def of(cls, result: RungResult, explanations: Explanations) -> Known:
-        return cls(len(result.failures), explanations.left, explanations.undrawn, explanations.unkept)
+        own = sum(failure.rank == OWN for failure in result.failures)
+        return cls(own, dict(explanations.left), explanations.draws, explanations.unkept)
 
     def part(self) -> PartialResult:
         """A result in which nothing is recorded yet."""

@@ -23,9 +23,9 @@ EXIT_INTERRUPTED = {"SIGINT": 130, "SIGTERM": EXIT_ENVIRONMENT, "SIGHUP": EXIT_E
 
 
 #: Who is at fault where something is not verified: the model's file; the declared definition, which cannot represent
-#: these values; llama.cpp; the kernel under test; the oracle of its author; this machine; or nobody, because nothing
-#: covers it.
-Culprit = Literal["file", "definition", "llama.cpp", "kernel", "oracle", "environment", "coverage"]
+#: these values; llama.cpp; the kernel under test; the oracle of its author; this project; this machine; or no one,
+#: because nothing covers it.
+Culprit = Literal["file", "definition", "llama.cpp", "kernel", "oracle", "verifier", "environment", "coverage"]
 
 
 class HarnessError(Exception):
@@ -141,7 +141,6 @@ FindingKind = Literal[
     "input",
     "unwritten",
     "changing",
-    "address",
 ]
 
 

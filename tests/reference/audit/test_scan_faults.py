@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit import content
-from gguf_verify.formats import FORMATS, BlockFormat, decode_elements
+from gguf_verify.formats import FORMATS, BlockFormat, decode_elements, decodes_rightly
 from gguf_verify.gguf import open_model
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
@@ -68,6 +69,27 @@ def test_a_wrong_decode_is_found(
     result = run(path)
     assert rule("decode-differs") in ids(result)
     assert result.exit_code == 1
+
+
+def test_a_wrong_header_is_the_projects_own_fault(
+    rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the Python decoder agrees with llama.cpp, the header of the project is at fault, and not llama.cpp."""
+    altered_kernels(monkeypatch, tmp_path, "formats/q4_0.cuh", "(float)(q - 8)", "(float)(q - 7)")
+    blocks = FORMATS["Q4_0"].encode(rng.standard_normal((64, 32), np.float32))
+    report = bytes_rung(one_tensor(tmp_path / "m.gguf", blocks.reshape(2, -1), "Q4_0"))
+    assert list(report.culprits) == ["verifier"]
+    assert "gguf-verify itself" in report.at_fault
+    assert "the header in kernels/formats" in report.failures[0][1].what
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_decoder_is_checked_by_a_second_one(name: str, rng: np.random.Generator) -> None:
+    fmt = FORMATS[name]
+    blocks = rng.integers(0, 256, (16, fmt.block_bytes)).astype(np.uint8)
+    assert decodes_rightly(fmt, blocks)
+    wrong = dataclasses.replace(fmt, read_codes=lambda structs: np.flip(fmt.read_codes(structs), axis=-1))
+    assert not decodes_rightly(wrong, blocks)
 
 
 def test_one_block_that_decodes_otherwise(

@@ -17,6 +17,7 @@ from gguf_verify.diagnosis.operands import Predicted
 from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
 from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.schedule import Schedule
+from gguf_verify.kernels.domain import Domain, Extent
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
@@ -338,9 +339,98 @@ def test_what_only_some_sizes_have_is_named_so(made: Callable[..., np.ndarray]) 
     right = product(Q8_1, FORMATS["Q4_0"], rows, Q8_1.bytes_of(x)).exact.astype(np.float32)
     named = diagnose((right / 2).astype(np.float32), FORMATS["Q4_0"], Q8_1, rows, x).explanations
     tried = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x)
-    assert [f.id for f in tried.beside(named)] == ["window-of-m", "power-of-two"]
+    found = tried.beside(named)
+    assert [f.id for f in found] == ["window-of-m"]
+    assert "in the wrong calls, values of weights are off by a power of two (0.5 times)" in found[0].words
     always = Experiments(Odd(lambda rows, x, of: of(rows, x) / 2), FORMATS["Q4_0"], Q8_1, rows, x)
     assert [f.id for f in always.beside(named)] == ["power-of-two"]
+
+
+class Multiples(Odd):
+    """A kernel whose N are multiples of 64."""
+
+    @property
+    def domain(self) -> Domain:
+        return Domain(n=Extent(64, None, 64))
+
+
+def scaled(by: Callable[[int, int, int], float]) -> Callable[..., np.ndarray]:
+    """Outputs are multiplied by what depends on M, N and K."""
+    return lambda rows, x, right: right(rows, x) * np.float32(by(len(x), len(rows), x.shape[1]))
+
+
+def for_the_first_scale() -> Callable[..., np.ndarray]:
+    """Outputs are multiplied by the largest activation of the first call of a shape, and divided by their own."""
+    kept: dict[tuple[int, ...], np.float32] = {}
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        key, own = (*rows.shape, *x.shape), np.abs(x).max()
+        return right(rows, x) * (kept.setdefault(key, own) / own)
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("by", "name", "said"),
+    [
+        (lambda m, n, k: 0.5 if m > 7 else 1, "window-of-m", "from M = 8 on"),
+        (lambda m, n, k: 1.01 if m < 20 else 1, "window-of-m", "up to M = 19"),
+        (lambda m, n, k: 0.5 if n > 40 else 1, "window-of-n", "from N = 41 on"),
+        (lambda m, n, k: 1.01 if n % 4 == 2 else 1, "window-of-n", ""),
+        (lambda m, n, k: 0.5 if k > 200 else 1, "window-of-k", "from K = 224 on"),
+        (lambda m, n, k: 3 if k % 128 else 1, "", ""),
+        (lambda m, n, k: 0.5, "power-of-two", ""),
+        (lambda m, n, k: 1.01, "constant-factor", ""),
+    ],
+)
+def test_a_fault_that_only_some_sizes_have_is_none_of_all(
+    made: Callable[..., np.ndarray], by: Callable[[int, int, int], float], name: str, said: str
+) -> None:
+    """The name is a window's where calls of other sizes are right, and the fault's where all are wrong."""
+    rows, x = np.resize(made("Q4_0", 256), (50, 144)).copy(), activations(256, 13)
+    rows[:, 2] = np.arange(50)
+    kernel = Odd(scaled(by))
+    named = diagnose(kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x), FORMATS["Q4_0"], Q8_1, rows, x)
+    found = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x).beside(named.explanations)
+    assert [f.id for f in found] == ([name] if name else [])
+    assert all(said in f.words for f in found)
+
+
+def test_a_factor_of_a_call_that_is_right_by_itself_is_no_name(made: Callable[..., np.ndarray]) -> None:
+    """What a kernel keeps of an earlier call makes a factor of this one; with another shape it is right."""
+    rows, x = made("Q4_0"), activations()
+    kernel = Odd(for_the_first_scale())
+    weights = kernel.upload(FORMATS["Q4_0"], rows)
+    kernel.product(weights, 2 * x)
+    named = diagnose(kernel.product(weights, x), FORMATS["Q4_0"], Q8_1, rows, x)
+    assert [f.id for f in named.faults] == ["power-of-two"]
+    found = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x).beside(named.explanations)
+    assert not {f.id for f in found} & {"power-of-two", "constant-factor"}
+
+
+def test_the_last_tile_of_rows_is_named_by_its_size(made: Callable[..., np.ndarray]) -> None:
+    """Some rows of the last tile of 128 are wrong where it is half full; the domain is multiples of 64."""
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        y = right(rows, x)
+        y[:, len(rows) // 128 * 128 + 1 :] *= np.float32(1.5)
+        return y
+
+    rows, x = np.resize(made("Q4_0", 64), (64, 36)).copy(), activations(64, 4)
+    rows[:, 2] = np.arange(64)
+    found = list(Experiments(Multiples(fault), FORMATS["Q4_0"], Q8_1, rows, x).named())
+    assert [f.id for f in found] == ["partial-tile"]
+    assert "only where N is no multiple of 128" in found[0].words
+
+
+def test_what_right_outputs_contradict_is_no_name(made: Callable[..., np.ndarray]) -> None:
+    """A fault in outputs here and there, whose neighbours are right, is not what the kernel does."""
+    rows, x = made("Q4_0"), activations()
+    right = product(Q8_1, FORMATS["Q4_0"], rows, Q8_1.bytes_of(x)).exact.astype(np.float32)
+    some = np.random.default_rng(0).random(right.shape) < 0.5
+    assert not diagnose(np.where(some, right / 2, right), FORMATS["Q4_0"], Q8_1, rows, x).faults
+    whole = np.where(np.arange(16) < 8, right / 2, right)
+    assert [f.id for f in diagnose(whole, FORMATS["Q4_0"], Q8_1, rows, x).faults] == ["power-of-two"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
+from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
 from ...support.command_line import shown
 from ...support.text import ELLIPSIS, printable
 from .. import grid
@@ -30,14 +30,12 @@ from .heat_map import as_text
 #: Lines of a passing report without -v, at 80 columns.
 MOST_LINES = 24
 #: What is shown without -v; the rest is counted.
-MOST_NOTES, MOST_UNVERIFIED, MOST_TENSORS, MOST_ENVELOPES = 3, 10, 6, 2
+MOST_NOTES, MOST_UNVERIFIED, MOST_TENSORS, MOST_ENVELOPES, MOST_DIAGNOSES = 3, 10, 6, 2, 4
 MOST_FAILURES = 20
 _HEX_DIGITS = 128
 _INDENT = "  "
 #: What a report of drawn data begins with.
 DRAWN_MEANS = "on drawn data, which are no model's"
-#: The diagnosis that says most comes first.
-_TELLING = ("known fault", "another definition", "out of range", "another order", "unknown")
 
 
 def render(report: Report, form: Form) -> str:
@@ -69,7 +67,7 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
 
 def _verdict(report: Report, form: Form) -> Iterator[Text]:
     passed = sum(rung.verdict == "passed" for rung in report.rungs)
-    verdict = (report.headline, STYLES[report.verdict])
+    verdict = (report.words.upper(), STYLES[report.verdict])
     asked = len(report.rungs) + len(report.not_climbed)
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
     if report.drawn is not None:
@@ -90,18 +88,21 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
 
 
 def _wrong(report: Report, form: Form) -> Iterator[RenderableType]:
-    explained = [rung for rung in report.rungs if rung.diagnosis is not None]
-    first = min(explained, key=_telling, default=None)
-    if first is not None:
+    explained = report.diagnosed
+    for rung, diagnosis in explained[:MOST_DIAGNOSES]:
         yield ""
-        yield from _diagnosis(first, form)
-        others = [rung.name for rung in explained if rung is not first]
-        if others and not form.verbose:
-            agree = all(_says_the_same(first, rung) for rung in explained)
-            how = "says the same" if agree else "says more"
-            yield Text(f"{_INDENT}the diagnosis of other rungs ({', '.join(others)}) {how}: see -v", DIM)
-    drawn = next((rung for rung in (first, *report.rungs) if rung is not None and rung.heat_map is not None), None)
-    if drawn is not None and drawn.heat_map is not None:
+        yield from _diagnosis(diagnosis, form)
+        if diagnosis is explained[0][1]:
+            others = [r for r in report.rungs if r.diagnosis is not None and r is not rung]
+            if others and not form.verbose:
+                agree = all(_says_the_same(diagnosis, other) for r in others for other in r.diagnoses[:1])
+                how, names = "says the same" if agree else "says more", ", ".join(r.name for r in others)
+                yield Text(f"{_INDENT}the diagnosis of other rungs ({names}) {how}: see -v", DIM)
+    if len(explained) > MOST_DIAGNOSES:
+        yield Text(f"{_INDENT}{len(explained) - MOST_DIAGNOSES} more types are wrong: see -v", DIM)
+    drawn = explained[0][0] if explained else next((rung for rung in report.rungs if rung.heat_map is not None), None)
+    # of another call than the diagnosis, a map would mislead
+    if drawn is not None and drawn.heat_map is not None and (not explained or drawn.diagnosis is explained[0][1]):
         yield ""
         yield from _map(drawn, form)
     if report.failures:
@@ -114,23 +115,11 @@ def _wrong(report: Report, form: Form) -> Iterator[RenderableType]:
     yield _by_tensor(report)
 
 
-def _telling(rung: RungResult) -> tuple[int, bool]:
-    """How much a rung's diagnosis says: less is more."""
-    assert rung.diagnosis is not None
-    verdict = rung.diagnosis.verdict
-    return _TELLING.index(verdict) if verdict in _TELLING else len(_TELLING), rung.heat_map is None
+def _says_the_same(one: LocatedDiagnosis, other: LocatedDiagnosis) -> bool:
+    return (one.verdict, {f.id for f in one.faults}) == (other.verdict, {f.id for f in other.faults})
 
 
-def _says_the_same(one: RungResult, other: RungResult) -> bool:
-    a, b = one.diagnosis, other.diagnosis
-    assert a is not None
-    assert b is not None
-    return (a.verdict, {f.id for f in a.faults}) == (b.verdict, {f.id for f in b.faults})
-
-
-def _diagnosis(rung: RungResult, form: Form) -> Iterator[Text]:
-    d = rung.diagnosis
-    assert d is not None
+def _diagnosis(d: LocatedDiagnosis, form: Form) -> Iterator[Text]:
     yield from wrapped(said(("DIAGNOSIS ", BOLD), _located(d)), form.width, _INDENT)
     for line in d.lines:
         words, _, fix = printable(line, 600).partition(". Fix: ")
@@ -340,8 +329,7 @@ class _Fact(NamedTuple):
     Args:
         most: lines that it may have where there is room.
         end: what is kept where the words are cut.
-        spare: 0 for what is always shown, -1 in full; others are skipped where there is no room, those of large numbers
-            first.
+        spare: 0 for what is always shown; others are left out where there is no room, those of large numbers first.
     """
 
     label: str
@@ -354,10 +342,7 @@ class _Fact(NamedTuple):
 def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
     """How far inside the bounds, for which products, on what, in as many lines as are left of a screen of which so many
     are `used`."""
-    envelope = _envelope(report) if report.kernel_ran else ()
-    listed = [
-        *_inside(report), *envelope, *_skipped(report), *_by_design(report), *_first_notes(report), *_about(report)
-    ]  # fmt: skip
+    listed = [*_inside(report), *_envelope(report), *_skipped(report), *_first_notes(report), *_about(report)]
     yield facts(_fitted(listed, form, MOST_LINES - used))
 
 
@@ -368,11 +353,11 @@ def _fitted(listed: Sequence[_Fact], form: Form, room: int) -> Iterator[tuple[st
         return
     width = max(20, form.width - LABEL)
     wrapped_lines = [textwrap.wrap(fact.words + fact.end, width) for fact in listed]
-    given = [0 if fact.spare > 0 else 1 if not fact.spare else len(wrapped_lines[i]) for i, fact in enumerate(listed)]
+    given = [0 if fact.spare else 1 for fact in listed]
     for i, fact in sorted(enumerate(listed), key=lambda item: item[1].spare):
         if not given[i]:
             given[i] = int(sum(given) < room)
-        if given[i] and fact.spare >= 0:
+        if given[i]:
             given[i] += max(0, min(len(wrapped_lines[i]), fact.most, 1 + room - sum(given)) - 1)
     label = ""
     for fact, lines, n in zip(listed, wrapped_lines, given, strict=True):
@@ -418,12 +403,15 @@ def _envelope(report: Report) -> Iterator[_Fact]:
         values = list(dict.fromkeys(value for e in found for value in e.values))
         plan = f"{calls:,} calls of plan {found[0].plan}{', brief' if brief else ''}"
         more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
-        yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more, spare=1)
+        yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more)
     if large := [words for e in found for words in e.indices]:
         words = f"{len(large)} launches too large to run whole, by single thread blocks: {'; '.join(large)}"
         yield _Fact("", words, spare=2)
     if grids := [words for e in found for words in e.grids]:
         yield _Fact("", f"CUDA launches its grids of {' and '.join(grids)}", spare=8)
+    if left := list(dict.fromkeys(pair for e in found for pair in e.not_covered)):
+        words = "; ".join(f"{what} ({printable(why, 200)})" for what, why in left)
+        yield _Fact("left out", f"{len(left)}: {words}", 2)
 
 
 def _ends(numbers: str) -> str:
@@ -433,21 +421,6 @@ def _ends(numbers: str) -> str:
 
 
 def _skipped(report: Report) -> Iterator[_Fact]:
-    """Every class of checks that was skipped, or done in part, and then why."""
-    skipped = report.skipped
-    if not skipped:
-        return
-    titles = ", ".join(f"{check.title} (in part)" if check.done else check.title for check in skipped)
-    yield _Fact("skipped", f"{len(skipped)}: {titles}", spare=-1)
-    by_reason: dict[str, list[str]] = {}
-    for check in skipped:
-        for why in check.skipped:
-            by_reason.setdefault(why, []).append(check.title)
-    words = "; ".join(f"{', '.join(titles)}: {printable(why, 200)}" for why, titles in by_reason.items())
-    yield _Fact("", f"why: {words}", 2, spare=1)
-
-
-def _by_design(report: Report) -> Iterator[_Fact]:
     """What no rung checks by design."""
     if lines := [f"{left} ({rung.name})" for rung in report.rungs if (left := _counts(rung.not_checked))]:
         yield _Fact("unchecked", "; ".join(lines), spare=1)
@@ -458,7 +431,7 @@ def _first_notes(report: Report) -> Iterator[_Fact]:
     rungs = sorted(report.rungs, key=lambda rung: not rung.envelopes)  # the rung that says for what a pass holds
     notes = [f"{rung.name}: {printable(line, 400)}" for rung in rungs for line in rung.notes]
     for i, line in enumerate(notes[:MOST_NOTES]):
-        yield _Fact("" if i else "notes", line if i else f"{len(notes)}: {line}", spare=7 if i else 2)
+        yield _Fact("" if i else "notes", line if i else f"{len(notes)}: {line}", spare=7 if i else 0)
 
 
 def _about(report: Report) -> Iterator[_Fact]:
@@ -467,16 +440,12 @@ def _about(report: Report) -> Iterator[_Fact]:
     v, file, kernel, o = e.versions, e.file, e.kernel, e.options
     chosen = {g.kernel for rung in report.rungs for g in rung.gemms if g.under_test and g.kernel != kernel.name}
     which = f" ({', '.join(printable(name, 60) for name in sorted(chosen))})" if chosen else ""
-    if not report.kernel_ran:
-        yield _Fact("kernel", f"{printable(kernel.name, 200)} was not run")
-    else:
-        yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
-    if kernel.judged_by and report.kernel_ran:
+    yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
+    if kernel.judged_by:
         yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", spare=4)
-    for code in kernel.code if report.kernel_ran else ():
+    for code in kernel.code:
         yield _Fact("code run", printable(code, 400), spare=4)
-    if report.kernel_ran:
-        yield _Fact("host", printable(e.host.words, 300))
+    yield _Fact("host", printable(e.host.words, 300))
     if e.exact_on != "NumPy":
         yield _Fact("exact on", printable(e.exact_on, 300))
     types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
@@ -493,7 +462,7 @@ def _about(report: Report) -> Iterator[_Fact]:
     if not confined:
         yield _Fact("sandbox", printable(e.sandbox.words, 400))
     tokens = "" if report.drawn is not None else f', {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
-    yield _Fact("run", f"seed {o.seed}, {o.threads} threads{tokens}")
+    yield _Fact("run", f"seed {o.seed}, {o.threads} threads{tokens}", spare=5)
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
@@ -502,10 +471,7 @@ def _about(report: Report) -> Iterator[_Fact]:
 def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
     """Everything else that was found."""
     yield ""
-    yield facts(_environment(report))
-    if report.skipped:
-        yield ""
-        yield facts(("" if i else "skipped", printable(c.words, 600)) for i, c in enumerate(report.skipped))
+    yield facts(_environment(report.environment, report.drawn is not None))
     if any(rung.worst for rung in report.rungs):
         yield ""
         yield _worst(report)
@@ -521,16 +487,15 @@ def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
         yield ""
         yield from _failures(report, form)
         for rung in report.rungs:
-            if rung.diagnosis is not None:
-                yield from _diagnosis(rung, form)
+            for diagnosis in rung.diagnoses:
+                yield from _diagnosis(diagnosis, form)
             if rung.heat_map is not None:
                 yield from _map(rung, form)
     yield ""
     yield from _details(report)
 
 
-def _environment(report: Report) -> Iterator[tuple[str, str]]:
-    e, drawn = report.environment, report.drawn is not None
+def _environment(e: Environment, drawn: bool) -> Iterator[tuple[str, str]]:
     v, file, kernel = e.versions, e.file, e.kernel
     yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
     yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
@@ -540,9 +505,7 @@ def _environment(report: Report) -> Iterator[tuple[str, str]]:
     for i, digest in enumerate(file.sha256):
         yield "sha256" if not i else "", digest
     yield "host", printable(e.host.words, 300) + (f" · chosen {printable(e.host.chosen, 200)}" if e.host.chosen else "")
-    ran = "" if report.kernel_ran else " · was not run"
-    order = f"declares {kernel.definition} · order of summation: {kernel.order}"
-    yield "kernel", f"{printable(kernel.name, 200)}{ran} · {order}"
+    yield "kernel", f"{printable(kernel.name, 200)} · declares {kernel.definition} · order of summation: {kernel.order}"
     if kernel.judged_by:
         yield "", f"judged by {printable(kernel.judged_by, 200)}"
     for code in kernel.code:

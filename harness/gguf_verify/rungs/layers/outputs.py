@@ -13,7 +13,7 @@ from ...kernels.interface import Kernel, Weights
 from ...results import Call, Failure, RungResult
 from ...semantics import Semantics
 from ..calls import calling
-from ..explain import WrongBytes
+from ..explain import Place, WrongBytes
 from ..run import Matrix, Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,10 +60,9 @@ def check_quantizer(
             matrix.tensor.name, token=m, culprit="kernel", call=call,
         )
     )  # fmt: skip
-    return WrongBytes(
-        semantics, x, quantized, expected, f"the kernel's quantizer at M={len(x)}", matrix.tensor.name,
-        label(matrix.tensor, first_row), m, at // size,
-    )  # fmt: skip
+    name = label(matrix.tensor, first_row)
+    place = Place(f"the kernel's quantizer at M={len(x)}", matrix.tensor.name, name, call)
+    return WrongBytes(semantics, x, quantized, expected, place, matrix.fmt.name, m, at // size)
 
 
 @dataclass(frozen=True)

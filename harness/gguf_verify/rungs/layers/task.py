@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ...checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ...diagnosis.experiments import Experiments
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of
-from ...hosts import HOSTS
-from ...hosts.schedule import Schedule
 from ...llama import Gemm
 from ...results import Call, Failure, GemmRecord, Headroom, PartialResult
 from ...semantics.fast_math import Agreement
@@ -20,13 +17,13 @@ from ..author_oracle import Distances
 from ..envelope import OTHER_SHAPES, TypeProbes
 from ..exact import ExactProducts
 from ..experts import RoutingProbes
-from ..explain import Attempts
+from ..explain import Attempts, Place
 from ..generated_inputs import every_size
 from ..judging import KERNEL
 from ..known import Known
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
-from ..schedules import BRIEF, check_schedules, omit
+from ..schedules import check_schedules
 from .again import check_again
 from .gemm import OTHER_M, SHARED, GemmJudge
 from .outputs import Outputs
@@ -131,7 +128,7 @@ class _Judging:
             result.fail(Failure.of(error, f"{name}: {error}", matrix.tensor.name, number))
             kernel = run.kernel.of(matrix.fmt, *gemm.shape)
             tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
-            self._explanations.add_fault(error, tried, KERNEL.name, matrix.tensor.name, name)
+            self._explanations.add_fault(error, tried, Place(KERNEL.name, matrix.tensor.name, name, error.call))
             return
         if made is None:
             return
@@ -186,8 +183,6 @@ class _Judging:
         # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
         if run.options.probes == "full":
             self._check_schedules(judged)
-        else:
-            self._leave_schedules()
         judged.judge(made, self._exact)
         if new_shape and run.options.probes == "full":
             self._make_again(judged, made)
@@ -213,16 +208,6 @@ class _Judging:
         again, self._found.at_schedules = self._found.at_schedules, True
         if self._task.schedules and not again:
             self._run_schedules(judged)
-
-    def _leave_schedules(self) -> None:
-        """What the brief plan does without."""
-        omit(self._result, Schedule("descending"), BRIEF, "brief")
-        if not self._run.options.sanitize:
-            omit(self._result, Schedule(checked=True), BRIEF, "brief")
-        if not HOSTS[self._run.kernel.host.name].emulated:
-            self._result.omit("again", BRIEF, "brief")
-        else:
-            self._result.did("again", 0)
 
     def _run_schedules(self, judged: GemmJudge) -> None:
         """Raises KernelFault."""
@@ -250,7 +235,7 @@ class _Judging:
         others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
         result.count_beside("GEMMs", 1, tested)
         result.count_beside("outputs", gemm.y.size, tested)
-        result.count_beside(OTHER_OUTPUTS, others, tested)
+        result.count_beside("outputs at other shapes", others, tested)
         worst = judged.utilisation
         result.details.append(
             GemmRecord(

@@ -18,7 +18,7 @@ from ...support.errors import KernelFault
 from ...support.progress import under_way
 from ..calls import ALONE, calling
 from ..exact import ExactProducts
-from ..explain import Explanations
+from ..explain import Explanations, Place
 from ..judging import KERNEL
 from ..known import Known
 from ..layers.activations import ACTIVATIONS
@@ -180,7 +180,7 @@ class Grafts:
                 name = label(matrix.tensor, gemm.first_row)
                 self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
                 tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
-                self._explanations.add_fault(error, tried, who, gemm.tensor, name)
+                self._explanations.add_fault(error, tried, Place(who, gemm.tensor, name, error.call))
                 return None
             task = GraftTask(
                 gemm.tensor, y, x, None if shared else gemm.x, who, call, Known.of(self.result, self._explanations)

@@ -13,7 +13,7 @@ from ...results import Call, Failure, PartialResult
 from ...support.errors import KernelFault
 from ..author_oracle import Distances
 from ..exact import ExactProducts
-from ..explain import Attempts, WrongCall
+from ..explain import Attempts, Place, WrongCall
 from ..judging import judge_whole
 from ..known import Known
 from ..run import Matrix, Run
@@ -71,7 +71,7 @@ class GraftTask:
         except KernelFault as error:  # of its author's oracle, or where it is called again to explain a wrong output
             part.fail(Failure.of(error, f"{name}: {error}", tensor.name))
             tried = Experiments(kernel, fmt, semantics, matrix.rows, taken, run.options.threads)
-            explanations.add_fault(error, tried, self.who, tensor.name, name)
+            explanations.add_fault(error, tried, Place(self.who, tensor.name, name, call))
             found.broken = True
         found.distances = exact.distances
         return found
