@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,8 @@ def _right(
     n = y.shape[1]
     columns = routing.ids.reshape(-1, 1).astype(np.intp) * n + np.arange(n)
     slots = np.arange(m * top_k)[:, None]
-    exact, bound, spread = (of[slots, columns] for of in (whole.exact, whole.bound, whole.spread))
-    return judge(np.ascontiguousarray(y), Product(exact, bound, spread, None)).passed
+    slots, columns = (np.broadcast_to(of, y.shape).ravel() for of in (slots, columns))
+    return judge(np.ascontiguousarray(y.reshape(1, -1)), replace(whole, ordered=None).at(slots, columns)).passed
 
 
 __all__ = ["routing_fault"]

@@ -32,7 +32,8 @@ from ..llama import Llama, LlamaRefused
 from ..rungs.envelope import with_least_codes
 from ..rungs.generated_inputs import any_blocks, special
 from ..rungs.plan import PLAN
-from ..semantics import SCORE_LIMIT, SEMANTICS, Order, Product, Semantics, judge, llama_cpu_semantics, product
+from ..semantics import SEMANTICS, Order, Product, Semantics, judge, llama_cpu_semantics, product
+from ..semantics.accumulation import LANES_LIMIT
 from ..support import scratch
 from ..support.errors import EnvironmentFault, KernelFault, UsageError
 from . import results
@@ -540,7 +541,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         "cpu seconds": {name: round(value, 1) for name, value in total.cpu.items()},
         "by": {name: dict(sorted(counts.items())) for name, counts in total.by.items()},
         "utilisation": dict(sorted(total.utilisation.items())), "score": dict(sorted(total.score.items())),
-        "score limit": SCORE_LIMIT,
+        "score limit": LANES_LIMIT,
     }  # fmt: skip
 
 

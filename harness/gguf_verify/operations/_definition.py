@@ -105,7 +105,7 @@ def loosened(product: Product, slack: Doubles) -> Product:
     """A product that may be off by float64[M, N] more, which the gate of scores admits, too."""
     of_rows = product.of_rows
     return replace(
-        product, bound=product.bound + slack, spread=product.spread + slack / SCORE_LIMIT,
+        product, bound=product.bound + slack, spread=product.spread + slack / product.limit,
         of_rows=None if of_rows is None else lambda rows: loosened(of_rows(rows), slack[:, rows]),
     )  # fmt: skip
 

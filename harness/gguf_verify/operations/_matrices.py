@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat, tensor_type
-from ..semantics import SCORE_LIMIT, Product, llama_cpu_semantics
+from ..semantics import Product, llama_cpu_semantics
 from ..semantics import judge as judge_product
 from ._consistency import admitted
 from ._definition import Definition, loosened
@@ -297,7 +297,7 @@ class _Worst:
             most = 2.0**128 * (1 - 2.0**-25)
             expected = np.where(np.abs(p.exact) >= most, np.copysign(np.inf, p.exact), p.exact)
             once = 2.0**-23 * np.abs(expected) + 2.0**-149
-            tolerance = np.minimum(p.bound, np.maximum(SCORE_LIMIT * p.spread, once))
+            tolerance = np.minimum(p.bound, np.maximum(p.limit * p.spread, once))
             difference = np.abs(y - expected)
             if self._definition.alike:
                 tolerance = admitted(difference, tolerance, expected, self._definition.unit)

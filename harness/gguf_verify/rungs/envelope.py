@@ -30,6 +30,7 @@ from .huge import HugeFound, HugeProbes
 from .judging import judge_output
 from .plan import PLAN, Probe, in_words, plan
 from .ranges import representable
+from .remade import KernelCall
 from .run import Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -233,7 +234,8 @@ class TypeProbes:
         for how, y in outputs:
             taken: Floats | Bytes = encoded[:m] if how else x[:m]
             this = replace(call, given=bool(how))
-            place = self._judge(probe, this, m, y, encoded, products[kernel.order], how)
+            made_by = KernelCall(kernel, fmt, rows, m, bool(how), weights)
+            place = self._judge(probe, this, made_by, y, encoded, products[kernel.order], how)
             right.append(place is None)
             if place is not None and len(self.found.wrong) < _MOST_WRONG:
                 self._explanations.add(
@@ -258,7 +260,7 @@ class TypeProbes:
         self,
         probe: Probe,
         call: Call,
-        m: int,
+        made_by: KernelCall,
         y: Floats,
         encoded: Bytes,
         expected: list[tuple[slice, Product]],
@@ -267,7 +269,7 @@ class TypeProbes:
         """Token and row of the first wrong output; None where all are right."""
         of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
         of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
-        special_words = f" ({', '.join(of)})" if of else ""
+        special_words, m = f" ({', '.join(of)})" if of else "", made_by.m
         detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"
         # what follows the first wrong calls is counted, so that failures of other rungs and types are shown too
         result = self._result if len(self.found.wrong) < _MOST_WRONG else RungResult(name="")
@@ -276,7 +278,7 @@ class TypeProbes:
             part = np.ascontiguousarray(y[:, span])
             judgement = judge_output(
                 result, OTHER_SHAPES, self._tensor, part, whole.rows(np.arange(m)), self._semantics, encoded, None,
-                span.start, None, detail, call=call,
+                span.start, None, detail, call=call, again=made_by.remade(self._run, span),
             )  # fmt: skip
             self.utilisation = max(self.utilisation, judgement.utilisation)
             if not judgement.passed and first is None:

@@ -19,8 +19,8 @@ from ..formats import WeightFormat
 from ..kernels.interface import Kernel
 from ..results import LIMIT, OWN, Call, LocatedDiagnosis, OutOfRange, OutputMap, RungResult
 from ..semantics import Order, Product, Semantics, judge, product
-from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import range_problem
+from ..support.arrays import get
 from ..support.errors import Culprit, KernelFault, KernelFinding
 from .judging import CHUNK_OUTPUTS
 
@@ -41,7 +41,7 @@ _OF_ORDER = (
 )
 _OF_SCORE = (
     "the outputs are within the bound, which holds for any order, but the errors are up to {:.3g} times the standard "
-    f"deviation of rounding errors: more than the {SCORE_LIMIT:g} that rounding can explain"
+    "deviation of rounding errors: more than the {:g} that rounding can explain"
 )
 
 
@@ -108,13 +108,14 @@ class WrongCall(WrongOutput):
 @dataclass(frozen=True)
 class _Wrong:
     """Which outputs of [M, N] are wrong; of these, which are so beyond their bits, and which have no finite exact
-    value; the map of all. `score`: |y - o| / spread of the worst, where none is outside its bound; else None."""
+    value; the map of all. `score`: |y - o| / spread of the worst, and its limit, where none is outside its bound; else
+    None."""
 
     map: Map
     bad: npt.NDArray[np.bool_]
     outside: npt.NDArray[np.bool_]
     not_finite: npt.NDArray[np.bool_]
-    score: float | None
+    score: tuple[float, float] | None
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ class Explanations:
         y = call.y
         grid = Map(*y.shape)
         bad, outside, not_finite = (np.zeros(y.shape, bool) for _ in range(3))
-        score, within = 0.0, True
+        score, limit, within = 0.0, 0.0, True
         step = max(grid.rows, CHUNK_OUTPUTS // len(y) // grid.rows * grid.rows)
         for start in range(0, len(call.rows), step):
             span = slice(start, start + step)
@@ -302,14 +303,16 @@ class Explanations:
             bad[:, span] = judge(part, expected).bad
             not_finite[:, span] = ~np.isfinite(expected.exact)
             free = call.in_any_order(span, self._threads, expected)
-            outside[:, span] = judge(part, free).bad & np.isfinite(expected.exact)
+            of_any_order = judge(part, free)
+            outside[:, span] = of_any_order.bad & np.isfinite(expected.exact)
             grid.add(start, utilisation(part, expected), bad[:, span])
             far = outside[:, span]
             within &= bool((utilisation(part, free)[far] <= 1).all())
             with np.errstate(all="ignore"):
-                errors = np.abs(part.astype(np.float64) - free.exact)[far] / free.spread[far]
-            score = max(score, float(errors.max(initial=0.0)))
-        return _Wrong(grid, bad, outside, not_finite, score if within and outside.any() else None)
+                errors = np.abs(part.astype(np.float64) - free.exact)[far] / get(of_any_order.product.spread)[far]
+            score, limit = max(score, float(errors.max(initial=0.0))), free.limit
+        by_score = within and outside.any() and score > limit
+        return _Wrong(grid, bad, outside, not_finite, (score, limit) if by_score else None)
 
     def _diagnosis(self, call: WrongCall, found: _Wrong) -> LocatedDiagnosis | None:
         """What explains the output; None where nothing can be replayed."""
@@ -317,7 +320,7 @@ class Explanations:
         of_range = () if range_found is None else range_found[1]
         words = (*pattern(found.bad), *along_k(call.blames))
         if found.score is not None:
-            words = (_OF_SCORE.format(found.score), *words)
+            words = (_OF_SCORE.format(*found.score), *words)
         if found.bad.any() and (call.y[found.bad] == 0).all():
             words = ("all wrong outputs are zero", *words)
         culprit: Culprit = "kernel"

@@ -30,7 +30,7 @@ from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
 from ..kernels.launches import Launched, SparseProduct
 from ..results import Call, Failure, FaultMatch, LocatedDiagnosis, RungResult
-from ..semantics import Order, Product, Semantics, judge, product
+from ..semantics import Order, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault
 from .explain import Explanations
 from .generated_inputs import any_blocks, drawn, held_by
@@ -313,10 +313,7 @@ class HugeProbes:
         places = [divmod(place, of.n) for _, place, _ in pairs]
         rows, tokens = of.rows([n for _, n in places]), of.tokens([m for m, _ in places])
         whole = product(self._semantics, self._fmt, rows, tokens, order, self._run.options.threads)
-        expected = Product(
-            whole.exact.diagonal()[None], whole.bound.diagonal()[None], whole.spread.diagonal()[None],
-            None if whole.ordered is None else np.ascontiguousarray(whole.ordered.diagonal()[None]),
-        )  # fmt: skip
+        expected = whole.at(np.arange(len(places)), np.arange(len(places)))
         y = np.array([[bits for _, _, bits in pairs]], np.uint32).view(np.float32)
         bad = judge(y, expected).bad[0]
         if not bad.any():

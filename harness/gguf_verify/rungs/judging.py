@@ -15,11 +15,11 @@ from ..hosts.base import POISON
 from ..llama.backends import Backend
 from ..results import MAX_HEX_BYTES, OWN, Call, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
-from ..semantics.gates import SCORE_LIMIT
 from ..semantics.overflow import overflow_reason
 from ..support.errors import Culprit
 from ..support.stages import stage
 from .exact import ExactProducts
+from .remade import KernelCall, Remade, root_mean_square
 from .run import Matrix, Run
 from .sampling import Rows, SampledOutputs, Span, numbers_of
 
@@ -30,6 +30,14 @@ Floats = npt.NDArray[np.float32]
 KERNEL = Side("kernel", True)
 
 OUTSIDE = "is outside the bound"
+#: An output that only the order of the sums explains, but whose row is wrong for other activations.
+OF_LANES = "has an error that rounding explains only if lanes hold large sums"
+REMADE_WRONG = "and its row is outside what rounding explains for random activations"
+#: Why a suspicion is no verdict.
+SUSPECTED = (
+    "its error is within the bound, but more than independent roundings explain, and the product cannot be made again "
+    "with random activations"
+)
 #: What is added where the kernel quantizes its activations itself, and the expected output is of IEEE arithmetic.
 INSIDE = (
     " of what IEEE arithmetic makes of its activations (its quantizer may differ: fast math, another rounding or scale)"
@@ -49,7 +57,7 @@ def llama_side(backend: Backend, definition: Semantics) -> Side:
 
 def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable[[], str | None]) -> str:
     """What is wrong with element (m, n) of an output, in words; `why` tells why it has no finite exact value."""
-    exact, bound, spread = (float(of[m, n]) for of in (expected.exact, expected.bound, expected.spread))
+    exact, bound = float(expected.exact[m, n]), float(expected.bound[m, n])
     if value.view(np.uint32) == POISON:
         return "was never written"
     if not np.isfinite(exact):
@@ -61,17 +69,19 @@ def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable
         return OUTSIDE
     if expected.ordered is not None:
         return "is within the bound but does not have the bits of the declared order"
+    spread = float(expected.spread[m, n])
     score = difference / spread if spread else float("inf")
-    return (
+    words = (
         f"is within the bound, but its error is {score:.3g} times the standard deviation of rounding errors, more than "
-        f"the {SCORE_LIMIT:g} that rounding can explain"
+        f"the {expected.limit:g} that rounding can explain"
     )
+    return words if score > expected.limit else f"{OF_LANES} ({score:.3g} standard deviations), {REMADE_WRONG}"
 
 
 def judge_output(
     result: RungResult, side: Side, tensor: Tensor, y: Floats, expected: Product, semantics: Semantics, x: Bytes,
     block_of: Callable[[int, int], Blame | None] | None = None, first_row: int | Rows = 0, at_block: int | None = None,
-    detail: str = "", values: Floats | None = None, call: Call | None = None,
+    detail: str = "", values: Floats | None = None, call: Call | None = None, again: Remade | None = None,
 ) -> Judgement:  # fmt: skip
     """Judge y float32[M, n], rows `first_row`… of the tensor or those of these numbers, and record utilisation, score
     and failures.
@@ -85,9 +95,15 @@ def judge_output(
         detail: more about the call, for the words.
         values: float32[M, K] that x was quantized from, where that is known.
         call: that gave y.
+        again: how the product is made again, where its score is doubtful. None: suspicions are left unverified.
+
+    Raises KernelFault where a product is made again.
     """
     with stage("judging"):
         judgement = judge(y, expected)
+        if again is not None and judgement.doubtful.any():
+            size = root_mean_square(semantics.values_of(x) if values is None else values)
+            judgement = again.settled(judgement, size)
     expected = judgement.product
     m, n = judgement.worst
     numbers = first_row + np.arange(y.shape[1]) if isinstance(first_row, int) else first_row
@@ -96,6 +112,11 @@ def judge_output(
         return int(numbers[n])
 
     result.measure(side, judgement.utilisation, judgement.score, where(tensor, row_at(n), m, at_block))
+    if judgement.unsettled:
+        m, n = (int(i) for i in np.argwhere(judgement.suspected)[0])
+        name = f"{side.name}{detail}: {where(tensor, row_at(n), m, at_block)}"
+        result.leave(name, f"{int(judgement.suspected.sum()):,} outputs: {SUSPECTED}", tensor.name)
+        judgement = judgement.cleared(np.zeros(y.shape[1], bool))
     if judgement.passed:
         return judgement
     wrong = np.argwhere(judgement.bad)
@@ -197,6 +218,8 @@ def judge_whole(
     Returns token and row of the first wrong element that is found."""
     step = max(1, CHUNK_OUTPUTS // len(y))
     sample = SampledOutputs(run, result, matrix, first_row, [semantics], [y], step)
+    kernel = run.kernel.of(matrix.fmt, *y.shape, matrix.tensor.k)
+    made_by = KernelCall(kernel, matrix.fmt, matrix.rows, len(y), True)
 
     def judged(spans: list[Span]) -> tuple[int, int] | None:
         first = None
@@ -215,6 +238,7 @@ def judge_whole(
                 None,
                 first_row + numbers_of(span),
                 call=call,
+                again=made_by.remade(run, span),
             )
             if not judged.passed and first is None:
                 n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])

@@ -31,9 +31,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Score |y - o| / spread above which an output fails: correct outputs were seen up to 9, up to 23 where the signs
-#: of activations alternate, one wrong code at thousands.
+#: Score |y - o| / spread above which an output fails; a certain error that a spread holds counts as this score.
 SCORE_LIMIT = 32.0
+#: The same where the spread holds independent roundings alone, and lane orders judge what fails by it (`lanes`).
+LANES_LIMIT = 8.0
 #: Roundings beside those of the terms: lanes are added, results converted.
 EXTRA_ROUNDINGS = 8
 
@@ -111,6 +112,6 @@ def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
 
 
 __all__ = [
-    "ACCUMULATIONS", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "SCORE_LIMIT", "Accumulation", "accumulation_of",
-    "in_tensor_cores",
+    "ACCUMULATIONS", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "LANES_LIMIT", "SCORE_LIMIT", "Accumulation",
+    "accumulation_of", "in_tensor_cores",
 ]  # fmt: skip

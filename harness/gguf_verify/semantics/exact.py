@@ -27,6 +27,7 @@ at least a[b]²/32 a block, where a[b] is the block's term of the bound.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +42,22 @@ from .agreement import computed_on
 from .definition import Oracle, Semantics
 from .device import Device
 from .elements import element_product
+from .lanes import lanes_of, with_lanes
 from .narrow import stored
 from .order import Order
-from .sums import UNIT_ROUNDOFF, Doubles, Floats, Product, concatenated, gamma, partial_sums, spread_of, walk
+from .sums import (
+    UNIT_ROUNDOFF,
+    Doubles,
+    Floats,
+    LaneSpread,
+    Product,
+    Rows,
+    concatenated,
+    gamma,
+    partial_sums,
+    spread_of,
+    walk,
+)
 from .terms_of_blocks import Terms
 from .values import (
     Activations,
@@ -101,12 +115,32 @@ def product(
     if device is not None and (isinstance(fmt, ElementFormat) or not _placeable(semantics)):
         return product(semantics, fmt, w, x, order, threads, keys=keys).placed(device.put)
     if isinstance(fmt, ElementFormat):
-        return element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
-    made = unstored(semantics, fmt, w, x, order, threads, device)
+        made = element_product(fmt.name, w, np.ascontiguousarray(x).view(np.float32), order, threads)
+        return with_lanes(made, semantics, fmt, w, x)
+    inner = made = unstored(semantics, fmt, w, x, order, threads, device)
     if semantics.epilogue is not None:
         of_gate = lambda other: unstored(semantics, fmt, other, x, order, threads)  # noqa: E731
         made = semantics.epilogue.applied(made, fmt, w, x if keys is None else keys, of_gate)
-    return stored(made, semantics.output)
+    return _with_lanes(stored(made, semantics.output), inner, semantics, fmt, w, x)
+
+
+def _with_lanes(made: Product, inner: Product, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Product:
+    """The product with its spread by lane orders. What is fused behind the inner product moves that spread as much as
+    the other one."""
+    if made is inner:
+        return with_lanes(made, semantics, fmt, w, x)
+    of = lanes_of(semantics, fmt, w, x)
+    if of is None:
+        return made
+
+    def behind(tokens: Rows, rows: Rows) -> LaneSpread:
+        found, before, after = of(tokens, rows), inner.spread[tokens, rows], made.spread[tokens, rows]
+        with np.errstate(all="ignore"):
+            factor = np.ones(len(before)) if semantics.epilogue is None else after / before
+            more = np.nan_to_num(np.maximum(found.deviation - before, 0) * factor, nan=0.0)
+        return LaneSpread(after + more, found.roundings)
+
+    return replace(made, lanes=behind)
 
 
 def _placeable(semantics: Semantics) -> bool:

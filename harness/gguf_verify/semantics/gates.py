@@ -1,18 +1,33 @@
-"""The gates: is an output what its definition says? Predicates are written so that NaN fails."""
+"""The gates: is an output what its definition says? Predicates are written so that NaN fails.
+
+An output passes where it is within the bound and its score, |y - o| / spread, is within the product's limit. The spread
+is that of random data in ascending order. Where the score fails, it is computed again by the lane orders that kernels
+really have (`lanes`), of which the largest deviation counts. Three things may come of that:
+
+- The score by lane orders is within the limit: the output passes, and is *doubtful*, since a small fault may hide
+  behind a deviation that is this large.
+- It is beyond √(3n) deviations, where n roundings of one direction end: the output is wrong.
+- It is between: a *suspicion*. The output counts as wrong, unless whoever can make the product again clears it.
+
+A product that is made again on random activations has neither large sums in lanes nor roundings that go one way, so a
+fault of the kernel shows there, by the narrow spread, and a correct kernel passes (`Judgement.cleared`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..support.arrays import get, on_host, put, widened
 from .accumulation import SCORE_LIMIT
-from .sums import Product
+from .sums import Doubles, Product
 
 #: Rows of weights whose score is computed although they pass.
 _LOOKED_AT = 2
+#: Outputs that are judged by lane orders at a time, and altogether; more than these are suspicions.
+_AT_ONCE, _MOST_BY_LANES = 64, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -20,14 +35,16 @@ class Judgement:
     """An output `[M, N]` judged against its product.
 
     Args:
-        bad: elements that fail, bool[M, N] of NumPy.
+        bad: elements that fail, bool[M, N] of NumPy; suspicions are among them.
         utilisation: |y - o| / bound of the worst element (infinite for NaN, zero for a zero bound that is met).
         score: |y - o| / spread of the worst element.
         worst: (m, n) of the worst utilisation.
         differing_bits: elements whose bits differ from the declared order's; None for an undeclared order.
         nmse: Σ(y - o)² / Σ o².
-        product: by which it was judged; of one that was screened, with what did not pass at once computed whole; of one
-            on a card, NumPy's where something is wrong.
+        product: by which it was judged, with the spread by lane orders where these were looked at; of one that was
+            screened, with what did not pass at once computed whole; of one on a card, NumPy's where something is wrong.
+        suspected: elements of which only the score says that they fail.
+        doubtful: elements whose score only lane orders explain; suspicions are among them.
     """
 
     bad: npt.NDArray[np.bool_]
@@ -37,17 +54,32 @@ class Judgement:
     differing_bits: int | None
     nmse: float
     product: Product
+    suspected: npt.NDArray[np.bool_]
+    doubtful: npt.NDArray[np.bool_]
 
     @property
     def passed(self) -> bool:
         return not self.bad.any()
 
+    @property
+    def unsettled(self) -> bool:
+        """Whether it fails by suspicions alone."""
+        return bool(self.suspected.any()) and not (self.bad & ~self.suspected).any()
+
+    def cleared(self, wrong: npt.NDArray[np.bool_]) -> Judgement:
+        """The same after the product was made again: doubts of rows bool[N] that were wrong there are failures, the
+        others are cleared."""
+        none = np.zeros_like(self.suspected)
+        return replace(
+            self, bad=(self.bad & ~self.suspected) | (self.doubtful & wrong), suspected=none, doubtful=none
+        )  # fmt: skip
+
 
 def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None = None) -> Judgement:
     """Judge `y` float32[M, N].
 
-    An element passes where |y - o| ≤ bound, its score is within SCORE_LIMIT and, where the product carries the bits
-    of a declared order, its bits are those.
+    An element passes where |y - o| ≤ bound, its score is within the product's limit and, where the product carries the
+    bits of a declared order, its bits are those, which need no score.
 
     Where the product was screened, the rows of weights that do not pass at once are judged by the product itself, and
     so are the few with the largest scores: the score is the worst of theirs, the utilisation that of all.
@@ -66,31 +98,79 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         spread = p.spread if slack is None else p.spread + slack
         score = _ratio(difference, spread)
         # A single rounding of a result that nothing else disturbed is within any bound, whatever the spread says.
-        tolerable = (score <= SCORE_LIMIT) | (difference <= 2.0**-23 * np.abs(p.exact) + 2.0**-149)
-        bad = ~(within & tolerable)
+        tolerable = (score <= p.limit) | (difference <= 2.0**-23 * np.abs(p.exact) + 2.0**-149)
+        bad = ~within
         differing = None
         if p.ordered is not None:
             same = y.view(np.uint32) == p.ordered.view(np.uint32)
             differing = int((~same).sum())
             bad |= ~same
+            tolerable |= same
         bad |= ~(np.isfinite(y) & np.isfinite(p.exact))  # an infinite bound would let anything pass
+        doubtful = ~(bad | tolerable)
+    suspected = none = np.zeros(y.shape, bool)
+    if not doubtful.any():
+        doubtful = none
+    elif p.lanes is None:
+        bad, doubtful = bad | doubtful, none
+    else:
+        doubtful = get(doubtful)
+        found = _ByLanes.of(doubtful, get(difference), p, slack)
+        bad, suspected = bad | put(found.wrong | found.suspected, bad), found.suspected
+        p, doubtful = replace(p, spread=put(found.spread, p.spread)), doubtful & ~found.wrong
+        score = _ratio(difference, p.spread if slack is None else p.spread + slack)
     at = int(np.argmax(utilisation))
     denominator = float((p.exact**2).sum())
     nmse = float((difference**2).sum()) / denominator if denominator else 0.0
     m, n = divmod(at, y.shape[1])
     if not on_host(bad):
         if not bad.any():
-            bad = np.zeros(y.shape, bool)
+            bad = none
         else:  # looked at element by element
             bad, p = get(bad), p.placed(get)
-    return Judgement(bad, float(utilisation.max()), float(score.max()), (m, n), differing, nmse, p)
+    worst = float(utilisation.max()), float(score.max())
+    return Judgement(bad, *worst, (m, n), differing, nmse, p, suspected, doubtful)
+
+
+@dataclass(frozen=True)
+class _ByLanes:
+    """What lane orders say of doubtful outputs, [M, N] of NumPy each: which are wrong, which are suspicions, and the
+    spread."""
+
+    wrong: npt.NDArray[np.bool_]
+    suspected: npt.NDArray[np.bool_]
+    spread: Doubles
+
+    @classmethod
+    def of(
+        cls, doubtful: npt.NDArray[np.bool_], difference: Doubles, p: Product, slack: Doubles | None
+    ) -> _ByLanes:  # fmt: skip
+        """Judge the doubtful outputs, those that are furthest off first. Where one is wrong, the others need no
+        excuse: they stay suspicions, and so do those that are too many."""
+        assert p.lanes is not None
+        wrong, suspected, spread = np.zeros_like(doubtful), doubtful.copy(), get(p.spread).copy()
+        off = difference if slack is None else np.maximum(difference - get(slack), 0.0)
+        tokens, rows = np.nonzero(doubtful)
+        with np.errstate(all="ignore"):
+            order = np.argsort(-_ratio(off, spread)[tokens, rows], kind="stable")[:_MOST_BY_LANES]
+        for start in range(0, len(order), _AT_ONCE):
+            at = tokens[order[start : start + _AT_ONCE]], rows[order[start : start + _AT_ONCE]]
+            lanes = p.lanes(*at)
+            with np.errstate(all="ignore"):
+                spread[at] = np.fmax(spread[at], lanes.deviation)
+                score = _ratio(off[at], spread[at])
+                possible = score <= np.maximum(p.limit, np.sqrt(3 * lanes.roundings))
+            wrong[at], suspected[at] = ~possible, possible & ~(score <= p.limit)
+            if wrong.any():
+                break
+        return cls(wrong, suspected & ~wrong, spread)
 
 
 def _doubtful(
     y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None
 ) -> npt.NDArray[np.intp]:  # fmt: skip
     """The rows of weights with an element that does not pass, and the `_LOOKED_AT` with the largest scores."""
-    screen = Product(p.exact, p.bound, p.spread, p.ordered)
+    screen = Product(p.exact, p.bound, p.spread, p.ordered, limit=p.limit)
     doubtful = np.asarray(judge(y, screen, slack).bad.any(axis=0))
     with np.errstate(all="ignore"):
         spread = p.spread if slack is None else p.spread + slack

@@ -44,6 +44,7 @@ from .agreement import computed_on
 from .definition import Semantics
 from .device import Device
 from .exact import product, slack_of_sums
+from .lanes import with_lanes
 from .order import Order
 from .placed import Placed
 from .sums import Doubles, Floats, Product, concatenated
@@ -115,7 +116,7 @@ def screened(
         few = len(rows) * len(x) * nb <= _ON_HOST
         return product(semantics, fmt, w[rows], x, None, threads, None if few else device)
 
-    return replace(made, of_rows=of_rows)
+    return with_lanes(replace(made, of_rows=of_rows), semantics, fmt, w, x)
 
 
 def screen_of(semantics: Semantics, fmt: BlockFormat, row_bytes: int, x: Bytes) -> Screen:

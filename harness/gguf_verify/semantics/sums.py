@@ -14,9 +14,25 @@ from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32, SCORE_LIMIT, Accumulation
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
+#: Numbers of rows or of tokens.
+Rows = npt.NDArray[np.intp]
+
 UNIT_ROUNDOFF = 2.0**-24
 #: The most that a result below the normal numbers is rounded by: half their spacing.
 UNDERFLOW = 2.0**-150
+
+
+@dataclass(frozen=True)
+class LaneSpread:
+    """What the orders in which kernels add up make of some outputs, float64[outputs] each: see `lanes`.
+
+    Args:
+        deviation: the largest standard deviation of the rounding errors.
+        roundings: n; an error is at most √(3n) such deviations, even if all roundings go one way.
+    """
+
+    deviation: Doubles
+    roundings: Doubles
 
 
 @dataclass(frozen=True)
@@ -30,20 +46,34 @@ class Product:
         ordered: float32, the result of the semantics' declared order, bit for bit; None where it was not asked for.
         of_rows: gives the product of some rows of the weights, without `ordered`. None: this is the product. Else
             `bound` and `spread` are at most those of the product, so what passes by them passes (`screen`).
+        lanes: gives the spread by lane orders of outputs of these tokens and rows, one of each for an output; None:
+            `spread` is all that is known.
+        limit: the largest score of an output that passes.
     """
 
     exact: Doubles
     bound: Doubles
     spread: Doubles
     ordered: Floats | None
-    of_rows: Callable[[npt.NDArray[np.intp]], Product] | None = None
+    of_rows: Callable[[Rows], Product] | None = None
+    lanes: Callable[[Rows, Rows], LaneSpread] | None = None
+    limit: float = SCORE_LIMIT
 
-    def rows(self, index: npt.NDArray[np.intp]) -> Product:
+    def rows(self, index: Rows) -> Product:
         """The product of other rows of the same activations, in this order."""
         there = put(index, self.exact)
-        ordered, of_rows = None if self.ordered is None else self.ordered[there], self.of_rows
+        ordered, of_rows, lanes = None if self.ordered is None else self.ordered[there], self.of_rows, self.lanes
         other = None if of_rows is None else lambda rows: of_rows(rows).rows(index)
-        return Product(self.exact[there], self.bound[there], self.spread[there], ordered, other)
+        of_lanes = None if lanes is None else lambda tokens, rows: lanes(index[tokens], rows)
+        exact, bound, spread = (of[there] for of in (self.exact, self.bound, self.spread))
+        return Product(exact, bound, spread, ordered, other, of_lanes, self.limit)
+
+    def at(self, tokens: Rows, rows: Rows) -> Product:
+        """The product of single outputs, one of each token and row, as [1, outputs]; of a product of NumPy."""
+        ordered, lanes = None if self.ordered is None else self.ordered[tokens, rows][None], self.lanes
+        of_lanes = None if lanes is None else lambda _, outputs: lanes(tokens[outputs], rows[outputs])
+        exact, bound, spread = (of[tokens, rows][None] for of in (self.exact, self.bound, self.spread))
+        return Product(exact, bound, spread, ordered, None, of_lanes, self.limit)
 
     def loosened(self, slack: Doubles | float) -> Product:
         """The same, with bound and spread that are larger by float64[M, N] of NumPy."""
@@ -62,9 +92,10 @@ class Product:
     def placed(self, move: Callable[[Array], Array]) -> Product:
         """The same elsewhere; `move` moves an array there."""
         ordered = None if self.ordered is None else move(self.ordered)
-        return Product(move(self.exact), move(self.bound), move(self.spread), ordered, self.of_rows)
+        exact, bound, spread = (move(of) for of in (self.exact, self.bound, self.spread))
+        return replace(self, exact=exact, bound=bound, spread=spread, ordered=ordered)
 
-    def settled(self, rows: npt.NDArray[np.intp]) -> Product:
+    def settled(self, rows: Rows) -> Product:
         """The same, with the product itself at some rows of the weights. At the others, which have passed, the spread
         is infinite, for it is not known."""
         if self.of_rows is None:
@@ -74,7 +105,7 @@ class Product:
             move = get if on_host(exact) else lambda of: put(of, exact)
             known, at = self.of_rows(rows).placed(move), put(rows, exact)
             exact[:, at], bound[:, at], spread[:, at] = known.exact, known.bound, known.spread
-        return Product(exact, bound, spread, self.ordered)
+        return replace(self, exact=exact, bound=bound, spread=spread, of_rows=None)
 
 
 def gamma(n: int) -> float:
@@ -141,6 +172,6 @@ def partial_sums(term: Doubles) -> Doubles:
 
 
 __all__ = [
-    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Floats", "Product", "concatenated", "gamma",
-    "partial_sums", "spread_of", "walk",
+    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Floats", "LaneSpread", "Product", "Rows",
+    "concatenated", "gamma", "partial_sums", "spread_of", "walk",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ from ..explain import WrongBytes, WrongCall
 from ..generated_inputs import every_size
 from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
 from ..ranges import representable
+from ..remade import KernelCall, Remade
 from ..run import Matrix, Run
 from ..sampling import SampledOutputs, Span, numbers_of
 from .activations import llama_activations, llama_bytes
@@ -225,6 +226,7 @@ class GemmJudge:
             judgement = judge_output(
                 self.result, OTHER_SHAPES, self.matrix.tensor, y, expected, self.semantics, taken.encoded, None,
                 self.gemm.first_row, None, detail, call=call,
+                again=KernelCall(kernel, fmt, trial.rows, m, bool(how), weights).remade(self.run, slice(None)),
             )  # fmt: skip
             if not judgement.passed and OTHER_SHAPES not in self.wrong:
                 at_n, at_m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
@@ -307,7 +309,7 @@ class GemmJudge:
         part = np.ascontiguousarray(self.gemm.y[:, span])
         judgement = judge_output(
             self.result, self.llama_side, self.matrix.tensor, part, expected, self.llama, self.llama_bytes, None,
-            self.gemm.first_row + numbers_of(span), call=self.call("reference"),
+            self.gemm.first_row + numbers_of(span), call=self.call("reference"), again=self._llama_again(span),
         )  # fmt: skip
         self._keep_worst(self.llama_side, judgement.utilisation)
 
@@ -324,17 +326,33 @@ class GemmJudge:
         taken = encoded if values is None else values[: len(y)]
         order = self.calls.at(len(y))[0].order if expected.ordered is not None else None
         part, blames = np.ascontiguousarray(y[:, span]), list[Blame]()
-        call = self.call(_KINDS[side.name], m=len(y))
+        call, (kernel, weights) = self.call(_KINDS[side.name], m=len(y)), self.calls.at(len(y))
+        made_by = KernelCall(kernel, self.matrix.fmt, self.matrix.rows, len(y), values is None, weights)
         judgement = judge_output(
             self.result, side, self.matrix.tensor, part, expected, self.semantics, encoded,
             self._localiser(span, taken, order, blames), self.gemm.first_row + numbers_of(span), None, detail, values,
-            call,
+            call, made_by.remade(self.run, span),
         )  # fmt: skip
         if not judgement.passed and side not in self.wrong:
             n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
-            kernel, at = self.calls.at(len(y))[0], (m, int(numbers_of(span)[n]))
+            at = m, int(numbers_of(span)[n])
             self._keep_wrong(side, kernel, self.matrix.rows, taken, encoded, y, order, detail, at, call, tuple(blames))
         self._keep_worst(side, judgement.utilisation)
+
+    def _llama_again(self, span: Span) -> Remade:
+        """How llama.cpp's product is made again, outside of the graph."""
+        matrix, options, backend = self.matrix, self.run.options, self.run.backend
+
+        def make(x: Floats) -> tuple[Floats, Bytes]:
+            gemm = replace(self.gemm, x=x, quantized={})
+            gemm = backend.computed(gemm, self.llama, matrix.fmt, matrix.rows, options.threads)
+            form = self.llama.activations
+            if form is None or form.type_id in gemm.quantized:
+                return gemm.y[:, span], llama_bytes(matrix.fmt, gemm, self.llama)
+            return gemm.y[:, span], self.llama.bytes_of(x)
+
+        rows, shape = matrix.rows[span], self.gemm.x.shape
+        return Remade(self.llama, matrix.fmt, rows, make, shape, options.seed, options.threads)
 
     def _keep_wrong(
         self, side: Side, kernel: Kernel, rows: Bytes, taken: Floats | Bytes, encoded: Bytes, y: Floats,

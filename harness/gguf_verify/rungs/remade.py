@@ -1,0 +1,119 @@
+"""Products that are made again: how a doubtful score is settled.
+
+Structured activations, such as runs of ±c, leave large sums in lanes, and rows of identical blocks round in one
+direction. So a score that fails is a doubt, not a verdict (`semantics.gates`). The same rows of weights are multiplied
+once more, by random activations of the same size, where neither happens: what is wrong with the kernel shows there, and
+a correct kernel passes. An output is a mismatch where its row fails there, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import WeightFormat
+from ..kernels.interface import Kernel, Weights
+from ..semantics import Judgement, Semantics, judge, product
+from .run import Run
+
+Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
+#: Rows that are judged together.
+Span = slice | npt.NDArray[np.intp]
+
+#: Tokens that are judged of a product that was made again.
+_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Remade:
+    """How a product is made again.
+
+    Args:
+        semantics, fmt: its definition, and the format of its weights.
+        rows: the weights of the rows that are judged, uint8[n, row bytes].
+        make: activations float32[M, K] → the outputs of these rows, float32[M, n], and the activations as the
+            definition has them, uint8[M, row bytes]. Raises KernelFault.
+        shape: M and K.
+        seed: of the activations.
+        threads: of the exact product.
+    """
+
+    semantics: Semantics
+    fmt: WeightFormat
+    rows: Bytes
+    make: Callable[[Floats], tuple[Floats, Bytes]]
+    shape: tuple[int, int]
+    seed: int = 0
+    threads: int = 1
+
+    def settled(self, judgement: Judgement, size: float) -> Judgement:
+        """The judgement of an output whose activations have this root mean square, without doubts. Raises
+        KernelFault."""
+        rows = np.flatnonzero(judgement.doubtful.any(axis=0))
+        y, encoded = self.make(random_activations(self.shape, size, self.seed))
+        tokens = _worst_tokens(judgement.doubtful)
+        expected = product(
+            self.semantics, self.fmt, np.ascontiguousarray(self.rows[rows]), np.ascontiguousarray(encoded[tokens]),
+            threads=self.threads,
+        )  # fmt: skip
+        found = judge(np.ascontiguousarray(y[np.ix_(tokens, rows)]), expected)
+        wrong = np.zeros(judgement.bad.shape[1], bool)
+        wrong[rows] = found.bad.any(axis=0)
+        return judgement.cleared(wrong)
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """A call of a kernel, whose product can be made again.
+
+    Args:
+        kernel: the kernel.
+        fmt, rows: the format of the weights, and the weights uint8[N, row bytes].
+        m: tokens.
+        given: the kernel is given activations as its definition has them, not values.
+        weights: as the kernel takes them; None: they are uploaded when they are needed.
+    """
+
+    kernel: Kernel
+    fmt: WeightFormat
+    rows: Bytes
+    m: int
+    given: bool = False
+    weights: Weights | None = None
+
+    def remade(self, run: Run, span: Span) -> Remade:
+        """How the product of these rows is made again."""
+        semantics, options = run.semantics(self.fmt), run.options
+
+        def make(x: Floats) -> tuple[Floats, Bytes]:
+            encoded = semantics.bytes_of(x)
+            weights = self.kernel.upload(self.fmt, self.rows) if self.weights is None else self.weights
+            made = self.kernel.gemm(weights, encoded) if self.given else self.kernel.product(weights, x)
+            return made[:, span], encoded
+
+        shape = self.m, self.rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
+        return Remade(semantics, self.fmt, self.rows[span], make, shape, options.seed, options.threads)
+
+
+def random_activations(shape: tuple[int, int], size: float, seed: int) -> Floats:
+    """float32[M, K], uniform within ±size, the root mean square of other activations: none is larger than theirs."""
+    rng = np.random.default_rng((seed, *shape))
+    return np.asarray(rng.uniform(-1, 1, shape) * (size or 1.0), np.float32)
+
+
+def root_mean_square(x: npt.NDArray[np.floating]) -> float:
+    """Of the finite values; 1 where there is none."""
+    finite = x[np.isfinite(x)].astype(np.float64)
+    return float(np.sqrt((finite**2).mean())) if finite.size else 1.0
+
+
+def _worst_tokens(doubtful: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """The tokens with the most doubtful outputs, in order."""
+    return np.sort(np.argsort(-doubtful.sum(axis=1), kind="stable")[:_TOKENS])
+
+
+__all__ = ["KernelCall", "Remade", "random_activations", "root_mean_square"]

@@ -1,0 +1,220 @@
+"""Lane orders: in which orders kernels add up a product, and how far rounding in them may move an output.
+
+A kernel adds up the products p[k] of an output in lanes: SIMD lanes, threads, unrolled accumulators, parts of K. The
+spread of `exact` presumes that terms are added in ascending k, and that what lanes hold has random signs. Structured
+data break both: activations that alternate in runs leave each lane with a sum of one sign, and a late outlier is in
+every partial sum of a kernel that begins with it. So an output whose score fails is judged again, by the orders that
+kernels really have. For an order whose lanes hold the partial sums S[l, i] of terms t[l, i], and are added in a tree
+with the sums R[j], there are n roundings, each of at most u times what it rounds:
+
+    variance    V = Σ_l Σ_i (S[l, i]² + 2·t[l, i]²) + Σ_j R[j]²
+    deviation   u/√3·√V, for independent roundings, each uniform within half an ulp
+    most        |y - o| ≤ u·Σ|what is rounded| ≤ u·√(n·V) = √(3n) deviations (Cauchy and Schwarz), to first order in u
+
+Deviation and n are the largest of all orders below. Between the score's limit and √(3n) deviations an error is possible
+only where roundings go one way together, as in rows of identical blocks: a suspicion. Beyond, none of these orders
+explains it.
+
+    lanes within a block   runs of 1 to 16 values, values that are congruent modulo 2 to 16, and runs of 4 of both
+                           halves (low and high nibbles); a lane adds its values exactly, as integers
+    lanes of blocks        blocks that are congruent modulo 1, 2, 8 and 32
+    values                 where each value is added by itself: L lanes that take g values at a time, in turn
+    beginning              a lane may begin anywhere and go on at the front: with prefix sums P and the total T,
+                           Σ_i S² = Σ_i (P[i] - P[r] + T·[i ≤ r])² where it begins behind r; the largest counts
+
+Where a term has two parts (a minimum or a zero point), these may be added apart, together, or in turn: the variances of
+the sum and of both parts are added up. Of a stored s each lane may take its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import SLICE, BlockFormat, ElementFormat, WeightFormat
+from .accumulation import LANES_LIMIT
+from .definition import Semantics
+from .elements import round_to
+from .narrow import HALF
+from .sums import UNIT_ROUNDOFF, Doubles, LaneSpread, Product, Rows
+from .terms_of_blocks import blocks_of, codes_of, scales_of
+from .values import Activations, term_values, weights_of
+
+Bytes = npt.NDArray[np.uint8]
+
+#: Products of values that are held at a time.
+_HELD = 1 << 20
+#: Lanes of blocks; lanes of values, and the values that one takes at a time.
+_BLOCK_LANES, _VALUE_LANES, _RUNS = (1, 2, 8, 32), (1, 8, 32, 256, 1024), (1, 4, 16)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What some outputs add up: the products of values in one part or two, float64[nb, values, outputs] each.
+
+    Args:
+        each_value: values are added one by one, not as exact sums of a block's.
+    """
+
+    parts: tuple[Doubles, ...]
+    each_value: bool
+
+
+def with_lanes(p: Product, semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Product:
+    """A product of weights uint8[N, row bytes] and activations uint8[M, row bytes], with its spread by lane orders; its
+    limit is the lower one where it holds nothing but roundings of float32 sums."""
+    of = lanes_of(semantics, fmt, w, x)
+    return p if of is None else replace(p, lanes=of, limit=LANES_LIMIT if _rounds_sums_alone(semantics) else p.limit)
+
+
+def _rounds_sums_alone(semantics: Semantics) -> bool:
+    term = (semantics.inside or semantics).term
+    return semantics.plain and not term.steps and term.weights in ("", "float32")
+
+
+def lanes_of(
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes
+) -> Callable[[Rows, Rows], LaneSpread] | None:  # fmt: skip
+    """(tokens, rows) of outputs → their spread by lane orders, for the product of weights uint8[N, row bytes] and
+    activations uint8[M, row bytes] before anything is fused behind it; None where the sums are not float32, whose
+    spread holds the running error already, or an author's oracle says what is added."""
+    if semantics.oracle is not None or (semantics.inside or semantics).accumulation.name != "float32":
+        return None
+
+    def of(tokens: Rows, rows: Rows) -> LaneSpread:
+        k = max(1, w.shape[1] // fmt.block_bytes * fmt.block_size)
+        step, found = max(1, _HELD // k), []
+        with np.errstate(all="ignore"):
+            for at in range(0, len(rows), step):
+                made = _parts_of(semantics, fmt, w[rows[at : at + step]], x[tokens[at : at + step]])
+                found += [_widest(parts) for parts in made]
+        deviation = np.concatenate([of.deviation for of in found])
+        return LaneSpread(deviation, np.concatenate([of.roundings for of in found]))
+
+    return of
+
+
+def _parts_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Iterator[_Parts]:
+    """Of outputs, each of a row of weights uint8[E, row bytes] and of its own activations uint8[E, row bytes]."""
+    if isinstance(fmt, ElementFormat):
+        a = round_to(fmt.name, np.ascontiguousarray(x).view(np.float32)).astype(np.float64)
+        yield _Parts((_by_slice(a * fmt.decode(w).astype(np.float64)),), True)
+        return
+    inner, taken = semantics, x
+    if semantics.inside is not None:
+        inner, taken = semantics.inside, semantics.inside.bytes_of(semantics.values_of(x))
+    values = term_values(fmt)
+    nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
+    a = Activations.of(inner, taken, values, nb)
+    yield _of_values(inner, fmt, w, a) if inner.term.of_values else _of_blocks(inner, fmt, w, a)
+
+
+def _by_slice(products: Doubles) -> Doubles:
+    """[E, K] as [slices, 32, E], filled up with zeros."""
+    filled = np.pad(products, ((0, 0), (0, -products.shape[1] % SLICE)))
+    return filled.reshape(len(products), -1, SLICE).transpose(1, 2, 0)
+
+
+def _of_values(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations) -> _Parts:
+    if not semantics.term.minima_apart:
+        return _Parts((_by_slice(x.wide * weights_of(semantics.term, fmt, w)[0]),), True)
+    blocks = w.reshape(len(w), -1, fmt.block_bytes)
+    d, least = (
+        np.repeat(of(blocks).astype(np.float64).reshape(len(w), -1), fmt.group, axis=1)
+        for of in (fmt.scales, fmt.minima)
+    )
+    codes = fmt.codes(blocks).astype(np.float64).reshape(len(w), -1)
+    return _Parts((_by_slice(d * codes * x.wide), _by_slice(least * x.wide)), True)
+
+
+def _of_blocks(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations) -> _Parts:
+    traits, values = semantics.term, term_values(fmt)
+    blocks = blocks_of(fmt, w)
+    q = codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0).astype(np.float64)
+    d, least = scales_of(semantics, fmt, blocks)  # [nb, 1, E]
+    q_a, d_a, s = (of.transpose(0, 2, 1) for of in (x.q.astype(np.float64), x.d, x.s))
+    scale = HALF.rounded(d_a * d) if traits.half_products(fmt) else d_a * d
+    first = scale * q_a * q
+    if semantics.uses_sum(fmt):
+        return _Parts((first, np.broadcast_to(least * s / values, first.shape)), False)
+    if fmt.has_min:
+        return _Parts((first, least * d_a * q_a), False)
+    if traits.zero_apart and fmt.zero:
+        zero = fmt.zero * scale * q_a
+        return _Parts((first + zero, -zero), False)
+    return _Parts((first,), False)
+
+
+def _widest(of: _Parts) -> LaneSpread:
+    """The largest deviation of all orders, and of how many roundings the largest error is made, as a multiple of it."""
+    outputs = of.parts[0].shape[-1]
+    variance, most = np.zeros(outputs), np.zeros(outputs)
+    parts = of.parts if len(of.parts) == 1 else (of.parts[0] + of.parts[1], *of.parts)
+    for orders in zip(*map(_by_value if of.each_value else _by_block, parts), strict=True):
+        roundings, found = 0, np.zeros(outputs)
+        for terms in orders:
+            found += _variance(terms)
+            roundings += 3 * terms.shape[0] * terms.shape[1] + terms.shape[1]
+        variance, most = np.fmax(variance, found), np.fmax(most, roundings * found)
+    deviation = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt(variance)
+    return LaneSpread(deviation, np.divide(most, variance, out=np.ones(outputs), where=variance > 0))
+
+
+def _by_block(products: Doubles) -> Iterator[Doubles]:
+    """Terms of blocks float64[nb, values, E] in every order: float64[steps, lanes, E]."""
+    nb, values, outputs = products.shape
+    for lane in _within_block(values):
+        sums = np.stack([products[:, lane == i].sum(axis=1) for i in range(lane.max() + 1)], axis=1)
+        for lanes in _BLOCK_LANES:
+            if lanes == 1 or nb >= 2 * lanes:
+                filled = np.pad(sums, ((0, -nb % lanes), (0, 0), (0, 0)))
+                yield filled.reshape(-1, lanes * sums.shape[1], outputs)
+
+
+def _within_block(values: int) -> Iterator[npt.NDArray[np.intp]]:
+    """Which lane takes each value of a block."""
+    at = np.arange(values)
+    yield np.zeros(values, np.intp)
+    for size in (1, 2, 4, 8, 16):
+        if size < values:
+            yield at // size
+            if size > 1:
+                yield at % size
+    if values > 16:
+        yield at % 16 // 4
+
+
+def _by_value(products: Doubles) -> Iterator[Doubles]:
+    """Values float64[nb, values, E] in every order: float64[steps, lanes, E]."""
+    outputs = products.shape[-1]
+    flat = products.reshape(-1, outputs)
+    for lanes in _VALUE_LANES:
+        for run in _RUNS if lanes > 1 else (1,):
+            if lanes == 1 or len(flat) >= 2 * lanes * run:
+                filled = np.pad(flat, ((0, -len(flat) % (lanes * run)), (0, 0)))
+                turns = filled.reshape(-1, lanes, run, outputs).swapaxes(1, 2)
+                yield turns.reshape(-1, lanes, outputs)
+
+
+def _variance(terms: Doubles) -> Doubles:
+    """V of terms float64[steps, lanes, E], each lane of which begins where its partial sums are largest."""
+    steps = len(terms)
+    partial = np.cumsum(terms, axis=0)
+    total = partial[-1]
+    before, count = np.cumsum(partial, axis=0), np.arange(1, steps + 1)[:, None, None]
+    # Σ_i (P[i] - P[r] + T·[i ≤ r])² for every r
+    squares = (partial**2).sum(axis=0) - 2 * partial * before[-1] + steps * partial**2
+    squares += 2 * total * (before - count * partial) + count * total**2
+    held = squares.max(axis=0).sum(axis=0) + 2 * np.einsum("ile,ile->e", terms, terms)
+    level = total
+    while len(level) > 1:
+        level = np.pad(level, ((0, len(level) % 2), (0, 0)))
+        level = level[0::2] + level[1::2]
+        held += (level**2).sum(axis=0)
+    return np.asarray(held)
+
+
+__all__ = ["lanes_of", "with_lanes"]
