@@ -26,8 +26,8 @@ from .sums import Doubles, Product
 
 #: Rows of weights whose score is computed although they pass.
 _LOOKED_AT = 2
-#: Outputs that are judged by lane orders at a time, and altogether; more than these are suspicions.
-_AT_ONCE, _MOST_BY_LANES = 64, 1 << 12
+#: Outputs that are judged by lane orders: the first ones, at a time, and altogether. More than these are suspicions.
+_FIRST, _AT_ONCE, _MOST_BY_LANES = 4, 64, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,8 @@ class _ByLanes:
         tokens, rows = np.nonzero(doubtful)
         with np.errstate(all="ignore"):
             order = np.argsort(-_ratio(off, spread)[tokens, rows], kind="stable")[:_MOST_BY_LANES]
-        for start in range(0, len(order), _AT_ONCE):
-            at = tokens[order[start : start + _AT_ONCE]], rows[order[start : start + _AT_ONCE]]
+        for part in np.split(order, range(_FIRST, len(order), _AT_ONCE)):
+            at = tokens[part], rows[part]
             lanes = p.lanes(*at)
             with np.errstate(all="ignore"):
                 spread[at] = np.fmax(spread[at], lanes.deviation)

@@ -108,8 +108,8 @@ def _parts_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> It
         inner, taken = semantics.inside, semantics.inside.bytes_of(semantics.values_of(x))
     values = term_values(fmt)
     nb = w.shape[1] // fmt.block_bytes * (fmt.block_size // values)
-    a = Activations.of(inner, taken, values, nb)
-    yield _of_values(inner, fmt, w, a) if inner.term.of_values else _of_blocks(inner, fmt, w, a)
+    made = Activations.of(inner, taken, values, nb)
+    yield _of_values(inner, fmt, w, made) if inner.term.of_values else _of_blocks(inner, fmt, w, made)
 
 
 def _by_slice(products: Doubles) -> Doubles:
