@@ -24,7 +24,7 @@ from ..semantics import (
     llama_cpu_semantics,
     product,
 )
-from ..semantics.accumulation import IN_FLOAT32, accumulation_of
+from ..semantics.accumulation import BY_VALUE, IN_FLOAT32, accumulation_of
 from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
 from ..semantics.elements import element_product
 
@@ -81,7 +81,7 @@ def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
     """What to tell the author of a kernel that is correct for other definitions (the nearest first) than declared."""
     known = [definition_named(name) for name in names]
     which = " or ".join(f"{called(s, fmt)} ({s.name})" for s in known)
-    first = known[0]
+    first = replace(known[0], name=known[0].name.partition(_IN)[0])
     said = (
         first.name
         if first.name in SEMANTICS and first.plain and declared.plain
@@ -93,6 +93,14 @@ def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
         f"computes {which}, not {called(declared, fmt)} ({declared.name}) as declared: the kernel is correct for that "
         f"definition; declare {said}{compared}"
     )
+
+
+def value_by_value(semantics: Semantics) -> Semantics | None:
+    """The definition of kernels that add each product of two values by itself, in place of a block's integer sum; None
+    where that is no other."""
+    if not semantics.encoding.quantizes or semantics.accumulation is not IN_FLOAT32 or semantics.oracle is not None:
+        return None
+    return replace(semantics, name=f"{semantics.name}{_IN}{BY_VALUE.name}", accumulation=BY_VALUE)
 
 
 def definition_named(name: str) -> Semantics:

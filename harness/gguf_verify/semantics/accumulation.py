@@ -2,6 +2,12 @@
 
 `float32`: sums are float32, in any order; u = 2^-24. Products of codes are integers, which are exact.
 
+`values`: the same, but of codes too each product of two values is rounded and added by itself, as by a kernel that
+dequantizes both factors. A product (d_w·q_w)·(d_a·q_a), or (d_w·d_a)·(q_w·q_a), has at most three roundings, a weight
+d_w·q_w + m_w one more; K products, and nb terms of an s, need K + nb - 1 additions in any order. A path to the output
+has so at most K + nb + 3 roundings, and one of the result: n = K + nb + 8 covers them, in the bound's sum per element.
+The default's n = nb + 8 does not, since it takes a block's integer sum for exact.
+
 `float16`: products and sums are halves (`__hmul2`, `__hadd2`, `__hfma2`), in any order; u = 2^-11. A result below 2^-14
 loses up to η = 2^-25. A path to the output has n roundings, so what they leave of a term is its (1 + θ)-fold with
 |θ| ≤ (1 + u)^n - 1, which holds for any n (γ_n needs n·u < 1, that is rows of less than 2048 values). A sum of
@@ -44,7 +50,7 @@ class Accumulation:
     """How products are added up.
 
     Args:
-        name: in a declaration: "float32", "float16" or "tensor".
+        name: in a declaration: "float32", "values", "float16" or "tensor".
         unit: u, the most that one rounding takes, relative; of `tensor` e.
         underflow: η, the most that a result below the normal numbers loses.
         normal: the smallest normal number.
@@ -66,7 +72,12 @@ class Accumulation:
     @property
     def independent(self) -> bool:
         """Whether its roundings may be taken for independent ones."""
-        return self.name == "float32"
+        return self.name in ("float32", "values")
+
+    @property
+    def by_value(self) -> bool:
+        """Whether each product of two values is added by itself."""
+        return self.name == "values"
 
     def growth(self, added: int) -> float:
         """The bound of `added` additions, and those beside them, as a share of the sum of all magnitudes."""
@@ -76,10 +87,13 @@ class Accumulation:
         return n * self.unit / (1 - n * self.unit) if n * self.unit < 1 else math.inf
 
     def __str__(self) -> str:
-        return f"tensor cores (L = {self.products}, F = {self.fraction})" if self.fraction else self.name
+        if self.fraction:
+            return f"tensor cores (L = {self.products}, F = {self.fraction})"
+        return "float32, value by value" if self.name == "values" else self.name
 
 
 IN_FLOAT32 = Accumulation("float32", 2.0**-24, 2.0**-150, 2.0**-126, math.inf)
+BY_VALUE = Accumulation("values", 2.0**-24, 2.0**-150, 2.0**-126, math.inf)
 IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, deviations=8.0)
 
 
@@ -93,7 +107,7 @@ def in_tensor_cores(products: int = 4, fraction: int = 23) -> Accumulation:
     return Accumulation("tensor", unit, 2.0**-149, 2.0**-126, math.inf, products, fraction)
 
 
-ACCUMULATIONS = ("float32", "float16", "tensor")
+ACCUMULATIONS = ("float32", "values", "float16", "tensor")
 
 
 def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
@@ -105,13 +119,13 @@ def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
         return in_tensor_cores(numbers.get("L", 4), numbers.get("F", 23))
     if said == "tensor":
         return in_tensor_cores()
-    for known in (IN_FLOAT32, IN_FLOAT16):
+    for known in (IN_FLOAT32, BY_VALUE, IN_FLOAT16):
         if said == known.name:
             return known
     raise ValueError(f"accumulates {ascii(said)[:60]} is not one of {', '.join(ACCUMULATIONS)}, nor a table of L and F")
 
 
 __all__ = [
-    "ACCUMULATIONS", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "LANES_LIMIT", "SCORE_LIMIT", "Accumulation",
-    "accumulation_of", "in_tensor_cores",
+    "ACCUMULATIONS", "BY_VALUE", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "LANES_LIMIT", "SCORE_LIMIT",
+    "Accumulation", "accumulation_of", "in_tensor_cores",
 ]  # fmt: skip

@@ -132,6 +132,11 @@ def _of(what: str, name: str, known: Mapping[str, Any]) -> Any:
 
 def _accumulation_fault(semantics: Semantics) -> str | None:
     """Why its accumulation does not go with its operands; None where it does."""
+    if semantics.accumulation.by_value and not semantics.encoding.quantizes:
+        return (
+            f'accumulates "values" is of kernels of quantized activations, and {semantics.name} multiplies values: '
+            "omit it"
+        )
     if semantics.accumulation.name != "tensor":
         return None
     if semantics.encoding.quantizes:

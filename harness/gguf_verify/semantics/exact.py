@@ -6,7 +6,9 @@ larger blocks, or groups of 16 where these have a scale of their own. In float64
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
             s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
     bound   γ_n·Σ_b (|d_w·d_a|·Σ(|q_w| + 2z)·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24;
-            n = 2·nb + 8 where there is an s, whose terms may be added apart
+            n = 2·nb + 8 where there is an s, whose terms may be added apart;
+            on the condition that the integers Σ q_w·q_a are exact. Where each product of two values is added by itself,
+            K stands for the first nb (`accumulation`, `values`)
     order   S ← fma(d_w·d_a, Σ q_w·q_a, S), then S ← fma(m_w, s, S);
             where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
 
@@ -250,10 +252,13 @@ def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, or
     if second is not None:
         carried += walk(first)[1] + walk(second)[1]
     added = nb if second is None else 2 * nb
+    roundings = 1
+    if accumulation.by_value:
+        added, roundings = added + nb * (term_values(fmt) - 1), term_values(fmt)
     size = magnitude.sum(axis=0)
     bound = accumulation.growth(added) * size + lost
     partial = None if accumulation.independent or second is None else partial_sums(first) + partial_sums(second)
-    spread = spread_of(term, carried, magnitude**2 / term_values(fmt), 1, accumulation, partial)
+    spread = spread_of(term, carried, magnitude**2 / term_values(fmt), roundings, accumulation, partial)
     return held(Product(exact, bound, spread + lost, result), size, accumulation)
 
 

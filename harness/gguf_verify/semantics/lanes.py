@@ -71,8 +71,10 @@ def with_lanes(p: Product, semantics: Semantics, fmt: WeightFormat, w: Bytes, x:
 
 
 def _rounds_sums_alone(semantics: Semantics) -> bool:
-    term = (semantics.inside or semantics).term
-    return semantics.plain and not term.steps and term.weights in ("", "float32")
+    inner = semantics.inside or semantics
+    term = inner.term
+    in_float32 = inner.accumulation.independent and semantics.output == "float32" and semantics.epilogue is None
+    return in_float32 and not term.steps and term.weights in ("", "float32")
 
 
 def lanes_of(
@@ -81,7 +83,7 @@ def lanes_of(
     """(tokens, rows) of outputs → their spread by lane orders, for the product of weights uint8[N, row bytes] and
     activations uint8[M, row bytes] before anything is fused behind it; None where the sums are not float32, whose
     spread holds the running error already, or an author's oracle says what is added."""
-    if semantics.oracle is not None or (semantics.inside or semantics).accumulation.name != "float32":
+    if semantics.oracle is not None or not (semantics.inside or semantics).accumulation.independent:
         return None
 
     def of(tokens: Rows, rows: Rows) -> LaneSpread:
@@ -137,15 +139,15 @@ def _of_blocks(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations)
     d, least = scales_of(semantics, fmt, blocks)  # [nb, 1, E]
     q_a, d_a, s = (of.transpose(0, 2, 1) for of in (x.q.astype(np.float64), x.d, x.s))
     scale = HALF.rounded(d_a * d) if traits.half_products(fmt) else d_a * d
-    first = scale * q_a * q
+    first, each_value = scale * q_a * q, semantics.accumulation.by_value
     if semantics.uses_sum(fmt):
-        return _Parts((first, np.broadcast_to(least * s / values, first.shape)), False)
+        return _Parts((first, np.broadcast_to(least * s / values, first.shape)), each_value)
     if fmt.has_min:
-        return _Parts((first, least * d_a * q_a), False)
+        return _Parts((first, least * d_a * q_a), each_value)
     if traits.zero_apart and fmt.zero:
         zero = fmt.zero * scale * q_a
-        return _Parts((first + zero, -zero), False)
-    return _Parts((first,), False)
+        return _Parts((first + zero, -zero), each_value)
+    return _Parts((first,), each_value)
 
 
 def _widest(of: _Parts) -> LaneSpread:
