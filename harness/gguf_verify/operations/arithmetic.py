@@ -22,11 +22,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..semantics import UNIT_ROUNDOFF
+from ..semantics.lanes import variance
 from .judging import UNDERFLOW
 from .node import Doubles, NoDefinition
 
 #: Distance of float32 numbers at 1.
 ULP = 2.0**-23
+#: Terms that are added up in lanes at a time.
+_AT_ONCE = 1 << 20
 #: The smallest normal float32.
 NORMAL = 2.0**-126
 
@@ -102,13 +105,33 @@ def added(terms: Doubles, lanes: int = 8, axis: int = -1) -> tuple[Doubles, Doub
     terms of a sum S = Σt with squares Q = Σt². In a random order its partial sum after the share p of them has the mean
     p·S/L and the variance p·(1 - p)·Q/L; so all squares of all lanes' partial sums are n·(S²/(3·L²) + Q/(6·L)) or less.
     The lanes are then added in some tree, whose partial sums' squares are at most (L - 1)·S². Terms that are rounded
-    products add Q.
+    products add Q. Data with a trend are in no random order, so the spread is at least that of the orders that kernels
+    have: lanes that take terms in turn, and lanes that take runs of them (`semantics.lanes`).
     """
     with np.errstate(all="ignore"):
         total = terms.sum(axis=axis, keepdims=True)
         squares = (terms**2).sum(axis=axis, keepdims=True)
         magnitude = np.abs(terms).sum(axis=axis, keepdims=True)
-    return total, *summed(total, magnitude, squares, terms.shape[axis], lanes)
+        bound, spread = summed(total, magnitude, squares, terms.shape[axis], lanes)
+        by_lanes = _in_lanes(np.moveaxis(terms, axis, -1), lanes)
+    return total, bound, np.maximum(spread, np.expand_dims(by_lanes, axis))
+
+
+def _in_lanes(terms: Doubles, lanes: int) -> Doubles:
+    """The largest spread of a sum along the last axis, in lanes of either kind: [...] of [..., n]."""
+    n = terms.shape[-1]
+    flat = terms.reshape(-1, n).T
+    spread = np.zeros(flat.shape[1])
+    step = max(1, _AT_ONCE // max(1, n))
+    for start in range(0, len(spread), step):
+        part = flat[:, start : start + step]
+        filled = np.pad(part, ((0, -n % lanes), (0, 0)))
+        orders = [filled.reshape(-1, lanes, part.shape[1])]
+        if lanes > 1:
+            orders.append(filled.reshape(lanes, -1, part.shape[1]).swapaxes(0, 1))
+        found = np.max([variance(order) for order in orders], axis=0)
+        spread[start : start + step] = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt(found)
+    return spread.reshape(terms.shape[:-1])
 
 
 def summed(total: Doubles, magnitude: Doubles, squares: Doubles, n: int, lanes: int = 8) -> tuple[Doubles, Doubles]:

@@ -153,16 +153,16 @@ def _of_blocks(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations)
 def _widest(of: _Parts) -> LaneSpread:
     """The largest deviation of all orders, and of how many roundings the largest error is made, as a multiple of it."""
     outputs = of.parts[0].shape[-1]
-    variance, most = np.zeros(outputs), np.zeros(outputs)
+    widest, most = np.zeros(outputs), np.zeros(outputs)
     parts = of.parts if len(of.parts) == 1 else (of.parts[0] + of.parts[1], *of.parts)
     for orders in zip(*map(_by_value if of.each_value else _by_block, parts), strict=True):
         roundings, found = 0, np.zeros(outputs)
         for terms in orders:
-            found += _variance(terms)
+            found += variance(terms)
             roundings += 3 * terms.shape[0] * terms.shape[1] + terms.shape[1]
-        variance, most = np.fmax(variance, found), np.fmax(most, roundings * found)
-    deviation = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt(variance)
-    return LaneSpread(deviation, np.divide(most, variance, out=np.ones(outputs), where=variance > 0))
+        widest, most = np.fmax(widest, found), np.fmax(most, roundings * found)
+    deviation = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt(widest)
+    return LaneSpread(deviation, np.divide(most, widest, out=np.ones(outputs), where=widest > 0))
 
 
 def _by_block(products: Doubles) -> Iterator[Doubles]:
@@ -201,7 +201,7 @@ def _by_value(products: Doubles) -> Iterator[Doubles]:
                 yield turns.reshape(-1, lanes, outputs)
 
 
-def _variance(terms: Doubles) -> Doubles:
+def variance(terms: Doubles) -> Doubles:
     """V of terms float64[steps, lanes, E], each lane of which begins where its partial sums are largest."""
     steps = len(terms)
     partial = np.cumsum(terms, axis=0)
@@ -219,4 +219,4 @@ def _variance(terms: Doubles) -> Doubles:
     return np.asarray(held)
 
 
-__all__ = ["lanes_of", "with_lanes"]
+__all__ = ["lanes_of", "variance", "with_lanes"]
