@@ -310,6 +310,8 @@ class _Worst:
         special = ~np.isfinite(expected)
         wrong = (judgement.bad & ~judgement.suspected) | (self._definition.alike & ~(ratio <= 1))
         self.suspected += int(judgement.suspected.sum())
+        if (special & np.isfinite(p.bound) & np.isfinite(y)).any():
+            raise NoDefinition("sums that may overflow")
         if special.any():
             as_it_is = (y == expected) | (np.isnan(y) & np.isnan(expected))
             met = ~np.isfinite(y) if self._definition.semantics.encoding.quantizes else as_it_is

@@ -1,6 +1,7 @@
 """How a definition's products and sums are rounded: the record that its bound is made with.
 
-`float32`: sums are float32, in any order; u = 2^-24. Products of codes are integers, which are exact.
+`float32`: sums are float32, in any order; u = 2^-24. Products of codes are integers, which are exact. A sum of
+magnitudes that may pass 2^128 may overflow in some order: then the definition has no finite value.
 
 `values`: the same, but of codes too each product of two values is rounded and added by itself, as by a kernel that
 dequantizes both factors. A product (d_w·q_w)·(d_a·q_a), or (d_w·d_a)·(q_w·q_a), has at most three roundings, a weight
@@ -92,8 +93,11 @@ class Accumulation:
         return "float32, value by value" if self.name == "values" else self.name
 
 
-IN_FLOAT32 = Accumulation("float32", 2.0**-24, 2.0**-150, 2.0**-126, math.inf)
-BY_VALUE = Accumulation("values", 2.0**-24, 2.0**-150, 2.0**-126, math.inf)
+#: From where on rounding to float32 gives infinity.
+OVERFLOWS = 2.0**128 * (1 - 2.0**-25)
+
+IN_FLOAT32 = Accumulation("float32", 2.0**-24, 2.0**-150, 2.0**-126, OVERFLOWS)
+BY_VALUE = Accumulation("values", 2.0**-24, 2.0**-150, 2.0**-126, OVERFLOWS)
 IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, deviations=8.0)
 
 
@@ -104,7 +108,7 @@ def in_tensor_cores(products: int = 4, fraction: int = 23) -> Accumulation:
             f"tensor cores add L = 1 to 1024 products with F = 8 to 60 bits, not {products} and {fraction}"
         )
     unit = (products + 1) * 2.0 ** (1 - fraction) + 2.0**-23
-    return Accumulation("tensor", unit, 2.0**-149, 2.0**-126, math.inf, products, fraction)
+    return Accumulation("tensor", unit, 2.0**-149, 2.0**-126, OVERFLOWS, products, fraction)
 
 
 ACCUMULATIONS = ("float32", "values", "float16", "tensor")
@@ -126,6 +130,6 @@ def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
 
 
 __all__ = [
-    "ACCUMULATIONS", "BY_VALUE", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "LANES_LIMIT", "SCORE_LIMIT",
-    "Accumulation", "accumulation_of", "in_tensor_cores",
+    "ACCUMULATIONS", "BY_VALUE", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "LANES_LIMIT", "OVERFLOWS",
+    "SCORE_LIMIT", "Accumulation", "accumulation_of", "in_tensor_cores",
 ]  # fmt: skip

@@ -33,6 +33,7 @@ import numpy.typing as npt
 
 from ..formats import ELEMENTS, SLICE
 from ..support.threads import each
+from .accumulation import OVERFLOWS
 from .definitions import llama_cpu_semantics
 from .order import Order
 from .rounding import multiply_adds
@@ -80,6 +81,7 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
             magnitude = np.matmul(np.abs(slices), np.abs(by_slice)).sum(axis=0)
             floor = tiny + rounding.flushed * np.abs(by_slice).sum(axis=(0, 1))
             bound = gamma(k + EXTRA_ROUNDINGS) * magnitude + floor
+            exact = np.where(magnitude + bound < OVERFLOWS, exact, np.copysign(np.inf, exact))
             return Product(exact, bound, spread_of(term, carried, lanes, slices.shape[2]) + floor, None)
 
     whole = concatenated(_shared_out(judged, w, _TILE // max(1, m * len(slices)), threads))

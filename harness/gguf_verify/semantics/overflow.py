@@ -213,7 +213,7 @@ def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> 
 
 def _of_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> RangeProblem | None:
     """The result, as the type of the output, or the sum of all magnitudes, in a half accumulator."""
-    if semantics.oracle is not None or (semantics.accumulation.overflows == np.inf and semantics.output == "float32"):
+    if semantics.oracle is not None:
         return None
     k = w.size // fmt.block_bytes * fmt.block_size
     if x.size != semantics.encoding.row_bytes(k):  # a product of other columns than the row's
@@ -221,9 +221,10 @@ def _of_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Ra
     narrow = NARROW.get(semantics.output)
     plain = product(replace(semantics, output="float32"), fmt, w[None], x[None])
     if not np.isfinite(plain.exact).all():
-        value = float("inf")
-        words = "the sum overflows here: it is added up in half, and some order of its terms may pass 65504"
-        return RangeProblem("sum", 0, value, LARGEST_HALF, "definition", words)
+        in_half = (semantics.inside or semantics).accumulation.name == "float16"
+        kind, limit = ("half", LARGEST_HALF) if in_half else ("float32", LARGEST_FLOAT)
+        words = f"the sum overflows here: it is added up in {kind}, and some order of its terms may pass {limit:.6g}"
+        return RangeProblem("sum", 0, float("inf"), limit, "definition", words)
     if narrow is None or np.isfinite(stored(plain, semantics.output).exact).all():
         return None
     value = float(plain.exact[0, 0])

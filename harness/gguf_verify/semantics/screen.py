@@ -312,6 +312,9 @@ def _lowered(
     bound = IN_FLOAT32.growth(added) * size
     spread = IN_FLOAT32.unit * np.sqrt(roundings / 3 * (carried + 2 / nb * exact**2 + lanes))
     bound, spread = (np.maximum(of * (1 - _ROUNDED) - 4 * share * size, 0.0) for of in (bound, spread))
+    reach = size * (1 + _ROUNDED) + bound  # not below that of the product itself
+    if not (reach < IN_FLOAT32.overflows).all():
+        exact = np.where(reach < IN_FLOAT32.overflows, exact, np.copysign(np.inf, exact))
     return Product(exact, bound, spread, None)
 
 

@@ -176,9 +176,9 @@ def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
     Args:
         size: the sum of the magnitudes of all terms.
     """
-    if np.isinf(accumulation.overflows):
-        return p
     reach = size + np.minimum(p.bound, SCORE_LIMIT * p.spread)
+    if (reach < accumulation.overflows).all():
+        return p
     return replace(p, exact=np.where(reach < accumulation.overflows, p.exact, np.copysign(np.inf, p.exact)))
 
 
