@@ -218,7 +218,8 @@ def judge_whole(
     Returns token and row of the first wrong element that is found."""
     step = max(1, CHUNK_OUTPUTS // len(y))
     sample = SampledOutputs(run, result, matrix, first_row, [semantics], [y], step)
-    kernel = run.kernel.of(matrix.fmt, *y.shape, matrix.tensor.k)
+    m, n = y.shape
+    kernel = run.kernel.of(matrix.fmt, m, n, matrix.tensor.k)
     made_by = KernelCall(kernel, matrix.fmt, matrix.rows, len(y), True)
 
     def judged(spans: list[Span]) -> tuple[int, int] | None:
