@@ -51,6 +51,7 @@ from .sums import (
     UNIT_ROUNDOFF,
     Doubles,
     Floats,
+    Lanes,
     LaneSpread,
     Product,
     Rows,
@@ -136,13 +137,13 @@ def _with_lanes(made: Product, inner: Product, semantics: Semantics, fmt: BlockF
         return made
 
     def behind(tokens: Rows, rows: Rows) -> LaneSpread:
-        found, before, after = of(tokens, rows), inner.spread[tokens, rows], made.spread[tokens, rows]
+        found, before, after = of.of(tokens, rows), inner.spread[tokens, rows], made.spread[tokens, rows]
         with np.errstate(all="ignore"):
             factor = np.ones(len(before)) if semantics.epilogue is None else after / before
             more = np.nan_to_num(np.maximum(found.deviation - before, 0) * factor, nan=0.0)
         return LaneSpread(after + more, found.roundings)
 
-    return replace(made, lanes=behind)
+    return replace(made, lanes=Lanes(behind, of.most))
 
 
 def _placeable(semantics: Semantics) -> bool:

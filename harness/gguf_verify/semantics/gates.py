@@ -26,8 +26,8 @@ from .sums import Doubles, Product
 
 #: Rows of weights whose score is computed although they pass.
 _LOOKED_AT = 2
-#: Outputs that are judged by lane orders: the first ones, at a time, and altogether. More than these are suspicions.
-_FIRST, _AT_ONCE, _MOST_BY_LANES = 4, 64, 1 << 12
+#: Outputs that are judged by lane orders: the first ones, and at a time.
+_FIRST, _AT_ONCE = 4, 64
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ class _ByLanes:
         off = difference if slack is None else np.maximum(difference - get(slack), 0.0)
         tokens, rows = np.nonzero(doubtful)
         with np.errstate(all="ignore"):
-            order = np.argsort(-_ratio(off, spread)[tokens, rows], kind="stable")[:_MOST_BY_LANES]
+            order = np.argsort(-_ratio(off, spread)[tokens, rows], kind="stable")[: p.lanes.most]
         for part in np.split(order, range(_FIRST, len(order), _AT_ONCE)):
             at = tokens[part], rows[part]
-            lanes = p.lanes(*at)
+            lanes = p.lanes.of(*at)
             with np.errstate(all="ignore"):
                 spread[at] = np.fmax(spread[at], lanes.deviation)
                 score = _ratio(off[at], spread[at])

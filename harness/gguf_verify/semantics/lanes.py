@@ -28,7 +28,7 @@ the sum and of both parts are added up. Of a stored s each lane may take its sha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,14 +39,14 @@ from .accumulation import LANES_LIMIT
 from .definition import Semantics
 from .elements import round_to
 from .narrow import HALF
-from .sums import UNIT_ROUNDOFF, Doubles, LaneSpread, Product, Rows
+from .sums import UNIT_ROUNDOFF, Doubles, Lanes, LaneSpread, Product, Rows
 from .terms_of_blocks import blocks_of, codes_of, scales_of
 from .values import Activations, term_values, weights_of
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Products of values that are held at a time.
-_HELD = 1 << 20
+#: Products of values that are held at a time, and of all outputs that are looked at.
+_HELD, _MOST = 1 << 20, 1 << 23
 #: Lanes of blocks; lanes of values, and the values that one takes at a time.
 _BLOCK_LANES, _VALUE_LANES, _RUNS = (1, 2, 8, 32), (1, 8, 32, 256, 1024), (1, 4, 16)
 
@@ -77,17 +77,15 @@ def _rounds_sums_alone(semantics: Semantics) -> bool:
     return in_float32 and not term.steps and term.weights in ("", "float32")
 
 
-def lanes_of(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes
-) -> Callable[[Rows, Rows], LaneSpread] | None:  # fmt: skip
-    """(tokens, rows) of outputs → their spread by lane orders, for the product of weights uint8[N, row bytes] and
-    activations uint8[M, row bytes] before anything is fused behind it; None where the sums are not float32, whose
-    spread holds the running error already, or an author's oracle says what is added."""
+def lanes_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Lanes | None:
+    """The spread by lane orders of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes],
+    before anything is fused behind it; None where the sums are not float32, whose spread holds the running error
+    already, or an author's oracle says what is added."""
     if semantics.oracle is not None or not (semantics.inside or semantics).accumulation.independent:
         return None
+    k = max(1, w.shape[1] // fmt.block_bytes * fmt.block_size)
 
     def of(tokens: Rows, rows: Rows) -> LaneSpread:
-        k = max(1, w.shape[1] // fmt.block_bytes * fmt.block_size)
         step, found = max(1, _HELD // k), []
         with np.errstate(all="ignore"):
             for at in range(0, len(rows), step):
@@ -96,7 +94,7 @@ def lanes_of(
         deviation = np.concatenate([of.deviation for of in found])
         return LaneSpread(deviation, np.concatenate([of.roundings for of in found]))
 
-    return of
+    return Lanes(of, max(1, _MOST // k))
 
 
 def _parts_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Iterator[_Parts]:

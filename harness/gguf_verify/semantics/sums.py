@@ -36,6 +36,19 @@ class LaneSpread:
 
 
 @dataclass(frozen=True)
+class Lanes:
+    """What gives the spread by lane orders.
+
+    Args:
+        of: of outputs of these tokens and rows, one of each for an output.
+        most: so many outputs are looked at, since each takes as long as a thousand of a product.
+    """
+
+    of: Callable[[Rows, Rows], LaneSpread]
+    most: int
+
+
+@dataclass(frozen=True)
 class Product:
     """What an output should be, `[M, N]` each: arrays of NumPy, or all of them on a card.
 
@@ -46,8 +59,7 @@ class Product:
         ordered: float32, the result of the semantics' declared order, bit for bit; None where it was not asked for.
         of_rows: gives the product of some rows of the weights, without `ordered`. None: this is the product. Else
             `bound` and `spread` are at most those of the product, so what passes by them passes (`screen`).
-        lanes: gives the spread by lane orders of outputs of these tokens and rows, one of each for an output; None:
-            `spread` is all that is known.
+        lanes: gives the spread by lane orders; None: `spread` is all that is known.
         limit: the largest score of an output that passes.
     """
 
@@ -56,7 +68,7 @@ class Product:
     spread: Doubles
     ordered: Floats | None
     of_rows: Callable[[Rows], Product] | None = None
-    lanes: Callable[[Rows, Rows], LaneSpread] | None = None
+    lanes: Lanes | None = None
     limit: float = SCORE_LIMIT
 
     def rows(self, index: Rows) -> Product:
@@ -64,14 +76,14 @@ class Product:
         there = put(index, self.exact)
         ordered, of_rows, lanes = None if self.ordered is None else self.ordered[there], self.of_rows, self.lanes
         other = None if of_rows is None else lambda rows: of_rows(rows).rows(index)
-        of_lanes = None if lanes is None else lambda tokens, rows: lanes(index[tokens], rows)
+        of_lanes = None if lanes is None else Lanes(lambda tokens, rows: lanes.of(index[tokens], rows), lanes.most)
         exact, bound, spread = (of[there] for of in (self.exact, self.bound, self.spread))
         return Product(exact, bound, spread, ordered, other, of_lanes, self.limit)
 
     def at(self, tokens: Rows, rows: Rows) -> Product:
         """The product of single outputs, one of each token and row, as [1, outputs]; of a product of NumPy."""
         ordered, lanes = None if self.ordered is None else self.ordered[tokens, rows][None], self.lanes
-        of_lanes = None if lanes is None else lambda _, outputs: lanes(tokens[outputs], rows[outputs])
+        of_lanes = None if lanes is None else Lanes(lambda _, at: lanes.of(tokens[at], rows[at]), lanes.most)
         exact, bound, spread = (of[tokens, rows][None] for of in (self.exact, self.bound, self.spread))
         return Product(exact, bound, spread, ordered, None, of_lanes, self.limit)
 
@@ -172,6 +184,6 @@ def partial_sums(term: Doubles) -> Doubles:
 
 
 __all__ = [
-    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Floats", "LaneSpread", "Product", "Rows",
+    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Floats", "LaneSpread", "Lanes", "Product", "Rows",
     "concatenated", "gamma", "partial_sums", "spread_of", "walk",
 ]  # fmt: skip
