@@ -19,8 +19,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from gguf_verify.gguf import Model, Tensor, open_model
+from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.llama import Llama
-from gguf_verify.support import scratch
+from gguf_verify.support import scratch, seeds
 from gguf_verify.support.cache import cache_dir
 from tests.support import corpus, needs
 from tests.support.blocks_by_hand import Make
@@ -39,6 +40,9 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
+#: Runs of tests are the same each time: each run would have a seed of its own. Processes that tests start see it too.
+os.environ[seeds.VARIABLE] = "0"
+
 
 def tier_of(item: pytest.Item) -> str:
     return item.path.relative_to(Path(__file__).parent).parts[0]
@@ -56,6 +60,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(tempfile.gettempdir(), f"cache-of-gguf-verify-tests-{os.geteuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
         os.environ["XDG_CACHE_HOME"] = str(folder)
+    # tests of what CUDA's compiler refuses switch it on; others run what it would refuse, or would be slower
+    os.environ.setdefault(SWITCH, "off")
     needs.required.update(config.getoption("--require"))
 
 

@@ -1,6 +1,7 @@
 """A run as a command line: what `verify` was asked for, in the words of `gguf-verify`, without what is the default.
 
-It is how a run is repeated wherever it was started: at the command line, from Python, by pytest or in a night. Files
+The seed is always there, since each run has its own. It is how a run is repeated wherever it was started: at the
+command line, from Python, by pytest or in a night. Files
 that reports are written to are no part of it.
 """
 
@@ -39,7 +40,7 @@ def command_of(
     name = _name_of(kernel)
     if name is None:
         return ""
-    usual, flags = Options(), dict[str, str | None]()
+    usual, flags = Options(seed=options.seed), dict[str, str | None]()
     drawn = isinstance(path, Drawn)
     if isinstance(path, Drawn):
         sizes = {"-M": path.m, "-N": path.n, "-K": path.k}
@@ -64,7 +65,8 @@ def command_of(
         "--kernel-memory": "kernel_memory", "--exact-on": "exact_on",
     }  # fmt: skip
     for flag, field in values.items():
-        if (value := getattr(options, field)) != getattr(usual, field):
+        value = getattr(options, field)
+        if field == "seed" or value != getattr(usual, field):
             flags[flag] = f"{value:g}" if isinstance(value, float) else str(value)
     if options.budget is not None:
         flags["--budget"] = in_words(options.budget)

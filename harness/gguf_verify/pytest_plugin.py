@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .results import GemmRecord, Options, Report
 
 _SHARED = pytest.StashKey[Path]()
+_CLAIM = "gguf-verify"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gguf-prompt", metavar="TEXT", help="the prompt whose activations are multiplied")
     group.addoption(
         "--gguf-probes", choices=("full", "brief"), default="full", help="how many further shapes, as --probes takes it"
+    )
+    group.addoption(
+        "--gguf-seed", type=int, metavar="N", help="the seed, as --seed takes it (default: a new one for each run)"
     )
 
 
@@ -95,6 +99,8 @@ def _options(config: pytest.Config, **other: Any) -> Options:
     from .results import Options
 
     chosen: dict[str, Any] = {"probes": config.getoption("--gguf-probes")}
+    if config.getoption("--gguf-seed") is not None:
+        chosen["seed"] = config.getoption("--gguf-seed")
     if config.getoption("--gguf-prompt") is not None:
         chosen["prompt"] = config.getoption("--gguf-prompt")
     return Options(**(chosen | other))
@@ -124,6 +130,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """What the workers shared is removed at the end, by the process that made it."""
     if _SHARED in config.stash:
         scratch.remove_folder(config.stash[_SHARED])
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What `--gguf` verified, in one line, and what it skipped."""
+    for report in (*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")):
+        for name, said in report.user_properties:
+            if name == _CLAIM:
+                terminalreporter.write_line(f"gguf-verify: {said}")
 
 
 # ---- one test a matrix -----------------------------------------------------------------------------------------------
@@ -162,7 +176,7 @@ class _Model(pytest.Collector):
             item.tensor = name
             yield item
 
-    def _verified(self, tensor: str | None) -> Report:
+    def _verified(self, tensor: str | None, **options: Any) -> Report:
         """The report of the layers rung for all selected matrices, or for one. Raises HarnessError."""
         from .kernels import DEFAULT_KERNEL
         from .support.command_line import pattern_of
@@ -172,7 +186,7 @@ class _Model(pytest.Collector):
         option = self.config.getoption
         only = option("--gguf-tensor") if tensor is None else pattern_of(tensor)
         kernel, host = option("--gguf-kernel") or DEFAULT_KERNEL, option("--gguf-host")
-        report = verify(option("--gguf"), kernel, host, ["layers"], _options(self.config, tensor=only))
+        report = verify(option("--gguf"), kernel, host, ["layers"], _options(self.config, tensor=only, **options))
         if report.fault:
             raise EnvironmentFault(report.fault)
         return report
@@ -206,14 +220,14 @@ class _Model(pytest.Collector):
         little gets a run of its own. Raises HarnessError.
         """
         whole = self.whole()
-        result = whole.rungs[0]
+        result, seed = whole.rungs[0], whole.environment.options.seed
         judged, told = _judged(whole, tensor), result.diagnosis
         if result.fault or any(not f.tensor for f in result.failures):
             return whole
         if any(f.tensor == tensor for f in result.failures):
-            return whole if told is None or told.tensor == tensor else self._verified(tensor)
+            return whole if told is None or told.tensor == tensor else self._verified(tensor, seed=seed)
         right = result.n_failures == len(result.failures) or (judged and not any(r.failures for r in judged))
-        return whole if right else self._verified(tensor)
+        return whole if right else self._verified(tensor, seed=seed)
 
 
 def _judged(report: Report, tensor: str) -> list[GemmRecord]:
@@ -237,6 +251,9 @@ class _Called(_Item):
 
     def runtest(self) -> None:
         report = _asked(self.parent.whole)
+        skipped = ", ".join(check.title for check in report.skipped)
+        said = f"{report.words}; seed {report.environment.options.seed}; skipped: {skipped or 'nothing'}"
+        self.user_properties.append((_CLAIM, said))
         rung, kernel = report.rungs[0], report.environment.kernel
         if not any(record.under_test for record in rung.gemms) and not rung.failures:
             why = [f"{left.name}: {left.why}" for left in rung.unverified[:5]] + ([rung.fault] if rung.fault else [])

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
+from .checks import ALONE, BESIDE, BY_ID, BYTES, CHECKS, Check, Skipped, account, check_kind, scope_of
 from .support import stages
 from .support.command_line import cores, repeat
 from .support.durations import in_words
@@ -31,6 +32,7 @@ from .support.errors import (
     KernelFault,
     UsageError,
 )
+from .support.seeds import fresh_seed
 from .support.shown import Shown
 
 #: Failures that a rung records one by one; the rest is counted.
@@ -75,7 +77,7 @@ class Options:
         n_predict: tokens to predict after it.
         threads: for llama.cpp, the CPU host and the exact products; by default one for each core.
         ctx_size: llama.cpp's context in tokens; 0 for what the prompt and the predicted tokens need.
-        seed: of everything that is drawn.
+        seed: of everything that is random; by default a new one for each run (`support.seeds`).
         tensor: a regular expression that selects tensors; None for all.
         repack: let llama.cpp repack its weights.
         reference: the device of llama.cpp that the kernel is compared with: "cpu", "gpu" for the first GPU, or ggml's
@@ -103,7 +105,7 @@ class Options:
     n_predict: int = DEFAULT_N_PREDICT
     threads: int = field(default_factory=cores)
     ctx_size: int = 0
-    seed: int = 0
+    seed: int = field(default_factory=fresh_seed)
     tensor: str | None = None
     repack: bool = False
     reference: str = "cpu"
@@ -125,6 +127,23 @@ class Options:
     declare: str = ""
     imports: tuple[str, ...] = ()
     loads: tuple[str, ...] = ()
+
+    @property
+    def skips(self) -> Iterator[Skipped]:
+        """What these options keep a run from checking, whatever its rungs find. Every option that does is here, or is
+        recorded where it takes effect: `SHORTENING` lists both."""
+        if self.tensor is not None:
+            yield Skipped(
+                "tensors", f"only those that match {self.tensor!a} (--tensor)", f"tensors {self.tensor[:60]!a}"
+            )
+        if self.sandbox == "off":
+            yield Skipped("sandbox", "turned off (--sandbox off)", "no sandbox")
+
+
+#: Options that can make a run check less than a whole one. The others change how or on what it is made.
+SHORTENING = frozenset(
+    {"tensor", "n_predict", "sandbox", "probes", "thorough", "only_call", "budget", "exit_first", "sanitize"}
+)
 
 
 def spent_words(budget: float | None) -> str:
@@ -856,6 +875,9 @@ class RungResult(msgspec.Struct, kw_only=True):
         envelopes: for each type, beyond which products of the graph the rung holds.
         headroom: of the activations' halves, the one nearest to overflow; None where there are none.
         sampled: what of large matrices was judged element by element; None where all was.
+        done: class of checks (`checks.CHECKS`) → how many things of it were checked, beside those of `checked`; 0 where
+            this rung has nothing of the class.
+        skipped: classes of checks, or parts of them, that were not done, and why.
         diagnosis: what explains the most important wrong call: of the model's own products before other shapes, and
             these before limits.
         other_diagnoses: the same for each other type of weights.
@@ -885,6 +907,8 @@ class RungResult(msgspec.Struct, kw_only=True):
     envelopes: list[TypeEnvelope] = []
     headroom: Headroom | None = None
     sampled: Sampled | None = None
+    done: dict[str, int] = {}
+    skipped: list[Skipped] = []
     diagnosis: LocatedDiagnosis | None = None
     other_diagnoses: tuple[LocatedDiagnosis, ...] = ()
     heat_map: OutputMap | None = None
@@ -972,12 +996,26 @@ class RungResult(msgspec.Struct, kw_only=True):
             del self.failures[max(range(len(self.failures)), key=lambda i: (self.failures[i].rank, i))]
 
     def count(self, kind: str, n: int = 1) -> None:
-        """Record that n things were checked."""
+        """Record that n things were checked. Raises ValueError for a kind that belongs to no class of checks."""
+        check_kind(kind, self.substance)
         self.checked[kind] = self.checked.get(kind, 0) + n
 
     def count_beside(self, kind: str, n: int, under_test: bool) -> None:
         """Record that n things were checked, by the kernel under test or by one that stands beside it."""
-        self.count(kind if under_test else f"{kind} of kernels beside it", n)
+        self.count(kind if under_test else f"{kind}{BESIDE}", n)
+
+    def did(self, check: str, n: int = 1) -> None:
+        """Record that n things of a class of checks were done; 0: there is nothing of it in this rung. Raises KeyError
+        for a class that does not exist."""
+        self.done[BY_ID[check].id] = self.done.get(check, 0) + n
+
+    def omit(self, check: str, why: str, scope: str = "") -> None:
+        """Record, once, that a class of checks or a part of it was not done: see `Skipped`. Raises KeyError."""
+        self._omit(Skipped(BY_ID[check].id, why, scope))
+
+    def _omit(self, skipped: Skipped) -> None:
+        if skipped not in self.skipped:
+            self.skipped.append(skipped)
 
     def skip(self, kind: str, n: int = 1) -> None:
         """Record that n things are not for this rung to check."""
@@ -1041,8 +1079,11 @@ class RungResult(msgspec.Struct, kw_only=True):
         for mine, theirs in (
             (self.checked, part.checked), (self.not_checked, part.not_checked), (self.figures, part.figures),
             (self.blamed, part.blamed), (self.failing, part.failing), (self.stages, part.stages),
+            (self.done, part.done),
         ):  # fmt: skip
             _add(mine, theirs)
+        for skipped in part.skipped:
+            self._omit(skipped)
         for left in part.unverified:
             self._leave(left)
         for line in reversed(part.leading):
@@ -1329,23 +1370,98 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The verdict as reports say it: only what passed without a waiver, on a model, is "verified"."""
-        if self.drawn is not None and not self.drawn.compared and self.verdict == "verified on drawn data":
-            return f"{self.verdict}, not compared with llama.cpp"
+        """The verdict as reports say it: only a whole run that passed without a waiver, on a model, is "verified"."""
+        if self.verdict == "waived":
+            return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}{self.scope}"
+        return f"{self.verdict}{self.scope}" if not self.exit_code else self.verdict
+
+    @property
+    def headline(self) -> str:
+        """`words` as a report begins with them: "VERIFIED (brief)"."""
+        words, scope = self.words, "" if self.exit_code else self.scope
+        return words.removesuffix(scope).upper() + scope
+
+    @property
+    def scope(self) -> str:
+        """What was verified, where that is less than a whole run, as it follows "verified": ": file bytes only",
+        " (brief)"; else ""."""
+        scopes = [*(s.scope for s in self._skipped), self._sampled]
+        if self.drawn is not None and not self.drawn.compared:
+            scopes.insert(0, "not compared with llama.cpp")
+        if call := self.environment.options.only_call:
+            return f": one call only ({call.partition(',')[0]})" + scope_of((), scopes)
+        return scope_of(self.checks, scopes, () if self.drawn is None else (BYTES, "tokens"))
+
+    @property
+    def _sampled(self) -> str:
+        """What the headline says of large matrices of which a sample was judged; "" where every output was."""
         sampled = [rung.sampled for rung in self.rungs if rung.sampled is not None]
-        if self.verdict == "verified" and sampled:
-            of_outputs = [part for part in sampled if part.missed is not None]
-            if not of_outputs:
-                return "verified (sampled: some blocks)"
-            size = 2 * max(part.smallest or 0.0 for part in of_outputs)
-            missed = max(part.missed or 0.0 for part in of_outputs)
-            return (
-                f"verified (sampled: misses errors above {size:.1g} times the outputs' size with a probability of at "
-                f"most {missed:.1g})"
-            )
-        if self.verdict != "waived":
-            return self.verdict
-        return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}"
+        of_outputs = [part for part in sampled if part.missed is not None]
+        if not of_outputs:
+            return "sampled: some blocks" if sampled else ""
+        size = 2 * max(part.smallest or 0.0 for part in of_outputs)
+        missed = max(part.missed or 0.0 for part in of_outputs)
+        words = f"sampled: misses errors above {size:.1g} times the outputs' size"
+        return f"{words} with a probability of at most {missed:.1g}"
+
+    @property
+    def checks(self) -> list[Check]:
+        """What became of every class of checks, in the order of `checks.CHECKS`."""
+        done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": 0}
+        for rung in self.rungs:
+            whole = rung.substance if self.drawn is None or rung.name != BYTES else ()
+            done[rung.name] = sum(rung.checked.get(kind, 0) for kind in whole if kind != ALONE)
+            for c in CHECKS:
+                if not c.is_rung and any(kind in rung.checked for kind in c.counts):
+                    done[c.id] = done.get(c.id, 0) + sum(rung.checked.get(kind, 0) for kind in c.counts)
+            for name, n in rung.done.items():
+                done[name] = done.get(name, 0) + n
+            if any(not worst.of_kernel for worst in rung.worst.values()):
+                done["llama"] = done.get("llama", 0) + 1
+        ran = {rung.name: rung.question for rung in self.rungs}
+        return account(self.environment.kernel.computes, done, self._skipped, ran)
+
+    @property
+    def _skipped(self) -> list[Skipped]:
+        """What was not done of a whole run, by the options, by the environment and in the rungs."""
+        options, sandbox = self.environment.options, self.environment.sandbox
+        found = [*options.skips, *(s for rung in self.rungs for s in rung.skipped)]
+        if sandbox.missing and options.sandbox != "off":
+            found.append(Skipped("sandbox", f"they may {', '.join(sandbox.missing)}"))
+        found += [
+            Skipped("every-output", f"{rung.sampled.words} (--thorough judges every one)")
+            for rung in self.rungs if rung.sampled is not None
+        ]  # fmt: skip
+        tokens = self.rung("tokens")
+        if tokens is not None and options.n_predict < DEFAULT_N_PREDICT:
+            of = f"{options.n_predict} of {DEFAULT_N_PREDICT} tokens"
+            found.append(Skipped("tokens", f"{of} were predicted (-n)", of))
+        if options.only_call:
+            whole = ("tensors", "sandbox")
+            found += [Skipped(c.id, "one call was made (--only-call)") for c in CHECKS if c.id not in whole]
+        if self.drawn is not None:
+            found += [Skipped(name, "there is no model") for name in (BYTES, "tokens")]
+            found += [] if self.drawn.compared else [Skipped("llama", "llama.cpp was not asked (--reference none)")]
+        return found + [Skipped(name, "the run ended before") for name in self.not_climbed if name in BY_ID]
+
+    @property
+    def skipped(self) -> list[Check]:
+        """The classes of checks that were skipped or done in part only."""
+        return [check for check in self.checks if check.skipped]
+
+    @property
+    def shortened(self) -> list[str]:
+        """What the user chose not to have checked, each in words."""
+        return list(dict.fromkeys(f"{BY_ID[s.check].title}: {s.why}" for s in self._skipped if s.scope))
+
+    @property
+    def kernel_ran(self) -> bool:
+        """Whether anything that the kernel under test computed was judged, or is wrong."""
+        call = self.environment.options.only_call.partition(",")[0]
+        if call:
+            return call != "reference"
+        of_kernel = [rung for rung in self.rungs if rung.name not in BY_ID or BY_ID[rung.name].of_kernel]
+        return any(any(rung.checked.values()) or rung.n_failures for rung in of_kernel)
 
     @property
     def n_waived(self) -> int:

@@ -38,7 +38,7 @@ from .support.durations import is_duration
 from .support.errors import EnvironmentFault, HarnessError, NothingToVerify, UsageError, signal_of
 from .support.supported import check_machine
 from .support.text import printable
-from .waivers import apply, read_waivers
+from .waivers import apply, read_waivers, refuse_everything
 from .waivers import today as current_day
 
 
@@ -156,6 +156,9 @@ def verify(
                 held = f"none of its {n} tensors is a matrix" if n else "it holds no tensor"
                 name = printable(model.path.name)
                 raise NothingToVerify(f"nothing to verify in {name}: {held}", "nothing-to-verify")
+            matrices = [name for name, tensor in model.tensors.items() if may_be_matrix(tensor)]
+            looking = [name for name in rungs_for(run.kernel.computes) if name != "tokens"]
+            refuse_everything(known, model.path.name, run.kernel.name, matrices, looking)
             before, ahead = None, ExitStack()
             try:
                 run.selected()

@@ -7,6 +7,7 @@ longer, and is said; so is one that matched nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from fnmatch import fnmatchcase
@@ -19,8 +20,18 @@ from .support.errors import UsageError
 from .support.text import printable
 from .support.toml import Mistake, read_toml, typed
 
-#: More than anybody reads.
+#: More than anyone reads.
 MOST_WAIVERS = 1000
+#: Key → names of which a pattern that matches all is no choice: of files, kernels, matrices and rungs.
+_NAMES = {
+    "model": ("tiny-Q4_0.gguf", "Model.Q8_0-00001-of-00002.gguf", "x.gguf"),
+    "kernel": ("q8_1", "kernels/My.cu:gemm", "k.py:f", "0.so"),
+    "tensor": (
+        "token_embd.weight", "output.weight", "blk.0.attn_q.weight", "blk.31.ffn_down_exps.weight", "mm.1.weight",
+        "enc.blk.7.ffn_up.weight", "v.patch_embd.weight", "rope_freqs.weight",
+    ),
+    "rung": ("bytes", "blocks", "layers", "tokens"),
+}  # fmt: skip
 
 #: A file with every key that there is.
 REFERENCE = """\
@@ -125,13 +136,52 @@ def _waiver(entry: dict[str, object], place: str) -> Waiver:
         raise Mistake(f"{place}.until", "must be a date, written as in until = 2027-01-31, without quotes")
     made: Waiver = typed(entry, Waiver, place)
     for key, value in entry.items():
-        if isinstance(value, str) and not value.strip():
-            raise Mistake(f"{place}.{key}", "is empty")
+        if isinstance(value, str) and not any(map(str.isalnum, value)):
+            empty = not value.strip() or key not in _NAMES
+            raise Mistake(f"{place}.{key}", "is empty" if empty else _ANYTHING)
+    for key, names in _NAMES.items():
+        if (pattern := getattr(made, key)) is not None and _matches_any(pattern, names):
+            raise Mistake(f"{place}.{key}", _ANYTHING)
+    if made.finding is not None and not re.fullmatch(r"[A-Z]+-[0-9]+(-[a-z0-9-]+)?", made.finding):
+        raise Mistake(f"{place}.finding", "must be the id of one finding, such as GGUF-107 or GGUF-107-codes-unused")
     if made.finding is None and made.tensor is None and made.rung is None:
         raise Mistake(place, "would waive everything: name a tensor, a rung or an audit's finding")
     if made.finding is not None and (made.kernel or made.rung or made.fault):
         raise Mistake(place, "a finding of an audit has no kernel, rung or fault")
     return made
+
+
+#: What is said of a pattern without a choice.
+_ANYTHING = "covers everything: name what is known to be wrong"
+
+
+def _matches_any(pattern: str, names: Sequence[str]) -> bool:
+    """Whether a pattern has nothing to say: no letter or digit beside its wildcards, or it matches all of the names."""
+    said = re.sub(r"\[[^\]]*\]", "", pattern)
+    return not any(map(str.isalnum, said)) or all(fnmatchcase(name, pattern) for name in names)
+
+
+def refuse_everything(
+    waivers: Sequence[Waiver], model: str, kernel: str, tensors: Sequence[str], rungs: Sequence[str]
+) -> None:
+    """That the waivers of a run leave something that can fail it.
+
+    Args:
+        model: the file's name.
+        tensors: all matrices of the model.
+        rungs: all that look at them.
+
+    Raises UsageError where those of them that name no single tensor together cover every tensor in every rung.
+    """
+    about = [w for w in waivers if w.finding is None and w.fault is None and w.tensor not in tensors]
+    mine = [w for w in about if _fits(w.model, model) and _fits(w.kernel, kernel)]
+
+    def covered(rung: str, tensor: str) -> bool:
+        return any(_fits(w.rung, rung) and _fits(w.tensor, tensor) for w in mine)
+
+    if mine and all(covered(rung, tensor) for rung in rungs for tensor in tensors):
+        words = "; ".join(printable(w.words, 60) for w in mine[:4])
+        raise UsageError(f"the waivers together cover every tensor of this model in every rung: {words}")
 
 
 def today() -> date:
@@ -159,4 +209,4 @@ def apply(report: Report, waivers: Sequence[Waiver], day: date, under_way: Seque
     report.waivers = [waiver.use(n, day) for waiver, n in zip(mine, counts, strict=True)]
 
 
-__all__ = ["MOST_WAIVERS", "REFERENCE", "Waiver", "apply", "read_waivers", "today"]
+__all__ = ["MOST_WAIVERS", "REFERENCE", "Waiver", "apply", "read_waivers", "refuse_everything", "today"]

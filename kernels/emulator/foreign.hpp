@@ -1,8 +1,6 @@
 // What stands before a kernel that is not this project's: the language, CUDA's headers, and no other name but those of
 // `cuda_on_cpu` and those that begin with GGUF_VERIFY_.
 #pragma once
-#if !defined(GGUF_VERIFY_FOREIGN)  // else it is precompiled
-#define GGUF_VERIFY_FOREIGN
 #include "cuda_on_cpu.hpp"
 
 #include "cooperative_groups.hpp"
@@ -50,6 +48,8 @@ constexpr unsigned first(unsigned value, T...) {
     __attribute__((patchable_function_entry(cuda_on_cpu::first(__VA_ARGS__), cuda_on_cpu::first(__VA_ARGS__))))
 #endif
 
+// A kernel cannot tell the checked build from the other one.
+#undef CUDA_ON_CPU_CHECKS
 #undef CPU_KERNEL
 #undef IN_RUNNER
 #undef PER_THREAD
@@ -69,4 +69,3 @@ constexpr unsigned first(unsigned value, T...) {
 #define CUDA_VERSION 13000
 #define CUDART_VERSION 13000
 #define __CUDA_API_VERSION 13000
-#endif

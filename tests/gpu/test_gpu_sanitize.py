@@ -254,7 +254,7 @@ def test_a_verification(tmp_path: Path, gpu: Host) -> None:
     )
     report = verify(FIXTURES / "tiny-Q4_0.gguf", f"{tmp_path / 'kernel.cu'}:gemm", gpu, ["layers"], options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
-    assert report.rungs[0].checked["products under other schedules"] >= 3
+    assert report.rungs[0].checked["launches of a checked build"] >= 3
     place = line_of(source, "    const unsigned other")
     noted = f"it reads what nothing has written, and its outputs do not depend on it: global memory at {place}"
     assert all(n.endswith(noted) for n in report.rungs[0].notes if "nothing has written" in n), report.rungs[0].notes

@@ -177,7 +177,7 @@ def _of(make: Callable[[], Report], form: Form) -> Callable[[], str]:
 def real() -> str:
     """A real run of one rung through a pipe, whose versions, host and times are masked."""
     command = [sys.executable, str(ROOT / "scripts" / "verify_model.py"), str(FIXTURES / "tiny-Q4_0.gguf")]
-    more = ["--rungs", "bytes", "--host", "cpu", "-t", "1", "--progress", "always"]
+    more = ["--rungs", "bytes", "--host", "cpu", "-t", "1", "--seed", "0", "--progress", "always"]
     env = {**os.environ, "COLUMNS": "33", "TERM": "xterm"}  # what is piped does not depend on them
     done = subprocess.run(
         [*command, *more], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, env=env, check=True
@@ -191,6 +191,7 @@ def masked(text: str) -> str:
     text = re.sub(r"(?m)( +–) +\d+\.\d$", r"\1 S", text)
     text = re.sub(r"(?m)^host .*(\n {12}.*)*", "host        HOST", text)
     text = re.sub(r"(?m)^sandbox .*\n(?: {12}.*\n)*", "", text).replace("; in bwrap", "")
+    text = re.sub(r"(?m)^skipped .*\n(?: {12}.*\n)*", "skipped     SKIPPED\n", text)
     return re.sub(r"llama\.cpp [\w.+-]+( on CPU); gguf-verify [\w.+-]+", r"llama.cpp V\1; gguf-verify V", text)
 
 

@@ -53,7 +53,7 @@ def environment(kind: str = "Q4_0", tensors: int = 21) -> Environment:
         ),
         reference=ReferenceInfo(where="CPU", definitions={kind: "q8_0_cpu"}),
         sandbox=SandboxInfo(kind="bwrap", by="bubblewrap 0.8.0 and seccomp"),
-        options=Options(probes="brief", prompt="Once upon a time", n_predict=6, threads=2),
+        options=Options(probes="brief", prompt="Once upon a time", n_predict=32, threads=2, seed=0),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from gguf_verify.results import (
     WaiverUse,
 )
 from gguf_verify.support.errors import UsageError
-from gguf_verify.waivers import REFERENCE, Waiver, apply, read_waivers
+from gguf_verify.waivers import REFERENCE, Waiver, apply, read_waivers, refuse_everything
 from tests.support import records
 from tests.support.nights import SCRIPT, run_result, validator
 from tests.support.shown import json_of, text_of
@@ -74,6 +74,28 @@ GOOD = 'reason = "r"\nuntil = 2027-01-31\n'
         ('[[waiver]]\ntensor = "t"\nreason = "r"\nuntil = "2027-01-31"', "until: must be a date"),
         ('[[waiver]]\ntensor = "t"\nreason = "r"\nuntil = 2027-01-31T00:00:00', "until: must be a date"),
         (f"[[waiver]]\n{GOOD}", "would waive everything"),
+        ('[[waiver]]\ntensor = "t"\nreason = "\u200b"\nuntil = 2027-01-31', "reason: is empty"),
+        *(
+            (f"[[waiver]]\n{key} = '{pattern}'\n{more}{GOOD}", rf"waiver\[0\]\.{key}: covers everything")
+            for key, more in (
+                ("tensor", ""),
+                ("rung", ""),
+                ("model", "rung = 'layers'\n"),
+                ("kernel", "rung = 'layers'\n"),
+            )
+            for pattern in ("*", "**", "?*", "*?", "[!z]*", ".*", "^.+$", "*[a-z]*", "*[!0]")
+        ),
+        *(
+            (f"[[waiver]]\ntensor = '{pattern}'\n{GOOD}", r"\.tensor: covers everything")
+            for pattern in ("*.weight", "*weight*", "*e*", "*.w[a-z]ight")
+        ),
+        (f"[[waiver]]\nrung = '[blt]*s'\n{GOOD}", r"\.rung: covers everything"),
+        (f"[[waiver]]\nmodel = '*.gguf'\ntensor = 't'\n{GOOD}", r"\.model: covers everything"),
+        (f"[[waiver]]\ntensor = ['*']\n{GOOD}", r"\.tensor: must be a string"),
+        *(
+            (f"[[waiver]]\nfinding = '{f}'\n{GOOD}", r"\.finding: must be the id")
+            for f in ("GGUF", "GGUF-", "GGUF-*", "G*")
+        ),
         (f'[[waiver]]\nkernel = "k"\n{GOOD}', "would waive everything"),
         (f'[[waiver]]\nfinding = "GGUF-107"\nrung = "layers"\n{GOOD}', "has no kernel, rung or fault"),
         (f'[[waiver]]\ntensr = "t"\n{GOOD}', r"waiver\[0\]\.tensr: this key is not known; there are: reason"),
@@ -91,6 +113,27 @@ def test_a_mistake_is_one_line(tmp_path: Path, text: str, words: str) -> None:
     assert str(raised.value).startswith("waivers.toml: ")
     assert "\n" not in str(raised.value)
     assert "\x1b" not in str(raised.value)
+
+
+def test_waivers_that_together_cover_everything_are_refused() -> None:
+    tensors, rungs = ["token_embd.weight", "blk.0.attn_q.weight", "blk.1.ffn_up.weight"], ["bytes", "blocks", "layers"]
+
+    def refused(*held: Waiver) -> bool:
+        try:
+            refuse_everything(held, "m.gguf", "q8_1", tensors, rungs)
+        except UsageError as error:
+            return str(error).startswith("the waivers together cover every tensor of this model in every rung: ")
+        return False
+
+    assert refused(waiver(tensor="blk.*"), waiver(tensor="token*"))
+    assert refused(*(waiver(rung=name) for name in rungs))
+    assert refused(waiver(rung="b*"), waiver(rung="layers", tensor="blk.*"), waiver(tensor="token*"))
+    assert not refused(waiver(tensor="blk.*"))
+    assert not refused(waiver(tensor="blk.*"), waiver(tensor="token*", kernel="other"))
+    assert not refused(waiver(tensor="blk.*"), waiver(tensor="token*", fault="code-order"))
+    assert not refused(waiver(rung="layers"))
+    assert not refused(*(waiver(tensor=name) for name in tensors)), "each is named"
+    assert not refused()
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

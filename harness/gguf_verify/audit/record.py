@@ -22,6 +22,7 @@ from ..support.errors import (
     EXIT_UNVERIFIED,
     EXIT_VERIFIED,
 )
+from ..support.seeds import fresh_seed
 from ..support.shown import Shown
 from ..support.version import project_version
 from .content import Content
@@ -51,7 +52,7 @@ class AuditOptions:
         llama: let llama.cpp decode and read the file.
         today: the day that waivers are compared with; None for today in UTC.
         sandbox: how llama.cpp's process and the readers' are confined: "auto", "bwrap", "landlock" or "off".
-        seed: of the sample of a remote file.
+        seed: of the sample of a remote file; by default a new one for each audit.
     """
 
     tensor: str | None = None
@@ -68,7 +69,7 @@ class AuditOptions:
     waivers: Path | None = None
     today: date | None = None
     sandbox: str = "auto"
-    seed: int = 0
+    seed: int = field(default_factory=fresh_seed)
 
 
 def _gguf_version() -> str:

@@ -123,7 +123,7 @@ def _asked(report: Report, asked: tuple[str, ...] | None) -> dict[str, Any]:
     rungs = whole if asked is None else asked
     missing = [name for name in whole if name not in rungs]
     left_out = [f"rungs that were not asked for: {', '.join(missing)}"] if missing else []
-    left_out += [f"tensors whose names do not match {o.tensor}"] if o.tensor is not None else []
+    left_out += report.shortened
     left_out += [
         f"{rung.sampled.what} of large matrices that were not sampled, in the {rung.name} rung (--thorough judges all)"
         for rung in report.rungs if rung.sampled is not None

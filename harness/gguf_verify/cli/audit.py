@@ -17,6 +17,7 @@ from ..support.address import FETCHED, Address, located
 from ..support.command_line import cores
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from ..support.scratch import shared
+from ..support.seeds import fresh_seed
 from .command import Command
 from .common import (
     EXIT_CODES,
@@ -72,8 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="do without llama.cpp, which then need not be installed: blocks are decoded, but compared with nothing",
     )
-    add("-s", "--seed", type=int, default=0, metavar="N",
-        help="of the sample of a remote file (default: %(default)s)")  # fmt: skip
+    add("-s", "--seed", type=int, metavar="N",
+        help="of the sample of a remote file (default: a new random seed for each audit)")  # fmt: skip
     add_ray(parser, "scan tensors, and compare them with --source,")
     add("-v", "--verbose", action="store_true", help="show statistics of every tensor, and llama.cpp's log on stderr")
     block = parser.add_argument_group("x-ray of one block")
@@ -127,6 +128,8 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
     one = len(args.model) == 1 and (remote or not args.model[0].is_dir())
     kind = Kind.AUDIT if one else Kind.AUDITS
     files = asked_for(args, kind, *_inputs(args))
+    seed = fresh_seed() if args.seed is None else args.seed
+    command = _spelled([*argv, "--seed", str(seed)] if remote and args.seed is None else argv)
     llama = not args.no_llama and why_missing() is None
     with (
         sandboxed(args.sandbox),
@@ -140,7 +143,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             tensor=args.tensor, source=args.source, imatrix=args.imatrix, llama=not args.no_llama,
             readers=not args.no_readers, digest=not args.no_sha256, strict=args.strict,
             threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose, progress=on_terminal(),
-            waivers=args.waivers, sandbox=args.sandbox, seed=args.seed,
+            waivers=args.waivers, sandbox=args.sandbox, seed=seed,
         )  # fmt: skip
         elsewhere = None
         if args.ray is not None:
@@ -149,12 +152,12 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             elsewhere = examiners(args.ray, options)
         shown = form(args.verbose, args.map)
         if one:
-            result = audit(args.model[0], options, _spelled(argv), child, elsewhere)
+            result = audit(args.model[0], options, command, child, elsewhere)
             return deliver(kind, result, result.exit_code, shown, files)
         child.close()  # each audit has its own
         start = time.perf_counter()
         done = audit_each(gguf_files(args.model), lambda path: audit(path, options, elsewhere=elsewhere))
-        results = Audits(done, time.perf_counter() - start, _spelled(argv))
+        results = Audits(done, time.perf_counter() - start, command)
         return deliver(kind, results, results.exit_code, shown, files)
 
 

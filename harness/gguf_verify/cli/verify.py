@@ -18,6 +18,7 @@ from ..rungs import rungs_for
 from ..support.command_line import cores
 from ..support.durations import seconds_of
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
+from ..support.seeds import MOST_SEED, fresh_seed
 from ..verification import verify
 from .certify import Certificates
 from .command import Command, commands
@@ -100,7 +101,8 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--llama", type=Path, metavar="PATH",
         help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)")  # fmt: skip
-    add("-s", "--seed", type=int, default=0, metavar="N", help="seed of the generated inputs (default: %(default)s)")
+    add("-s", "--seed", type=int, metavar="N",
+        help="seed of sizes and inputs; the same seed gives the same run (default: a new one each time)")  # fmt: skip
     add("--host", choices=HOST_CHOICES, default="auto",
         help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has")  # fmt: skip
     add("--exact-on", choices=("auto", "cpu", "gpu"), default="auto",
@@ -143,13 +145,14 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
 def kernel_options(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of `Options` that `add_kernel_options` and `add_common` ask for. Raises UsageError."""
     check_ranges(
-        ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed, 0, 2**63 - 1),
+        ("-t", args.threads, 0, MOST_THREADS), ("-s", args.seed or 0, 0, MOST_SEED),
         ("--time-limit", args.time_limit, 0.001, 10**6), ("--kernel-time-limit", args.kernel_time_limit, 0.001, 10**6),
         ("--kernel-memory", args.kernel_memory, 0.25, 10**6), ("-j", args.jobs or 1, 1, MOST_JOBS),
     )  # fmt: skip
     check_regex(args.tensor)
     return {
-        "threads": args.threads or cores(), "seed": args.seed, "tensor": args.tensor, "time_limit": args.time_limit,
+        "threads": args.threads or cores(), "seed": fresh_seed() if args.seed is None else args.seed,
+        "tensor": args.tensor, "time_limit": args.time_limit,
         "verbose": args.verbose, "progress": args.progress == "always" or (args.progress == "auto" and on_terminal()),
         "budget": args.budget,
         "kernel_time_limit": args.kernel_time_limit, "kernel_memory": args.kernel_memory, "probes": args.probes,

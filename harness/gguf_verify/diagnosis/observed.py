@@ -97,6 +97,11 @@ OBSERVED = {
             "look for races, and for memory that is not initialised", _CHECKED,
         ),
         ObservedFault(
+            "address-dependent", "the outputs depend on where in memory the operands begin",
+            "assume no more than that an operand begins at a multiple of 16 bytes, or of its declared alignment",
+            _CHECKED,
+        ),
+        ObservedFault(
             "window-of-m", "only calls of some numbers of tokens M are wrong",
             "check what is chosen by M: which kernel, its tile, its grid, its shared memory", _CALLS,
         ),

@@ -12,9 +12,13 @@ _KINDS = {
     "misaligned": "misaligned-access", "overflow": "signed-overflow", "divergent": "divergent-barrier",
     "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
+    "address": "address-dependent",
 }  # fmt: skip
 #: After these, outputs may look like those of any fault.
-_SPOILING = {"data-race", "outside-buffers", "uninitialized-memory", "divergent-barrier", "not-deterministic"}
+_SPOILING = {
+    "data-race", "outside-buffers", "uninitialized-memory", "divergent-barrier", "not-deterministic",
+    "address-dependent",
+}  # fmt: skip
 
 
 def name_of(finding: KernelFinding) -> FaultMatch | None:

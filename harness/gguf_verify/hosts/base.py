@@ -33,6 +33,8 @@ Grid = tuple[int, int, int]
 #: Where a card's buffers lie: among others; each in an allocation of its own size, an output unfilled unless the host
 #: has a `fill`; or each directly behind, or before, pages that cannot be accessed.
 Placement = Literal["pool", "alone", "behind", "before"]
+#: What a launch does with an argument.
+Role = Literal["input", "output", "scratch"]
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,31 @@ class Sparse:
 
     Args:
         nbytes: its size, which may be many times the machine's.
-        content: a buffer that `upload` made, whose bytes repeat in it, for an input; None: it is the output, poisoned.
-        what: names it in faults.
+        content: a buffer that `upload` made, whose bytes repeat in it; None: poison.
+        what: names it in faults, and tells it from the others of a call.
+        role: an input cannot be written; what is written into scratch memory is not looked at.
     """
 
     nbytes: int
     content: Any
     what: str
+    role: Role = "input"
+
+
+@dataclass(frozen=True)
+class Before:
+    """Thread blocks of an earlier launch of a call, each of which runs alone before a thread block of the last one.
+
+    Args:
+        numbers: of the blocks, counted along x first.
+    """
+
+    kernel: Any
+    grid: Grid
+    block: Grid
+    args: Sequence[Any]
+    shared: int
+    numbers: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -150,6 +170,9 @@ class Host(ABC):
     chosen = "as asked for"
     #: Where its buffers lie, if it is a card. Unless it is "pool", kernels are compiled with the lines of their source.
     placement: Placement = "pool"
+    #: At how many bytes behind a multiple of 256 its buffers begin, if it is a GPU and `placement` is "pool". Unless
+    #: that is 0, they lie among bytes that are NaN in every type.
+    begins: int = 0
     #: The byte that outputs and workspaces hold that no kernel has written; shared memory holds `shared_fill`. None: as
     #: the host likes. What a kernel makes of such memory differs between hosts of different fills.
     fill: int | None = None
@@ -244,7 +267,7 @@ class Host(ABC):
         """A buffer that is this very memory, or None where kernels cannot run on memory that another process maps.
 
         Args:
-            memory: an input's bytes, or those of a poisoned output and its guards.
+            memory: its bytes. Who gives them sees to guards and poison.
         """
         return None
 
@@ -270,12 +293,13 @@ class Host(ABC):
         Raises KernelFault if the launch failed."""
 
     def launch_alone(
-        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int
-    ) -> Written:
-        """Run only thread block `number` of a grid, counted along x first. Arguments are `Sparse` or NumPy scalars; one
-        is the output. What an earlier block wrote is not there. Raises KernelFault where the block accesses anything
-        else or writes into an input; EnvironmentFault where it takes more memory than `MOST_ALONE` or this machine
-        cannot do it."""
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
+        before: Sequence[Before] = (),
+    ) -> Written:  # fmt: skip
+        """Run only thread block `number` of a grid, counted along x first, after some of earlier launches. Arguments
+        are `Sparse` or NumPy scalars; one is the output. What any other block wrote is not there. Raises KernelFault
+        where a block accesses anything else or writes into an input; EnvironmentFault where it takes more memory than
+        `MOST_ALONE` or this machine cannot do it."""
         raise NotImplementedError
 
     @abstractmethod
@@ -304,17 +328,20 @@ def check_guards(before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) ->
         raise KernelFinding("outside", touched)
 
 
-def outside(whole: npt.NDArray[np.uint8], name: str = "output") -> str | None:
-    """What was written into the guards of an output that `poisoned` made, in words; None if nothing was.
+def outside(whole: npt.NDArray[np.uint8], name: str = "output", fill: int = _GUARD_FILL) -> str | None:
+    """What was written into the guards of memory such as `poisoned` makes, in words; None if nothing was.
 
     Args:
         name: what the words call it.
+        fill: the byte that its guards hold.
     """
-    return _outside(whole[:GUARD_BYTES], whole[-GUARD_BYTES:], name)
+    return _outside(whole[:GUARD_BYTES], whole[-GUARD_BYTES:], name, fill)
 
 
-def _outside(first: npt.NDArray[np.uint8], last: npt.NDArray[np.uint8], name: str = "output") -> str | None:
-    before, after = ((part != _GUARD_FILL).sum() for part in (first, last))
+def _outside(
+    first: npt.NDArray[np.uint8], last: npt.NDArray[np.uint8], name: str = "output", fill: int = _GUARD_FILL
+) -> str | None:  # fmt: skip
+    before, after = ((part != fill).sum() for part in (first, last))
     if before or after:
         return f"the kernel wrote outside its {name}: {before} bytes before, {after} after"
     return None

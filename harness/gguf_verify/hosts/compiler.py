@@ -18,6 +18,8 @@ import hashlib
 import json
 import os
 import platform
+import re
+import secrets
 import shutil
 import signal
 import subprocess
@@ -28,7 +30,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..support import scratch
-from ..support.cache import content_of, forget, kept, taken, tree_hash
+from ..support.cache import cache_dir, content_of, forget, kept, taken, tree_hash
 from ..support.errors import EnvironmentFault
 from ..support.paths import kernel_root
 from ..support.sealed import load_library, run_on
@@ -222,14 +224,15 @@ def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
     return False
 
 
-#: What a unit of a foreign source begins with.
-PRELUDE = "emulator/foreign.hpp"
-_WITH_PRELUDE = f'#include "{PRELUDE}"\n'
+#: Marks the unit of a foreign source. `emulator/foreign.hpp` stands before it, which the unit does not name.
+FOREIGN = "// a foreign source\n"
+_PRELUDE = "foreign.hpp"
+_WITH_PRELUDE = f'#include "emulator/{_PRELUDE}"\n'
 _CHECKED = "-DCUDA_ON_CPU_CHECKS"
 
 
 def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None:
-    """A copy of `emulator/standard.hpp`, or a header that includes `PRELUDE`, in the run's scratch folder, with GCC's
+    """A copy of `emulator/standard.hpp`, or a header that includes the prelude, in the run's scratch folder, with GCC's
     precompiled form beside it; None if the compiler is not GCC or could not precompile it.
 
     GCC uses the precompiled form if the header is the first that it is told to include. If flags, macros or its own
@@ -337,6 +340,45 @@ def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
     return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), link)
 
 
+#: Where a foreign source finds headers of CUDA's names, below its folder.
+CUDA_HEADERS = "cuda-headers"
+_IN_EMULATOR = re.compile(r'(#[ \t]*include[ \t]*")((?:\.\./)+)')
+
+
+def emulator_of(root: Path, foreign: bool) -> Path:
+    """The folder of the emulator below that of the sources. Beside a foreign source, its name is this user's secret, so
+    that no condition of the source (`__has_include`) can name a file in it."""
+    return root / (f"emulator-{_secret()}" if foreign else "emulator")
+
+
+@cache
+def _secret() -> str:
+    path = cache_dir() / "emulator-name"
+    with contextlib.suppress(OSError):
+        with contextlib.suppress(FileExistsError), open(path, "x", opener=_private) as file:
+            file.write(secrets.token_hex(16))
+        if re.fullmatch("[0-9a-f]{32}", known := path.read_text()):
+            return known
+    return secrets.token_hex(16)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def copy_emulator(root: Path) -> None:
+    """Copy the emulator to where a foreign source below `root` is compiled with it."""
+    ours, emulator = kernel_root() / "emulator", emulator_of(root, True)
+    for header in ours.rglob("*.h*"):
+        below, text = header.relative_to(ours), header.read_text()
+        copy = emulator / below
+        if below.parts[0] == "include":  # the emulator is not where it is for our own kernels
+            copy = root / CUDA_HEADERS / below.relative_to("include")
+            text = _IN_EMULATOR.sub(rf"\1\2{emulator.name}/", text)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text)
+
+
 def runner_object(root: Path, checked: bool) -> bytes:
     """What the objects of units are linked with. Raises EnvironmentFault."""
     return build(root / "emulator", _CHECKED_RUNNER if checked else _RUNNER, how=_object)
@@ -345,7 +387,7 @@ def runner_object(root: Path, checked: bool) -> bytes:
 def _linked(
     root: Path, unit: str, options: Sequence[str], runner: str, options_of_runner: Sequence[str], link: Sequence[str]
 ) -> Built:  # fmt: skip
-    emulator = root / "emulator"
+    emulator = emulator_of(root, FOREIGN in unit)
     content_of_runner = build(emulator, runner, options_of_runner, how=_object)
     read = _listed(_build_key(emulator, runner, options_of_runner, _object)) or ()
     made = _object(root, unit, options)
@@ -360,7 +402,7 @@ def _linked(
             raise _failed(done, command, unit)
         files = [path.replace(f"{_ROOT}/", f"{emulator}/", 1) for path in read]
         library = read_limited(built)
-        if _WITH_PRELUDE in unit:
+        if FOREIGN in unit:
             library = with_limits(library, made.content)
         return Built(library, tuple(dict.fromkeys([*made.files, *files])))
 
@@ -371,10 +413,12 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         source, compiled, listed = (folder / f"unit.{suffix}" for suffix in ("cpp", "o", "d"))
         source.write_text(unit)
         write_headers(folder)
-        folders = [f"-I{root}", f"-I{root / 'emulator' / 'include'}", f"-I{folder}"]
+        plain, foreign = _plain(options), FOREIGN in unit
+        emulator = emulator_of(root, foreign)
+        headers = root / CUDA_HEADERS if foreign else emulator / "include"
+        folders = [f"-I{root}", f"-I{headers}", f"-I{folder}"]
         command = [compiler(), *FLAGS, *folders, *options, "-c", str(source), "-o", str(compiled)]
         command += ["-fno-diagnostics-show-caret", *_listing(listed)]
-        plain, foreign = _plain(options), _WITH_PRELUDE in unit
         if foreign and _CHECKED in options:
             plain = [*plain, _CHECKED]
         header = precompiled(plain, True) if foreign else precompiled(plain)
@@ -382,6 +426,8 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
             return Built(read_limited(compiled), (*_read_files(listed, folder), *of_header))
+        if foreign:
+            command += ["-include", str(emulator / _PRELUDE)]
         done = _run(command, root, folder)  # again, so that errors are about the unit alone
         if header and not done.returncode and as_foreign(root) is None:  # so the precompiled header is damaged
             _not_precompiled(header)

@@ -7,7 +7,7 @@ import mmap
 import os
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,25 @@ from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from ..support.text import printable
 from . import findings
-from .base import GUARD_BYTES, MOST_ALONE, POISON, Artefact, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
+from .base import (
+    GUARD_BYTES,
+    MOST_ALONE,
+    POISON,
+    Artefact,
+    Before,
+    Grid,
+    Host,
+    HostKind,
+    Placed,
+    Sparse,
+    Written,
+    poisoned,
+)
 from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
 from .compiler import (
     APART,
+    FOREIGN,
     ONLY_CALLED,
-    PRELUDE,
     build,
     build_checked,
     checked_library,
@@ -43,6 +56,9 @@ _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
 #: Shared memory of a function template would else be that of the first library that has such a function.
 _OWN = "-fvisibility=hidden"
+#: Bytes of inputs that are copied between pages that cannot be accessed in launches without a schedule, too, unless a
+#: sanitizer looks for bad accesses itself; larger ones are used where they are.
+_MOST_WALLED = 1 << 22
 #: Bytes from a buffer within which an address is said relative to it.
 _NEAR = 1 << 30
 #: Bytes without memory around sparse buffers: an index that wrapped, in values of 4 bytes, leads there.
@@ -90,10 +106,10 @@ class LaunchReport(ctypes.Structure):
 
 
 class Buffer:
-    """Bytes at an address; `offset` skips an output's leading guard, and as many bytes lie behind."""
+    """Bytes at an address; `guard` skips an output's leading guard, and as many bytes lie behind."""
 
-    def __init__(self, array: npt.NDArray[np.uint8], what: str, offset: int = 0) -> None:
-        self.array, self.what, self.offset = array, what, offset
+    def __init__(self, array: npt.NDArray[np.uint8], what: str, guard: int = 0, output: bool = False) -> None:
+        self.array, self.what, self.offset, self.is_output = array, what, guard, output
 
     @property
     def address(self) -> int:
@@ -105,21 +121,22 @@ class Buffer:
 
     def range(self) -> Range:
         """As the runner takes it."""
-        return Range(self.address, self.size, 0, 0, int(self.offset > 0), 0)
+        return Range(self.address, self.size, 0, 0, int(self.is_output), 0)
 
 
 class SparseBuffer:
     """An argument of a block that runs alone, at an address that is a multiple of a page's size."""
 
     def __init__(self, argument: Sparse, address: int) -> None:
-        self.address, self.size, self.what = address, argument.nbytes, argument.what
+        self.address, self.size, self.what, self.role = address, argument.nbytes, argument.what, argument.role
         self._content: Buffer | None = argument.content
 
     def range(self) -> Range:
         """As the runner takes it."""
+        written = int(self.role != "input")
         if self._content is None:
-            return Range(self.address, self.size, _A_PAGE_OF_POISON.ctypes.data, _A_PAGE_OF_POISON.nbytes, 1, 0)
-        return Range(self.address, self.size, self._content.address, self._content.size, 0, 0)
+            return Range(self.address, self.size, _A_PAGE_OF_POISON.ctypes.data, _A_PAGE_OF_POISON.nbytes, written, 0)
+        return Range(self.address, self.size, self._content.address, self._content.size, written, 0)
 
 
 #: Its content is poison.
@@ -158,7 +175,7 @@ def _unit(file: str, entry: str) -> str:
 
 def _foreign_unit(file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author) -> str:
     """The translation unit of a source that is not this project's. The author's macros stand behind all headers."""
-    lines = [f"// {Path(file).name}", f'#include "{PRELUDE}"', f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
+    lines = [f"// {Path(file).name}", FOREIGN.rstrip(), f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
     for flag in split_flags(author.flags, ("-D", "-U"))[0]:
         name, _, value = flag[2:].partition("=")
         lines.append(f"#define {name} {value if '=' in flag else 1}" if flag.startswith("-D") else f"#undef {name}")
@@ -196,8 +213,8 @@ class CpuHost(Host):
     Args:
         threads: operating-system threads of a launch; 0 takes every core that this process may use.
         flags: further flags of the compiler, such as a sanitizer's.
-        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer, and unless the order
-            is ascending a launch takes one operating-system thread.
+        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer (otherwise only small
+            inputs), and unless the order is ascending a launch takes one operating-system thread.
     """
 
     name = "cpu"
@@ -290,14 +307,14 @@ class CpuHost(Host):
 
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Buffer:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if self.schedule is not None:
-            walled = between_walls(raw.size, self.schedule.wall_before)
+        if self.schedule is not None or (raw.size <= _MOST_WALLED and not self._flags):
+            walled = between_walls(raw.size, self.schedule is not None and self.schedule.wall_before)
             walled[:] = raw
             return Buffer(walled, what)
         return Buffer(raw if raw.ctypes.data % 16 == 0 else _aligned(raw), what)
 
     def over(self, memory: npt.NDArray[np.uint8], what: str, output: bool = False) -> Buffer:
-        return Buffer(memory, what, GUARD_BYTES if output else 0)
+        return Buffer(memory, what, output=output)
 
     def contents(self, buffer: Buffer) -> npt.NDArray[np.uint8]:
         return buffer.array
@@ -308,7 +325,7 @@ class CpuHost(Host):
             walled = between_walls(whole.size, True)
             walled[:] = whole
             whole = walled
-        return Buffer(whole, what, GUARD_BYTES)
+        return Buffer(whole, what, GUARD_BYTES, output=True)
 
     def begin(self, output: Buffer, content: npt.NDArray[np.uint8]) -> None:
         output.array[output.offset : output.offset + output.size] = content
@@ -340,22 +357,32 @@ class CpuHost(Host):
         return not self._flags and self.schedule is None  # a sanitizer has handlers of faults of its own
 
     def launch_alone(
-        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int
-    ) -> Written:
-        page = mmap.PAGESIZE
-        room = [-(-a.nbytes // page) * page + _APART if isinstance(a, Sparse) else 0 for a in args]
+        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
+        before: Sequence[Before] = (),
+    ) -> Written:  # fmt: skip
+        launches = (*before, Before(kernel, grid, block, args, shared, (number,)))
+        sparse = {a.what: a for launch in launches for a in launch.args if isinstance(a, Sparse)}
+        room = [-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + _APART for a in sparse.values()]
+        made: set[int] = set()
         with addresses(_APART + sum(room)) as start:
             at = [start + _APART + sum(room[:i]) for i in range(len(room))]
-            placed = [SparseBuffer(a, at[i]) if isinstance(a, Sparse) else a for i, a in enumerate(args)]
-            buffers = [a for a in placed if isinstance(a, SparseBuffer)]
-            made = (ctypes.c_uint64 * (MOST_ALONE // page))()
-            request = self._request(buffers)
-            request.page, request.alone, request.made, request.most_made = page, 1 + number, made, len(made)
-            report = self._launch(kernel, grid, block, placed, shared, buffers, request)
-            return self._written(next(b for b in buffers if b.range().output), made[: report.n_made])
+            placed = {what: SparseBuffer(a, at[i]) for i, (what, a) in enumerate(sparse.items())}
+            for launch in launches:
+                for one in launch.numbers:
+                    made.update(self._one_alone(launch, one, placed))
+            return self._written(next(b for b in placed.values() if b.role == "output"), made)
+
+    def _one_alone(self, launch: Before, number: int, placed: Mapping[str, SparseBuffer]) -> list[int]:
+        """Run one thread block; the pages of sparse memory that it was the first to access."""
+        made = (ctypes.c_uint64 * (MOST_ALONE // mmap.PAGESIZE))()
+        buffers, args = list(placed.values()), [placed[a.what] if isinstance(a, Sparse) else a for a in launch.args]
+        request = self._request(buffers)
+        request.page, request.alone, request.made, request.most_made = mmap.PAGESIZE, 1 + number, made, len(made)
+        report = self._launch(launch.kernel, launch.grid, launch.block, args, launch.shared, buffers, request)
+        return made[: report.n_made]
 
     @staticmethod
-    def _written(output: SparseBuffer, made: Sequence[int]) -> Written:
+    def _written(output: SparseBuffer, made: Collection[int]) -> Written:
         """What the output holds that is no poison. Raises KernelFault where that is past its end."""
         at, words = [np.zeros(0, np.int64)], [np.zeros(0, np.uint32)]
         for page in sorted(p for p in made if 0 <= p - output.address < output.size):
@@ -441,7 +468,7 @@ class CheckedHost(CpuHost):
     def launch(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
-        outputs = [a for a in args if isinstance(a, Buffer) and a.offset]
+        outputs = [a for a in args if isinstance(a, Buffer) and a.is_output]
         before = [b.array.copy() for b in outputs]
         self._now, self._unset = kernel, []
         super().launch(kernel, grid, block, args, shared, overlaps)

@@ -41,6 +41,8 @@ _ON_CARD = 1 << 17
 _ORIGINALS = 0.05
 #: Bytes of the card's memory for another process: the context, some tensors, and their float64 values.
 _PROCESS = 8 << 30
+#: Bytes of NaN behind a buffer that does not begin where an allocation does.
+_BEHIND = 4096
 #: Compilations of sources that change meanwhile.
 _MOST_TRIES = 3
 
@@ -69,6 +71,13 @@ def room(cupy: Any) -> int:
     """Bytes of the card's memory that are free, or CuPy's limit for this process, if that is less."""
     free, limit = int(cupy.cuda.runtime.memGetInfo()[0]), int(cupy.get_default_memory_pool().get_limit())
     return min(free, limit) if limit else free
+
+
+def among_nan(cupy: Any, nbytes: int, begins: int) -> Any:
+    """CuPy's uint8[nbytes], so many bytes behind a multiple of 256, between bytes that are NaN in every type."""
+    whole = cupy.empty(begins + nbytes + _BEHIND, np.uint8)
+    whole[:begins] = whole[begins + nbytes :] = 0xFF
+    return whole[begins : begins + nbytes]
 
 
 class _Output:
@@ -234,7 +243,9 @@ class CupyHost(Host):
         """uint8[nbytes] on the card, placed as `placement` says."""
         cuda = self._cupy.cuda
         if self.placement == "pool":
-            return self._cupy.empty(nbytes, np.uint8)
+            if not self.begins:
+                return self._cupy.empty(nbytes, np.uint8)
+            return among_nan(self._cupy, nbytes, self.begins)
         if self.placement == "alone":
             memory: Any = cuda.memory.Memory(max(1, nbytes))
             at = memory.ptr

@@ -19,7 +19,7 @@ _KINDS = {
 #: What some of them are called in a report.
 _NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask"}
 #: What calls of the emulator are inlined from.
-_OURS = ("/emulator/", "/async.cuh")
+_OURS = ("/emulator/", "/emulator-", "/cuda-headers/", "/async.cuh")
 _MOST = 3
 _A_COPY = 1 << 16
 

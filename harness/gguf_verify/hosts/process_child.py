@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ..support import protocol
 from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
 from ..support.sealed import has_fixed_size, of_fixed_size
-from .base import Grid, Placed, Placement, Sparse
+from .base import Grid, Placed, Placement, Role, Sparse
 
 #: Arrays of more bytes are passed as shared memory, which the other side maps.
 SHARED_FROM = 1 << 16
@@ -166,9 +166,9 @@ class Server:
         args = [self._argument(*given) for given in header["args"]]
         return self._held[header["kernel"]], tuple(header["grid"]), tuple(header["block"]), args, header["shared"]
 
-    def _argument(self, kind: str, value: Any, number: int | None = None, what: str = "") -> Any:
+    def _argument(self, kind: str, value: Any, number: int | None = None, what: str = "", role: Role = "input") -> Any:
         if kind == "sparse":
-            return Sparse(value, None if number is None else self._held[number], what)
+            return Sparse(value, None if number is None else self._held[number], what, role)
         return self._held[value] if kind == "buffer" else np.dtype(kind).type(value)
 
     def _download(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:

@@ -28,7 +28,7 @@ from ..support import protocol
 from ..support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding
 from ..support.records import record
 from ..support.text import printable
-from .base import Artefact, Grid, Host, Placed, Sparse, Written
+from .base import Artefact, Before, Grid, Host, Placed, Sparse, Written
 from .compilation import Author, Compilation
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 from .schedule import Schedule
@@ -71,7 +71,7 @@ def _given(argument: Any) -> list[Any]:
     """An argument of a launch, as `process_child.Server` takes it."""
     if isinstance(argument, Sparse):
         number = None if argument.content is None else argument.content.number
-        return ["sparse", argument.nbytes, number, argument.what]
+        return ["sparse", argument.nbytes, number, argument.what, argument.role]
     if isinstance(argument, _Held):
         return ["buffer", argument.number]
     return [np.asarray(argument).dtype.str, np.asarray(argument).item()]
@@ -205,8 +205,11 @@ class ProcessHost(Host):
         return self._inner.runs_alone
 
     def launch_alone(
-        self, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int
-    ) -> Written:
+        self, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
+        before: Sequence[Before] = (),
+    ) -> Written:  # fmt: skip
+        if before:
+            raise EnvironmentFault("earlier launches cannot run by single thread blocks here")
         n, made = self._launch("alone", kernel, grid, block, args, shared, self._time_limit, number=number)
         raw = np.zeros(0, np.uint8) if made is None else made
         if raw.nbytes != 12 * n:  # a place and a word each

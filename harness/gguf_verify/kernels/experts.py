@@ -154,27 +154,70 @@ class Embedded:
             found[t, self.tokens[:, t]] = np.take_along_axis(y[:, t], at, axis=1)
         return found
 
-    def plain(self, y: Floats, expected: Callable[[Index, Index], Product]) -> Floats:
-        """The product float32[M, N] that the answers float32[M, top_k, N] give, of each element the worst.
+    def plain(self, made: Floats, expected: Callable[[Index, Index], Product]) -> Floats:
+        """The product float32[M, N] that the answers of some runs give, float32[runs, M, top_k, N], of each element the
+        worst.
 
         Args:
-            expected: (tokens, rows) → the exact product of these, of the kernel's definition and order.
+            expected: of `worst_of`.
         """
-        slots = self.slots(y)
-        made: Floats = slots[0].copy()
-        differs = (slots.view(np.uint32) != slots[:1].view(np.uint32)).any(axis=0)
-        if not differs.any():
-            return made
-        tokens, rows = np.flatnonzero(differs.any(axis=1)), np.flatnonzero(differs.any(axis=0))
-        exact = expected(tokens, rows)
-        some = slots[:, tokens[:, None], rows]
-        with np.errstate(all="ignore"):
-            off = np.abs(some.astype(np.float64) - exact.exact)
-        off = np.where(np.isfinite(some) & ~np.isnan(off), off, np.inf)
-        if exact.ordered is not None:
-            off = np.where(some.view(np.uint32) == exact.ordered.view(np.uint32), -1.0, off)
-        made[tokens[:, None], rows] = np.take_along_axis(some, off.argmax(axis=0)[None], axis=0)[0]
+        return worst_of(np.concatenate([self.slots(y) for y in made]), expected)
+
+
+def worst_of(answers: Floats, expected: Callable[[Index, Index], Product]) -> Floats:
+    """Of several answers to one product, float32[answers, M, N], for each element the worst, float32[M, N]: all of them
+    are within their bound if that is.
+
+    Args:
+        expected: (tokens, rows) → the exact product of these, of the kernel's definition and order.
+    """
+    made: Floats = answers[0]
+    differs = (answers.view(np.uint32) != answers[:1].view(np.uint32)).any(axis=0)
+    if not differs.any():
         return made
+    made, tokens, rows = made.copy(), np.flatnonzero(differs.any(axis=1)), np.flatnonzero(differs.any(axis=0))
+    exact = expected(tokens, rows)
+    some = answers[:, tokens[:, None], rows]
+    with np.errstate(all="ignore"):
+        off = np.abs(some.astype(np.float64) - exact.exact)
+    off = np.where(np.isfinite(some) & ~np.isnan(off), off, np.inf)
+    if exact.ordered is not None:
+        off = np.where(some.view(np.uint32) == exact.ordered.view(np.uint32), -1.0, off)
+    made[tokens[:, None], rows] = np.take_along_axis(some, off.argmax(axis=0)[None], axis=0)[0]
+    return made
+
+
+def worst_of_slots(answers: Floats, routing: Routing, expected: Callable[[int, Index, Index], Product]) -> Floats:
+    """As `worst_of`, of products of experts, float32[answers, M·top_k, N].
+
+    Args:
+        expected: (expert, slots, rows) → the exact product of these slots and rows of the expert.
+    """
+    made, slots, offsets = answers[0].copy(), routing.sorted_slots(), routing.offsets()
+    for expert in np.flatnonzero(routing.counts) if len(answers) > 1 else ():
+        of = np.asarray(slots[offsets[expert] : offsets[expert + 1]], np.intp)
+
+        def exact(t: Index, rows: Index, expert: int = int(expert), of: Index = of) -> Product:
+            return expected(expert, of[t], rows)
+
+        made[of] = worst_of(answers[:, of], exact)
+    return np.asarray(made)
+
+
+def answers_of(made: Floats, m: int, n: int) -> Floats:
+    """Outputs float32[runs, M', N'] of a call in which the tokens and rows of a product are repeated, as answers to
+    that product, float32[answers, m, n]."""
+    if made.shape[1:] == (m, n) or not m * n:
+        return made[:, :m, :n]
+    copies = [made[:, t[:, None], r] for t in _repeated(made.shape[1], m) for r in _repeated(made.shape[2], n)]
+    return np.concatenate(copies)
+
+
+def _repeated(count: int, of: int) -> Index:
+    """Where each of so many things is found among `count` in which they repeat, intp[copies, of]; the first copy in
+    place of those that are missing in the last one."""
+    at = np.arange(-(-count // of) * of).reshape(-1, of)
+    return np.where(at < count, at, at % of)
 
 
 def embedded(experts: Experts, x: Bytes, top_k: int = TOP_K, own_activations: bool = False) -> Embedded:
@@ -193,4 +236,7 @@ def embedded(experts: Experts, x: Bytes, top_k: int = TOP_K, own_activations: bo
     return Embedded(experts, Routing(ids, experts.count), np.asarray(tokens, np.intp), own_activations)
 
 
-__all__ = ["EXPERTS", "TOP_K", "Embedded", "Experts", "Taken", "embedded", "experts_of", "taken_of"]
+__all__ = [
+    "EXPERTS", "TOP_K", "Embedded", "Experts", "Taken", "answers_of", "embedded", "experts_of", "taken_of", "worst_of",
+    "worst_of_slots",
+]  # fmt: skip

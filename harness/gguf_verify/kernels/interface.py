@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..results import HostInfo
 from ..semantics import SEMANTICS, Order, Semantics
 from .domain import EVERYTHING, Domain
 from .experts import Taken
-from .launches import Launched, SparseProduct
+from .launches import Launched, Lies, SparseProduct
 from .routing import Routing
 
 
@@ -165,9 +165,17 @@ class Kernel(Candidate):
         return ()
 
     def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
-        """The one launch of `gemm` on such operands, whose thread blocks `alone` can run; or why it cannot, in words.
+        """The last launch of `gemm` on such operands, whose thread blocks `alone` can run; or why it cannot, in words.
         Raises KernelFault."""
         return "its launches cannot be seen"
+
+    def earlier(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...]:
+        """The launches before `only_launch`, some of whose thread blocks `alone` runs, too: `SparseProduct.needs`."""
+        return ()
+
+    def lies(self, fmt: WeightFormat, m: int, n: int, k: int) -> Mapping[str, Lies]:
+        """Where operands of `alone` lie that do not lie as rows one behind the other. Raises KernelFault."""
+        return {}
 
     def alone(self, product: SparseProduct, number: int) -> Written:
         """What thread block `number` of the only launch, counted along x first, writes into the output float32[M, N].

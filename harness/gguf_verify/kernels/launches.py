@@ -7,8 +7,10 @@ accessed, one thread block of a launch of any size takes as long as it does in a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..hosts.base import Grid, Host, Source, Written
+from ..support.errors import KernelFault
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -58,6 +61,71 @@ class Launched:
         return None
 
 
+#: Which thread blocks of an earlier launch a block of the last one needs, for each dimension of the grid: those of the
+#: same number as its own in dimension 0, 1 or 2, or (None) all.
+Needs = tuple[int | None, int | None, int | None]
+
+
+def needed(grid: Grid, needs: Needs, at: Grid) -> list[int]:
+    """The numbers of an earlier launch's blocks, counted along x first, that the block at a place of the last launch's
+    grid needs."""
+    x, y, z = (range(size) if of is None else range(at[of], min(at[of] + 1, size))
+               for size, of in zip(grid, needs, strict=True))  # fmt: skip
+    return [a + grid[0] * (b + grid[1] * c) for c in z for b in y for a in x]
+
+
+def possible_needs(grid: Grid, most: int) -> list[Needs]:
+    """What a block may need of an earlier launch, the fewest blocks first, and none of more than `most`."""
+    x, y, z = ([None] if size == 1 else [0, 1, 2, None] for size in grid)
+    count = {
+        needs: math.prod(size for size, of in zip(grid, needs, strict=True) if of is None)
+        for needs in itertools.product(x, y, z)
+    }
+    return sorted((needs for needs in count if count[needs] <= most), key=lambda needs: count[needs])
+
+
+@dataclass(frozen=True)
+class Lies:
+    """Where a matrix lies in memory.
+
+    Args:
+        row, unit: bytes from row to row, and from unit (a block, or a number) to unit.
+        of_unit: bytes of a unit.
+        units: in a row.
+        nbytes: of all.
+    """
+
+    row: int
+    unit: int
+    of_unit: int
+    units: int
+    nbytes: int
+
+    @classmethod
+    def plain(cls, rows: int, of_unit: int, units: int) -> Lies:
+        """Rows one behind the other."""
+        return cls(of_unit * units, of_unit, of_unit, units, rows * of_unit * units)
+
+    def cut(self, content: Bytes, which: Sequence[int]) -> Bytes:
+        """Some rows, uint8[len(which), row bytes], of a matrix in which the content repeats."""
+        rows = np.array([at * self.row % len(content) for at in which], np.int64)
+        units = np.arange(self.units, dtype=np.int64) * self.unit
+        at = rows[:, None, None] + units[:, None] + np.arange(self.of_unit)
+        return np.asarray(content[at % len(content)]).reshape(len(which), self.units * self.of_unit)
+
+    def places(self, words: npt.NDArray[np.int64], rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Rows and columns of words of 4 bytes in a matrix of such numbers. Raises KernelFault where one lies between
+        its rows."""
+        by_row = self.row > self.unit or (self.row == self.unit and self.units == 1)
+        first, second = (self.row, self.unit) if by_row else (self.unit, self.row)
+        outer, inner = 4 * words // first, 4 * words % first // second
+        row, column = (outer, inner) if by_row else (inner, outer)
+        if (row >= rows).any() or (column >= self.units).any():
+            at = 4 * int(words[(row >= rows) | (column >= self.units)][0])
+            raise KernelFault(f"the kernel writes between the rows of its output, at byte {at:,}")
+        return row, column
+
+
 @dataclass(frozen=True, eq=False)
 class SparseProduct:
     """A product of any size whose operands repeat a few blocks.
@@ -68,6 +136,8 @@ class SparseProduct:
         token_bytes: bytes of the activations of a token.
         weights, x: uint8[…], what repeats in the weights and in the activations: whole blocks. Their number has no
             factor 2, so that what lies a power of two away differs.
+        lies: where operands lie, by their names, that do not lie as rows one behind the other.
+        needs: what a thread block of the last launch needs of each earlier one.
     """
 
     fmt: WeightFormat
@@ -77,17 +147,20 @@ class SparseProduct:
     token_bytes: int
     weights: Bytes
     x: Bytes
+    lies: Mapping[str, Lies] = field(default_factory=dict)
+    needs: tuple[Needs, ...] = ()
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row of weights."""
-        return self.k // self.fmt.block_size * self.fmt.block_bytes
+    def _of(self, name: str) -> Lies:
+        if name in self.lies:
+            return self.lies[name]
+        if name == "weights":
+            return Lies.plain(self.n, self.fmt.block_bytes, self.k // self.fmt.block_size)
+        return Lies.plain(self.m, self.token_bytes, 1) if name == "activations" else Lies.plain(self.m, 4, self.n)
 
     @property
     def sizes(self) -> dict[str, int]:
         """Bytes of the three operands."""
-        return {"weights": self.n * self.row_bytes, "activations": self.m * self.token_bytes,
-                "output": 4 * self.m * self.n}  # fmt: skip
+        return {name: self._of(name).nbytes for name in ("weights", "activations", "output")}
 
     @property
     def contents(self) -> dict[str, Bytes]:
@@ -96,24 +169,32 @@ class SparseProduct:
 
     def rows(self, which: Sequence[int]) -> Bytes:
         """uint8[len(which), row bytes]."""
-        return _cut(self.weights, which, self.row_bytes)
+        return self._of("weights").cut(self.weights, which)
 
     def tokens(self, which: Sequence[int]) -> Bytes:
         """uint8[len(which), token bytes]."""
-        return _cut(self.x, which, self.token_bytes)
+        return self._of("activations").cut(self.x, which)
+
+    def places(self, words: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens and rows of words of the output. Raises KernelFault where one lies between these."""
+        return self._of("output").places(words, self.m)
 
 
 @dataclass(frozen=True, eq=False)
 class SparseCall:
-    """A call of any size of a kernel that multiplies nothing.
+    """A call of any size.
 
     Args:
-        contents: input → uint8[…], what repeats in it: see `SparseProduct`.
-        sizes: bytes of the inputs and of "output".
+        contents: operand → uint8[…], what repeats in it: see `SparseProduct`. All others hold poison.
+        sizes: bytes of the operands.
+        of: the product that it makes; calls of one product have the same contents. None: of no product.
+        scratch: operands that launches write for later ones.
     """
 
     contents: dict[str, Bytes]
     sizes: dict[str, int]
+    of: SparseProduct | None = None
+    scratch: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -129,12 +210,6 @@ class LargeCall:
     launched: Launched
     words: int
     run: Callable[[int], Written]
-
-
-def _cut(content: Bytes, which: Sequence[int], nbytes: int) -> Bytes:
-    """Those of the rows of `nbytes` in which the content repeats."""
-    starts = np.array([at * nbytes % len(content) for at in which], np.int64)
-    return np.asarray(content[(starts[:, None] + np.arange(nbytes)) % len(content)])
 
 
 @dataclass(frozen=True)
@@ -202,5 +277,6 @@ class Unforeseen(Exception):
 
 
 __all__ = [
-    "Foresight", "LargeCall", "Launched", "Placeholder", "Recorder", "SparseCall", "SparseProduct", "Unforeseen",
+    "Foresight", "LargeCall", "Launched", "Lies", "Needs", "Placeholder", "Recorder", "SparseCall", "SparseProduct",
+    "Unforeseen", "needed", "possible_needs",
 ]  # fmt: skip

@@ -157,8 +157,10 @@ class ShippedKernel(Kernel):
             self._contents = of, {what: self.host.upload(content, what) for what, content in contents.items()}
         held = self._contents[1]
         args = [
-            Sparse(sizes[a.what], held.get(a.what), a.what) if isinstance(a, Placeholder) else a for a in launched.args
-        ]
+            Sparse(sizes[a.what], held.get(a.what), a.what, "input" if a.what in held else "output")
+            if isinstance(a, Placeholder) else a
+            for a in launched.args
+        ]  # fmt: skip
         return self.host.launch_alone(launched.kernel, launched.grid, launched.block, args, launched.shared, number)
 
     def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:

@@ -36,6 +36,7 @@ jobs = 1                       # how many cells run at the same time
 time_limit = 900               # seconds that a cell may take
 build_time_limit = 7200        # seconds that installing a llama.cpp may take
 n_predict = 16                 # tokens that each run generates
+seed = 7                       # of every run; without it, each night draws one, keeps it when resumed and prints it
 threads = 0                    # threads of a cell; 0 means every core
 models = ["tiny-Q4_0.gguf", "models/*.gguf"]              # files that are verified as they are
 kernels = ["q8_1", "f32", "my_kernel.py:gemm"]            # as --kernel takes them; default: q8_1
@@ -122,6 +123,7 @@ class ConfigFile(Struct, frozen=True, kw_only=True):
     time_limit: Seconds = 900.0
     build_time_limit: Seconds = 7200.0
     n_predict: Annotated[int, Meta(ge=1, le=1 << 20)] = 16
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     threads: Annotated[int, Meta(ge=0, le=512)] = 0
     models: Names | None = None
     kernels: list[Text] = msgspec.field(default_factory=lambda: [DEFAULT_KERNEL])

@@ -19,6 +19,7 @@ from ..kernels.foreign import dependencies, file_of
 from ..processes.commands import Processes, Stopped
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
+from ..support.seeds import fresh_seed
 from ..support.text import printable
 from . import machine
 from .cells import CellRun, Crew, Killed, by_ray, threads, uses_gpu
@@ -90,6 +91,8 @@ class _Runner:
     def __init__(self, config: Config, settings: Settings, history: History, processes: Processes) -> None:
         self._config, self._settings, self._history, self._processes = config, settings, history, processes
         self._jobs = settings.jobs or config.file.jobs
+        #: Of all runs of the night.
+        self._seed = 0
         self._models = {(m.path.name, m.type): m for m in config.models}
         self._environments = Environments(processes, config.file.build_time_limit)
         self._compilers = Compilers(processes, config.file.build_time_limit)
@@ -128,21 +131,26 @@ class _Runner:
         planned = self._planned()
         hardware = machine.hardware()
         fingerprint = self._fingerprint(hardware)
+        fixed = self._config.file.seed
         found = self._history.nights(1, self._config.name)
         if found and found[0].finished is None and not self._settings.new:
             night = found[0]
             before = self._history.fingerprint(night.number)
+            fingerprint["seed"] = before.get("seed", "") if fixed is None else str(fixed)
             changed = sorted(n for n in before.keys() | fingerprint.keys() if before.get(n) != fingerprint.get(n))
             if night.planned != planned:
                 changed.append("the matrix")
             if not changed:
+                self._seed = int(fingerprint["seed"] or 0)
                 self._say(f"resuming night {night.number}: {len(night.cells)} of {len(planned)} cells are recorded")
                 return night
             what = f"night {night.number} was not finished and cannot be resumed"
             self._say(f"{what}: {_first_names(changed)} changed; a new night begins")
+        self._seed = fresh_seed() if fixed is None else fixed
+        fingerprint["seed"] = str(self._seed)
         night = self._history.begin(self._config.name, planned, hardware, machine.project(), fingerprint)
         where = "" if self._settings.ray is None else " on each machine"
-        self._say(f"night {night.number}: {len(planned)} cells, {self._jobs} at a time{where}")
+        self._say(f"night {night.number}: {len(planned)} cells, {self._jobs} at a time{where}, seed {self._seed}")
         return night
 
     def _planned(self) -> tuple[Key, ...]:
@@ -276,7 +284,8 @@ class _Runner:
         else:
             name = "verify"
             own = [
-                "--host", key.host, "--kernel", config.kernel_argument(key.kernel), "--reference", variant.reference,
+                "--seed", str(self._seed), "--host", key.host, "--kernel", config.kernel_argument(key.kernel),
+                "--reference", variant.reference,
                 *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
                 *(["--jobs", "1"] if self._jobs > 1 else []),  # other cells use the machine, too
             ]  # fmt: skip

@@ -192,7 +192,9 @@ def _with_report(report: Report, claims: Claims, code: int, last: str) -> tuple[
         code, last, claims.verdict, (Outcome.VERIFIED, Outcome.WAIVED), lambda: _first_problem(report),
         lambda: "" if waived else _flaw(report, claims),
     )  # fmt: skip
-    return _waived(report, claims) if waived and outcome is Outcome.VERIFIED else (outcome, reason)
+    if waived and outcome is Outcome.VERIFIED:
+        return _waived(report, claims)
+    return outcome, reason or (report.words if outcome is Outcome.VERIFIED and report.scope else "")
 
 
 def _flaw(report: Report, claims: Claims) -> str:

@@ -65,6 +65,8 @@ def of_run(report: Report) -> Iterator[Annotation]:
     for rung in report.rungs:
         for left in rung.unverified:
             yield Annotation("warning", title, f"{rung.name}: {left.name} could not be verified: {left.why}")
+    if skipped := report.skipped:
+        yield Annotation("notice", title, f"skipped: {', '.join(check.title for check in skipped)}")
 
 
 def of_audit(audit: Audit) -> Iterator[Annotation]:

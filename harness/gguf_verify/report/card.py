@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..results import CULPRITS, Options, Report
+from ..results import CULPRITS, Report
 from ..support.text import printable
 from . import grid, scene, shades
 from .grid import Grid
@@ -34,6 +34,7 @@ def card(report: Report) -> Scene:
     level = _LEVELS.get(report.verdict, "warn")
     made.add(_head(report, level))
     made.add(_facts(report))
+    made.add(_skipped(report))
     made.add(_picture(report))
     made.add(_foot(report))
     return made
@@ -42,7 +43,7 @@ def card(report: Report) -> Scene:
 def _head(report: Report, level: str) -> Iterator[Item]:
     yield Box(0, 0, WIDTH, 176, f"{level}-fill")
     yield Box(0, 172, WIDTH, 4, level)
-    word, most = report.words.upper(), 84.0
+    word, most = report.headline, 84.0
     while text_width(word, most, True, False) > WIDTH - 2 * MARGIN - 150:
         most -= 2
     yield Words(MARGIN, 100, word, tone=level, size=most, bold=True, mono=False)
@@ -58,8 +59,10 @@ def _said(report: Report) -> str:
     """The verdict's sentence: who is at fault and why, or how far inside the bounds the outputs are."""
     if report.verdict in ("verified", "verified on drawn data"):
         used = _worst(report)
+        if not report.kernel_ran:
+            return "No product of the kernel was made: this says nothing of it"
         if used is None:
-            return "Everything that was asked for is right"
+            return "Everything that was requested is correct"
         return f"Each output is within its rounding error bound: the largest error is {100 * used:.2g} % of it"
     whose = ", ".join(CULPRITS[culprit] for culprit in report.culprits)
     why = next((d.lines[0] for _, d in report.diagnosed if d.lines), "")
@@ -88,7 +91,8 @@ def _facts(report: Report) -> Iterator[Item]:
     used = _worst(report)
     lines = [
         ("model", model), ("weights", f"{kinds}, {e.file.architecture or 'no architecture'}"),
-        ("kernel", f"{e.kernel.name}, declares {e.kernel.definition}"), ("device", device),
+        ("kernel", f"{e.kernel.name}, declares {e.kernel.definition}" if report.kernel_ran else "not run"),
+        ("device", device if report.kernel_ran else "none"),
         ("holds for", _holds(report)),
         ("worst", "not measured" if used is None else f"utilisation {short(used)} (the bound is 1)"),
     ]  # fmt: skip
@@ -103,11 +107,25 @@ def _facts(report: Report) -> Iterator[Item]:
         yield Words(MARGIN + 130, y, shown, tone=tone, size=size, bold=name == "model", mono=False)
 
 
+def _skipped(report: Report) -> Iterator[Item]:
+    """The classes of checks that were skipped, in two lines."""
+    lines, left = [""], [check.title for check in report.skipped if check.id not in _RUNGS]
+    for i, title in enumerate(left):
+        more = title if i else f"skipped: {title}"
+        if lines[-1] and len(lines) < 2 and text_width(f"{lines[-1]}, {more}", 17, False, False) > _LEFT:
+            lines.append("")
+        lines[-1] += f", {more}" if lines[-1] else more
+    for i, line in enumerate(lines):
+        yield Words(MARGIN, 526 + 20 * i, _cut(line, _LEFT, 17), tone="warn", size=17, mono=False)
+
+
 def _holds(report: Report) -> str:
     """The envelope in short: of the kernel under test the numbers that all of its types hold for, as wide as the
     narrowest; or that it is the model's own products alone."""
     if report.exit_code:
         return "nothing, until it is verified"
+    if not report.kernel_ran:
+        return "no product"
     found = [e for rung in report.rungs for e in rung.envelopes if e.under_test]
     if not found:
         return "the model's own products only"
@@ -201,19 +219,12 @@ def _foot(report: Report) -> Iterator[Item]:
         tone = "muted" if rung is None else {"passed": "good", "failed": "bad"}.get(rung.outcome, "warn")
         yield Words(x, 592, words, tone=tone, size=20, bold=rung is not None, mono=False)
         x += text_width(words, 20, True, False) + 22
-    for words in _left_out(report.environment.options):
-        yield Words(x, 592, _cut(words, WIDTH - MARGIN - x, 20, True), tone="warn", size=20, bold=True, mono=False)
     e = report.environment
     digest = e.file.sha256[0][:16] if e.file.sha256 else ""
     words = f"gguf-verify {e.versions.gguf_verify} against llama.cpp {e.versions.llama_cpp}"
     words += f", sha256 {digest}…" if digest else ""
+    words += f", seed {e.options.seed}"
     yield Words(MARGIN, 617, _cut(words, WIDTH - 2 * MARGIN, 17), tone="muted", size=17, mono=False)
-
-
-def _left_out(options: Options) -> Iterator[str]:
-    """What was not asked for, so that no card says more than its run does."""
-    if options.tensor is not None:
-        yield f"only tensors {options.tensor}"
 
 
 def _cut(text: str, width: float, size: float, bold: bool = False) -> str:
@@ -226,14 +237,16 @@ def _cut(text: str, width: float, size: float, bold: bool = False) -> str:
 def told(report: Report) -> str:
     """The card in words, for whoever does not see it."""
     e = report.environment
-    return f"{report.words.upper()}: {printable(e.file.path.rpartition('/')[2], 100)}, kernel {e.kernel.name}. " + (
-        f"{_said(report)}. It holds for {_holds(report)}."
+    kernel = f"kernel {e.kernel.name}" if report.kernel_ran else "no kernel"
+    skipped = ", ".join(check.title for check in report.skipped) or "nothing"
+    return f"{report.headline}: {printable(e.file.path.rpartition('/')[2], 100)}, {kernel}. " + (
+        f"{_said(report)}. It holds for {_holds(report)}. Skipped: {skipped}."
     )
 
 
 def _render(report: Report, form: Form) -> str | bytes:
     made = card(report)
-    title = f"gguf-verify: {report.words.upper()}"
+    title = f"gguf-verify: {report.headline}"
     if form.suffix == ".png":
         return scene.png(made, title, scale=1)
     return scene.svg(made, title, told(report), dark=False)

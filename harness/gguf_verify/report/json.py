@@ -1,9 +1,10 @@
 """Reports as JSON: the same facts as at the terminal, and every record behind them.
 
-A run's report is schema 4, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, with
-`schema`, `verdict`, `exit_code` and `culprits` (who is at fault → for how much) before them, and each rung's `verdict`
-before its fields. A night's is schema 4, `schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's
-and a judgement's are schema 1: see the functions below.
+A run's report is schema 4, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, and
+before them `schema`, `verdict`, `words` (the headline), `exit_code`, `culprits` (who is at fault → for how much) and
+`checks` (what became of each class of checks); each rung's `verdict` stands before its fields. A night's is schema 4,
+`schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's and a judgement's are schema 1: see the
+functions below.
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from a file are not escaped; bytes
 that are not UTF-8 read \\udcNN.
@@ -52,8 +53,8 @@ def of_run(report: Report) -> dict[str, Any]:
         {"verdict": rung.verdict, **fields} for rung, fields in zip(report.rungs, made["rungs"], strict=True)
     ]
     return {
-        "schema": SCHEMA_VERSION, "verdict": report.verdict, "exit_code": report.exit_code, "culprits": report.culprits,
-        **made,
+        "schema": SCHEMA_VERSION, "verdict": report.verdict, "words": report.words, "exit_code": report.exit_code,
+        "culprits": report.culprits, "checks": plain(report.checks), **made,
     }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from ..checks import Check
 from ..results import CULPRITS, MAX_FAILURES, MAX_HEX_BYTES, SCHEMA_VERSION, Report, ReportVerdict, RungVerdict
 
 PATH = Path(__file__).parent / "schemas" / "run.schema.json"
@@ -34,7 +35,7 @@ _EXIT_CODES: list[tuple[ReportVerdict, int]] = [
 
 def run_schema() -> dict[str, Any]:
     """The schema of a run's report, JSON Schema 2020-12."""
-    (_, components) = msgspec.json.schema_components([Report], ref_template="#/$defs/{name}")
+    (_, components) = msgspec.json.schema_components([Report, Check], ref_template="#/$defs/{name}")
     defs: dict[str, Any] = {name: _closed(component) for name, component in components.items()}
     report, rung, failure = defs.pop("Report"), defs["RungResult"], defs["Failure"]
     _add(rung, "verdict", {"enum": list(get_args(RungVerdict))})
@@ -58,6 +59,8 @@ def run_schema() -> dict[str, Any]:
         failure["properties"][name] = {"anyOf": [digits, {"type": "null"}]}
     _add(report, "schema", {"const": SCHEMA_VERSION})
     _add(report, "verdict", {"enum": list(get_args(ReportVerdict))})
+    _add(report, "checks", {"type": "array", "items": {"$ref": "#/$defs/Check"}})
+    _add(report, "words", {"type": "string"})
     counts = {"type": "integer", "minimum": 1}
     names = {"enum": list(CULPRITS)}
     _add(report, "culprits", {"type": "object", "propertyNames": names, "additionalProperties": counts})

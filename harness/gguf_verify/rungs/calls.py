@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ..checks import ALONE
 from ..results import Call, RungResult
 from ..support.errors import KernelFault
 from .run import Run
-
-#: What a rung counts that makes one call alone.
-ALONE = "calls made alone"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ..diagnosis.experiments import Experiments
 from ..formats import BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
@@ -32,6 +33,7 @@ from .plan import PLAN, Probe, in_words, plan
 from .ranges import representable
 from .remade import KernelCall
 from .run import Run
+from .schedules import BRIEF
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -128,7 +130,8 @@ class TypeProbes:
         if only is not None:
             return
         self._windows()
-        self._result.count_beside("outputs at other shapes", found.outputs, tested)
+        self._result.count_beside(OTHER_OUTPUTS, found.outputs, tested)
+        self._account(large)
         self._result.envelopes.append(
             TypeEnvelope(
                 type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
@@ -137,6 +140,19 @@ class TypeProbes:
                 not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
         )  # fmt: skip
+
+    def _account(self, large: HugeFound) -> None:
+        """What became of the classes of checks that the plan is of."""
+        result = self._result
+        for check, done in (("indices", large.indices), ("grids", large.grids)):
+            if done:
+                result.did(check, len(done))
+        for check, skipped in (("shapes", self.found.not_covered), ("indices", large.not_covered)):
+            for what, why in skipped:
+                result.omit("grids" if what.startswith("grids") else check, f"{what}: {why}")
+        if self._run.options.probes == "brief":
+            result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "brief")
+            result.omit("indices", BRIEF, "brief")
 
     def _leave(self) -> None:
         """The budget does not suffice: what was right so far is no envelope."""
@@ -156,7 +172,7 @@ class TypeProbes:
             return probes.found
         probes.check_grids(domain)
         if brief:
-            probes.found.not_covered.append(("indices of 2^31 and more", "the brief plan leaves them out"))
+            probes.found.not_covered.append(("indices of 2^31 and more", BRIEF))
         elif self.found.wrong or self.found.faults or probes.found.wrong:
             probes.found.not_covered.append(("indices of 2^31 and more", "the kernel is wrong already"))
         else:

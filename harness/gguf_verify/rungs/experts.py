@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ..diagnosis.experiments import Experiments
 from ..gguf import Tensor, printable
 from ..hosts.schedule import Schedule
@@ -33,7 +34,7 @@ from .generated_inputs import drawn
 from .judging import describe
 from .plan import near
 from .run import Run
-from .schedules import LAUNCHES, difference, may_run, under_schedule
+from .schedules import difference, made, may_run, omit, under_schedule
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -159,12 +160,12 @@ class RoutingProbes:
         except EnvironmentFault as error:
             if run.options.sanitize:
                 raise
-            self._result.note(f"routings were not tried by a checked build: {error}", first=True)
+            omit(self._result, schedule, f"routings could not be run by a checked build: {error}")
             return True
         except KernelFault as error:
             found = error
         else:
-            self._result.count(LAUNCHES if run.only is None else ALONE)
+            made(run, self._result, schedule)
             if kernel.order is None and under.adds_floats:
                 return self._judged(probe, call, kernel, encoded, again)
             found = difference(again.reshape(-1, probe.n), y.reshape(-1, probe.n), under_schedule(schedule))
@@ -216,7 +217,7 @@ class RoutingProbes:
             if left > 0:
                 self._result.fail_more("kernel", left, self._tensor.name)
             right = right and judgement.passed
-        self._result.count_beside("outputs at other shapes", y.size, True)
+        self._result.count_beside(OTHER_OUTPUTS, y.size, True)
         return right
 
     def _whose(self, probe: _Probe, expert: int, y: Floats, given: Bytes, keys: Bytes) -> str:

@@ -28,7 +28,7 @@ from ..gguf import Tensor, printable
 from ..hosts.base import POISON, Written
 from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
-from ..kernels.launches import Launched, SparseProduct
+from ..kernels.launches import Launched, Needs, SparseProduct, needed, possible_needs
 from ..results import Call, Failure, FaultMatch, LocatedDiagnosis, RungResult
 from ..semantics import Order, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault
@@ -53,6 +53,10 @@ _DRAWN, _JUDGED, _PAIRS = 6, 4, 12
 #: Blocks beyond the last that writes anything which are tried; and further ones of those before it, where these may
 #: leave outputs unwritten, which is said of at least one in so many.
 _BEYOND, _MORE, _SHARE = 6, 128, 16
+#: Thread blocks of an earlier launch that run before one of the last, at most; ways in which blocks may depend on those
+#: of earlier launches that are tried.
+_MOST_NEEDED, _MOST_NEEDS = 2048, 256
+_DEPENDENT = "its thread blocks depend on each other: by themselves they give other outputs than together"
 
 
 @dataclass
@@ -147,7 +151,7 @@ class HugeProbes:
         for what in ("M·N", "N·K", "M·K"):
             if not any(size.what == what for size in tried):
                 self._leave(what, "its domain ends before")
-        dependent: dict[int, str | None] = {}
+        dependent: dict[int, str | tuple[Needs, ...]] = {}
         for size in tried:
             try:
                 self._check(size, dependent)
@@ -171,7 +175,7 @@ class HugeProbes:
         if left not in self.found.not_covered:
             self.found.not_covered.append(left)
 
-    def _check(self, size: Huge, dependent: dict[int, str | None]) -> None:
+    def _check(self, size: Huge, dependent: dict[int, str | tuple[Needs, ...]]) -> None:
         """Raises KernelFault, EnvironmentFault."""
         kernel = self._run.kernel.of(self._fmt, size.m, size.n, size.k)
         launched = kernel.only_launch(self._fmt, size.m, size.n, size.k)
@@ -182,11 +186,19 @@ class HugeProbes:
         if size.m * size.n > _MOST_OUTPUTS * launched.blocks:
             why = f"each of its {launched.blocks:,} thread blocks would compute {size.m * size.n // launched.blocks:,}"
             return self._leave(size.what, f"{why} outputs: it loops over tiles, and none can run by itself")
+        earlier = kernel.earlier(self._fmt, size.m, size.n, size.k)
+        if refused := next((one.refused for one in earlier if one.refused), None):
+            return self._leave(size.what, f"at M={size.m}, N={size.n}, K={size.k} {refused}")
         if size.k not in dependent:
             dependent[size.k] = self._dependent(kernel, size.k)
-        if (why_not := dependent[size.k]) is not None:
-            return self._leave(size.what, why_not)
-        wrong, ran = self._tried(kernel, self._sparse(size.m, size.n, size.k), launched, size.crossings)
+        needs = dependent[size.k]
+        if isinstance(needs, str):
+            return self._leave(size.what, needs)
+        if most := _too_many(earlier, needs):
+            return self._leave(size.what, f"each of its thread blocks needs {most:,} blocks of an earlier launch")
+        wrong, ran = self._tried(
+            kernel, self._sparse(kernel, (size.m, size.n, size.k), needs), launched, size.crossings
+        )
         if wrong is None:
             where = f"M={size.m}, N={size.n}, K={size.k}"
             self.found.indices.append(f"{ran} thread blocks of {where} ({size.what} = {size.passes:,})")
@@ -197,7 +209,7 @@ class HugeProbes:
         right = isinstance(launched, Launched) and not launched.refused
         if right:
             assert isinstance(launched, Launched)
-            right = self._tried(smaller, self._sparse(m, n, size.k), launched, ())[0] is None
+            right = self._tried(smaller, self._sparse(smaller, (m, n, size.k), needs), launched, ())[0] is None
         self._explain(size, wrong, right)
 
     def _check_quantizer(self, size: Huge) -> None:
@@ -248,13 +260,14 @@ class HugeProbes:
         unwritten = blocks.unwritten()
         return None if unwritten is None else _Wrong(f"{at}: {unwritten}"), len(blocks.written)
 
-    def _sparse(self, m: int, n: int, k: int) -> SparseProduct:
-        token = len(self._x) // _TOKENS_REPEATED * (k // self._of_x)
-        return SparseProduct(self._fmt, m, n, k, token, self._weights, self._x)
+    def _sparse(self, kernel: Kernel, shape: tuple[int, int, int], needs: tuple[Needs, ...] = ()) -> SparseProduct:
+        token = len(self._x) // _TOKENS_REPEATED * (shape[2] // self._of_x)
+        lies = kernel.lies(self._fmt, *shape)
+        return SparseProduct(self._fmt, *shape, token, self._weights, self._x, lies, needs)
 
-    def _dependent(self, kernel: Kernel, k: int) -> str | None:
-        """Why thread blocks cannot be judged by themselves, tried at a small size; None where they can. Raises
-        KernelFault."""
+    def _dependent(self, kernel: Kernel, k: int) -> str | tuple[Needs, ...]:
+        """What thread blocks of the last launch need of the earlier ones; or why they cannot be judged by themselves.
+        It is tried at a small size. Raises KernelFault."""
         domain = kernel.domain
         m, n = (extent.up(few) or extent.down(few) for extent, few in ((domain.m, _SMALL[0]), (domain.n, _SMALL[1])))
         if not m or not n or m * n * k > _MOST_PRODUCTS:
@@ -264,21 +277,31 @@ class HugeProbes:
             return launched
         if launched.blocks > _MOST_SMALL:
             return f"it has {launched.blocks:,} thread blocks for {m * n} outputs"
-        small = self._sparse(m, n, k)
-        together = kernel.gemm(kernel.upload(self._fmt, small.rows(range(n))), small.tokens(range(m))).reshape(-1)
-        alone = np.full(m * n, POISON)
-        for number in range(launched.blocks):
+        small = self._sparse(kernel, (m, n, k))
+        together = kernel.gemm(kernel.upload(self._fmt, small.rows(range(n))), small.tokens(range(m)))
+        each = [possible_needs(one.grid, _MOST_NEEDED) for one in kernel.earlier(self._fmt, m, n, k)]
+        why = "its thread blocks need too many of an earlier launch"
+        for needs in itertools.islice(itertools.product(*each), _MOST_NEEDS):
+            found = self._apart(kernel, replace(small, needs=needs), launched.blocks, together)
+            if found is None:
+                return needs
+            why = found
+        return why
+
+    def _apart(self, kernel: Kernel, small: SparseProduct, blocks: int, together: Floats) -> str | None:
+        """Why a small product's thread blocks do not give, each by itself, what all of them give together; None where
+        they do."""
+        alone = np.full(together.shape, POISON)
+        for number in range(blocks):
             try:
                 written = kernel.alone(small, number)
+                at = small.places(written.at)
             except KernelFault as error:
                 return f"by itself, at a small size, a thread block does not run: {error}"
-            before = alone[written.at]
-            if ((before != POISON) & (before != written.words)).any():
-                break
-            alone[written.at] = written.words
-        if np.array_equal(alone, together.view(np.uint32)):
-            return None
-        return "its thread blocks depend on each other: by themselves they give other outputs than together"
+            if (written.words != together.view(np.uint32)[at]).any():
+                return _DEPENDENT
+            alone[at] = written.words
+        return None if np.array_equal(alone, together.view(np.uint32)) else _DEPENDENT
 
     def _tried(
         self, kernel: Kernel, of: SparseProduct, launched: Launched, crossings: tuple[float, ...]
@@ -296,6 +319,7 @@ class HugeProbes:
         for number in blocks.chosen(crossings):
             try:
                 written = blocks.of(number)
+                of.places(written.at)
             except KernelFault as error:
                 return _Wrong(f"{at}: thread block {number:,} of {blocks.launched.blocks:,}: {error}", error=error)
             pairs += [(number, int(written.at[i]), written.words[i]) for i in _some(len(written.at), number)]
@@ -310,7 +334,8 @@ class HugeProbes:
         self, of: SparseProduct, order: Order | None, pairs: list[tuple[int, int, np.uint32]], at: str
     ) -> _Wrong | None:
         """Judge outputs: thread block, place, bits."""
-        places = [divmod(place, of.n) for _, place, _ in pairs]
+        at_tokens, at_rows = of.places(np.array([place for _, place, _ in pairs], np.int64))
+        places = list(zip(at_tokens.tolist(), at_rows.tolist(), strict=True))
         rows, tokens = of.rows([n for _, n in places]), of.tokens([m for m, _ in places])
         whole = product(self._semantics, self._fmt, rows, tokens, order, self._run.options.threads)
         expected = whole.at(np.arange(len(places)), np.arange(len(places)))
@@ -441,6 +466,12 @@ class BlocksAlone:
                 at = [int(self._rng.integers(0, size)) for size in self.launched.grid]
                 at[d] = int(self._rng.integers(end, size))
                 yield self._number(tuple(at))
+
+
+def _too_many(earlier: tuple[Launched, ...], needs: tuple[Needs, ...]) -> int:
+    """The blocks of an earlier launch that one block needs, if they are too many; 0 if they are not."""
+    counts = (len(needed(one.grid, of, (0, 0, 0))) for one, of in zip(earlier, needs, strict=True))
+    return next((count for count in counts if count > _MOST_NEEDED), 0)
 
 
 def _some(count: int, seed: int) -> list[int]:

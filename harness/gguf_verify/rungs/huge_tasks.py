@@ -21,7 +21,8 @@ from ..support.errors import EnvironmentFault, KernelFault
 from .calls import ALONE
 from .huge import BlocksAlone
 from .plan import Huge, huge
-from .task_calls import Found, TaskCalls
+from .schedules import BRIEF
+from .task_calls import INDICES, Found, TaskCalls
 
 Words = npt.NDArray[np.uint32]
 
@@ -29,8 +30,6 @@ Words = npt.NDArray[np.uint32]
 REPEATED = 1021
 #: Thread blocks of a small call, beyond which none is tried; its rows or tokens, and its columns.
 _MOST_SMALL, _FEW, _COLUMNS = 2048, 3, 1024
-#: What is tried, as reports name it.
-INDICES = "indices of 2^31 and more"
 
 
 def columns_of(extent: Extent, unit: int) -> int | None:
@@ -81,7 +80,7 @@ def check_large(
         return
     if calls.only is None and (calls.run.options.probes == "brief" or found.wrong or calls.broken):
         wrong = found.wrong or calls.broken
-        why = "the kernel is wrong already" if wrong else "the brief plan leaves them out"
+        why = "the kernel is wrong already" if wrong else BRIEF
         found.not_covered.append((INDICES, why))
         return
     task = make(call) if sizes else None
@@ -198,4 +197,4 @@ class LargeTask:
         )
 
 
-__all__ = ["INDICES", "REPEATED", "LargeTask", "check_large", "columns_of", "few", "sizes_of"]
+__all__ = ["REPEATED", "LargeTask", "check_large", "columns_of", "few", "sizes_of"]

@@ -42,8 +42,6 @@ class Rung:
         result = self.empty() if result is None else result
         with result.timed():
             self.check(run, result)
-        if result.sampled is not None:
-            result.note(f"sampled: {result.sampled.words} (--thorough judges every one)")
         return result
 
 

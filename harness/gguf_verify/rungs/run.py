@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import BESIDE
 from ..formats import ElementFormat, WeightFormat
 from ..gguf import Model, Tensor
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
@@ -158,7 +159,7 @@ class Run:
 
     def leave_idle(self, result: RungResult) -> None:
         """Record that the kernel under test was never asked, where only kernels beside it were."""
-        beside = [kind for kind in result.checked if kind.endswith("of kernels beside it")]
+        beside = [kind for kind in result.checked if kind.endswith(BESIDE)]
         if beside and not any(map(result.checked.get, result.substance)):
             kinds = sorted({t.type.name for t in self.selected() if may_be_matrix(t)})
             result.leave_all(

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..checks import CHECKED, LAUNCHES
 from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, WeightFormat
 from ..gguf.matrices import label, matrix_of
@@ -30,7 +31,9 @@ from .run import Matrix, Run
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-LAUNCHES = "products under other schedules"
+
+#: Why something was skipped.
+BRIEF = "--probes brief"
 
 
 def schedules(options: Options) -> tuple[Schedule, ...]:
@@ -97,7 +100,7 @@ def check_schedules(
                 if run.options.sanitize and schedule.checked:  # it was asked for
                     result.leave(kernel.name, not_done(run, schedule), matrix.tensor.name)
                 else:
-                    result.note(f"kernel {kernel.name}: {not_done(run, schedule)}", first=True)
+                    omit(result, schedule, f"kernel {kernel.name}: {not_done(run, schedule)}")
                 continue
             if schedule.checked and (blind := kernel.host.blind_to()) is not None:
                 result.note(f"kernel {kernel.name}: {blind}", first=True)
@@ -106,10 +109,9 @@ def check_schedules(
             except EnvironmentFault as error:
                 if run.options.sanitize and schedule.checked:
                     raise
-                left_out = f"the kernel could not be run under another schedule ({schedule.words}): {error}"
-                result.note(left_out, first=True)
+                omit(result, schedule, f"kernel {kernel.name} could not be run so ({schedule.words}): {error}")
                 continue
-            result.count(LAUNCHES if run.only is None else ALONE)
+            made(run, result, schedule)
             unset.setdefault(kernel.name, {}).update(dict.fromkeys(under.unset))
             if y is not None:
                 if expected is None:
@@ -149,6 +151,21 @@ def _outside(run: Run, matrix: Matrix, rows: Bytes, x: Floats, y: Floats) -> Ker
     return KernelFinding("changing", words)
 
 
+def made(run: Run, result: RungResult, schedule: Schedule) -> None:
+    """Record a launch under a schedule."""
+    if run.only is not None:
+        return result.count(ALONE)
+    result.count(CHECKED if schedule.checked else LAUNCHES)
+    result.did("walls")
+    return result.did("alignment") if schedule.checked else None
+
+
+def omit(result: RungResult, schedule: Schedule, why: str, scope: str = "") -> None:
+    """Record that a schedule was not tried."""
+    for check in ("races", "alignment") if schedule.checked else ("schedules", "walls"):
+        result.omit(check, why, scope)
+
+
 def may_run(run: Run, schedule: Schedule) -> bool:
     """Whether a schedule's launches are cheap enough, or asked for: a card's are checked by other programs."""
     return not schedule.checked or run.options.sanitize or HOSTS[run.kernel.host.name].emulated
@@ -156,10 +173,9 @@ def may_run(run: Run, schedule: Schedule) -> bool:
 
 def not_done(run: Run, schedule: Schedule) -> str:
     """What was not done, in words."""
-    if not schedule.checked:
-        return "it did not run in other orders of threads: what runs it cannot do that"
-    why = "--sanitize does that" if not may_run(run, schedule) else "what runs it cannot do that"
-    return f"races and accesses outside of buffers were not looked for: {why}"
+    if schedule.checked and not may_run(run, schedule):
+        return "--sanitize looks for them"
+    return "its host cannot do that"
 
 
 def run_under(
@@ -193,12 +209,14 @@ def difference(y: Floats, expected: Floats, when: str) -> KernelFault | None:
 
 
 __all__ = [
-    "LAUNCHES",
+    "BRIEF",
     "check_schedules",
     "difference",
     "inputs",
+    "made",
     "may_run",
     "not_done",
+    "omit",
     "run_under",
     "schedules",
     "shapes",

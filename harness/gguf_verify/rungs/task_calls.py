@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat
 from ..gguf import Tensor, printable
 from ..gguf.matrices import may_be_matrix
+from ..hosts.schedule import Schedule
 from ..kernels.domain import Domain
 from ..kernels.tasks import Task
 from ..results import Call, Failure, RungResult, TypeEnvelope
@@ -19,15 +20,15 @@ from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .calls import ALONE, calling
 from .plan import PLAN, in_words, plan
 from .run import Run
-from .schedules import may_run, not_done, schedules, shapes
+from .schedules import BRIEF, made, may_run, not_done, omit, schedules, shapes
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T", bound=npt.NDArray[Any])
 
 #: Wrong calls after which no further probes of a type are made.
 MOST_WRONG = 3
-#: What a rung counts of calls under other schedules.
-LAUNCHES = "calls under other schedules"
+#: Calls that are too large for memory, as reports name them.
+INDICES = "indices of 2^31 and more"
 
 
 @dataclass
@@ -108,6 +109,12 @@ class TaskCalls:
         Args:
             tokens, rows: in words, where the calls have none.
         """
+        self.result.did("shapes", found.calls)
+        self.result.did("indices", len(found.indices))
+        for what, why in found.not_covered:
+            self.result.omit("indices" if what == INDICES else "shapes", f"{what}: {why}")
+        if self.run.options.probes == "brief":
+            self.result.omit("shapes", f"a small part of the probe plan ({BRIEF})", "brief")
         self.result.envelopes.append(
             TypeEnvelope(
                 type=found.name, plan=PLAN, probes=self.run.options.probes, domain=self.kernel.domain.words,
@@ -133,6 +140,8 @@ class TaskCalls:
         run, result, failed = self.run, self.result, set[str]()
         if self.broken:
             return
+        if run.options.probes == "brief":
+            omit(result, Schedule("descending"), BRIEF, "brief")
         every = schedules(run.options)
         for i, (call, words, make) in enumerate(inputs):
             ordinary: Bytes | None = None
@@ -146,7 +155,7 @@ class TaskCalls:
                     if run.options.sanitize and schedule.checked:
                         result.leave(self.kernel.name, not_done(run, schedule), tensor.name)
                     else:
-                        result.note(f"kernel {self.kernel.name}: {not_done(run, schedule)}", first=True)
+                        omit(result, schedule, f"kernel {self.kernel.name}: {not_done(run, schedule)}")
                     continue
                 try:
                     with calling(this):
@@ -154,7 +163,7 @@ class TaskCalls:
                         if ordinary is None:
                             ordinary = _bytes(make(self.kernel))
                         _same(_bytes(got), ordinary, schedule.words)
-                    result.count(LAUNCHES if self.only is None else ALONE)
+                    made(run, result, schedule)
                 except KernelFault as error:
                     failed.add(kind)
                     said = str(error)
@@ -164,9 +173,7 @@ class TaskCalls:
                 except EnvironmentFault as error:
                     if run.options.sanitize and schedule.checked:
                         raise
-                    result.note(
-                        f"the kernel could not be run under another schedule ({schedule.words}): {error}", first=True
-                    )
+                    omit(result, schedule, f"the kernel could not be run so ({schedule.words}): {error}")
 
 
 def _bytes(array: npt.NDArray[Any]) -> Bytes:
@@ -230,6 +237,6 @@ def laid_out(fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> Bytes:
 
 
 __all__ = [
-    "BROKEN", "LAUNCHES", "MOST_WRONG", "Found", "TaskCalls", "laid_out", "quantized_matrices", "shapes_of",
+    "BROKEN", "INDICES", "MOST_WRONG", "Found", "TaskCalls", "laid_out", "quantized_matrices", "shapes_of",
     "small_shapes",
 ]  # fmt: skip

@@ -141,6 +141,7 @@ FindingKind = Literal[
     "input",
     "unwritten",
     "changing",
+    "address",
 ]
 
 

@@ -37,7 +37,7 @@ def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.Capt
     files = ["--json", str(out), "--html", str(page), "--markdown", str(summary)]
     assert main(["kernel", NUMPY, *asked, *files]) == 0
     shown = flat(capsys.readouterr().out)
-    assert shown.startswith("VERIFIED ON DRAWN DATA in")
+    assert shown.startswith("VERIFIED ON DRAWN DATA (brief) in")
     assert "on drawn data, which are no model's: Q4_0: M×N×K = 2×5×64; Q4_0: M×N×K = 9×5×64" in shown
     assert "quantized by llama.cpp" in shown
     report = json.loads(out.read_text())
@@ -79,7 +79,7 @@ def test_without_llama_cpp_the_exact_product_judges(
     assert main(["kernel", NUMPY, *asked]) == 0
     captured = capsys.readouterr()
     assert "llama.cpp is not installed, so nothing is compared with it" in captured.err
-    assert flat(captured.out).startswith("VERIFIED ON DRAWN DATA, NOT COMPARED WITH LLAMA.CPP in")
+    assert flat(captured.out).startswith("VERIFIED ON DRAWN DATA (not compared with llama.cpp; brief) in")
     report = json.loads(out.read_text())
     assert report["drawn"]["compared"] is False
     assert report["environment"]["versions"]["llama_cpp"] == "not asked"

@@ -98,7 +98,7 @@ def test_launches_scratch_padding_strides_and_constants(tmp_path: Path) -> None:
     launched = kernel.launches(FORMATS["Q4_0"], M, N, K)
     assert launched is not None
     assert [one.grid for one in launched] == [(N, M, 2), (N, M, 1)]
-    assert "2 launches" in str(kernel.only_launch(FORMATS["Q4_0"], M, N, K))
+    assert str(kernel.only_launch(FORMATS["Q4_0"], M, N, K)) == "its activations are filled up with zeros"
     kernel.close()
 
 
@@ -135,7 +135,7 @@ def test_faults_in_such_calls(tmp_path: Path, old: str, new: str, said: str | No
             "if (p) return; for (int b = 2 * p; b",
             "not deterministic",
         ),  # a part that nobody writes
-        ("+ 32 * b];\n    }", "+ 32 * b + 32];\n    }", ""),  # it reads between the rows
+        ("+ 32 * b];\n    }", "+ 32 * b + 32];\n    }", "past the end of its activations"),  # and between its rows
         ("factors[1] + n", "(factors[1] - 1) + n", ""),
         ("n * stride + m", "n * (stride - 3) + m", "between its rows"),
     ],
@@ -223,7 +223,7 @@ def test_a_function_of_c(tmp_path: Path) -> None:
     path = library(tmp_path)
     with pytest.raises(UsageError, match=r"k\.toml, which would declare .* is not a file"):
         open_foreign(f"{path}:gemm", CpuHost(1))
-    (tmp_path / "k.toml").write_text(OF_C)
+    (tmp_path / "k.toml").write_text(OF_C + 'returns = "int32"\n')
     with pytest.raises(UsageError, match="the library has no function gemv"):
         open_foreign(f"{path}:gemv", CpuHost(1))
     kernel = open_foreign(f"{path}:gemm", CpuHost(1), 20.0)
@@ -232,6 +232,22 @@ def test_a_function_of_c(tmp_path: Path) -> None:
     more = np.concatenate([rows, rows[:2]])
     with pytest.raises(KernelFault, match="function returned 3, and 0 means success"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], more), x)
+    kernel.close()
+
+
+def test_a_function_of_c_that_returns_nothing(tmp_path: Path) -> None:
+    """Its caller finds in the register of results whatever was computed last."""
+    text = C_SOURCE.replace("return 7;", "return;").replace("return 3;", "return;").replace("int gemm(", "void gemm(")
+    left = "    note(M * N);\n}"
+    text = text.replace("    return 0;\n}", left).replace(
+        "void gemm(",
+        "static volatile int64_t told;\nstatic int64_t note(int64_t v) { told = v; return v; }\nvoid gemm(",
+    )
+    assert left in text
+    path = library(tmp_path, text)
+    (tmp_path / "k.toml").write_text(OF_C)
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1), 20.0)
+    assert right(made(kernel))
     kernel.close()
 
 
@@ -267,6 +283,9 @@ def test_faults_of_a_function_of_c(tmp_path: Path, old: str, new: str, said: str
         (NAMED + 'code = "k.so"\noperands.weights = { stripe = 3 }\n', "declares 'stripe': did you mean 'stride'"),
         (NAMED + 'code = "k.so"\noperands.room = { zeroed = true }\n', "either scratch = BYTES or constant"),
         (NAMED + 'code = "k.so"\noutput = "half"\n', "output 'half': "),
+        (NAMED + 'code = "k.so"\nreturns = "float32"\n', "returns one of void, int32, not 'float32'"),
+        (NAMED + 'code = "k.so"\noperands.room = { tail = 3 }\n', "either scratch = BYTES or constant"),
+        (NAMED + 'code = "k.so"\noperands.weights = { alignment = 24 }\n', "one of 16, 32, 64, 128, 256"),
         (NAMED + 'code = "k.so"\ncomputes = "attention"\n', "computes 'attention' is out of scope. In scope are gemm"),
     ],
 )

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts.author_cubin import SWITCH
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.support.errors import EnvironmentFault, KernelFinding, UsageError
@@ -41,11 +43,14 @@ def launched(kernels: CudaKernels, threads: int, shared: int = 0, symbol: str = 
     return float(host.download(y).view(np.float32)[0])
 
 
-def needs_cuda() -> None:
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVRTC compiles what is compiled for the CPU."""
     try:
         nvrtc.version()
     except EnvironmentFault as fault:
         pytest.skip(str(fault))
+    monkeypatch.delenv(SWITCH, raising=False)
 
 
 BOUNDED = """#define AT_MOST __launch_bounds__(96, 2)
@@ -99,8 +104,8 @@ def test_static_and_dynamic_shared_memory_together(tmp_path: Path, flag: str, mo
         pytest.param("", "y[0] = __no_such_intrinsic(1.0f);", "k.cu", id="unknown"),
     ],
 )
+@pytest.mark.usefixtures("cuda")
 def test_code_of_the_host_in_a_kernel(tmp_path: Path, before: str, body: str, line: str) -> None:
-    needs_cuda()
     with pytest.raises(UsageError, match=r"could not compile .*" + re.escape(line)):
         compiled(tmp_path, before + KERNEL.format(bounds="", body=body))
 
@@ -127,13 +132,14 @@ int main() { std::vector<float> v(10); launch(nullptr, v.data(), Shape(1), 0); }
 """
 
 
+@pytest.mark.usefixtures("cuda")
 def test_code_of_the_host_beside_a_kernel(tmp_path: Path) -> None:
-    needs_cuda()
     kernels = compiled(tmp_path, OF_BOTH + KERNEL.format(bounds="", body="y[0] = one(__half(1.0f));") + LAUNCHES)
     assert launched(kernels, 64) == 1
     assert re.fullmatch(r"also compiled by .+ for sm_90, and not run there", kernels.compilations["Q4_0"].accepted)
 
 
+@pytest.mark.usefixtures("cuda")
 def test_a_header_that_cudas_compiler_does_not_have(tmp_path: Path) -> None:
     """It is said, and is no fault of the kernel."""
     (tmp_path / "mine").mkdir()
@@ -143,10 +149,52 @@ def test_a_header_that_cudas_compiler_does_not_have(tmp_path: Path) -> None:
     assert launched(kernels, 64) == 1
 
 
+@pytest.mark.usefixtures("cuda")
 def test_more_registers_than_a_block_has(tmp_path: Path) -> None:
-    needs_cuda()
     many = "float a[100]; for (int i = 0; i < 100; ++i) a[i] = x[i] * w[i]; __syncthreads();\n" + "#pragma unroll\n"
     body = many + "for (int i = 0; i < 100; ++i) y[0] += a[i] * a[99 - i] + a[i * 7 % 100];"
     kernels = compiled(tmp_path, KERNEL.format(bounds="", body=body.replace("for", "\n#pragma unroll\nfor")))
     with pytest.raises(KernelFinding, match=r"its block of 1,024 threads needs [\d,]+ registers .*\(k.cu:2\)"):
         launched(kernels, 1024)
+
+
+def test_the_report_says_that_it_is_switched_off(tmp_path: Path) -> None:
+    kernels = compiled(tmp_path, KERNEL.format(bounds="", body="y[0] = 1;"))
+    assert kernels.compilations["Q4_0"].accepted.startswith(f"not compiled by NVRTC ({SWITCH} is off)")
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        '__has_include("emulator/foreign.hpp") || __has_include("foreign.hpp") || __has_include(<../foreign.hpp>)',
+        "__has_include(<../cuda_on_cpu.hpp>) || __has_include(<../emulator/foreign.hpp>)",
+        '__has_include("../../emulator/foreign.hpp") || __has_include("../../../emulator/foreign.hpp")',
+        "defined(CUDA_ON_CPU_CHECKS) || defined(GGUF_VERIFY_FOREIGN)",
+    ],
+)
+def test_a_kernel_does_not_see_the_emulators_files(tmp_path: Path, condition: str) -> None:
+    text = f"#if {condition}\n#error seen\n#endif\n#include <cuda_fp16.h>\n"
+    kernels = compiled(tmp_path, text + KERNEL.format(bounds="", body="y[0] = __half(1.0f);"))
+    kernels.under("Q4_0", Schedule(checked=True))
+    assert launched(kernels, 64) == 1
+
+
+def test_types_of_cudas_driver(tmp_path: Path) -> None:
+    text = (
+        "#include <cuda.h>\nstatic const char* said(CUresult e) { const char* s; cuGetErrorString(e, &s); return s; }\n"
+    )
+    text += "struct Host { CUdeviceptr at; CUstream stream; CUfunction function; CUtensorMap map; };\n"
+    assert launched(compiled(tmp_path, text + KERNEL.format(bounds="", body="y[0] = sizeof(CUdeviceptr);")), 64) == 8
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cuda")
+def test_the_examples_are_accepted() -> None:
+    source = CudaSource(EXAMPLES / "cuda_q4_0.cu", "gemm")
+    kernels = CudaKernels(source, CpuHost(1), 300.0)
+    kernels.all()
+    source.close()
+    assert kernels.compilations["Q4_0"].accepted.startswith("also compiled by ")

@@ -21,7 +21,7 @@ from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.interface import Kernel, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Launch
-from gguf_verify.kernels.launches import LargeCall, Launched, SparseProduct
+from gguf_verify.kernels.launches import LargeCall, Launched, Lies, SparseProduct, needed, possible_needs
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
 from gguf_verify.kernels.spec import KernelSpec
@@ -301,6 +301,99 @@ def test_shipped_kernels(name: str, model: Model, host: CpuHost) -> None:
     quantizes = not name.startswith("f32")
     assert len(probes.found.indices) - len(products) == quantizes
     assert packed <= {"its weights are packed by a launch before"}
+
+
+#: Two launches: parts of sums lie in memory between them, and the output is transposed, its rows apart.
+IN_PARTS = r"""
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "f32"
+// domain = { M = { most = 65535 } }
+// [operands.output]
+// transposed = true
+// stride = "M + 3"
+// [operands.weights]
+// stride = "K + 32"
+// alignment = 64
+// [operands.parts]
+// scratch = "4 * M * N * 2"
+// [operands.factors]
+// constant = ["int32 1", "int32 N"]
+// [[launches]]
+// symbol = "multiply"
+// parameters = ["weights", "activations", "parts", "int32 M", "int32 N", "int32 K"]
+// grid = ["N", "M", 2]
+// block = 1
+// [[launches]]
+// symbol = "add"
+// parameters = ["parts", "output", "factors", "int32 M", "int32 N"]
+// grid = ["N", "M"]
+// block = 1
+// [/gguf-verify]
+#include <cuda_fp16.h>
+struct Q4_0 { __half d; unsigned char qs[16]; };
+extern "C" __global__ void multiply(const char* w, const float* x, float* parts, int M, int N, int K) {
+    const long long n = blockIdx.x, m = blockIdx.y, p = blockIdx.z;
+    float sum = 0.0f;
+    for (int b = p; b < K / 32; b += 2) {
+        const Q4_0& block = *(const Q4_0*)(w + (INDEX_W)(n * (K / 32 + 1) + b) * 18);
+        for (int j = 0; j < 32; ++j)
+            sum += __half2float(block.d) * x[m * K + 32 * b + j] *
+                   ((j < 16 ? block.qs[j] & 15 : block.qs[j - 16] >> 4) - 8);
+    }
+    parts[(m * N + n) * 2 + p] = sum;
+}
+extern "C" __global__ void add(const float* parts, float* y, const int* factors, int M, int N) {
+    const long long n = blockIdx.x, m = blockIdx.y, at = m * factors[1] + n;
+    y[(INDEX_Y)(n * (M + 3) + m)] = parts[2 * at] + factors[0] * parts[2 * at + 1];
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "output", "holds"),
+    [("long long", "long long", 3), ("long long", "unsigned", 1), ("int", "long long", 2)],
+    ids=["right", "output", "weights"],
+)
+def test_launches_strides_and_transposed_outputs(
+    weights: str, output: str, holds: int, tmp_path: Path, model: Model, host: CpuHost
+) -> None:
+    path = tmp_path / "kernel.cu"
+    path.write_text(IN_PARTS.replace("(INDEX_W)", f"({weights})").replace("(INDEX_Y)", f"({output})"))
+    foreign = open_foreign(f"{path}:any", host)
+    try:
+        probes, result = probes_of(foreign, model)
+        probes.check_indices(EVERYTHING)
+    finally:
+        foreign.close()
+    right = holds == 3
+    assert len(probes.found.indices) == holds
+    assert ["overflows 32 bits" in failure.what for failure in result.failures] == ([] if right else [True])
+    left = [(what, why.split(" its ")[1]) for what, why in probes.found.not_covered]
+    many_tokens = ("M·K of 2^31 and more", "grid is 3 × 1000003 × 1, which CUDA does not launch")
+    assert left == ([many_tokens] if right else [])
+
+
+def test_what_a_block_needs_of_an_earlier_launch() -> None:
+    assert possible_needs((1, 1, 1), 1) == [(None, None, None)]
+    assert possible_needs((5, 1, 2), 2)[0] == (0, None, 0)
+    assert (None, None, 0) not in possible_needs((5, 1, 2), 2)
+    assert needed((5, 1, 2), (1, None, None), (4, 3, 0)) == [3, 8]
+    assert needed((5, 1, 2), (0, None, 1), (7, 1, 0)) == []
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_where_words_of_an_output_lie(transposed: bool) -> None:
+    """With a word between rows, which is no output; and of one row, or one column."""
+    row, unit = (4, 4 * 4) if transposed else (4 * 6, 4)
+    lies = Lies(row, unit, 4, 5, 4 * (19 if transposed else 17))  # 3 rows of 5 numbers
+    words = np.array([[(row * m + unit * n) // 4 for n in range(5)] for m in range(3)])
+    at = lies.places(words.reshape(-1), 3)
+    assert [part.reshape(3, 5).tolist() for part in at] == [[[m] * 5 for m in range(3)], [[*range(5)]] * 3]
+    with pytest.raises(KernelFault, match="between the rows of its output, at byte"):
+        lies.places(np.array([3 if transposed else 5]), 3)
+    assert Lies(4, 4, 4, 5, 20).places(np.arange(5), 1)[1].tolist() == [*range(5)]
+    assert Lies(4, 4, 4, 1, 20).places(np.arange(5), 5)[0].tolist() == [*range(5)]
 
 
 # ---- the plan --------------------------------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ def test_what_was_not_asked_for_is_said() -> None:
     found.rungs = found.rungs[:1]
     said = certify(found, made_of, made_of, ("bytes",)).predicate
     assert said.asked.left_out == (
-        "rungs that were not asked for: blocks, layers, tokens", "tensors whose names do not match attn",
+        "rungs that were not asked for: blocks, layers, tokens",
+        "every tensor: only those that match 'attn' (--tensor)",
     )  # fmt: skip
 
 

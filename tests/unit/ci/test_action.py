@@ -220,8 +220,9 @@ def lines_of(report: object) -> list[str]:
     return str(WRITER.renders[Kind.RUN](report, Form())).splitlines()
 
 
-def test_a_verified_run_has_no_annotation() -> None:
-    assert lines_of(run_result()) == []
+def test_a_verified_run_has_one_notice_of_what_was_skipped() -> None:
+    (line,) = lines_of(run_result())
+    assert line.startswith("::notice title=tiny-Q4_0.gguf%3A verified::skipped: ")
 
 
 def test_the_diagnosis_comes_first() -> None:
@@ -233,7 +234,8 @@ def test_the_diagnosis_comes_first() -> None:
 def test_what_could_not_be_verified_is_a_warning() -> None:
     report = run_result()
     report.rungs[1].unverified.append(Unverified("blk.0.x", "no kernel"))
-    (line,) = lines_of(report)
+    line, notice = lines_of(report)
+    assert notice.startswith("::notice title=")
     assert line.startswith("::warning title=")
     assert line.endswith("::blocks: blk.0.x could not be verified: no kernel")
 

@@ -96,7 +96,7 @@ def plain(kernel: Kernel, m: int, own: bool = False, top_k: int = 2, experts: in
         return product(F32, FMT, w[rows], np.ascontiguousarray(encoded[tokens]))
 
     y = kernel(of.stacked(w), given, call).astype(np.float32)
-    return call.plain(y, expected), product(F32, FMT, w, encoded)
+    return call.plain(y[None], expected), product(F32, FMT, w, encoded)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["a token's activations", "a slot's activations"])
@@ -135,12 +135,12 @@ def test_the_worst_slot_is_the_answer() -> None:
         asked.append((len(tokens), len(rows)))
         return product(F32, FMT, w[rows], np.ascontiguousarray(x[tokens]), ASCENDING)
 
-    call.plain(right, expected)
+    call.plain(right[None], expected)
     assert not asked, "where all slots agree, nothing is computed"
     for at, value in (((0, 0, 5), np.nan), ((1, 2, 7), np.inf), ((2, 1, 0), 0.0)):
         wrong = right.copy()
         wrong[at] = value
-        made, same = call.plain(wrong, expected), call.plain(right, expected)
+        made, same = call.plain(wrong[None], expected), call.plain(right[None], expected)
         assert asked.pop() == (1, 1)
         different = ~((made == same) | (np.isnan(made) & np.isnan(same)))
         assert different.sum() == 1
@@ -165,7 +165,7 @@ def test_bits_of_a_declared_order_are_required_of_every_slot() -> None:
     def expected(tokens: np.ndarray, rows: np.ndarray) -> Product:
         return product(F32, FMT, w[rows], np.ascontiguousarray(x[tokens]), ASCENDING)
 
-    made = call.plain(y, expected)
+    made = call.plain(y[None], expected)
     assert made[token, row] == slots[1, token, row] != p.ordered[token, row]
 
 
@@ -240,5 +240,5 @@ def test_duplicates_show_in_a_routing_that_has_them() -> None:
         at = np.ix_(tokens, rows)
         return Product(p.exact[at], p.bound[at], p.spread[at], None)
 
-    assert judge(call.plain(right, expected), p).passed
-    assert not judge(call.plain(wrong, expected), p).passed
+    assert judge(call.plain(right[None], expected), p).passed
+    assert not judge(call.plain(wrong[None], expected), p).passed

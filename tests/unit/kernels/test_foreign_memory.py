@@ -22,23 +22,43 @@ WANTED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("wall", ["before", "behind"])
+@pytest.mark.parametrize("wall", ["before", "behind", "apart"])
 def test_each_operand_has_pages_of_its_own(wall: Wall) -> None:
     placed, size = laid_out(WANTED, 3, wall, start=2 * mmap.PAGESIZE)
-    pages: list[set[int]] = []
+    end = 2 * mmap.PAGESIZE
     for operand in placed:
-        first, last = operand.at - operand.guard, operand.at + operand.nbytes + operand.guard - 1
-        pages.append(set(range(first // mmap.PAGESIZE, last // mmap.PAGESIZE + 1)))
-    assert sum(map(len, pages[:3])) == len(set().union(*pages[:3]))
-    assert min(set().union(*pages)) == 2
-    assert size == (max(pages[2]) + 1) * mmap.PAGESIZE + mmap.PAGESIZE  # an operand without bytes has a page, too
-    weights = placed[0]
-    if wall == "behind":
-        assert 0 <= -(weights.at + weights.nbytes) % mmap.PAGESIZE < 16
-        assert weights.at % 16 == 0
-    else:
-        assert weights.at % mmap.PAGESIZE == 0
+        first, last = operand.at - GUARD_BYTES, operand.at + operand.nbytes + GUARD_BYTES
+        assert end <= first
+        end = -(-last // mmap.PAGESIZE) * mmap.PAGESIZE
+        mapped = operand.reach
+        assert first <= mapped[0] <= operand.at
+        assert operand.at + operand.nbytes <= mapped[1] <= last
+        if wall == "behind":
+            assert mapped[1] % mmap.PAGESIZE == 0
+            assert mapped[1] - operand.at - operand.nbytes < 16
+        elif wall == "before":
+            assert operand.at == mapped[0]
+            assert operand.at % mmap.PAGESIZE == 0
+        else:
+            assert mapped == (first, last)
+    assert size == end
     assert [Operand.of_plain({**o.plain(), "shape": list(o.shape)}) for o in placed] == list(placed)
+
+
+@pytest.mark.parametrize("alignment", [16, 64, 256])
+def test_addresses_vary_by_no_more_than_is_promised(alignment: int) -> None:
+    """Each bit of an address that is left open differs: the lowest one between the two runs of each call, others from
+    call to call."""
+    varied = 0
+    for nbytes in (1, 255, 4096, 9000, 1 << 20):
+        operand = Operand("x", "input", "uint8", (nbytes,), alignment=alignment)
+        for key in range(20):
+            (behind,), _ = laid_out([operand], 1, "behind", key=key)
+            (apart,), _ = laid_out([operand], 1, "apart", key=key)
+            assert behind.at % alignment == apart.at % alignment == 0
+            assert (behind.at ^ apart.at) & alignment
+            varied |= apart.at ^ laid_out([operand], 1, "apart", key=key + 1)[0][0].at
+    assert varied & (mmap.PAGESIZE - 1) == mmap.PAGESIZE - 2 * alignment
 
 
 def test_strides() -> None:

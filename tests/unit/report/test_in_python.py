@@ -78,7 +78,7 @@ def test_one_line() -> None:
         assert len(repr(report).splitlines()) == 1
         assert len(repr(report)) < 200
         assert repr(report).isprintable()
-    assert repr(right()) == "<Report: verified; 1 of 1 rungs passed>"
+    assert repr(right()) == "<Report: verified: the model's products only; 1 of 1 rungs passed>"
     assert "mismatch; at fault: the kernel (1,000)" in repr(wrong())
     assert "1,000 failures" in repr(wrong())
 
@@ -199,9 +199,8 @@ def test_defaults_are_the_command_lines() -> None:
     from gguf_verify.support.command_line import cores
 
     args, options = build_parser().parse_args(["model.gguf"]), Options()
-    assert (args.n_predict, args.ctx_size, args.seed, args.probes) == (
-        options.n_predict, options.ctx_size, options.seed, options.probes
-    )  # fmt: skip
+    assert (args.n_predict, args.ctx_size, args.probes) == (options.n_predict, options.ctx_size, options.probes)
+    assert args.seed is None
     assert (args.time_limit, args.kernel_time_limit, args.reference) == (
         options.time_limit, options.kernel_time_limit, options.reference
     )  # fmt: skip

@@ -44,6 +44,9 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["gguf-verify"])
 
 
+SEED = Options(seed=3)
+
+
 @pytest.mark.usefixtures("_plain")
 def test_a_run_as_a_command_line() -> None:
     options = Options(prompt="it's", seed=7, tensor="attn", probes="brief", sanitize=True, time_limit=10.5)
@@ -52,22 +55,23 @@ def test_a_run_as_a_command_line() -> None:
         "gguf-verify m.gguf --kernel mine.py:gemm --host cpu --rungs layers -p 'it'\"'\"'s' -s 7 --tensor attn "
         "--probes brief --time-limit 10.5 --sanitize"
     )
-    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), Options()) == "gguf-verify m.gguf"
-    assert command_of("m.gguf", "q8_1", "auto", None, Options()) == "gguf-verify m.gguf"
-    assert command_of("m.gguf", "q8_1", "auto", None, Options(), identify=True) == "gguf-verify m.gguf --identify"
-    assert command_of("-m", "q8_1", "auto", rungs_for(), Options()) == "gguf-verify ./-m"
-    assert command_of("audit", "q8_1", "auto", rungs_for(), Options()) == "gguf-verify ./audit"
-    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), Options(), Path("p.txt")) == "gguf-verify m.gguf -f p.txt"
-    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), Options(prompt="--tensor")).endswith(" --prompt=--tensor")
+    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), SEED) == "gguf-verify m.gguf -s 3"
+    assert command_of("m.gguf", "q8_1", "auto", None, SEED) == "gguf-verify m.gguf -s 3"
+    assert command_of("m.gguf", "q8_1", "auto", None, SEED, identify=True) == "gguf-verify m.gguf --identify -s 3"
+    assert command_of("-m", "q8_1", "auto", rungs_for(), SEED) == "gguf-verify ./-m -s 3"
+    assert command_of("audit", "q8_1", "auto", rungs_for(), SEED) == "gguf-verify ./audit -s 3"
+    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), SEED, Path("p.txt")) == "gguf-verify m.gguf -f p.txt -s 3"
+    made = command_of("m.gguf", "q8_1", "auto", rungs_for(), Options(prompt="--tensor", seed=3))
+    assert made.endswith(" --prompt=--tensor -s 3")
 
 
 @pytest.mark.usefixtures("_plain")
 def test_functions_have_a_name_where_another_process_finds_them() -> None:
-    made = command_of("m.gguf", pattern_of, "auto", rungs_for(), Options())
-    assert re.fullmatch(r"gguf-verify m.gguf --kernel \S+command_line\.py:pattern_of", made)
-    assert command_of("m.gguf", lambda w, x, s: None, "auto", rungs_for(), Options()) == ""
+    made = command_of("m.gguf", pattern_of, "auto", rungs_for(), SEED)
+    assert re.fullmatch(r"gguf-verify m.gguf --kernel \S+command_line\.py:pattern_of -s 3", made)
+    assert command_of("m.gguf", lambda w, x, s: None, "auto", rungs_for(), SEED) == ""
     assert repeat("", "layers", "blk", "own") == ""
-    assert next(iter(KERNELS)) in command_of("m.gguf", next(iter(KERNELS)), "auto", rungs_for(), Options())
+    assert next(iter(KERNELS)) in command_of("m.gguf", next(iter(KERNELS)), "auto", rungs_for(), SEED)
 
 
 @pytest.mark.usefixtures("_plain")

@@ -46,7 +46,7 @@ from ...support.errors import UsageError
 from ...support.near import meant, nearest
 from ..domain import EVERYTHING, Domain, domain_of
 from ..routing import LISTS
-from .layouts import Layouts, layouts_of
+from .layouts import Layouts, layouts_of, no_operand
 from .task_declaration import check_task
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
@@ -186,6 +186,9 @@ class Declaration:
             check_task(self)
         else:
             self._check_definition()
+        for name in self.layouts.further:
+            if name not in self.others:
+                raise no_operand(name)
 
     def _check_definition(self) -> None:
         own = self.semantics == OWN

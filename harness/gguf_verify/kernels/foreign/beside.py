@@ -17,7 +17,7 @@ from ...support.errors import UsageError
 from ..experts import Embedded, Taken, taken_of
 from ..routing import Routing
 from .api import Declaration
-from .operands import Operand
+from .layouts import Further, Layouts
 from .products import Given
 
 Bytes = npt.NDArray[np.uint8]
@@ -71,15 +71,16 @@ class Beside:
         """What the output holds before the call, [M, N]; None where it holds nothing."""
         return self.arrays.get("output")
 
-    def given(self) -> list[Given]:
-        """The further operands."""
-        out = []
-        for name, values in self.arrays.items():
-            if name != "output":
-                dtype = "bfloat16" if values.dtype == np.uint16 else str(values.dtype)
-                content = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-                out.append(Given(Operand(name, "input", dtype, values.shape), content))
-        return out
+    def given(self, layouts: Layouts, names: Mapping[str, int]) -> list[Given]:
+        """The further operands.
+
+        Args:
+            names: what names of expressions stand for.
+        """
+        return [
+            Given(*layouts.further.get(name, Further()).operand(name, values, names))
+            for name, values in self.arrays.items() if name != "output"
+        ]  # fmt: skip
 
 
 #: What most calls have.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ...hosts.base import MOST_ALONE, Written
-from ..launches import SparseCall, SparseProduct
+from ..launches import SparseCall
 from .conversation import Conversation
 from .operands import MemoryFile, Operand, laid_out
 
@@ -18,17 +19,18 @@ class ThreadBlocks:
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
         #: The product whose contents lie in the file.
-        self._of: SparseProduct | SparseCall | None = None
+        self._of: object = None
         self._file: MemoryFile | None = None
         self._operands: tuple[Operand, ...] = ()
 
-    def _place(self, product: SparseProduct | SparseCall) -> MemoryFile:
+    def _place(self, call: SparseCall) -> MemoryFile:
         """What repeats in the operands, and room for all that a thread block may write. Only what is written takes
         memory."""
-        if self._file is not None and self._of is product:
+        of = call if call.of is None else call.of
+        if self._file is not None and self._of is of:
             return self._file
         self._drop()
-        contents = product.contents
+        contents = call.contents
         wanted = [Operand(what, "input", "uint8", content.shape) for what, content in contents.items()]
         wanted += [Operand(name, "output", dtype, (MOST_ALONE // 4,))
                    for name, dtype in (("at", "int64"), ("words", "uint32"))]  # fmt: skip
@@ -37,21 +39,22 @@ class ThreadBlocks:
         self._operands, _ = laid_out(wanted, file.number)
         for operand in self._operands[: len(contents)]:
             operand.array_in(file.bytes)[...] = contents[operand.name]
-        self._of = product
+        self._of = of
         return file
 
-    def alone(self, product: SparseProduct | SparseCall, number: int, launch: dict[str, Any]) -> Written:
-        """What thread block `number` of the launch writes. Raises KernelFault, EnvironmentFault."""
+    def alone(self, call: SparseCall, launches: Sequence[dict[str, Any]]) -> Written:
+        """What thread blocks of the last launch write, the "numbers" of each launch alone. Raises KernelFault,
+        EnvironmentFault."""
         self._conversation.ready()
-        file = self._place(product)
-        asked = {"do": "alone", "number": number, "launches": [launch], "sizes": product.sizes,
+        file = self._place(call)
+        asked = {"do": "alone", "launches": launches, "sizes": call.sizes, "scratch": sorted(call.scratch),
                  "operands": [operand.plain() for operand in self._operands]}  # fmt: skip
         n = self._conversation.ask(asked, [file], may_lack=True).get("written")
         if type(n) is not int or not 0 <= n <= MOST_ALONE // 4:
             self._conversation.garbage()
         at, words = (operand.array_in(file.bytes)[:n].copy() for operand in self._operands[-2:])
         written = Written(at, words)
-        most = product.sizes["output"] // 4
+        most = call.sizes["output"] // 4
         if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < most):
             self._conversation.garbage()
         return written

@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from ...formats import WeightFormat
 from ...semantics import Semantics
+from ..launches import Lies
 from .api import HALVES, Declaration
 from .beside import NOTHING, Beside
 from .expressions import names_of
 from .judge import widened
-from .layouts import Unit
+from .layouts import MATRICES, Unit
+from .operands import Operand
 from .products import Given
 
 Bytes = npt.NDArray[np.uint8]
@@ -56,10 +58,27 @@ class Operands:
         m, n, k = shape
         names = self.names(fmt, *shape, beside)
         given = [self._matrix("activations", self.activations, x, k, names)]
-        given += [self._output(m * beside.slots, n, names, beside), *beside.given()]
-        for name, own in self._declared.layouts.own.items():
-            given.append(Given(*own.operand(name, names)))
-        return given
+        given += [self._output(m * beside.slots, n, names, beside), *beside.given(self._declared.layouts, names)]
+        return [*given, *(Given(*own) for own in self.own(names).values())]
+
+    def lies(self, fmt: WeightFormat, shape: tuple[int, int, int]) -> dict[str, Lies]:
+        """Where the matrices of a product [M, N, K] lie. Raises KernelFault."""
+        (m, n, k), names = shape, self.names(fmt, *shape)
+        weights = Unit("uint8", fmt.block_size, fmt.block_bytes)
+        sizes: dict[str, tuple[Unit, int, int]] = {
+            "weights": (weights, n, k), "activations": (self.activations, m, k),
+            "output": (Unit(self._declared.output), m, n),
+        }  # fmt: skip
+        found = {}
+        for name, (unit, rows, values) in sizes.items():
+            layout = self._declared.layouts.of(name)
+            operand = layout.operand(name, "input", unit, rows, values, names)
+            found[name] = lies_of(operand, unit, layout.transposed)
+        return found
+
+    def own(self, names: Mapping[str, int]) -> dict[str, tuple[Operand, Bytes | None]]:
+        """Memory of a call's own. Raises KernelFault."""
+        return {name: own.operand(name, names) for name, own in self._declared.layouts.own.items()}
 
     def _matrix(self, name: str, unit: Unit, matrix: Bytes, k: int, names: Mapping[str, int]) -> Given:
         layout = self._declared.layouts.of(name)
@@ -76,15 +95,26 @@ class Operands:
         return Given(operand, before, lambda made: widened(layout.matrix(made), dtype))
 
 
-def sparse_fault(declared: Declaration) -> str | None:
+def sparse_fault(declared: Declaration, names: Mapping[str, int]) -> str | None:
     """Why single thread blocks of products past memory cannot be run of such a kernel, in words, or None."""
-    if not declared.layouts.plain:
-        return "its operands lie in layouts of their own"
+    layouts = declared.layouts
     if declared.output != HALVES[0]:
         return f"its outputs are {declared.output}"
-    if declared.epilogue or declared.computes != "gemm":
+    if declared.fused or declared.computes != "gemm":
         return "it has further operands"
+    for name in MATRICES:
+        if (columns := layouts.of(name).columns) is not None and columns.value(names) != names["K"]:
+            return f"its {name} are filled up with zeros"
     return None
 
 
-__all__ = ["Operands", "sparse_fault"]
+def lies_of(operand: Operand, unit: Unit, transposed: bool) -> Lies:
+    """Where an operand of a matrix lies."""
+    outer, inner = operand.shape[0], operand.shape[1] // unit.count
+    step = operand.strides[0] if operand.strides is not None else inner * unit.nbytes
+    if transposed:
+        return Lies(unit.nbytes, step, unit.nbytes, outer, operand.nbytes)
+    return Lies(step, unit.nbytes, unit.nbytes, inner, operand.nbytes)
+
+
+__all__ = ["Operands", "lies_of", "sparse_fault"]

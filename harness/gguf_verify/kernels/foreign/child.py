@@ -9,8 +9,8 @@ The first message of this process is what the kernel declares, or {"usage": one 
 there is none. Each question then has
 
     of       its number, which the answer repeats
-    map      [[number of a memory file, bytes], …]: files that this process has not mapped yet. Their descriptors follow
-             the message, by SCM_RIGHTS, on one byte.
+    files    numbers of memory files that this process does not have yet. Their descriptors follow the message, by
+             SCM_RIGHTS, on one byte.
     forget   numbers of files that are not spoken of any more
     do       one of those below
     operands a list of `operands.Operand`: name, role (input, output, scratch), dtype, shape, strides, file, place
@@ -26,9 +26,10 @@ only of runs under a schedule and of single thread blocks.
              of operands, or [type, number]; and, under a "schedule" (the fields of `hosts.schedule.Schedule`), the
              "placed" kernel of it, whether it "adds_floats", and all of its operands: it finds nothing loaded. The
              answer says whether it "adds_floats", and what it reads "unset".
-    alone    one thread block, "number", of a launch whose operands are sparse: "sizes" in bytes; the operands are what
-             repeats in them. "written" of the answer is how many places and words it wrote to the outputs "at" int64[…]
-             and "words" uint32[…].
+    alone    single thread blocks of "launches" whose operands are sparse: "numbers" of each, one of the last; "sizes"
+             of all operands in bytes, of which "scratch" are written for later launches. The operands of the question
+             are what repeats in them. "written" of the answer is how many places and words the last block wrote to the
+             outputs "at" int64[…] and "words" uint32[…].
 
 What the answers say beyond "ok" only this process can see. It is believed where it is against the kernel.
 
@@ -43,7 +44,6 @@ import contextlib
 import ctypes
 import importlib.util
 import json
-import mmap
 import os
 import signal
 import socket
@@ -196,7 +196,7 @@ def _serve(
     answer: Callable[[R, dict[str, Any], dict[str, Mapped]], dict[str, Any]],
 ) -> None:  # fmt: skip
     end_with_parent()
-    memory: dict[int, tuple[int, Bytes]] = {}
+    files: dict[int, int] = {}
     with contextlib.suppress(EOFError, OSError):
         try:
             runner = make()
@@ -208,12 +208,12 @@ def _serve(
         while True:
             question = json.loads(link.recv_bytes())
             number = question["of"]
-            _map(link, question, memory)
+            _receive(link, question, files)
             try:
                 operands = {}
                 for said in question["operands"]:
                     operand = Operand.of_plain(said)
-                    operands[operand.name] = Mapped(operand, *memory[operand.file])
+                    operands[operand.name] = Mapped(operand, files[operand.file])
                 _say(link, of=number, ok=True, **answer(runner, question, operands))
             except Fault as error:
                 more: dict[str, Any] = {} if error.finding is None else {"finding": error.finding}
@@ -223,16 +223,14 @@ def _serve(
                 _say(link, of=number, environment=str(error))
 
 
-def _map(link: Connection, question: dict[str, Any], memory: dict[int, tuple[int, Bytes]]) -> None:
-    """Map what a question says is new, and forget what it does not need."""
+def _receive(link: Connection, question: dict[str, Any], files: dict[int, int]) -> None:
+    """Receive the files that a question says are new, and close those that it does not need."""
     for number in question["forget"]:
-        handle, _ = memory.pop(number)  # arrays that a kernel kept keep the mapping
-        os.close(handle)
-    if question["map"]:
+        os.close(files.pop(number))  # arrays that a kernel kept keep what is mapped
+    if question["files"]:
         with socket.socket(fileno=os.dup(link.fileno())) as ours:
-            handles = reduction.recvfds(ours, len(question["map"]))
-        for (number, nbytes), handle in zip(question["map"], handles, strict=True):
-            memory[number] = handle, np.frombuffer(mmap.mmap(handle, nbytes), np.uint8)
+            handles = reduction.recvfds(ours, len(question["files"]))
+        files.update(zip(question["files"], handles, strict=True))
 
 
 def _say(link: Connection, **answer: Any) -> None:

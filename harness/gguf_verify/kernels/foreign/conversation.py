@@ -75,15 +75,15 @@ class Conversation:
         self._channel: Channel | None = None
         #: Questions that were asked; an answer says which one it is of.
         self._asked = 0
-        #: Memory files that the process maps, and those of them that it need not map any more.
-        self._mapped: set[int] = set()
+        #: Memory files that the process has, and those of them that it does not need any more.
+        self._known: set[int] = set()
         self._forgotten: list[int] = []
 
     def begin(self) -> dict[str, Any]:
         """Start the process and return its first message. Raises UsageError, EnvironmentFault, KernelFault."""
         self.process = self._start()
         self._channel = Channel(self.process.link.fileno(), _MOST_MESSAGE)
-        self._mapped, self._forgotten = set(), []
+        self._known, self._forgotten = set(), []
         said = self._exchange(Budget(self._start_limit), "start")
         for key, kind in (("environment", EnvironmentFault), ("usage", UsageError)):
             if key in said:
@@ -108,9 +108,9 @@ class Conversation:
         return Budget(self._time_limit)
 
     def forget(self, file: MemoryFile) -> None:
-        """The process need not map this file any more."""
-        if file.number in self._mapped:
-            self._mapped.remove(file.number)
+        """The process does not need this file any more."""
+        if file.number in self._known:
+            self._known.remove(file.number)
             self._forgotten.append(file.number)
 
     @counted("foreign process")
@@ -131,10 +131,10 @@ class Conversation:
         if not self._channel.quiet:  # nothing was asked that this could answer
             self.garbage()
         self._asked += 1
-        new = [file for file in files if file.number not in self._mapped]
-        maps = {"map": [[file.number, file.nbytes] for file in new], "forget": self._forgotten}
-        message = json.dumps({**question, **maps, "of": self._asked}).encode()
-        self._mapped.update(file.number for file in new)
+        new = [file for file in files if file.number not in self._known]
+        known = {"files": [file.number for file in new], "forget": self._forgotten}
+        message = json.dumps({**question, **known, "of": self._asked}).encode()
+        self._known.update(file.number for file in new)
         self._forgotten = []
         said = self._exchange(budget or self.budget(), "return", message, [file.handle for file in new])
         if said.get("of") != self._asked:
@@ -189,16 +189,19 @@ class Conversation:
         """Raises KernelFault, which says how the process ended."""
         assert self.process is not None
         code = self.process.wait(2.0)
-        how = "its process stopped answering"
+        how, cause = "its process stopped answering", ""
         if stopped_for := self.process.stopped_for:
             how = f"its process was killed, since it {stopped_for}"
         elif code is not None:
             died = signal_name(code)
+            cause = died or ""
             how = f"its process died of {died}" if died else f"its process ended with exit code {code}"
         lines = self.process.last_lines(4096)
         said = f"; its last line of output: {printable(lines[-1], 200)}" if lines else ""
         self.stop()
-        raise self._fault(f"{self.who} crashed: {how}{said}")
+        fault = self._fault(f"{self.who} crashed: {how}{said}")
+        fault.cause = cause
+        raise fault
 
     def stop(self) -> None:
         """End the process."""

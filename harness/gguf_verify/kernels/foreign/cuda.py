@@ -18,6 +18,7 @@ from ...hosts.author_cubin import OF_NVCC, OF_NVRTC, accepted
 from ...hosts.base import Artefact, Host, Placed
 from ...hosts.branches import not_compiled
 from ...hosts.compilation import Author, Compilation, split_flags
+from ...hosts.compiler import copy_emulator
 from ...hosts.for_cpu import ForCpu, for_nvrtc
 from ...hosts.foreign_sources import foreign_source
 from ...hosts.launch_limits import as_json, from_json
@@ -25,7 +26,6 @@ from ...hosts.ptx import SYMBOL
 from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
-from ...support.paths import kernel_root
 from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
 from .signature import kernels_in, misfit, proposed, there_is, unlike
@@ -68,10 +68,7 @@ class CudaSource:
         try:
             self.root.mkdir()
             self.built.mkdir()
-            for header in (kernel_root() / "emulator").rglob("*.h*"):
-                copy = self.root / header.relative_to(kernel_root())
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(header.read_bytes())
+            copy_emulator(self.root)
             self._copy(path)
             self.hints = self._compared()
         except BaseException:

@@ -29,9 +29,10 @@ Several launches follow each other in order, each with its symbol and, perhaps, 
     …
 
 A FILE.toml says where its code is: code = "file.cu", "file.ptx", "file.cubin", "lib.so" (functions of C, which get
-pointers, numbers and the stream, and return nothing or 0), or "torch.ops" (operators of PyTorch, which may return the
-output), with import = ["module"] and load = ["lib.so"]. Variables of the environment, as $NAME, are put in. Of a
-library and of PyTorch a launch has a symbol and parameters alone; device = "cuda" gives them memory of a card.
+pointers, numbers and the stream, and return nothing or, with returns = "int32", a status, of which 0 is success), or
+"torch.ops" (operators of PyTorch, which may return the output), with import = ["module"] and load = ["lib.so"].
+Variables of the environment, as $NAME, are put in. Of a library and of PyTorch a launch has a symbol and parameters
+alone; device = "cuda" gives them memory of a GPU.
 
 A symbol is a `__global__` function: `extern "C"`, in a namespace, or a template with its arguments ("f<32, float>").
 """
@@ -57,7 +58,9 @@ from .layouts import MATRICES, NUMBERS, Number, number_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SYMBOL = re.compile(r"[A-Za-z_][\w:<>, .*&()+-]*")
-_OF_LAUNCH = ("symbol", "parameters", "block", "grid", "shared", "when")
+_OF_LAUNCH = ("symbol", "parameters", "block", "grid", "shared", "when", "returns")
+#: What a function of C may return: nothing, or a status, of which 0 is success.
+_RETURNS = ("void", "int32")
 _OF_CODE = ("code", "import", "load", "oracle", "macros", "flags", "include", "launches")
 _STREAM = "stream"
 #: What must be declared, with an example.
@@ -84,6 +87,7 @@ class Step:
     block: Three
     shared: Expression
     when: Expression | None = None
+    returns: str = "void"
 
     def symbol(self, fmt: str) -> str:
         """Its function for weights of a type; "" for that which the command line names."""
@@ -168,6 +172,8 @@ class CallDeclaration:
                 if launched.refused:
                     raise KernelFault(f"at {at} {launched.refused}")
                 said |= {"grid": launched.grid, "block": launched.block, "shared": launched.shared}
+            elif step.returns != "void":
+                said["returns"] = step.returns
             out.append(said)
         if not out:
             raise KernelFault(f"at {at} no launch of the declaration happens (each has a condition: when)")
@@ -228,7 +234,7 @@ def _repacking(said: dict[str, Any], declared: Declaration, code: str) -> tuple[
         return None, Expression(said["packed"])
     if not isinstance(unpack, dict) or not unpack.get("symbol"):
         raise UsageError("unpack is a launch: a table of symbol, parameters, block and grid")
-    return _step(unpack, declared, not code or code.endswith(_LAUNCHED), False), Expression(said["packed"])
+    return _step(unpack, declared, code, False), Expression(said["packed"])
 
 
 def _lacks(key: str) -> None:
@@ -252,8 +258,7 @@ def _steps(said: dict[str, Any], declared: Declaration, code: str, named: bool) 
         raise UsageError("it declares launches, and one more beside them: move it to [[launches]]")
     if not isinstance(tables, list) or not 0 < len(tables) <= _MOST_LAUNCHES:
         raise UsageError("launches are tables, [[launches]], one for each")
-    has_grid = not code or code.endswith(_LAUNCHED)
-    steps = tuple(_step(table, declared, has_grid, named) for table in tables)
+    steps = tuple(_step(table, declared, code, named) for table in tables)
     used = [p for step in steps for p in step.parameters if isinstance(p, str)]
     for name in _needed(declared):
         if name not in used and not (name == "output" and code == TORCH):
@@ -269,9 +274,10 @@ def _needed(declared: Declaration) -> tuple[str, ...]:
     return tuple(name for name in MATRICES if name != without)
 
 
-def _step(table: object, declared: Declaration, has_grid: bool, named: bool) -> Step:
+def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:
     if not isinstance(table, dict):
         raise UsageError("a launch is not a table")
+    has_grid, in_c = not code or code.endswith(_LAUNCHED), bool(code) and not code.endswith((*_LAUNCHED, TORCH))
     for key in table:
         if key not in _OF_LAUNCH:
             raise UsageError(f"a launch declares {ascii(key)[:60]}: {nearest(key, _OF_LAUNCH)}".rstrip(": "))
@@ -286,9 +292,13 @@ def _step(table: object, declared: Declaration, has_grid: bool, named: bool) -> 
     if not named and not all(symbols.get(fmt) or symbols.get("") for fmt in declared.formats):
         raise UsageError("each launch names its function: symbol")
     parameters = tuple(_parameter(p, declared) for p in strings(table["parameters"], "parameters"))
+    returns = table.get("returns", "void")
+    if returns not in _RETURNS or (returns != "void" and not in_c):
+        what = "a function of a library in C returns" if in_c else "returns is of a function of a library in C:"
+        raise UsageError(f"{what} one of {', '.join(_RETURNS)}, not {ascii(returns)[:40]}")
     return Step(
         symbols, parameters, _three(table["grid"]) if has_grid else None, _three(table.get("block", 1)),
-        Expression(table.get("shared", 0)), Expression(table["when"]) if "when" in table else None,
+        Expression(table.get("shared", 0)), Expression(table["when"]) if "when" in table else None, returns,
     )  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from .faults import Fault, one_line
 from .operands import POISON_16, Mapped, dtype_of
 
 BFLOAT16 = "bfloat16"
+#: Bytes of NaN behind a copy on a GPU, which begins as many bytes behind a multiple of 256 as the operand does.
+_BEHIND = 4096
 
 
 class Frame:
@@ -78,7 +80,9 @@ class TorchFrame(Frame):
         torch, operand = self._torch, mapped.operand
         flat = torch.from_numpy(mapped.bytes)
         if self._device == "cuda":
-            flat = flat.to("cuda", copy=True)
+            begins, n = operand.at % 256, len(flat)
+            whole = torch.full((begins + n + _BEHIND,), 0xFF, dtype=torch.uint8, device="cuda")
+            flat = whole[begins : begins + n].copy_(flat)
             self._copies.append((mapped, flat))
         name = {"uint16": "int16", "uint32": "int32", "uint64": "int64"}.get(operand.dtype, operand.dtype)
         dtype = getattr(torch, name)
@@ -110,7 +114,9 @@ class CupyFrame(Frame):
 
     def array(self, mapped: Mapped) -> Any:
         operand, cupy = mapped.operand, self._cupy
-        flat = cupy.asarray(mapped.bytes)
+        begins, n = operand.at % 256, operand.nbytes
+        flat = cupy.full(begins + n + _BEHIND, 0xFF, np.uint8)[begins : begins + n]
+        flat.set(mapped.bytes)
         self._copies.append((mapped, flat))
         return cupy.ndarray(operand.shape, dtype_of(operand.dtype), flat.data, operand.strides)
 

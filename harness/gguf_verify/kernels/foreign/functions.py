@@ -1,8 +1,8 @@
 """A kernel that is a function: of a shared library with a C interface, or an operator of PyTorch.
 
 A function of C gets, in the declared order, pointers, numbers of the declared types and the stream (void*; null on the
-CPU). It returns nothing, or an int that is 0. An operator of PyTorch gets tensors, and ints and floats; what it returns
-is the output, unless it is given the output.
+CPU). It returns nothing or, where that is declared, a status, of which 0 is success. An operator of PyTorch gets
+tensors, and ints and floats; what it returns is the output, unless it is given the output.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ class FunctionRunner:
         arrays = self._held | {name: self._frame.array(mapped) for name, mapped in operands.items()}
         for launch in question["launches"]:
             function = self._functions[launch["kernel"].partition("/")[2]]
-            call = self._call_operator if self._of_torch else self._call_c
-            call(function, launch["args"], arrays, operands["output"])
+            if self._of_torch:
+                self._call_operator(function, launch["args"], arrays, operands["output"])
+            else:
+                self._call_c(function, launch["args"], arrays, launch.get("returns"))
         self._frame.settle()
         self._holding.settle(keep=True)
         return {}
@@ -62,10 +64,11 @@ class FunctionRunner:
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         raise EnvironmentFault("a function of a library has no thread blocks that can be seen")
 
-    def _call_c(self, function: Any, args: list[Any], arrays: dict[str, Any], output: Mapped) -> None:
+    def _call_c(self, function: Any, args: list[Any], arrays: dict[str, Any], returns: str | None) -> None:
         given = [ctypes.c_void_p(self._frame.stream()) if arg == STREAM
                  else ctypes.c_void_p(_address(arrays[arg])) if isinstance(arg, str) else _C[arg[0]](arg[1])
                  for arg in args]  # fmt: skip
+        function.restype = None if returns is None else _C[returns]
         code = function(*given)
         self._frame.wait()
         if code:

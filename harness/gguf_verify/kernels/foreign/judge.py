@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import POISON, outside
+from ...hosts.base import GUARD_BYTES, POISON, outside
 from ...support.errors import KernelFinding
 from .operands import POISON_16, Operand
 
@@ -31,9 +31,8 @@ def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
     Raises KernelFinding where its guards were written, or what lies between its rows.
     """
     whole = output.whole_in(memory).copy()
-    if touched := outside(whole):
-        raise KernelFinding("outside", touched)
-    inside = whole[output.guard : len(whole) - output.guard]
+    _untouched(whole, output)
+    inside = whole[GUARD_BYTES : len(whole) - GUARD_BYTES]
     at_start = replace(output, at=0)
     made = at_start.array_in(inside)
     if output.strides is not None or output.tail:
@@ -57,8 +56,12 @@ def widened(made: npt.NDArray[Any], dtype: str) -> Floats:
 
 
 def guarded(operand: Operand, memory: Bytes) -> None:
-    """Raises KernelFinding where the guards of scratch memory were written."""
-    if touched := outside(operand.whole_in(memory), operand.name):
+    """Raises KernelFinding where the guards of an operand were written."""
+    _untouched(operand.whole_in(memory), operand)
+
+
+def _untouched(whole: Bytes, operand: Operand) -> None:
+    if touched := outside(whole, operand.name, operand.guard_fill):
         raise KernelFinding("outside", touched)
 
 
@@ -76,36 +79,56 @@ def unchanged(what: str, now: Bytes, before: Bytes) -> None:
         raise KernelFinding("input", f"the kernel modified its {what}: {wrong} bytes, the first at {first}")
 
 
-def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
+#: Why two runs on the same inputs may not give other outputs, and what may be wrong, as faults begin.
+FIXED = "the kernel is not deterministic"
+MOVED = (
+    "the kernel's outputs depend on the addresses of its operands (their contents are the same; only where they begin "
+    "in memory differs)"
+)
+
+
+def written_again(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
+    """Raises KernelFinding where outputs float32[M, N] were written in a first run, and not in a second one."""
+    if first.dtype != np.float32:
+        return
+    left = np.argwhere(np.ascontiguousarray(second).view(np.uint32) == POISON)
+    if len(left) and not (np.ascontiguousarray(first).view(np.uint32) == POISON).any():
+        m, n = left[0]
+        words = (
+            f"the kernel leaves outputs as they were: in a second run on the same inputs row {n} token {m} was never "
+            "written (a buffer that it keeps?)"
+        )
+        raise KernelFinding("unwritten", words)
+
+
+def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any], why: str = FIXED) -> None:
     """Raises KernelFinding where two runs on the same inputs gave different outputs: float32[M, N], or an array of
-    another type."""
+    another type.
+
+    Args:
+        why: what is wrong then, in words.
+    """
     if first.dtype != np.float32:
         differ = np.argwhere(first != second) if first.shape == second.shape else np.zeros((1, first.ndim), int)
         if len(differ):
             at = ", ".join(map(str, differ[0]))
+            stale = ", or leaves outputs as they were" if why == FIXED else ""
             words = (
-                "the kernel is not deterministic, or leaves outputs as they were: a second run on the same inputs "
-                f"changed {len(differ)} of {first.size} of them, the first at [{at}]"
+                f"{why}{stale}: a second run on the same inputs changed {len(differ)} of {first.size} of them, the "
+                f"first at [{at}]"
             )
-            raise KernelFinding("changing", words)
+            raise KernelFinding("changing" if why == FIXED else "address", words)
         return
     first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
     if np.array_equal(first.view(np.uint32), second.view(np.uint32)):
         return
     differ = np.argwhere(first.view(np.uint32) != second.view(np.uint32))
     m, n = differ[0]
-    if (second.view(np.uint32) == POISON).any() > (first.view(np.uint32) == POISON).any():
-        m, n = np.argwhere(second.view(np.uint32) == POISON)[0]
-        words = (
-            f"the kernel leaves outputs as they were: in a second run on the same inputs row {n} token {m} was never "
-            "written (a buffer that it keeps?)"
-        )
-        raise KernelFinding("unwritten", words)
     words = (
-        f"the kernel is not deterministic: a second run on the same inputs changed {len(differ)} of {first.size} "
+        f"{why}: a second run on the same inputs changed {len(differ)} of {first.size} "
         f"outputs, the first row {n} token {m}: {first[m, n]:.9g}, then {second[m, n]:.9g}"
     )
-    raise KernelFinding("changing", words)
+    raise KernelFinding("changing" if why == FIXED else "address", words)
 
 
-__all__ = ["guarded", "same_bits", "taken", "unchanged", "widened"]
+__all__ = ["FIXED", "MOVED", "guarded", "same_bits", "taken", "unchanged", "widened", "written_again"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...hosts import make_host
-from ...hosts.base import Host, Placed, Sparse
+from ...hosts.base import Before, Host, Placed, Role, Sparse
 from ...hosts.schedule import Schedule
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
 from .child import MOST_UNSET
@@ -56,7 +56,7 @@ class Launcher:
         try:
             host.adds_floats = question["adds_floats"]
             kernels = {key: host.load_placed(Placed(**placed)) for key, placed in question["placed"].items()}
-            held = {name: (mapped, _buffer(host, mapped, walled=True)) for name, mapped in operands.items()}
+            held = {name: (mapped, _buffer(host, mapped)) for name, mapped in operands.items()}
             _launched(host, kernels, question, held)
             host.settle()
             unset = [place[:100] for place in host.unset[:MOST_UNSET]]
@@ -67,16 +67,21 @@ class Launcher:
             host.close()
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        host, (launch,) = self._host, question["launches"]
+        host, scratch = self._host, question["scratch"]
+        roles: dict[str, Role] = {"output": "output", **dict.fromkeys(scratch, "scratch")}
         try:
             sparse = {
-                what: Sparse(size, _buffer(host, operands[what]) if what in operands else None, what)
+                what: Sparse(size, _buffer(host, operands[what]) if what in operands else None, what,
+                             roles.get(what, "input"))
                 for what, size in question["sizes"].items()
             }  # fmt: skip
-            args = _arguments(launch, sparse)
+            *before, last = (
+                Before(self._kernels[launch["kernel"]], tuple(launch["grid"]), tuple(launch["block"]),
+                       _arguments(launch, sparse), launch["shared"], launch["numbers"])
+                for launch in question["launches"]
+            )  # fmt: skip
             written = host.launch_alone(
-                self._kernels[launch["kernel"]], tuple(launch["grid"]), tuple(launch["block"]), args, launch["shared"],
-                question["number"],
+                last.kernel, last.grid, last.block, last.args, last.shared, last.numbers[0], before
             )  # fmt: skip
         except EnvironmentFault:
             raise
@@ -88,13 +93,14 @@ class Launcher:
         return {"written": n}
 
 
-def _buffer(host: Host, mapped: Mapped, walled: bool = False) -> Any:
+def _buffer(host: Host, mapped: Mapped) -> Any:
     """The operand as an argument of launches."""
     operand = mapped.operand
     output = operand.role != "input"
-    over = host.over(mapped.whole(False), operand.name, output)
+    over = host.over(mapped.bytes, operand.name, output)
     if over is not None:
-        return host.over(mapped.whole(True), operand.name, output) if walled else over
+        return over
+    host.begins = operand.at % 256
     if not output:
         return host.upload(mapped.bytes, operand.name)
     buffer = host.output(operand.nbytes, operand.name)
@@ -112,7 +118,7 @@ def _launched(
         args = _arguments(launch, buffers)
         host.launch(kernels[launch["kernel"]], tuple(launch["grid"]), tuple(launch["block"]), args, launch["shared"])
     for mapped, buffer in held.values():
-        if host.over(mapped.whole(False), mapped.operand.name) is not None:
+        if host.over(mapped.bytes, mapped.operand.name) is not None:
             continue
         output = mapped.operand.role != "input"
         made = _written(host, mapped.operand.name, buffer) if output else host.contents(buffer)

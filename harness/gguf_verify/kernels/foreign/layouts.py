@@ -7,6 +7,7 @@
     transposed = true                  the first dimension changes fastest: blocks of activations lie as [K/32][M],
                                        outputs as [N][M]
     tail = 512                         bytes behind the last value that may be read; they are zero
+    alignment = 64                     it begins at a multiple of so many bytes; 16 where nothing is declared
 
     [operands.output]
     accumulate = true                  the product is added to what the output holds
@@ -15,6 +16,9 @@
     scratch = "M * K / 32 * 36"        bytes that nothing has written
     zeroed = true                      they are zero
     constant = ["int32 N", "int32 0"]  in place of scratch: an input that holds these numbers
+    alignment = 64                     as above
+
+What is fused behind the product, such as `up`, and lists of experts have a `tail` and an `alignment`.
 
 Columns and strides count values, not bytes: of blocks they are whole numbers of blocks.
 """
@@ -23,12 +27,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...hosts.memory import ALIGNMENT
 from ...support.errors import KernelFault, UsageError
 from ...support.near import nearest
 from .expressions import Expression
@@ -42,8 +47,12 @@ MATRICES = ("weights", "activations", "output")
 NUMBERS = ("int32", "uint32", "int64", "uint64", "float32")
 _OF_MATRIX: dict[str, type] = {
     "columns": Expression, "stride": Expression, "transposed": bool, "tail": Expression, "accumulate": bool,
+    "alignment": int,
 }  # fmt: skip
-_OF_OWN: dict[str, type] = {"scratch": Expression, "zeroed": bool, "constant": list}
+_OF_OWN: dict[str, type] = {"scratch": Expression, "zeroed": bool, "constant": list, "alignment": int}
+_OF_FURTHER: dict[str, type] = {"tail": Expression, "alignment": int}
+#: What `alignment` may be: more than what every operand has, up to what CUDA's allocations have.
+_ALIGNMENTS = tuple(ALIGNMENT << i for i in range(5))
 _MOST_BYTES, _MOST_NUMBERS = 1 << 40, 1 << 10
 
 
@@ -103,6 +112,7 @@ class Layout:
     transposed: bool = False
     tail: Expression | None = None
     accumulate: bool = False
+    alignment: int = ALIGNMENT
 
     def operand(
         self, name: str, role: Role, unit: Unit, rows: int, values: int, names: Mapping[str, int]
@@ -115,12 +125,13 @@ class Layout:
         outer, inner = (columns // unit.values, rows) if self.transposed else (rows, columns // unit.values)
         along = Unit(unit.dtype) if self.transposed else unit
         step = self._of("stride", inner * along.values, along, inner * along.values, names) // along.values
-        tail = 0 if self.tail is None else self.tail.value(names)
+        tail = tail_of(self.tail, names)
         if not 0 <= tail <= _MOST_BYTES or outer * step * unit.nbytes > _MOST_BYTES:
             raise KernelFault(f"the declared layout of {name} takes more than 2^40 bytes")
         itemsize = dtype_of(unit.dtype).itemsize
         strides = None if step == inner else (step * unit.nbytes, itemsize)
-        return Operand(name, role, unit.dtype, (outer, inner * unit.count), strides=strides, tail=tail)
+        shape = outer, inner * unit.count
+        return Operand(name, role, unit.dtype, shape, strides=strides, tail=tail, alignment=self.alignment)
 
     def _of(self, key: str, least: int, unit: Unit, default: int, names: Mapping[str, int]) -> int:
         expression: Expression | None = getattr(self, key)
@@ -163,6 +174,29 @@ class Layout:
         return made.T if self.transposed else made
 
 
+def tail_of(tail: Expression | None, names: Mapping[str, int]) -> int:
+    """The value of a `tail`. Raises KernelFault."""
+    return 0 if tail is None else tail.value(names)
+
+
+@dataclass(frozen=True)
+class Further:
+    """How an operand of what is fused behind the product, or a list of experts, lies in memory."""
+
+    tail: Expression | None = None
+    alignment: int = ALIGNMENT
+
+    def operand(self, name: str, array: npt.NDArray[Any], names: Mapping[str, int]) -> tuple[Operand, Bytes]:
+        """The operand, and its content: an array, whose uint16 are bfloat16. Raises KernelFault."""
+        tail = tail_of(self.tail, names)
+        if not 0 <= tail <= _MOST_BYTES:
+            raise KernelFault(f"the declared tail of {name} takes {tail:,} bytes")
+        dtype = "bfloat16" if array.dtype == np.uint16 else str(array.dtype)
+        content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        operand = Operand(name, "input", dtype, array.shape, tail=tail, alignment=self.alignment)
+        return operand, np.concatenate([content, np.zeros(tail, np.uint8)]) if tail else content
+
+
 @dataclass(frozen=True)
 class Own:
     """Memory of the call's own: scratch of so many bytes, or an input that holds constants of one type."""
@@ -170,19 +204,20 @@ class Own:
     scratch: Expression | None = None
     zeroed: bool = False
     constant: tuple[Number, ...] = ()
+    alignment: int = ALIGNMENT
 
     def operand(self, name: str, names: Mapping[str, int]) -> tuple[Operand, Bytes | None]:
         """The operand, and its content where it has one. Raises KernelFault."""
         if self.constant:
             kind = self.constant[0].kind
             values = np.array([number.plain(names)[1] for number in self.constant], kind)
-            return Operand(name, "input", kind, values.shape), values.view(np.uint8)
+            return Operand(name, "input", kind, values.shape, alignment=self.alignment), values.view(np.uint8)
         assert self.scratch is not None
         nbytes = self.scratch.value(names)
         if not 0 <= nbytes <= _MOST_BYTES:
             raise KernelFault(f"{name} takes {nbytes:,} bytes: {self.scratch.source}")
         content = np.zeros(nbytes, np.uint8) if self.zeroed else None
-        return Operand(name, "scratch", "uint8", (nbytes,), filled=self.zeroed), content
+        return Operand(name, "scratch", "uint8", (nbytes,), filled=self.zeroed, alignment=self.alignment), content
 
 
 @dataclass(frozen=True)
@@ -191,6 +226,7 @@ class Layouts:
 
     matrices: Mapping[str, Layout] = field(default_factory=dict)
     own: Mapping[str, Own] = field(default_factory=dict)
+    further: Mapping[str, Further] = field(default_factory=dict)
 
     def of(self, name: str) -> Layout:
         """The layout of a matrix."""
@@ -199,7 +235,8 @@ class Layouts:
     @property
     def plain(self) -> bool:
         """Whether all operands lie as they do where nothing is declared."""
-        return not self.own and all(layout == Layout() for layout in self.matrices.values())
+        plain = Layout()
+        return not self.own and all(replace(of, alignment=ALIGNMENT) == plain for of in self.matrices.values())
 
 
 def layouts_of(said: object) -> Layouts:
@@ -211,7 +248,12 @@ def layouts_of(said: object) -> Layouts:
         raise UsageError("only the output can accumulate")
     if matrices.get("output", Layout()).columns is not None:
         raise UsageError("an output has a stride, and no columns of zeros")
-    return Layouts(matrices, {name: _own(name, said[name]) for name in said if name not in MATRICES})
+    further = {
+        name: Further(**_typed(name, table, _OF_FURTHER)) for name, table in said.items()
+        if name not in MATRICES and table and not table.keys() - _OF_FURTHER.keys()
+    }  # fmt: skip
+    own = {name: _own(name, said[name]) for name in said if name not in (*MATRICES, *further)}
+    return Layouts(matrices, own, further)
 
 
 def _own(name: str, said: dict[str, Any]) -> Own:
@@ -219,12 +261,17 @@ def _own(name: str, said: dict[str, Any]) -> Own:
         raise UsageError(f"operand {ascii(name)[:60]} is not a name")
     typed = _typed(name, said, _OF_OWN)
     if ("scratch" in typed) == ("constant" in typed):
-        raise UsageError(f"operand {name} has either scratch = BYTES or constant = [NUMBERS]")
+        raise no_operand(name)
     numbers = [number_of(value) for value in typed.pop("constant", [])]
     kinds = {None if number is None else number.kind for number in numbers}
     if None in kinds or len(kinds) > 1 or len(numbers) > _MOST_NUMBERS:
         raise UsageError(f'constant of operand {name} is a list of numbers of one type, such as ["int32 N"]')
     return Own(**typed, constant=tuple(number for number in numbers if number is not None))
+
+
+def no_operand(name: str) -> UsageError:
+    """That a table `operands.NAME` declares nothing that a call has."""
+    return UsageError(f"operand {ascii(name)[:60]} has either scratch = BYTES or constant = [NUMBERS]")
 
 
 def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, Any]:
@@ -237,6 +284,8 @@ def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, 
             raise UsageError(f"operand {name} declares {ascii(key)[:60]}: {near}there are: {', '.join(keys)}")
         if kind is Expression:
             out[key] = Expression(value)
+        elif key == "alignment" and (value not in _ALIGNMENTS or isinstance(value, bool)):
+            raise UsageError(f"alignment of operand {name} is one of {', '.join(map(str, _ALIGNMENTS))}")
         elif not isinstance(value, kind):
             raise UsageError(f"{key} of operand {name} is not {'true or false' if kind is bool else 'a list'}")
         else:
@@ -244,4 +293,7 @@ def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, 
     return out
 
 
-__all__ = ["MATRICES", "NUMBERS", "Layout", "Layouts", "Number", "Own", "Unit", "layouts_of", "number_of"]
+__all__ = [
+    "MATRICES", "NUMBERS", "Further", "Layout", "Layouts", "Number", "Own", "Unit", "layouts_of", "no_operand",
+    "number_of",
+]  # fmt: skip

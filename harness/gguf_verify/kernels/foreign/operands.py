@@ -1,8 +1,10 @@
 """The operands of a call, and the memory in which two processes see them: the verifier, whose memory it is, and the
 kernel's process, which maps it.
 
-A memory file has a fixed size: neither side can shrink it under the other. Each operand has pages of its own, so that a
-host may map it between pages that cannot be accessed. What the kernel writes lies between guards of `GUARD_BYTES`.
+A memory file has a fixed size: neither side can shrink it under the other. Each operand has pages of its own and lies
+between guards of `GUARD_BYTES`; the kernel's process maps it between pages that cannot be accessed. A kernel may assume
+that each operand begins at a multiple of `ALIGNMENT`, or of what its declaration promises, and nothing more: where it
+begins beyond that differs between calls (`laid_out`).
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import itertools
 import math
 import mmap
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -25,14 +29,16 @@ from ...support.errors import EnvironmentFault
 
 Bytes = npt.NDArray[np.uint8]
 Role = Literal["input", "output", "scratch"]
-#: What guards hold, and what outputs and scratch memory hold that nothing has written: by the size of an element, a NaN
-#: that no arithmetic produces, the same in half and bfloat16; otherwise, and in a second run, something else. What may
-#: be of any type holds NaN of every type at first, so that it shows where it is multiplied by zero.
-_GUARD_FILL = 0xA5
+#: The bytes of guards. Those of inputs are NaN in every type, so that an output that depends on them shows it.
+_GUARD_FILL, _INPUT_GUARD_FILL = 0xA5, 0xFF
+#: What outputs and scratch memory hold that nothing has written: by the size of an element, a NaN that no arithmetic
+#: produces, the same in half and bfloat16; otherwise, and in a second run, something else. What may be of any type
+#: holds NaN of every type at first, so that it shows where it is multiplied by zero.
 POISON_16 = np.uint16(0x7FAD)
 _OTHER_FILLS = (0xFF, 0x52)
-#: Where in its pages an input lies, so that a page which cannot be accessed is close: behind them, else before.
-Wall = Literal["before", "behind"]
+#: Where an operand lies: less than its alignment before a page that cannot be accessed; directly behind one; or apart
+#: from both, with its guards between.
+Wall = Literal["behind", "before", "apart"]
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
@@ -55,6 +61,8 @@ class Operand:
         strides: bytes from element to element of each dimension; None: as C has them.
         tail: bytes behind the last element that belong to it.
         filled: whether an output or scratch memory holds something before the call that the kernel may read.
+        alignment: it begins at a multiple of so many bytes.
+        wall: where it lies among pages that cannot be accessed.
     """
 
     name: str
@@ -66,6 +74,8 @@ class Operand:
     strides: tuple[int, ...] | None = None
     tail: int = 0
     filled: bool = False
+    alignment: int = ALIGNMENT
+    wall: Wall = "apart"
 
     @property
     def nbytes(self) -> int:
@@ -76,9 +86,9 @@ class Operand:
         return size + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True)) + self.tail
 
     @property
-    def guard(self) -> int:
-        """Bytes of its guards, before and behind it."""
-        return 0 if self.role == "input" else GUARD_BYTES
+    def guard_fill(self) -> int:
+        """The byte that its guards hold."""
+        return _INPUT_GUARD_FILL if self.role == "input" else _GUARD_FILL
 
     def bytes_in(self, memory: Bytes) -> Bytes:
         """Its bytes in those of its file."""
@@ -86,7 +96,15 @@ class Operand:
 
     def whole_in(self, memory: Bytes) -> Bytes:
         """The same with its guards."""
-        return memory[self.at - self.guard : self.at + self.nbytes + self.guard]
+        return memory[self.at - GUARD_BYTES : self.at + self.nbytes + GUARD_BYTES]
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The bytes of the file that the kernel's process maps, to which a wall is next: from where to where."""
+        first = self.at if self.wall == "before" else self.at - GUARD_BYTES
+        if self.wall == "behind":
+            return first, self.at + -(-self.nbytes // self.alignment) * self.alignment
+        return first, self.at + self.nbytes + GUARD_BYTES
 
     def array_in(self, memory: Bytes) -> npt.NDArray[Any]:
         """The array, in the bytes of its file."""
@@ -103,9 +121,8 @@ class Operand:
 
     def begin_in(self, memory: Bytes, content: Bytes) -> None:
         """Write its content, uint8[nbytes], and its guards."""
-        if self.guard:
-            memory[self.at - self.guard : self.at] = _GUARD_FILL
-            memory[self.at + self.nbytes : self.at + self.nbytes + self.guard] = _GUARD_FILL
+        memory[self.at - GUARD_BYTES : self.at] = self.guard_fill
+        memory[self.at + self.nbytes : self.at + self.nbytes + GUARD_BYTES] = self.guard_fill
         self.bytes_in(memory)[:] = content
 
     def plain(self) -> dict[str, Any]:
@@ -125,18 +142,32 @@ def _pages(nbytes: int) -> int:
 
 
 def laid_out(
-    wanted: Sequence[Operand], file: int, wall: Wall = "before", start: int = 0
+    wanted: Sequence[Operand], file: int, wall: Wall = "apart", start: int = 0, key: int = 0
 ) -> tuple[tuple[Operand, ...], int]:
-    """The operands at their places in a file, from a multiple of a page's size on; and the size that the file needs."""
+    """The operands at their places in a file, from a multiple of a page's size on; and the size that the file needs.
+
+    Args:
+        key: varies where in their pages operands begin that lie apart from walls.
+    """
     placed = []
     for operand in wanted:
-        room = _pages(max(1, operand.nbytes + 2 * operand.guard))
-        at = start + operand.guard
-        if operand.role == "input" and wall == "behind":
-            at = start + room - -(-operand.nbytes // ALIGNMENT) * ALIGNMENT
-        placed.append(replace(operand, file=file, at=at))
-        start += room
+        start += _pages(GUARD_BYTES)
+        at = start + _begins(operand, wall, key)
+        placed.append(replace(operand, file=file, at=at, wall=wall))
+        start += _pages(at - start + operand.nbytes + GUARD_BYTES)
     return tuple(placed), start
+
+
+def _begins(operand: Operand, wall: Wall, key: int) -> int:
+    """Where in a page an operand begins. Apart from walls and directly before one, that differs in the lowest bit that
+    its alignment leaves open, and apart from walls in others, too, from operand to operand and from key to key."""
+    unit = operand.alignment
+    before_wall = -operand.nbytes // unit * unit % mmap.PAGESIZE
+    if wall != "apart":
+        return before_wall if wall == "behind" else 0
+    steps = mmap.PAGESIZE // (2 * unit)
+    drawn = zlib.crc32(f"{operand.name} {operand.nbytes} {key}".encode()) % steps
+    return 2 * unit * drawn + (unit - before_wall) % (2 * unit)
 
 
 _numbers = itertools.count(1)
@@ -172,31 +203,31 @@ class MemoryFile:
 
 
 class Mapped:
-    """An operand in the process that maps it.
+    """An operand in the process that maps it, between pages that cannot be accessed.
 
     Args:
         handle: the file's descriptor.
-        memory: the bytes of the file.
     """
 
-    def __init__(self, operand: Operand, handle: int, memory: Bytes) -> None:
-        self.operand, self._handle, self._memory = operand, handle, memory
+    def __init__(self, operand: Operand, handle: int) -> None:
+        self.operand, self._handle = operand, handle
+
+    @cached_property
+    def _memory(self) -> tuple[Operand, Bytes]:
+        """What is mapped, and the operand with its place in that. Raises EnvironmentFault."""
+        first, last = self.operand.reach
+        memory = mapped_between_walls(self._handle, first, last - first)
+        return replace(self.operand, at=self.operand.at - first), memory
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        return self.operand.array_in(self._memory)
+        operand, memory = self._memory
+        return operand.array_in(memory)
 
     @property
     def bytes(self) -> Bytes:
-        return self.operand.bytes_in(self._memory)
-
-    def whole(self, between_walls: bool) -> Bytes:
-        """Its bytes with its guards; `between_walls`: mapped once more, between pages that cannot be accessed. Raises
-        EnvironmentFault."""
-        whole = self.operand.whole_in(self._memory)
-        if not between_walls:
-            return whole
-        return mapped_between_walls(self._handle, self.operand.at - self.operand.guard, len(whole))
+        operand, memory = self._memory
+        return operand.bytes_in(memory)
 
 
 __all__ = ["POISON_16", "Mapped", "MemoryFile", "Operand", "Role", "Wall", "dtype_of", "laid_out"]

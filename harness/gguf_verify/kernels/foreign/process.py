@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -27,11 +27,12 @@ from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo
 from ...semantics import ASCENDING, OWN, Order, Product, Semantics, by_oracle, product
+from ...semantics.drawn import keys_of_slots
 from ...support.errors import KernelFault, UsageError
 from ..domain import Domain, Extent
-from ..experts import Experts, embedded, experts_of
+from ..experts import Experts, answers_of, embedded, experts_of, worst_of, worst_of_slots
 from ..interface import Kernel, Weights
-from ..launches import Launched, SparseCall, SparseProduct
+from ..launches import Launched, Lies, Needs, SparseCall, SparseProduct, needed
 from ..operands import fitting, whole_blocks, whole_rows
 from ..routing import Routing
 from ..shipped import element_kernel
@@ -45,8 +46,10 @@ from .cuda import CudaKernels, CudaSource
 from .declared import CallDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
-from .products import Arrays, Given, Products
+from .products import TWICE, Arrays, Given, Products, Runs
 from .sources import Source
+
+Bytes = npt.NDArray[np.uint8]
 
 #: Seconds for a call, by default.
 TIME_LIMIT = 60.0
@@ -210,27 +213,42 @@ class ForeignKernel(Kernel):
         launched = self.launches(fmt, m, n, k)
         if launched is None:
             return super().only_launch(fmt, m, n, k)
-        if len(launched) != 1:
-            return f"it makes {len(launched)} launches"
-        if fault := sparse_fault(self.declaration):
+        if fault := sparse_fault(self.declaration, self._operands.names(fmt, m, n, k)):
             return fault
-        return launched[0] if self.host.runs_alone else f"the {self.host.name} host cannot run single thread blocks"
+        return launched[-1] if self.host.runs_alone else f"the {self.host.name} host cannot run single thread blocks"
+
+    def earlier(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...]:
+        return (self.launches(fmt, m, n, k) or ())[:-1]
+
+    def lies(self, fmt: WeightFormat, m: int, n: int, k: int) -> Mapping[str, Lies]:
+        return self._operands.lies(fmt, (m, n, k))
 
     def alone(self, product: SparseProduct, number: int) -> Written:
         names = self._operands.names(product.fmt, product.m, product.n, product.k)
-        return self.alone_in(product, product.fmt.name, names, number)
+        own = self._operands.own(names)
+        contents = {name: content for name, (_, content) in own.items() if content is not None}
+        call = SparseCall(
+            {**product.contents, **contents}, {**product.sizes, **{name: of.nbytes for name, (of, _) in own.items()}},
+            product, frozenset(name for name, (of, _) in own.items() if of.role == "scratch"),
+        )  # fmt: skip
+        return self.alone_in(call, product.fmt.name, names, number, product.needs)
 
     def alone_in(
-        self, call: SparseProduct | SparseCall, fmt: str, names: Mapping[str, int], number: int
+        self, call: SparseCall, fmt: str, names: Mapping[str, int], number: int, needs: Sequence[Needs] = ()
     ) -> Written:  # fmt: skip
-        """What thread block `number` of a call's one launch writes. Raises KernelFault, EnvironmentFault.
+        """What thread block `number` of a call's last launch writes. Raises KernelFault, EnvironmentFault.
 
         Args:
             fmt, names: as in `called`.
+            needs: what it needs of each earlier launch.
         """
         assert self._cuda is not None
-        (launch,) = self._cuda.messages(fmt, names, self._symbol)
-        return self._blocks.alone(call, number, launch)
+        *before, launch = self._cuda.messages(fmt, names, self._symbol)
+        x, y, _ = launch["grid"]
+        at = number % x, number // x % y, number // (x * y)
+        for earlier, of in zip(before, needs, strict=True):
+            earlier["numbers"] = needed(earlier["grid"], of, at)
+        return self._blocks.alone(call, [*before, {**launch, "numbers": [number]}])
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
         """By this project's encoder: the kernel is given the activations that it declares to take."""
@@ -260,12 +278,12 @@ class ForeignKernel(Kernel):
             raise UsageError(f"{x.shape[-1]} bytes of activations a token, but {took}")
         n, k = self._called_with(weights)
         rows, width = weights.buffer, weights.buffer.shape[1] * k // max(1, weights.k)
-        held = self._products.holds(weights, self.wall)
+        held = self._products.holds(weights, self.walls)
         if (n, k) != (weights.n, weights.k) and not (held and self.takes_experts is None):
             rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
         experts = None if self.takes_experts is None else experts_of(rows, *self.takes_experts.usual())
         if not held:
-            self._load(weights, self.wall, rows if experts is None else experts.stacked(rows), n, k)
+            self._load(weights, rows if experts is None else experts.stacked(rows), n, k)
         fmt, y, at = weights.fmt, np.empty((len(x), weights.n), np.float32), 0
         fused = Fused.of(self._epilogue, fmt, weights.buffer, x, self.declaration.output, self._neutral)
         for wanted, given_tokens in self.domain.m.parts(len(x)) if len(x) else ((0, 0),):
@@ -273,21 +291,27 @@ class ForeignKernel(Kernel):
             part = x[tokens]
             if k != weights.k:
                 part = np.pad(part, ((0, 0), (0, k // unit.values * unit.nbytes - x.shape[1])))
+            part = np.ascontiguousarray(part)
             if experts is not None:
-                made = self._embedded(weights, experts, (x, tokens), np.ascontiguousarray(part), (n, k), fused)
+                made = self._embedded(weights, experts, (x, tokens), part, (n, k), fused)[None]
             else:
                 beside = NOTHING if fused is None else fused.call(tokens, n, width)
-                made = self._made(fmt, np.ascontiguousarray(part), (len(part), n, k), beside)
-            y[at : at + wanted] = made[:wanted, : weights.n]
+                made = self._made(fmt, part, (len(part), n, k), beside)
+            own, answers = x[at : at + wanted], answers_of(made, wanted, weights.n)
+
+            def exact(of: npt.NDArray[np.intp], some: npt.NDArray[np.intp], own: Bytes = own) -> Product:
+                return product(self.definition, fmt, weights.buffer[some], np.ascontiguousarray(own[of]), self.order)
+
+            y[at : at + wanted] = worst_of(answers, exact)
             at += wanted
         return y
 
-    def _load(self, weights: Weights, wall: Wall, rows: npt.NDArray[np.uint8], n: int, k: int) -> None:
+    def _load(self, weights: Weights, rows: npt.NDArray[np.uint8], n: int, k: int) -> None:
         """Have the process take weights uint8[E·N, row bytes]. Raises KernelFault."""
         experts = len(rows) // max(1, n)
         given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k, max(1, experts))
         more = {} if self.takes_experts is None else {"experts": experts}
-        self._products.load(weights, wall, [given], {"format": weights.fmt.name, "n": n, "k": k, **more})
+        self._products.load(weights, self.walls, [given], {"format": weights.fmt.name, "n": n, "k": k, **more})
 
     def _embedded(
         self, weights: Weights, experts: Experts, product_of: tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp]],
@@ -309,24 +333,31 @@ class ForeignKernel(Kernel):
         width = weights.buffer.shape[1] * k // max(1, weights.k)
         operands = None if fused is None else fused.routed(call, tokens, width)
         beside = routed_beside(call.routing, self.takes_experts, self._names, operands)
-        y = self._made(fmt, call.activations(x), (len(x), n, k), beside)
+        made = self._made(fmt, call.activations(x), (len(x), n, k), beside)
 
         def expected(of: npt.NDArray[np.intp], some: npt.NDArray[np.intp]) -> Product:
             rows, own = weights.buffer[some % weights.n], np.ascontiguousarray(whole[tokens[of]])
             return product(self.definition, fmt, rows, own, self.order)
 
-        return call.plain(y.reshape(len(x), call.routing.top_k, n), expected)
+        return call.plain(made.reshape(len(made), len(x), call.routing.top_k, n), expected)
 
     def routed(
         self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
     ) -> npt.NDArray[np.float32]:
         assert self.takes_experts is not None
         weights = Weights(fmt, len(rows) // routing.experts, rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
-        self._products.holds(weights, self.wall)
-        self._load(weights, self.wall, rows, weights.n, weights.k)
+        self._products.holds(weights, self.walls)
+        self._load(weights, rows, weights.n, weights.k)
         shape = len(routing.ids), weights.n, weights.k
         fused = fused_of_slots(self._epilogue, fmt, rows, x, routing, self.declaration.output, self._neutral)
-        y = self._made(fmt, x, shape, routed_beside(routing, self.takes_experts, self._names, fused))
+        made = self._made(fmt, x, shape, routed_beside(routing, self.takes_experts, self._names, fused))
+
+        def expected(expert: int, slots: npt.NDArray[np.intp], some: npt.NDArray[np.intp]) -> Product:
+            own = np.ascontiguousarray(x[slots if len(x) != len(routing.ids) else slots // routing.top_k])
+            keys, of_expert = keys_of_slots(own, slots), rows[expert * weights.n : (expert + 1) * weights.n]
+            return product(self.definition, fmt, of_expert[some], own, self.order, keys=keys)
+
+        y = worst_of_slots(made, routing, expected)
         return y.reshape(len(routing.ids), routing.top_k, weights.n)
 
     @property
@@ -339,18 +370,20 @@ class ForeignKernel(Kernel):
     def _made(
         self, fmt: WeightFormat, x: npt.NDArray[np.uint8], shape: tuple[int, int, int], beside: Beside
     ) -> npt.NDArray[np.float32]:
-        """One call. Raises KernelFault; EnvironmentFault under a schedule."""
+        """The answers of one call, float32[T, M·slots, N]: several where their bits may differ and do. Raises
+        KernelFault; EnvironmentFault under a schedule."""
         if self._cuda is not None and not len(x):  # as engines do: a launch without thread blocks is an error
-            return np.empty((0, shape[1]), np.float32)
+            return np.empty((1, 0, shape[1]), np.float32)
         names, operands = self._operands.names(fmt, *shape, beside), self._operands.of_call(fmt, x, shape, beside)
         more = {} if beside.routing is None else {"top_k": beside.slots}
-        return self.called(self._products, fmt.name, operands, names, more=more)[0]["output"]
+        answers, _ = self.called(self._products, fmt.name, operands, names, more=more)
+        return np.stack([answer["output"] for answer in answers])
 
     def called(
         self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
-        more: Mapping[str, Any] | None = None,
-    ) -> tuple[Arrays, dict[str, Any]]:  # fmt: skip
-        """The outputs of a call, and what the process said.
+        more: Mapping[str, Any] | None = None, runs: Runs | None = None,
+    ) -> tuple[list[Arrays], dict[str, Any]]:  # fmt: skip
+        """The outputs of a call, of each run whose bits may differ, and what the process said.
 
         Args:
             products: what its process holds.
@@ -359,6 +392,7 @@ class ForeignKernel(Kernel):
             names: what names of expressions stand for.
             unpacks: the call takes packed weights apart.
             more: of the question.
+            runs: of the call, in place of the usual ones.
 
         Raises KernelFault; EnvironmentFault under a schedule.
         """
@@ -366,13 +400,13 @@ class ForeignKernel(Kernel):
         if self._cuda is not None:
             asked["launches"] = self._cuda.messages(fmt, names, self._symbol, unpacks)
         if self._schedule is None or self._compiled is None:
-            return products.call(operands, asked, False, not self._any_bits)
+            return products.call(operands, asked, self._runs if runs is None else runs)
         placed = self._compiled.under(fmt, self._schedule)
         asked |= {
             "schedule": asdict(self._schedule), "placed": {key: asdict(one) for key, one in placed.items()},
             "adds_floats": self._any_bits,
         }  # fmt: skip
-        made, said = products.call(operands, asked, True, False)
+        made, said = products.call(operands, asked, Runs(self.walls, scheduled=True))
         added = said.get("adds_floats") is True and self._may_add_floats
         self.adds_floats = self.adds_floats or added or not self.declaration.deterministic
         unset = said.get("unset")
@@ -381,9 +415,19 @@ class ForeignKernel(Kernel):
         return made, said
 
     @property
-    def wall(self) -> Wall:
-        """Where its inputs lie in their pages."""
-        return "behind" if self._schedule is not None and not self._schedule.wall_before else "before"
+    def _runs(self) -> Runs:
+        """How often an ordinary call is made. A task whose bits may differ makes it once, so that each answer is
+        judged. Libraries may add in another order at another address; code that is launched here chooses none."""
+        if not self._any_bits:
+            return Runs(self.walls, same="all" if self._source.on_host else "fixed")
+        return Runs(self.walls[-1:] if self.declaration.computes in TASKS else self.walls)
+
+    @property
+    def walls(self) -> tuple[Wall, ...]:
+        """Where its operands lie in the runs of a call."""
+        if self._schedule is None:
+            return TWICE
+        return ("before",) if self._schedule.wall_before else ("behind",)
 
     @property
     def loaded(self) -> Products:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...support.errors import EnvironmentFault, UsageError
 from .api import TASKS, Shape, declaration_of_table, table_of
@@ -34,6 +35,8 @@ class TaskRunner:
         self._holding, self._calling = (frame_of(declared.arrays, declared.device) for _ in range(2))
         self._fmt, self._held = "", dict[str, Mapped]()
         self._weights: Any = None
+        #: What was packed when there was no room for it yet.
+        self._kept: npt.NDArray[Any] | None = None
         try:
             json.dumps(self._table)
         except (TypeError, ValueError, RecursionError):
@@ -45,7 +48,7 @@ class TaskRunner:
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         self._fmt, self._held = question["format"], operands
         self._holding.settle()
-        self._weights = self._holding.array(operands["weights"])
+        self._weights, self._kept = self._holding.array(operands["weights"]), None
         return {}
 
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
@@ -64,7 +67,21 @@ class TaskRunner:
         return self._deliver(lambda: self._kernel(first, shape, *out, **more), "the kernel", operands, bool(out))
 
     def _packed(self, operands: dict[str, Mapped]) -> dict[str, Any]:
-        """The type and shape of what is packed; and the bytes, where there is room for them."""
+        """The type and shape of what is packed; and the bytes, where there is room for them. What was packed when there
+        was none is delivered then, so that no answer is lost."""
+        packed, self._kept = self._kept, None
+        if packed is None:
+            packed = self._pack()
+        if "output" in operands:
+            raw, there = np.ascontiguousarray(packed).reshape(-1).view(np.uint8), operands["output"].array
+            if raw.shape != there.shape:
+                raise Fault(f"the kernel packs the same rows into {len(there)} bytes, and then into {len(raw)}")
+            there[:] = raw
+        else:
+            self._kept = packed
+        return {"dtype": packed.dtype.name, "shape": [int(n) for n in packed.shape]}
+
+    def _pack(self) -> npt.NDArray[Any]:
         try:
             answer = self._kernel(self._weights, self._fmt)
         except BaseException as error:  # also SystemExit
@@ -73,12 +90,7 @@ class TaskRunner:
         packed, _ = as_array(answer)
         if packed.dtype.kind not in "biufc":
             raise Fault(f"the kernel returned an array of {packed.dtype}, which has no plain bytes")
-        if "output" in operands:
-            raw, there = np.ascontiguousarray(packed).reshape(-1).view(np.uint8), operands["output"].array
-            if raw.shape != there.shape:
-                raise Fault(f"the kernel packs the same rows into {len(there)} bytes, and then into {len(raw)}")
-            there[:] = raw
-        return {"dtype": packed.dtype.name, "shape": [int(n) for n in packed.shape]}
+        return packed
 
     def _deliver(
         self, call: Callable[[], Any], who: str, operands: dict[str, Mapped], written: bool = False

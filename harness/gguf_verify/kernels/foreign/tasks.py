@@ -27,7 +27,7 @@ from .judge import widened
 from .layouts import Unit
 from .operands import Operand
 from .process import ForeignKernel
-from .products import Given, Products
+from .products import Given, Products, Runs
 from .task_declaration import arithmetic_of
 
 Bytes = npt.NDArray[np.uint8]
@@ -91,8 +91,8 @@ class ForeignTask(Task):
 
     def _load(self, products: Products, fmt: BlockFormat, given: Given, n: int, k: int) -> None:
         """Have a process take weights, for one call."""
-        if not products.holds(given, self.kernel.wall):
-            products.load(given, self.kernel.wall, [given], {"format": fmt.name, "n": n, "k": k})
+        if not products.holds(given, self.kernel.walls):
+            products.load(given, self.kernel.walls, [given], {"format": fmt.name, "n": n, "k": k})
 
     def _input(self, name: str, unit: Unit, matrix: Bytes, k: int, names: Mapping[str, int]) -> Given:
         layout = self.declared.layouts.of(name)
@@ -108,11 +108,12 @@ class ForeignTask(Task):
         return [Given(*own.operand(name, names)) for name, own in self.declared.layouts.own.items()]
 
     def _call(
-        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False
-    ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:
+        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
+        runs: Runs | None = None,
+    ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:  # fmt: skip
         """The output, where there is one, and what the process said."""
-        made, said = self.kernel.called(products, fmt, [*operands, *self._own(names)], names, unpacks)
-        return made.get("output"), said
+        made, said = self.kernel.called(products, fmt, [*operands, *self._own(names)], names, unpacks, runs=runs)
+        return made[0].get("output"), said
 
     def _large(
         self, fmt: str, names: Mapping[str, int], contents: dict[str, Bytes], sizes: dict[str, int]
@@ -193,7 +194,7 @@ class ForeignQuantizer(ForeignTask, Quantizer):
         given = self._input("activations", Unit(self.takes), _as(x, self.takes), k, names)
         whole = -(-k // blocks.block_size) * blocks.block_size
         output = self._output(Unit("uint8", blocks.block_size, blocks.block_bytes), m, whole, names)
-        self.kernel.loaded.holds(self, self.kernel.wall)  # starts the process again after a fault
+        self.kernel.loaded.holds(self, self.kernel.walls)  # starts the process again after a fault
         made, _ = self._call(self.kernel.loaded, "", [given, output], names)
         assert made is not None
         return made
@@ -249,7 +250,7 @@ class ForeignRepacker(ForeignTask, Repacker):
             assert declares.packed is not None
             described: tuple[str, tuple[int, ...]] = "uint8", (declares.packed.value(names),)
         else:
-            _, said = self._call(products, fmt.name, [], names)
+            _, said = self._call(products, fmt.name, [], names, runs=Runs(self.kernel.walls[:1]))
             described = _described(said)
         dtype, shape = described
         nbytes = prod(shape) * np.dtype(dtype).itemsize

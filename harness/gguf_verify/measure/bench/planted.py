@@ -156,7 +156,7 @@ class _Trials:
     def _report(self, kernel: Candidate, tensor: str, thorough: bool) -> Report:
         options = Options(
             # no sandbox: nothing of others runs, and one would hide the model, which lies in this run's folder
-            prompt=self.prompt, n_predict=1, tensor=f"^{tensor}$", probes="brief", progress=False,
+            prompt=self.prompt, n_predict=1, tensor=f"^{tensor}$", probes="brief", progress=False, seed=0,
             thorough=thorough, exit_first=True, reference=self.reference, sandbox="off",
         )  # fmt: skip
         # what takes longest, does not concern the place, and multiplies other activations

@@ -71,7 +71,7 @@ def verify(model: Path, arguments: Sequence[str], **watched: Any) -> tuple[dict[
     with scratch.temporary("measure") as folder:
         out = folder / "report.json"
         script = CHECKOUT / "scripts" / "verify_model.py"
-        command: list[str | Path] = [sys.executable, script, model, "--json", out, *arguments]
+        command: list[str | Path] = [sys.executable, script, model, "--json", out, "--seed", "0", *arguments]
         done = measured(command, quiet=True, file=model, **watched)
         if not out.exists():
             raise EnvironmentFault(f"the verification ended with exit code {done.code} and no report")

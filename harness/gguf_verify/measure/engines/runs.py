@@ -90,7 +90,7 @@ def run_kernel(engine: Engine, kernel: Kernel, device: Device, more: Sequence[st
     with tempfile.TemporaryDirectory() as temporary:
         file = Path(temporary, "report.json")
         command = [sys.executable, "-m", "gguf_verify", "kernel", f"{folder / kernel.adapter}", "--json", str(file),
-                   "--type", ",".join(kernel.types), *host, *kernel.options, *more]  # fmt: skip
+                   "--type", ",".join(kernel.types), "--seed", "0", *host, *kernel.options, *more]  # fmt: skip
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=kernel.seconds, env=_environment())
             report = json.loads(file.read_text())

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import msgspec
 from markupsafe import Markup
 
+from ...checks import Check
 from ...results import (
     CULPRITS,
     EmbeddingRecord,
-    Environment,
     Failure,
     GemmRecord,
     LocatedDiagnosis,
@@ -136,7 +136,7 @@ class Run:
     fault: str | None
     unverified: Sequence[tuple[str, str, str]]  # rung, name, why
     envelopes: Sequence[TypeEnvelope]
-    not_covered: Sequence[tuple[str, str]]
+    skipped: Sequence[Check]
     heat: Picture | None
     histograms: Sequence[tuple[str, Markup]]
     gemms: Sequence[GemmRecord]
@@ -160,7 +160,7 @@ def of(report: Report, failures: int = 80) -> Run:
     return Run(
         verdict=report.words, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
         margin=_margin(report), command=report.repeat_of(),
-        environment=list(_environment(report.environment)), rungs=[_rung(r) for r in report.rungs],
+        environment=list(_environment(report)), rungs=[_rung(r) for r in report.rungs],
         explained=_all_explained(report),
         wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers is not None and layers.heat_map else None,
         first=_first(report), counts=counts[:MOST_ROWS], n_counts=len(counts),
@@ -169,7 +169,7 @@ def of(report: Report, failures: int = 80) -> Run:
         unverified=[
             (r.name, u.name, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
         ],
-        envelopes=envelopes, not_covered=list(dict.fromkeys(pair for e in envelopes for pair in e.not_covered)),
+        envelopes=envelopes if report.kernel_ran else [], skipped=report.skipped,
         heat=None if whole is None else picture(whole), histograms=_histograms(gemms), gemms=gemms[:MOST_ROWS],
         n_gemms=len(gemms), tensors=tensors[:MOST_ROWS], n_tensors=len(tensors), tokens=said[:MOST_ROWS],
         token_heads=heads, n_tokens=len(said),
@@ -268,12 +268,21 @@ def picture(made: grid.Grid) -> Picture:
     return Picture(made.title, made.told, Markup(heat_map.svg([made], MOST_TITLES)))
 
 
-def _environment(environment: Environment) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """The environment, a record after the other, each field in words."""
-    for name, record in msgspec.to_builtins(environment).items():
+def _environment(report: Report) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """The environment, a record after the other, each field in words; of the kernel only where it ran."""
+    for name, record in msgspec.to_builtins(report.environment).items():
+        if name in ("kernel", "host") and not report.kernel_ran:
+            record = {name: "was not run"}
         if not isinstance(record, Mapping):
             record = {"where": record}
-        yield name, [(key.replace("_", " "), _words(value)) for key, value in record.items() if value not in (None, "")]
+        yield (
+            name,
+            [
+                (key.replace("_", " "), str(value) if key == "seed" else _words(value))
+                for key, value in record.items()
+                if value not in (None, "")
+            ],
+        )
 
 
 def _words(value: Any) -> str:

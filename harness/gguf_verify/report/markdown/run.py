@@ -19,6 +19,8 @@ def render(report: Report, limit: int = LIMIT) -> str:
     page.add(f"## {MARKS[LEVELS.get(report.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
     name = environment.file.path.rpartition("/")[2]
     kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.definition)}"
+    if not report.kernel_ran:
+        kernel = "no product of a kernel was made"
     llama = f"llama.cpp {escaped(environment.versions.llama_cpp, 40)}"
     if report.drawn is not None and not report.drawn.compared:
         llama = "exact products alone"
@@ -47,10 +49,16 @@ def render(report: Report, limit: int = LIMIT) -> str:
     if left := [(rung.name, u) for rung in report.rungs for u in rung.unverified]:
         rows = [(name, escaped(u.name, 100), escaped(u.why)) for name, u in left]
         page.fold(f"{len(left):,} could not be verified", ("rung", "what", "why"), rows)
+    if skipped := report.skipped:
+        rows = [
+            (check.title, "in part" if check.done else "no", escaped("; ".join(check.skipped))) for check in skipped
+        ]
+        page.fold(f"{len(skipped):,} classes of checks were skipped", ("check", "done", "why"), rows)
     if report.costs is not None:
         add_costs(page, report.costs)
     digests = ", ".join(environment.file.sha256)
-    page.add(f"gguf-verify {environment.versions.gguf_verify} · SHA-256 of the model {digests}")
+    seed = environment.options.seed
+    page.add(f"gguf-verify {environment.versions.gguf_verify} · seed {seed} · SHA-256 of the model {digests}")
     return page.text
 
 

@@ -17,7 +17,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...results import CULPRITS, Environment, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
+from ...results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
 from ...support.command_line import shown
 from ...support.text import ELLIPSIS, printable
 from .. import grid
@@ -67,7 +67,7 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
 
 def _verdict(report: Report, form: Form) -> Iterator[Text]:
     passed = sum(rung.verdict == "passed" for rung in report.rungs)
-    verdict = (report.words.upper(), STYLES[report.verdict])
+    verdict = (report.headline, STYLES[report.verdict])
     asked = len(report.rungs) + len(report.not_climbed)
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
     if report.drawn is not None:
@@ -329,7 +329,8 @@ class _Fact(NamedTuple):
     Args:
         most: lines that it may have where there is room.
         end: what is kept where the words are cut.
-        spare: 0 for what is always shown; others are left out where there is no room, those of large numbers first.
+        spare: 0 for what is always shown, -1 in full; others are skipped where there is no room, those of large numbers
+            first.
     """
 
     label: str
@@ -342,7 +343,10 @@ class _Fact(NamedTuple):
 def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
     """How far inside the bounds, for which products, on what, in as many lines as are left of a screen of which so many
     are `used`."""
-    listed = [*_inside(report), *_envelope(report), *_skipped(report), *_first_notes(report), *_about(report)]
+    envelope = _envelope(report) if report.kernel_ran else ()
+    listed = [
+        *_inside(report), *envelope, *_skipped(report), *_by_design(report), *_first_notes(report), *_about(report)
+    ]  # fmt: skip
     yield facts(_fitted(listed, form, MOST_LINES - used))
 
 
@@ -353,11 +357,11 @@ def _fitted(listed: Sequence[_Fact], form: Form, room: int) -> Iterator[tuple[st
         return
     width = max(20, form.width - LABEL)
     wrapped_lines = [textwrap.wrap(fact.words + fact.end, width) for fact in listed]
-    given = [0 if fact.spare else 1 for fact in listed]
+    given = [0 if fact.spare > 0 else 1 if not fact.spare else len(wrapped_lines[i]) for i, fact in enumerate(listed)]
     for i, fact in sorted(enumerate(listed), key=lambda item: item[1].spare):
         if not given[i]:
             given[i] = int(sum(given) < room)
-        if given[i]:
+        if given[i] and fact.spare >= 0:
             given[i] += max(0, min(len(wrapped_lines[i]), fact.most, 1 + room - sum(given)) - 1)
     label = ""
     for fact, lines, n in zip(listed, wrapped_lines, given, strict=True):
@@ -403,15 +407,12 @@ def _envelope(report: Report) -> Iterator[_Fact]:
         values = list(dict.fromkeys(value for e in found for value in e.values))
         plan = f"{calls:,} calls of plan {found[0].plan}{', brief' if brief else ''}"
         more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
-        yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more)
+        yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more, spare=1)
     if large := [words for e in found for words in e.indices]:
         words = f"{len(large)} launches too large to run whole, by single thread blocks: {'; '.join(large)}"
         yield _Fact("", words, spare=2)
     if grids := [words for e in found for words in e.grids]:
         yield _Fact("", f"CUDA launches its grids of {' and '.join(grids)}", spare=8)
-    if left := list(dict.fromkeys(pair for e in found for pair in e.not_covered)):
-        words = "; ".join(f"{what} ({printable(why, 200)})" for what, why in left)
-        yield _Fact("left out", f"{len(left)}: {words}", 2)
 
 
 def _ends(numbers: str) -> str:
@@ -421,6 +422,21 @@ def _ends(numbers: str) -> str:
 
 
 def _skipped(report: Report) -> Iterator[_Fact]:
+    """Every class of checks that was skipped, or done in part, and then why."""
+    skipped = report.skipped
+    if not skipped:
+        return
+    titles = ", ".join(f"{check.title} (in part)" if check.done else check.title for check in skipped)
+    yield _Fact("skipped", f"{len(skipped)}: {titles}", spare=-1)
+    by_reason: dict[str, list[str]] = {}
+    for check in skipped:
+        for why in check.skipped:
+            by_reason.setdefault(why, []).append(check.title)
+    words = "; ".join(f"{', '.join(titles)}: {printable(why, 200)}" for why, titles in by_reason.items())
+    yield _Fact("", f"why: {words}", 2, spare=1)
+
+
+def _by_design(report: Report) -> Iterator[_Fact]:
     """What no rung checks by design."""
     if lines := [f"{left} ({rung.name})" for rung in report.rungs if (left := _counts(rung.not_checked))]:
         yield _Fact("unchecked", "; ".join(lines), spare=1)
@@ -431,7 +447,7 @@ def _first_notes(report: Report) -> Iterator[_Fact]:
     rungs = sorted(report.rungs, key=lambda rung: not rung.envelopes)  # the rung that says for what a pass holds
     notes = [f"{rung.name}: {printable(line, 400)}" for rung in rungs for line in rung.notes]
     for i, line in enumerate(notes[:MOST_NOTES]):
-        yield _Fact("" if i else "notes", line if i else f"{len(notes)}: {line}", spare=7 if i else 0)
+        yield _Fact("" if i else "notes", line if i else f"{len(notes)}: {line}", spare=7 if i else 2)
 
 
 def _about(report: Report) -> Iterator[_Fact]:
@@ -440,12 +456,16 @@ def _about(report: Report) -> Iterator[_Fact]:
     v, file, kernel, o = e.versions, e.file, e.kernel, e.options
     chosen = {g.kernel for rung in report.rungs for g in rung.gemms if g.under_test and g.kernel != kernel.name}
     which = f" ({', '.join(printable(name, 60) for name in sorted(chosen))})" if chosen else ""
-    yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
-    if kernel.judged_by:
+    if not report.kernel_ran:
+        yield _Fact("kernel", f"{printable(kernel.name, 200)} was not run")
+    else:
+        yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
+    if kernel.judged_by and report.kernel_ran:
         yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", spare=4)
-    for code in kernel.code:
+    for code in kernel.code if report.kernel_ran else ():
         yield _Fact("code run", printable(code, 400), spare=4)
-    yield _Fact("host", printable(e.host.words, 300))
+    if report.kernel_ran:
+        yield _Fact("host", printable(e.host.words, 300))
     if e.exact_on != "NumPy":
         yield _Fact("exact on", printable(e.exact_on, 300))
     types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
@@ -462,7 +482,7 @@ def _about(report: Report) -> Iterator[_Fact]:
     if not confined:
         yield _Fact("sandbox", printable(e.sandbox.words, 400))
     tokens = "" if report.drawn is not None else f', {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
-    yield _Fact("run", f"seed {o.seed}, {o.threads} threads{tokens}", spare=5)
+    yield _Fact("run", f"seed {o.seed}, {o.threads} threads{tokens}")
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
@@ -471,7 +491,10 @@ def _about(report: Report) -> Iterator[_Fact]:
 def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
     """Everything else that was found."""
     yield ""
-    yield facts(_environment(report.environment, report.drawn is not None))
+    yield facts(_environment(report))
+    if report.skipped:
+        yield ""
+        yield facts(("" if i else "skipped", printable(c.words, 600)) for i, c in enumerate(report.skipped))
     if any(rung.worst for rung in report.rungs):
         yield ""
         yield _worst(report)
@@ -495,7 +518,8 @@ def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
     yield from _details(report)
 
 
-def _environment(e: Environment, drawn: bool) -> Iterator[tuple[str, str]]:
+def _environment(report: Report) -> Iterator[tuple[str, str]]:
+    e, drawn = report.environment, report.drawn is not None
     v, file, kernel = e.versions, e.file, e.kernel
     yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
     yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
@@ -505,7 +529,9 @@ def _environment(e: Environment, drawn: bool) -> Iterator[tuple[str, str]]:
     for i, digest in enumerate(file.sha256):
         yield "sha256" if not i else "", digest
     yield "host", printable(e.host.words, 300) + (f" · chosen {printable(e.host.chosen, 200)}" if e.host.chosen else "")
-    yield "kernel", f"{printable(kernel.name, 200)} · declares {kernel.definition} · order of summation: {kernel.order}"
+    ran = "" if report.kernel_ran else " · was not run"
+    order = f"declares {kernel.definition} · order of summation: {kernel.order}"
+    yield "kernel", f"{printable(kernel.name, 200)}{ran} · {order}"
     if kernel.judged_by:
         yield "", f"judged by {printable(kernel.judged_by, 200)}"
     for code in kernel.code:

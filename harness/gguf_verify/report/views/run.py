@@ -21,7 +21,7 @@ def line(report: Report) -> str:
     worst = [r.worst_utilisation for r in report.rungs if r.worst_utilisation is not None]
     passed = sum(rung.verdict == "passed" for rung in report.rungs)
     parts = [
-        f"Report: {report.verdict}",
+        f"Report: {report.words}",
         *([f"at fault: {report.at_fault}"] if report.culprits else []),
         *([f"worst utilisation {max(worst):.3g}"] if worst else []),
         f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed",
@@ -38,7 +38,8 @@ def html(report: Report) -> str:
 def _parts(report: Report) -> Iterator[str]:
     e = report.environment
     file = printable(e.file.path.rsplit("/", 1)[-1], 100)
-    yield verdict(report.verdict, report.exit_code, f"{printable(e.kernel.name, 100)} on {file}")
+    kernel = printable(e.kernel.name, 100) if report.kernel_ran else "no kernel"
+    yield verdict(report.words, report.exit_code, f"{kernel} on {file}")
     if report.culprits:
         yield paragraph(f"At fault: {report.at_fault}")
     for _, diagnosis in report.diagnosed[:1]:
@@ -62,6 +63,8 @@ def _parts(report: Report) -> Iterator[str]:
             yield paragraph(f"The {rung.name} rung was broken off: {printable(rung.fault, 300)}")
         for left in rung.unverified[:3]:
             yield paragraph(f"Not verified: {printable(left.name, 64)}: {printable(left.why, 200)}")
+    if skipped := report.skipped:
+        yield paragraph(f"Skipped: {', '.join(check.title for check in skipped)}")
     rows = []
     for rung in report.rungs:
         worst = rung.worst_utilisation

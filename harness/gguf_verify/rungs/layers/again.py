@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ...checks import AGAIN
 from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label, matrix_of
 from ...hosts import HOSTS
@@ -28,7 +29,6 @@ from .outputs import KernelCalls
 
 Floats = npt.NDArray[np.float32]
 
-AGAIN = "products made again"
 #: How often a product is made again, at most, and outputs that these have together. A kernel in a process of its own
 #: makes each product twice, and its operands are handed over each time.
 _TIMES, _TIMES_APART, _OUTPUTS = 64, 8, 1 << 23
@@ -50,6 +50,7 @@ def check_again(
     Raises KernelFault.
     """
     if HOSTS[run.kernel.host.name].emulated:
+        result.did("again", 0)  # other schedules show what chance would
         return
     for m, first in outputs.items():
         this = replace(call, m=m)
@@ -57,6 +58,8 @@ def check_again(
             kernel, weights = calls.at(m)
             launched = kernel.launches(matrix.fmt, m, weights.n, weights.k)
             if not launched or (kernel.adds_floats and kernel.order is None):
+                why = "adds floats by atomic operations, in any order" if launched else "its launches cannot be seen"
+                result.omit("again", f"kernel {kernel.name}: {why}")
                 continue
             times = _TIMES_APART if kernel.runs_on().own_process else _TIMES
             for time in range(1, min(times, _OUTPUTS // max(1, first.size)) + 1):

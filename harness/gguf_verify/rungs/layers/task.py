@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ...diagnosis.experiments import Experiments
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of
+from ...hosts import HOSTS
+from ...hosts.schedule import Schedule
 from ...llama import Gemm
 from ...results import Call, Failure, GemmRecord, Headroom, PartialResult
 from ...semantics.fast_math import Agreement
@@ -23,7 +26,7 @@ from ..judging import KERNEL
 from ..known import Known
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
-from ..schedules import check_schedules
+from ..schedules import BRIEF, check_schedules, omit
 from .again import check_again
 from .gemm import OTHER_M, SHARED, GemmJudge
 from .outputs import Outputs
@@ -183,6 +186,8 @@ class _Judging:
         # before outputs are judged: what a race makes wrong are many outputs, and the race itself has a line
         if run.options.probes == "full":
             self._check_schedules(judged)
+        else:
+            self._leave_schedules()
         judged.judge(made, self._exact)
         if new_shape and run.options.probes == "full":
             self._make_again(judged, made)
@@ -208,6 +213,16 @@ class _Judging:
         again, self._found.at_schedules = self._found.at_schedules, True
         if self._task.schedules and not again:
             self._run_schedules(judged)
+
+    def _leave_schedules(self) -> None:
+        """What the brief plan does without."""
+        omit(self._result, Schedule("descending"), BRIEF, "brief")
+        if not self._run.options.sanitize:
+            omit(self._result, Schedule(checked=True), BRIEF, "brief")
+        if not HOSTS[self._run.kernel.host.name].emulated:
+            self._result.omit("again", BRIEF, "brief")
+        else:
+            self._result.did("again", 0)
 
     def _run_schedules(self, judged: GemmJudge) -> None:
         """Raises KernelFault."""
@@ -235,7 +250,7 @@ class _Judging:
         others = sum(y.size for y in made.others.values()) + judged.n_other_shapes
         result.count_beside("GEMMs", 1, tested)
         result.count_beside("outputs", gemm.y.size, tested)
-        result.count_beside("outputs at other shapes", others, tested)
+        result.count_beside(OTHER_OUTPUTS, others, tested)
         worst = judged.utilisation
         result.details.append(
             GemmRecord(

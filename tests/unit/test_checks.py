@@ -1,0 +1,174 @@
+"""What a run accounts for: every class of checks is done, or named as skipped, in every report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gguf_verify.certificates.check import compare
+from gguf_verify.certificates.read import canonical
+from gguf_verify.checks import ALONE, BY_ID, CHECKS
+from gguf_verify.report.writer import Kind
+from gguf_verify.results import SHORTENING, Options, Report, SandboxInfo
+from gguf_verify.rungs import RUNGS
+from tests.support import certificates, records
+from tests.support.shown import json_of, text_of, written
+
+#: Options that leave what a run checks as it is: they choose on what and how.
+NEUTRAL = {
+    "prompt", "threads", "ctx_size", "seed", "repack", "reference", "llama", "exact_on", "time_limit",
+    "kernel_time_limit", "kernel_memory", "verbose", "progress", "save_case", "declare", "imports", "loads",
+}  # fmt: skip
+
+
+def report(rungs: Iterable[str] = ("bytes", "blocks", "layers", "tokens"), **options: object) -> Report:
+    """A run in which the rungs passed."""
+    made = []
+    for name in rungs:
+        rung = records.rung(name)
+        rung.count(rung.substance[0], 9)
+        made.append(rung)
+    environment = records.environment()
+    options_of_run = replace(environment.options, **{"probes": "full"} | options)  # type: ignore[arg-type]
+    return Report(environment=msgspec.structs.replace(environment, options=options_of_run), rungs=made)
+
+
+def skipped(of: Report) -> dict[str, tuple[str, ...]]:
+    return {check.id: check.skipped for check in of.skipped}
+
+
+# ---- nothing can be forgotten ----------------------------------------------------------------------------------------
+
+
+def test_every_option_is_known_to_shorten_a_run_or_not_to() -> None:
+    """A new option stands in one of the two sets; one that shortens a run is recorded by `RungResult.omit` or
+    `Options.skips`."""
+    assert {field.name for field in fields(Options)} == SHORTENING | NEUTRAL
+    assert not SHORTENING & NEUTRAL
+
+
+def test_every_rung_is_a_class_of_checks() -> None:
+    for rung in RUNGS.values():
+        check = BY_ID[rung.name]
+        assert check.is_rung
+        assert set(rung.substance) <= set(check.counts)
+        assert set(check.computes) == set(rung.computes)
+    assert {check.id for check in CHECKS if check.is_rung} == set(RUNGS)
+
+
+def test_what_belongs_to_no_class_is_not_counted() -> None:
+    rung = records.rung("layers")
+    with pytest.raises(ValueError, match="'compilations' belongs to no class of checks"):
+        rung.count("compilations")
+    for record in (rung.did, lambda name: rung.omit(name, "why")):
+        with pytest.raises(KeyError):
+            record("compilations")
+    assert (rung.checked, rung.done, rung.skipped) == ({}, {}, [])
+
+
+def test_a_class_that_nothing_recorded_is_skipped() -> None:
+    """So a check that is never reached is named in each report."""
+    found = report()
+    rungs = {check.id for check in CHECKS if check.is_rung}
+    assert set(skipped(found)) == {c.id for c in CHECKS if "gemm" in c.computes} - rungs - {
+        "tensors", "sandbox", "every-output",
+    }  # fmt: skip
+    assert skipped(found)["races"] == ("nothing of it was checked",)
+    found.rungs[2].did("walls", 3)
+    found.rungs[2].did("again", 0)
+    assert not {"walls", "again"} & set(skipped(found))
+    assert [(c.id, c.done) for c in found.checks if c.id in ("walls", "again")] == [("walls", 3)]
+    found.rungs[2].omit("walls", "one type only")
+    assert skipped(found)["walls"] == ("one type only",)
+
+
+# ---- the headline ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rungs", "options", "headline"),
+    [
+        (("bytes", "blocks", "layers", "tokens"), {}, "VERIFIED"),
+        (("bytes",), {}, "VERIFIED: file bytes only"),
+        (("bytes", "layers"), {}, "VERIFIED: file bytes and the model's products only"),
+        (("layers",), {"tensor": "attn"}, "VERIFIED: the model's products only (tensors 'attn')"),
+        (("bytes", "blocks", "layers", "tokens"), {"n_predict": 1}, "VERIFIED (1 of 32 tokens)"),
+        (("bytes", "blocks", "layers", "tokens"), {"sandbox": "off"}, "VERIFIED (no sandbox)"),
+    ],
+)
+def test_the_headline_says_what_was_verified(
+    rungs: tuple[str, ...], options: dict[str, object], headline: str
+) -> None:  # fmt: skip
+    found = report(rungs, **options)
+    assert (found.exit_code, found.verdict, found.headline) == (0, "verified", headline)
+    assert text_of(Kind.RUN, found).startswith(f"{headline} in ")
+    assert json_of(Kind.RUN, found)["words"] == found.words
+
+
+def test_a_brief_run_says_so() -> None:
+    found = report()
+    for check in ("shapes", "schedules"):
+        found.rungs[2].omit(check, "--probes brief", "brief")
+    assert found.headline == "VERIFIED (brief)"
+    assert found.shortened == ["other shapes: --probes brief", "other orders of threads: --probes brief"]
+
+
+def test_one_call_is_no_more_than_that() -> None:
+    found = report(("layers",), only_call="reference,m=4,n=64,k=32")
+    found.rungs[0].checked = {ALONE: 1}
+    found.rungs[0].substance = (ALONE,)
+    assert found.headline == "VERIFIED: one call only (reference)"
+    assert not found.kernel_ran
+    assert report(("layers",), only_call="own,m=4").kernel_ran
+
+
+def test_what_a_machine_lacks_is_listed_and_no_choice() -> None:
+    found = report()
+    sandbox = SandboxInfo(kind="landlock", by="Landlock 3", missing=("signal your processes",))
+    found.environment = msgspec.structs.replace(found.environment, sandbox=sandbox)
+    assert found.headline == "VERIFIED"
+    assert skipped(found)["sandbox"] == ("they may signal your processes",)
+
+
+# ---- every format ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flag", ["--html", "--markdown", "--card", "--annotations"])
+def test_every_format_names_what_was_skipped(flag: str) -> None:
+    found = report()
+    for check in found.skipped:
+        assert check.title in unescape(str(written(flag, Kind.RUN, found))), check.id
+    assert [check["id"] for check in json_of(Kind.RUN, found)["checks"]] == [check.id for check in found.checks]
+    assert all(check.title in text_of(Kind.RUN, found, verbose=True) for check in found.skipped)
+
+
+@pytest.mark.parametrize("flag", ["terminal", "--html", "--markdown", "--card"])
+def test_a_kernel_that_never_ran_is_not_named_as_verified(flag: str) -> None:
+    def made(of: Report) -> str:
+        return text_of(Kind.RUN, of) if flag == "terminal" else str(written(flag, Kind.RUN, of))
+
+    whole, of_bytes = (unescape(made(of)) for of in (report(), report(("bytes",))))
+    named = {"terminal": "declares q8_1", "--html": "on cpu: a CPU", "--markdown": "declared q8_1", "--card": "a CPU"}
+    assert named[flag] in whole
+    assert named[flag] not in of_bytes
+    assert "holds for   Q4_0" not in of_bytes
+    assert "file bytes only" in of_bytes
+
+
+@pytest.mark.parametrize("options", [{}, {"n_predict": 1}, {"sandbox": "off"}, {"probes": "brief"}])
+def test_a_certificate_of_a_shortened_run_is_not_a_whole_one(tmp_path: Path, options: dict[str, Any]) -> None:
+    found = certificates.report(**options)
+    if options.get("probes") == "brief":
+        found.rungs[2].omit("shapes", "--probes brief", "brief")
+    statement = certificates.statement(found)
+    checked = compare(
+        statement, canonical(statement), certificates.files(tmp_path), here=certificates.HERE, unsigned=True
+    )
+    assert {line.outcome for line in checked.lines} == {"matches"}
+    assert (checked.exit_code, bool(statement.predicate.asked.left_out)) == ((5, True) if options else (0, False))
