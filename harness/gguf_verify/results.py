@@ -40,6 +40,9 @@ MAX_FAILURES = 20
 #: Bytes of a block that a failure holds: more than the largest block has (292, of Q8_K).
 MAX_HEX_BYTES = 512
 
+#: Begins the line of `KernelInfo.code` that says why CUDA's compiler was not asked about code that ran on the CPU.
+NOT_COMPILED = "not compiled by "
+
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
 DEFAULT_N_PREDICT = 32
 
@@ -1428,6 +1431,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         found = [*options.skips, *(s for rung in self.rungs for s in rung.skipped)]
         if sandbox.missing and options.sandbox != "off":
             found.append(Skipped("sandbox", f"they may {', '.join(sandbox.missing)}"))
+        found += [Skipped("grids", why) for why in self.environment.kernel.code if why.startswith(NOT_COMPILED)]
         found += [
             Skipped("every-output", f"{rung.sampled.words} (--thorough judges every one)")
             for rung in self.rungs if rung.sampled is not None

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ..results import NOT_COMPILED
 from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault
 from . import nvcc, nvrtc
@@ -102,25 +103,25 @@ def accepted(root: Path, defines: dict[str, str], entries: Sequence[str], author
     Raises EnvironmentFault with the compiler's errors.
     """
     if os.environ.get(SWITCH) == "off":
-        return Accepted(f"not compiled by NVRTC ({SWITCH} is off): what CUDA's compiler refuses is not seen")
+        return Accepted(f"{NOT_COMPILED}NVRTC ({SWITCH} is off): what CUDA's compiler refuses is not seen")
     try:
         by = f"NVRTC {'.'.join(map(str, nvrtc.version()))}"
         known = set(map(str, nvrtc.architectures()))
     except EnvironmentFault:
         by, known = f"nvcc {nvcc.version()}", set()
         if nvcc.version() is None:
-            return Accepted("not compiled by NVRTC, which is not installed: what CUDA's compiler refuses is not seen")
+            return Accepted(f"{NOT_COMPILED}NVRTC, which is not installed: what CUDA's compiler refuses is not seen")
     author = replace(author, host_apart=True)
     wanted = [sm for sm in architectures(author.flags) or [DEFAULT_SM] if not known or sm in known] or [DEFAULT_SM]
     try:
         taken_ = _accepted_by(by.split()[0], root, defines, entries, author, wanted)
     except _Lacking as lacking:
         if by.startswith("nvcc") or nvcc.version() is None:
-            return Accepted(f"not compiled by {by}: {lacking}")
+            return Accepted(f"{NOT_COMPILED}{by}: {lacking}")
         try:
             by, taken_ = f"nvcc {nvcc.version()}", _accepted_by("nvcc", root, defines, entries, author, wanted)
         except _Lacking as also:
-            return Accepted(f"not compiled by NVRTC: {lacking}; nor by nvcc: {also}")
+            return Accepted(f"{NOT_COMPILED}NVRTC: {lacking}; nor by nvcc: {also}")
     return Accepted(f"also compiled by {by} for {', '.join(f'sm_{sm}' for sm in wanted)}, and not run there", taken_)
 
 

@@ -49,6 +49,20 @@ def test_a_block_to_paste_is_made_of_the_source() -> None:
     assert '"int64 M", "int64 N", "int64 K"' in "\n".join(proposed("of_a_macro", None))
 
 
+def test_parameters_that_cannot_be_passed_and_those_of_what_is_fused() -> None:
+    text = "__global__ void f(const block_q8_0* w, const half* x, float* y, const float* bias, float beta, %s v) {}"
+    block = "\n".join(proposed("f", kernels_in(text % "int")["f"]))
+    assert 'formats = ["Q8_0"]' in block
+    assert '"float32 ?", "int32 ?"' in block
+    assert 'bias is none of weights, activations and output: declare epilogue = ["bias"]' in block
+    assert "of float beta write its value" in block
+    of_struct, of_bool = (kernels_in(text % kind)["f"] for kind in ("Pair", "bool"))
+    declared = ["weights", "activations", "output", "bias", "float32 1", "int32 N"]
+    assert "the parameter bool v, which cannot be passed" in misfit("f", of_bool, declared)
+    assert "the parameter Pair v, which cannot be passed" in misfit("f", of_struct, [*declared, "int32 K"], {"Pair"})
+    assert misfit("f", of_struct, declared, {"Pair"}) is None, "one of 4 bytes is passed as a number"
+
+
 def test_what_cannot_be_the_parameters_is_told_before_anything_is_compiled() -> None:
     parameters = kernels_in(SOURCE)["gemv_q4_K"]
     right = ["weights", "activations", "output", "uint64 K", "int64 N"]
@@ -59,6 +73,7 @@ def test_what_cannot_be_the_parameters_is_told_before_anything_is_compiled() -> 
     )
     assert 'the parameter long long rows, and "int32 N" is declared' in misfit("g", parameters, [*right[:4], "int32 N"])
     assert "the parameter __nv_bfloat16* y" in misfit("g", parameters, [*right[:2], "int64 M", *right[3:]])
+    assert "a null pointer cannot be passed; y is" in misfit("g", parameters, [*right[:2], "int64 0", *right[3:]])
     unknown = [p._replace(type="index_t") if p.name == "rows" else p for p in parameters]
     assert misfit("gemv", unknown, [*right[:4], "int32 N"]) is None, "a type that is not known says nothing"
 

@@ -33,6 +33,7 @@ from .signature import kernels_in, misfit, proposed, there_is, unlike
 _BLOCK = re.compile(r"//[ \t]*\[gguf-verify\][ \t]*\n(.*?)//[ \t]*\[/gguf-verify\]", re.S)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)', re.M)
 _NAME = re.compile(r"[A-Za-z_][\w:]*(?:<[\w:<>, *&()+-]*>)?")
+_STRUCT = re.compile(r"\b(?:struct|class|union)\s+(?:(?:alignas|__align__)\([^()]*\)\s*)?(\w+)\s*(?::[^;{]*)?\{")
 _MOST_TEXT, _MOST_FILES = 1 << 22, 64
 #: Of a compiler's line: a header that is not there.
 _NO_HEADER = re.compile(r"fatal error: (\S+): No such file|(?:could not|cannot) open source file \"([^\"]+)\"")
@@ -179,6 +180,7 @@ class CudaSource:
         """What the sources write otherwise than the declaration, each in a line. Raises UsageError where a launch's
         parameters cannot be those of its function, or there is no such function."""
         written = {name: of for text in self.files.values() for name, of in kernels_in(text).items()}
+        structs = {name for text in self.files.values() for name in _STRUCT.findall(text)}
         hints: dict[str, None] = {}
         of = self.declaration.of
         for step in self.declaration.all_steps:
@@ -192,7 +194,7 @@ class CudaSource:
                     if not _may_have(symbol, list(self.files.values())):
                         raise UsageError(f"it has no function {symbol}; {there_is(symbol, list(written))}")
                     continue
-                if (wrong := misfit(symbol, written[symbol], said)) is not None:
+                if (wrong := misfit(symbol, written[symbol], said, structs)) is not None:
                     raise UsageError(wrong)
                 if len(self.declaration.steps) == 1 and of.computes == "gemm":
                     given = of.given if of.given in HALVES else ""

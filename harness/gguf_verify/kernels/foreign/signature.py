@@ -10,7 +10,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ...formats import FORMATS
@@ -43,6 +43,10 @@ _NAMES = {
     "N": {"n", "rows", "nrows", "n_rows", "nrows_x", "rows_x", "nrows_dst", "out_features", "ne01"},
     "K": {"k", "cols", "ncols", "n_cols", "ncols_x", "cols_x", "in_features", "hidden", "ne00"},
 }  # fmt: skip
+
+
+#: Names, in lower case, of operands of what is fused → the operation in `epilogue`.
+_FUSED = {"bias": "bias", "b": "bias", "residual": "residual"}
 
 
 class Parameter(NamedTuple):
@@ -78,9 +82,10 @@ def _parameter(text: str) -> Parameter:
 def proposed(symbol: str, parameters: Sequence[Parameter] | None) -> tuple[str, ...]:
     """The lines of a declaration to paste and correct, for a function with these parameters; None: not known. Types of
     weights are those that its name names."""
-    named = [name for name in FORMATS if re.search(rf"(?<![a-z0-9]){name.lower()}(?![0-9])", symbol.lower())]
-    formats = ", ".join(f'"{name}"' for name in named or ["Q4_0"])
     listed, unsure = _declared(parameters or ())
+    types = [p.type for p, role in zip(parameters or (), listed, strict=False) if role == "weights"]
+    named = _formats_in(symbol) or [name for type_ in types for name in _formats_in(type_)]
+    formats = ", ".join(f'"{name}"' for name in named or ["Q4_0"])
     if parameters is None:
         listed = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
     shown = ", ".join(f'"{parameter}"' for parameter in listed)
@@ -104,6 +109,11 @@ def proposed(symbol: str, parameters: Sequence[Parameter] | None) -> tuple[str, 
     )  # fmt: skip
 
 
+def _formats_in(name: str) -> list[str]:
+    """Types of weights that a name holds, as block_q8_0 does."""
+    return [of for of in FORMATS if re.search(rf"(?<![a-z0-9]){of.lower()}(?![0-9])", name.lower())]
+
+
 def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
     """Parameters as they may be declared, and what could not be told, in words."""
     inputs = iter(("weights", "activations"))
@@ -112,7 +122,14 @@ def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
         if p.pointer:
             listed.append((next(inputs, "") if p.constant else "output") or p.name)
             if listed[-1] == p.name:
-                unsure.append(f"{p.name} is none of weights, activations and output")
+                unsure.append(f"{p.name} is none of weights, activations and output{_fused(p.name)}")
+            continue
+        if p.type in ("float", "double", "bool"):
+            listed.append("float32 ?" if p.type == "float" else f"{p.type} ?")
+            what = (
+                "its value" if p.type == "float" else f"nothing: a {p.type} cannot be passed, an int32 or float32 can;"
+            )
+            unsure.append(f"of {p.type} {p.name} write {what} in place of ?")
             continue
         size = next((size for size, names in _NAMES.items() if p.name.lower() in names), "")
         kind = _INTEGERS.get(p.type, "int32")
@@ -120,6 +137,13 @@ def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
         if not size:
             unsure.append(f"of {p.type} {p.name} write M, N or K in place of ?")
     return listed, unsure
+
+
+def _fused(name: str) -> str:
+    """How an operand of that name is declared, if it is one of what is fused behind a product."""
+    if name.lower() not in _FUSED:
+        return ': see "What is fused" and "Experts" in docs/declarations.md'
+    return f': declare epilogue = ["{_FUSED[name.lower()]}"] too (docs/declarations.md, "What is fused")'
 
 
 def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str, output: str) -> tuple[str, ...]:
@@ -153,9 +177,23 @@ def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str,
     return tuple(found)
 
 
-def misfit(symbol: str, parameters: Sequence[Parameter], declared: Sequence[str]) -> str | None:
+def misfit(
+    symbol: str, parameters: Sequence[Parameter], declared: Sequence[str], structs: Collection[str] = ()
+) -> str | None:
     """Why a declaration's parameters cannot be those of a function, with what may be declared; None where they may be,
-    or where the function has a type that is not known."""
+    or where the function has a type that is not known.
+
+    Args:
+        structs: types that the sources define.
+    """
+    for p in parameters:
+        # a struct of 4 or 8 bytes may be declared as a number of that size
+        if not p.pointer and (p.type == "bool" or (p.type in structs and len(parameters) != len(declared))):
+            cure = "take an int" if p.type == "bool" else "take its members as parameters of their own"
+            return (
+                f"{symbol} has the parameter {p.type} {p.name}, which cannot be passed: a declaration passes pointers "
+                f"and numbers of 4 and 8 bytes; {cure}, perhaps in a kernel that calls this one's code"
+            )
     if "stream" in declared or not all(p.pointer or p.type in _INTEGERS or p.type == "float" for p in parameters):
         return None
     right, _ = _declared(parameters)
@@ -168,6 +206,11 @@ def misfit(symbol: str, parameters: Sequence[Parameter], declared: Sequence[str]
         kind = said.split()[0] if " " in said else ""
         wanted = _INTEGERS.get(p.type, "float32")
         other = bool(kind) and ((kind == "float32") != (wanted == "float32") or kind[-2:] != wanted[-2:])
+        if p.pointer and kind and said.split()[1:] == ["0"]:
+            return (
+                f"{symbol} has the pointer {p.type}* {p.name}, and {json.dumps(said)} is declared: a null pointer "
+                f"cannot be passed; {p.name} is an operand{_fused(p.name)}"
+            )
         if p.pointer != (not kind) or other:
             written = f"{p.type}{'*' if p.pointer else ''} {p.name}"
             return f"{symbol} has the parameter {written}, and {json.dumps(said)} is declared; {instead}"
