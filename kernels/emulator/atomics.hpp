@@ -5,22 +5,51 @@
 
 namespace cuda_on_cpu {
 
-// The old value; the new one is change(old). Not instrumented: before_atomic() tells the checks.
+// The old value; the new one is change(old). Not instrumented: before_atomic() informs the checks.
 template <class T, class Change>
-__attribute__((no_sanitize("thread", "alignment"))) T replaced(T* at, Change change) {
+__attribute__((no_sanitize("thread", "alignment"))) T replaced(T* at, Change change, bool& changed) {
     T old, now;
     __atomic_load(at, &old, __ATOMIC_SEQ_CST);
     do now = change(old);
     while (!__atomic_compare_exchange(at, &old, &now, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
+    changed = memcmp((const void*)&old, (const void*)&now, sizeof old) != 0;
     return old;
 }
 
+constexpr uint32_t UPDATE = LOADS | STORES;
+
 template <class T, class Change>
-TO_RUNNER T atomically(T* at, Change change, bool reads = true) {
-    before_atomic(at, sizeof(T), reads);
-    const T old = replaced(at, change);
-    after_atomic();
+TO_RUNNER T atomically(T* at, Change change, uint32_t how = UPDATE) {
+    bool changed = false;
+    before_atomic(at, sizeof(T), how);
+    const T old = replaced(at, change, changed);
+    after_atomic(changed);
     return old;
+}
+
+// Loads and stores that are relaxed, acquire or release.
+template <class T>
+__attribute__((no_sanitize("thread", "alignment"))) T loaded(const T* at) {
+    T value;
+    __atomic_load((T*)at, &value, __ATOMIC_SEQ_CST);
+    return value;
+}
+template <class T>
+__attribute__((no_sanitize("thread", "alignment"))) void stored(T* at, T value) {
+    __atomic_store(at, &value, __ATOMIC_SEQ_CST);
+}
+template <class T>
+TO_RUNNER T strong_load(const T* at, uint32_t how) {
+    before_atomic(at, sizeof(T), how | LOADS | OF_ANY_SIZE);
+    const T value = loaded(at);
+    after_atomic(false);
+    return value;
+}
+template <class T>
+TO_RUNNER void strong_store(T* at, T value, uint32_t how) {
+    before_atomic(at, sizeof(T), how | STORES | OF_ANY_SIZE);
+    stored(at, value);
+    after_atomic(true);
 }
 
 template <class T>
@@ -42,52 +71,55 @@ using Float = std::enable_if_t<std::is_floating_point<T>::value, T>;
 }  // namespace cuda_on_cpu
 
 // NAME of a type T, the value that it leaves where it found `a` and is given `b`; and the forms for a thread block and
-// for the whole system.
-#define ATOMIC_OF(NAME, T, READS, ...)                                                                   \
+// for the whole system. HOW: cuda_on_cpu::Strong.
+#define ATOMIC_OF(NAME, T, HOW, ...)                                                                     \
     TO_RUNNER T NAME(T* at, T b) {                                                                       \
-        return cuda_on_cpu::atomically(at, [b](T a) -> T { return (void)a, __VA_ARGS__; }, READS);       \
+        using namespace cuda_on_cpu;                                                                     \
+        return atomically(at, [b](T a) -> T { return (void)a, __VA_ARGS__; }, HOW);                      \
     }
-#define ATOMIC(NAME, T, READS, ...)               \
-    ATOMIC_OF(NAME, T, READS, __VA_ARGS__)        \
-    ATOMIC_OF(NAME##_block, T, READS, __VA_ARGS__) \
-    ATOMIC_OF(NAME##_system, T, READS, __VA_ARGS__)
-#define COMPARE_AND_SWAP_OF(NAME, T)                                                                     \
+#define ATOMIC(NAME, T, HOW, ...)                               \
+    ATOMIC_OF(NAME, T, HOW, __VA_ARGS__)                        \
+    ATOMIC_OF(NAME##_block, T, HOW | OF_ONE_BLOCK, __VA_ARGS__) \
+    ATOMIC_OF(NAME##_system, T, HOW, __VA_ARGS__)
+#define COMPARE_AND_SWAP_OF(NAME, T, HOW)                                                                \
     TO_RUNNER T NAME(T* at, T compare, T value) {                                                        \
-        return cuda_on_cpu::atomically(at, [=](T a) { return a == compare ? value : a; });               \
+        using namespace cuda_on_cpu;                                                                     \
+        return atomically(at, [=](T a) { return a == compare ? value : a; }, HOW);                       \
     }
-#define COMPARE_AND_SWAP(T)                   \
-    COMPARE_AND_SWAP_OF(atomicCAS, T)         \
-    COMPARE_AND_SWAP_OF(atomicCAS_block, T)   \
-    COMPARE_AND_SWAP_OF(atomicCAS_system, T)
-#define OF_INTEGERS(T)                                          \
-    ATOMIC(atomicAdd, T, true, cuda_on_cpu::wrapping_sum(a, b)) \
-    ATOMIC(atomicExch, T, false, b)                             \
-    ATOMIC(atomicMin, T, true, a < b ? a : b)                   \
-    ATOMIC(atomicMax, T, true, a > b ? a : b)                   \
-    ATOMIC(atomicAnd, T, true, a & b)                           \
-    ATOMIC(atomicOr, T, true, a | b)                            \
-    ATOMIC(atomicXor, T, true, a ^ b)                           \
+#define COMPARE_AND_SWAP(T)                                        \
+    COMPARE_AND_SWAP_OF(atomicCAS, T, UPDATE)                      \
+    COMPARE_AND_SWAP_OF(atomicCAS_block, T, UPDATE | OF_ONE_BLOCK) \
+    COMPARE_AND_SWAP_OF(atomicCAS_system, T, UPDATE)
+#define OF_INTEGERS(T)                                            \
+    ATOMIC(atomicAdd, T, UPDATE, cuda_on_cpu::wrapping_sum(a, b)) \
+    ATOMIC(atomicExch, T, UPDATE | UNREAD, b)                     \
+    ATOMIC(atomicMin, T, UPDATE, a < b ? a : b)                   \
+    ATOMIC(atomicMax, T, UPDATE, a > b ? a : b)                   \
+    ATOMIC(atomicAnd, T, UPDATE, a & b)                           \
+    ATOMIC(atomicOr, T, UPDATE, a | b)                            \
+    ATOMIC(atomicXor, T, UPDATE, a ^ b)                           \
     COMPARE_AND_SWAP(T)
-#define ADD_FLOATS(NAME)                                                                                \
+#define ADD_FLOATS(NAME, HOW)                                                                           \
     template <class T>                                                                                  \
     TO_RUNNER cuda_on_cpu::Float<T> NAME(T* at, std::common_type_t<T> b) {                              \
-        (void)&cuda_on_cpu::Adds<T>::floats;                                                            \
-        return cuda_on_cpu::atomically(at, [b](T a) -> T { return a + b; });                            \
+        using namespace cuda_on_cpu;                                                                    \
+        (void)&Adds<T>::floats;                                                                         \
+        return atomically(at, [b](T a) -> T { return a + b; }, HOW);                                    \
     }
 
 OF_INTEGERS(int)
 OF_INTEGERS(unsigned)
 OF_INTEGERS(long long)
 OF_INTEGERS(unsigned long long)
-ATOMIC(atomicSub, int, true, (int)((unsigned)a - (unsigned)b))
-ATOMIC(atomicSub, unsigned, true, a - b)
-ATOMIC(atomicInc, unsigned, true, a >= b ? 0 : a + 1)
-ATOMIC(atomicDec, unsigned, true, a == 0 || a > b ? b : a - 1)
+ATOMIC(atomicSub, int, UPDATE, (int)((unsigned)a - (unsigned)b))
+ATOMIC(atomicSub, unsigned, UPDATE, a - b)
+ATOMIC(atomicInc, unsigned, UPDATE, a >= b ? 0 : a + 1)
+ATOMIC(atomicDec, unsigned, UPDATE, a == 0 || a > b ? b : a - 1)
 COMPARE_AND_SWAP(unsigned short)
-ATOMIC(atomicExch, float, false, b)
-ADD_FLOATS(atomicAdd)
-ADD_FLOATS(atomicAdd_block)
-ADD_FLOATS(atomicAdd_system)
+ATOMIC(atomicExch, float, UPDATE | UNREAD, b)
+ADD_FLOATS(atomicAdd, UPDATE)
+ADD_FLOATS(atomicAdd_block, UPDATE | OF_ONE_BLOCK)
+ADD_FLOATS(atomicAdd_system, UPDATE)
 
 TO_RUNNER void __threadfence() { cuda_on_cpu::fence(true); }
 TO_RUNNER void __threadfence_system() { cuda_on_cpu::fence(true); }

@@ -26,17 +26,23 @@ struct Shift {
 
 extern "C" {
 #define HIDDEN __attribute__((visibility("hidden"), used))
-#define ACCESS(NAME, SIZE, ...)                                                                       \
+#define ACCESS(NAME, SIZE, WRITES)                                                                    \
     HIDDEN void __tsan_##NAME(void* at) {                                                             \
-        cuda_on_cpu::checks.access((uint64_t)at, SIZE, __VA_ARGS__);                                  \
+        cuda_on_cpu::checks.access((uint64_t)at, SIZE, WRITES, __builtin_return_address(0));          \
     }
-#define KERNELS_LINE_HERE __builtin_return_address(0)
-#define ACCESSES(PREFIX, SIZE)                                          \
-    ACCESS(PREFIX##read##SIZE, SIZE, false, KERNELS_LINE_HERE)          \
-    ACCESS(PREFIX##write##SIZE, SIZE, true, KERNELS_LINE_HERE)
-#define VOLATILE_ACCESSES(SIZE)                                         \
-    ACCESS(volatile_read##SIZE, SIZE, false, KERNELS_LINE_HERE, true)   \
-    ACCESS(volatile_write##SIZE, SIZE, true, KERNELS_LINE_HERE, true)
+#define ACCESSES(PREFIX, SIZE)              \
+    ACCESS(PREFIX##read##SIZE, SIZE, false) \
+    ACCESS(PREFIX##write##SIZE, SIZE, true)
+// A loop that reads what is volatile may wait for another thread.
+#define VOLATILE_ACCESS(NAME, SIZE, HOW)                                                                         \
+    HIDDEN void __tsan_volatile_##NAME##SIZE(void* at) {                                                         \
+        using namespace cuda_on_cpu;                                                                             \
+        if (checks.is_of_all((uint64_t)at)) runner->after_atomic(HOW == STORES);                                 \
+        checks.access_strongly((uint64_t)at, SIZE, HOW | OF_ANY_SIZE, __builtin_return_address(0));              \
+    }
+#define VOLATILE_ACCESSES(SIZE)          \
+    VOLATILE_ACCESS(read, SIZE, LOADS)   \
+    VOLATILE_ACCESS(write, SIZE, STORES)
 ACCESSES(, 1)
 ACCESSES(, 2)
 ACCESSES(, 4)

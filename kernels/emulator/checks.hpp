@@ -3,26 +3,25 @@
 // sum, a shift or a divisor is not what it should be; with -fsanitize-coverage=trace-pc, where each block of instructions
 // begins (trails.hpp). They are those of callbacks.hpp, in place of the sanitizers' libraries.
 //
-// A race is two accesses of which one writes, by threads of which no barrier orders one before the other (the happens-
-// before of Lamport's clocks; cells as in FastTrack, Flanagan and Freund 2009). The block's barrier orders all threads,
-// __syncwarp the lanes of a warp; named barriers, mbarriers and waits for copies those that take part. Shuffles and
-// matrix products order nothing. A write that changes nothing races with nobody. Atomic operations, and accesses to what
-// is volatile, do not race with each other; they do with others.
+// A race is two accesses of which one writes and neither comes before the other (order.hpp). Each byte of shared and of
+// global memory has a cell with its last plain write, its last plain reads and its last atomic operations (as in FastTrack,
+// Flanagan and Freund 2009), so that a plain access and an atomic one are both kept, whichever comes first. A write that
+// changes nothing does not race with plain accesses.
 //
-// Thread blocks are ordered by an atomic operation that follows a fence, and one that comes later at the same address:
-// what the first thread knew at its fence comes before all that the second one's block does from there on. (A fence of
-// the second thread is not asked for, since CUDA's own examples have none.)
+// Atomic operations, accesses to what is volatile, and ld and st that are relaxed, acquire or release are strong (PTX ISA
+// 9.0, 8.6): strong operations do not race with each other, but with plain accesses. There are two exceptions: atomic
+// operations of other sizes that overlap, and those of a thread block (atomicAdd_block) with those of another one. Who has
+// read a value by a strong operation comes after the operations before it at that address: their order is that of
+// the values, and needs no fence. So the last thread block may set a counter back by a plain store.
 //
 // A bulk copy is of the asynchronous proxy (PTX ISA 9.0, 8.1.6 and 9.7.9.25). Accesses to what it overwrites, by loads and
 // stores, come before it if a fence of proxies lies between too. An arrival at an mbarrier counts as one, since NVIDIA's
 // own pipelines have no other; one that also expects bytes does not, or the copy's own would count.
 #pragma once
+#include "order.hpp"
 #include "trails.hpp"
 
 namespace cuda_on_cpu {
-
-// What a thread knows of each: up to which of its times all it did comes before.
-typedef std::vector<uint32_t> Clock;
 
 // The runner's side.
 uint64_t current_thread();
@@ -31,22 +30,25 @@ bool on_a_stack(uint64_t address);
 void stop_launch();
 uint8_t* shared_of_launch();
 
-// A copy that is under way counts as a thread of its own, so that even the thread that began it has to wait for it.
-constexpr uint32_t COPIES = 32, A_COPY = 1 << 16;
+// How a copy is reported that is one of two accesses.
+constexpr uint32_t A_COPY = 1 << 16;
 struct AsyncWrite {
     Clock known;
     uint32_t thread = 0, clock = 0, at = 0;
 };
 
-// By whom a byte was accessed; clock 0: by nobody.
+// By whom and where a byte was accessed; clock 0: by nobody. A thread from the block's size on is a copy.
 struct Touch {
-    uint32_t clock, at, block, thread;
-    bool atomic;
+    uint32_t clock, at, block;
+    uint16_t thread;
+    uint8_t how;    // Strong; 0: a plain access
+    uint8_t piece;  // of an atomic operation: its size and which byte of it this is; 0: of any size
+    uint32_t turn;  // of strong operations, in the order of their values
 };
-// What is known of the threads of other thread blocks, by the block's number.
-typedef std::map<uint32_t, Clock> Others;
+// The last accesses of a byte that are not known to come before later ones.
 struct Cell {
-    Touch write, reads[3];
+    Touch write, reads[3], strong[3];
+    uint32_t written;  // 1 + the number of the last block that wrote it; 0: none did
 };
 
 struct Region {
@@ -65,6 +67,9 @@ struct Region {
 class Checks {
   public:
     bool on = false;
+    // Whether strong operations have ordered threads in the last launch: in another order of threads and blocks they
+    // might not have, unless one waits for the other.
+    bool by_chance = false;
 
     void begin_launch(const Request& request, Report& report, const Library& library, size_t shared) {
         on = true, report_ = &report, library_ = library;
@@ -76,28 +81,60 @@ class Checks {
             add({range.begin, range.size, false, range.output == 0, nullptr});
         }
         if (library.data.size) add({(uint64_t)library.data.begin, library.data.size, false, false, nullptr});
-        last_ = 0, pending_.size = 0, copy_ = 0;
-        published_.clear();
+        last_ = 0, pending_.size = 0, copy_ = turn_ = 0;
+        published_.clear(), replaced_.clear();
+        by_chance = false;
     }
     void end_launch() {
         flush();
         on = false;
+        for (auto& [_, block] : blocks_) free_all(block.cells);
+        blocks_.clear(), now_ = nullptr;
         for (Region& r : regions_) free(r.cells);
         regions_.clear();
     }
+    // Block number `block` begins, while others may wait.
     void begin_block(uint64_t block, uint64_t threads) {
-        flush();
-        trails_.begin(threads);
-        block_ = (uint32_t)block, threads_ = (uint32_t)threads;
-        own_.assign(threads, 1);
-        base_.assign(threads + COPIES, 0);
-        more_.assign(threads, Clock{});
-        arrived_at_.assign(threads, 0);
-        others_.clear(), of_block_.clear(), of_card_.clear();
-        fenced_.assign(threads, Fenced{});
-        any_fence_ = false;
-        settled_.assign(threads, 0);
+        leave_block();
+        threads_ = (uint32_t)threads, block_ = (uint32_t)block;
+        now_ = &blocks_.try_emplace(block_, block_, threads_).first->second;
+        if (spare_.empty()) spare_.push_back(std::make_unique<Trails>());
+        now_->trails = std::move(spare_.back()), spare_.pop_back();
+        now_->trails->begin(threads);
         for (auto i = published_.begin(); i != published_.end();) i = i->second.shared ? published_.erase(i) : ++i;
+    }
+    // It goes on, after others.
+    void go_on_with(uint64_t block) {
+        if (now_ && block_ == block) return;
+        leave_block();
+        block_ = (uint32_t)block;
+        now_ = &blocks_.at(block_);
+        size_t i = 0;
+        for (Region& r : regions_) {
+            if (!r.shared) continue;
+            free(r.cells);
+            r.cells = i < now_->cells.size() ? now_->cells[i] : nullptr, ++i;
+        }
+        now_->cells.clear();
+    }
+    void end_block() {
+        flush();
+        spare_.push_back(std::move(now_->trails));
+        blocks_.erase(block_), now_ = nullptr;
+    }
+    // Puts back what the last launch replaced in global memory; returns what it had made of that.
+    std::vector<std::pair<uint8_t*, uint8_t>> undo() {
+        std::vector<std::pair<uint8_t*, uint8_t>> made;
+        for (const auto& [at, before] : replaced_) {
+            made.emplace_back(at, *at);
+            *at = before;
+        }
+        replaced_.clear();
+        return made;
+    }
+    // Dynamic shared memory of blocks that run while others wait.
+    void add_shared(const uint8_t* begin, size_t size) {
+        if (size) add({(uint64_t)begin, size, true, false, nullptr});
     }
     void end_thread() { flush(); }
 
@@ -105,44 +142,41 @@ class Checks {
 
     void pause() { flush(); }
     // What the running thread did comes before whatever acquires this.
-    void release(Clock& clock) {
+    void release(Meeting& meeting) {
         flush();
-        join(clock, known());
-        ++own_[current_thread()];
+        order().release(current_thread(), meeting);
     }
-    void acquire(const Clock& clock) {
-        if (!clock.empty()) join(known(), clock);
+    void acquire(const Meeting& meeting) { order().acquire(current_thread(), meeting); }
+    void hand_on(Knowledge& to) {
+        flush();
+        order().hand_on(current_thread(), to);
     }
+    void take(const Knowledge& from) { order().take(current_thread(), from); }
     void arrive_at_block(uint64_t thread, const void* line) {
         flush();
-        arrived_at_[thread] = at_of(line);
+        now_->arrived_at[thread] = at_of(line);
     }
     void released_block() {
-        for (uint32_t t = 0; t < threads_ && any_fence_; ++t) join(of_block_, fenced_[t].block), join(of_card_, fenced_[t].card);
-        for (uint32_t t = 0; t < threads_; ++t) {
-            for (uint32_t c = 0; c < COPIES && !more_[t].empty(); ++c)
-                base_[threads_ + c] = std::max(base_[threads_ + c], more_[t][threads_ + c]);
-            more_[t].clear();
-            base_[t] = own_[t]++;
-        }
+        order().barrier();
         // CUDA allows the barrier in a branch only if all threads of the block take it
+        std::vector<uint32_t>& arrived_at = now_->arrived_at;
         for (uint32_t t = 0, first = 0; t < threads_; ++t) {
-            if (!arrived_at_[t]) continue;
-            if (!arrived_at_[first]) first = t;
-            if (arrived_at_[t] == arrived_at_[first]) continue;
+            if (!arrived_at[t]) continue;
+            if (!arrived_at[first]) first = t;
+            if (arrived_at[t] == arrived_at[first]) continue;
             Finding f{};
-            f.kind = DIVERGENT, f.at[0] = arrived_at_[first], f.at[1] = arrived_at_[t];
+            f.kind = DIVERGENT, f.at[0] = arrived_at[first], f.at[1] = arrived_at[t];
             f.thread[0] = first, f.thread[1] = t, f.block[0] = f.block[1] = block_;
             add(f);
         }
-        std::fill(arrived_at_.begin(), arrived_at_.end(), 0);
+        std::fill(arrived_at.begin(), arrived_at.end(), 0);
     }
 
     // The running thread comes to an instruction of its warp, before others of the mask or after them.
     template <class Group>
     void arrive_at_group(Group& group, uint32_t mask, Way way, const void* line) {
         const uint32_t here = at_of(line), thread = (uint32_t)current_thread();
-        trails_.arrive(thread);
+        now_->trails->arrive(thread);
         if (!(mask >> thread % 32 & 1)) mask_finding(here, "names other lanes, but not the lane that executes it");
         if (!group.arrived) {
             group.way = way, group.thread = thread, group.at = here;
@@ -155,7 +189,7 @@ class Checks {
     }
     // The other lanes of the mask have come to it, too, or have exited.
     void leave_group(uint32_t exited, const void* line) {
-        if (exited) trails_.without((uint32_t)current_thread(), exited, at_of(line));
+        if (exited) now_->trails->without((uint32_t)current_thread(), exited, at_of(line));
     }
     void no_value(uint32_t lane, const void* line) {
         add_one(NO_VALUE, lane, 0, at_of(line), nullptr, false);
@@ -175,7 +209,7 @@ class Checks {
     void reaches(const void* line) {
         if (!on || !in_kernel()) return;
         const uint32_t thread = (uint32_t)current_thread();
-        if (const LeftOut* found = trails_.reach(thread, at_of(line))) {
+        if (const LeftOut* found = now_->trails->reach(thread, at_of(line))) {
             Finding f{};
             f.kind = LEFT_OUT, f.at[0] = found->at, f.at[1] = at_of(line), f.thread[0] = thread, f.thread[1] = found->thread;
             f.block[0] = f.block[1] = block_;
@@ -183,20 +217,20 @@ class Checks {
         }
     }
     void calls(const void* from) {
-        if (on && in_kernel()) trails_.call((uint32_t)current_thread(), at_of(from));
+        if (on && in_kernel()) now_->trails->call((uint32_t)current_thread(), at_of(from));
     }
     void returns() {
         if (!on || !in_kernel()) return;
-        if (const void* from = trails_.leave((uint32_t)current_thread())) reaches((const void*)((uint64_t)from + library_.base));
+        if (const void* from = now_->trails->leave((uint32_t)current_thread())) reaches((const void*)((uint64_t)from + library_.base));
     }
 
     // A fence of proxies: what the running thread knows of comes before later bulk copies.
     void settle() {
         if (!on || !in_kernel()) return;
         flush();
-        const Clock& mine = known();
-        for (uint32_t t = 0; t < threads_; ++t) settled_[t] = std::max(settled_[t], mine[t]);
-        ++own_[current_thread()];
+        const Clock& mine = order().known(current_thread());
+        for (uint32_t t = 0; t < threads_; ++t) now_->settled[t] = std::max(now_->settled[t], mine[t]);
+        order().tick(current_thread());
     }
     // A bulk copy begins. Accesses that no barrier orders before it are found as it ends.
     void overwrites(uint64_t at, uint64_t size, const void* line) {
@@ -205,89 +239,85 @@ class Checks {
         const uint32_t here = at_of(line);
         Region* r = within(at, size, true, here);
         if (!r || !r->cells) return;
-        const Clock& mine = known();
+        const Clock& mine = order().known(current_thread());
         const auto unsettled = [&](const Touch& t) {
             return t.clock && t.block == block_ && t.thread < threads_ && t.clock <= mine[t.thread] &&
-                   t.clock > settled_[t.thread];
+                   t.clock > now_->settled[t.thread];
         };
-        const Touch copy{0, here, block_, A_COPY, false};
-        for (uint64_t i = 0; i < size; ++i) {
-            const Cell& c = r->cells_at(at)[i];
-            if (unsettled(c.write)) race(c.write, true, copy, true, at + i, 1, UNFENCED);
-            for (const Touch& t : c.reads)
-                if (unsettled(t)) race(t, false, copy, true, at + i, 1, UNFENCED);
-        }
+        const Touch copy{0, here, block_, (uint16_t)threads_, 0, 0, 0};
+        for (uint64_t i = 0; i < size; ++i)
+            for_each(r->cells_at(at)[i], [&](const Touch& t, bool wrote) {
+                if (unsettled(t)) race(t, wrote, copy, true, at + i, 1, UNFENCED);
+            });
     }
 
     AsyncWrite begin_copy(void* to, const void* from, int size, const void* line) {
         access((uint64_t)from, (uint64_t)size, false, line);
         within((uint64_t)to, (uint64_t)size, true, at_of(line));
+        flush();
         AsyncWrite write;
-        release(write.known);
+        write.known = order().known(current_thread());
+        order().tick(current_thread());
         write.thread = threads_ + copy_ % COPIES, write.clock = ++copy_, write.at = at_of(line);
         return write;
     }
     void copied(const AsyncWrite& write, void* to, int size) {
         flush();
-        const Touch mine{write.clock, write.at, block_, write.thread, false};
+        const Touch mine{write.clock, write.at, block_, (uint16_t)write.thread, 0, 0, 0};
         Region* r = within((uint64_t)to, (uint64_t)size, true, write.at);
         if (!r) return;
         Cell* cells = r->cells_at((uint64_t)to);
         for (int i = 0; i < size; ++i) {
-            const auto unordered = [&](const Touch& t) {
-                return t.clock && t.block == block_ && write.known[t.thread] < t.clock;
-            };
-            if (unordered(cells[i].write)) race(cells[i].write, true, mine, true, (uint64_t)to + i, 1);
-            for (const Touch& t : cells[i].reads)
-                if (unordered(t)) race(t, false, mine, true, (uint64_t)to + i, 1);
-            cells[i] = Cell{mine, {}};
+            for_each(cells[i], [&](const Touch& t, bool wrote) {
+                if (t.clock && t.block == block_ && write.known[t.thread] < t.clock)
+                    race(t, wrote, mine, true, (uint64_t)to + i, 1);
+            });
+            written(cells[i], mine);
         }
     }
-    void copied_into(const AsyncWrite& write, Clock& gathered) {
-        join(gathered, write.known);
-        gathered[write.thread] = std::max(gathered[write.thread], write.clock);
+    void copied_into(const AsyncWrite& write, Meeting& meeting) {
+        join(meeting.known.own, write.known);
+        meeting.known.own[write.thread] = std::max(meeting.known.own[write.thread], write.clock);
     }
     void own_copy(const AsyncWrite& write) {
-        Clock& mine = known();
+        Clock& mine = order().known(current_thread());
         mine[write.thread] = std::max(mine[write.thread], write.clock);
     }
 
-    // What the running thread knows becomes known to who meets one of its later atomic operations.
-    void fence(bool of_card) {
+    // What the running thread knows becomes known to who meets one of its later strong operations.
+    void fence(bool of_gpu) {
         if (!on || !in_kernel()) return;
         flush();
-        Fenced& fenced = fenced_[current_thread()];
-        fenced.time = own_[current_thread()];
-        fenced.block = known();
-        if (of_card) fenced.card = fenced.block;
-        ++own_[current_thread()];
-        any_fence_ = true;
+        order().fence(current_thread(), of_gpu ? OF_GPU : OF_BLOCK);
     }
 
-    void atomic(uint64_t at, uint64_t size, bool reads, const void* line) {
+    // An atomic operation, or a strong load or store; `how`: Strong.
+    void atomic(uint64_t at, uint64_t size, uint32_t how, const void* line) {
+        if (!on || !in_kernel()) return;
+        if (at % size == 0) return access_strongly(at, size, how, line);
+        flush();
+        add_one(MISALIGNED, at, size, at_of(line), "'an atomic operation'", true);
+        stop_launch();
+    }
+    void access_strongly(uint64_t at, uint64_t size, uint32_t how, const void* line) {
         if (!on || !in_kernel()) return;
         flush();
         reaches(line);
         const uint32_t here = at_of(line);
-        if (at % size) {
-            add_one(MISALIGNED, at, size, here, "'an atomic operation'", true);
-            return stop_launch();
-        }
-        Region* r = within(at, size, true, here);
+        Region* r = within(at, size, how & STORES, here);
         if (!r) return;
-        if (r->input) return add_one(INTO_INPUT, at, size, here, nullptr, true);
-        Published& there = published_[at];
-        there.shared = r->shared;
-        for (const auto& [block, clock] : there.of_card)
-            if (block != block_) join(others_[block], clock);
-        if (there.block == block_) acquire(there.of_block);
-        if (any_fence_) publish(there);
-        touch_atomically(*r, at, size, reads, true, here);
+        if (!r->input) strong(*r, at, size, how, here);
+        else if (how & STORES) add_one(INTO_INPUT, at, size, here, nullptr, true);
+    }
+    // Whether other threads may write there.
+    bool is_of_all(uint64_t at) const {
+        if (!on || !in_kernel()) return false;
+        return std::any_of(regions_.begin(), regions_.end(), [&](const Region& r) { return r.has(at) && !r.input; });
     }
 
     // ---- accesses ------------------------------------------------------------------------------------------------
 
-    void access(uint64_t at, uint64_t size, bool writes, const void* line, bool is_volatile = false) {
+    void access(uint64_t at, uint64_t size, bool writes, const void* line) {
         if (!on || !in_kernel() || !size) return;
         flush();
         reaches(line);
@@ -298,10 +328,8 @@ class Checks {
             if (writes) add_one(INTO_INPUT, at, size, here, nullptr, true);
             return;
         }
-        if (is_volatile) return touch_atomically(*r, at, size, !writes, writes, here);
-        const Touch mine{own_[current_thread()], here, block_, (uint32_t)current_thread(), false};
-        if (writes) write(*r, at, size, mine);
-        else read(*r, at, size, mine);
+        if (writes) keep(*r, at, size), write(*r, at, size, touch(here));
+        else read(*r, at, size, touch(here));
     }
 
     void misaligned(uint64_t at, uint64_t alignment, const void* line, const char* type) {
@@ -337,42 +365,42 @@ class Checks {
         bool other_writes = false;
     };
 
-    // What a thread's last fence made known to its block, and to the card.
-    struct Fenced {
-        uint32_t time = 0;
-        Clock block, card;
+    // A thread block that has begun and not ended.
+    struct Block {
+        Block(uint32_t number, uint32_t threads) : order(number, threads), arrived_at(threads, 0), settled(threads, 0) {}
+        Ordering order;
+        std::vector<uint32_t> arrived_at;
+        Clock settled;             // each thread's time up to which accesses come before later bulk copies
+        std::vector<Cell*> cells;  // of its shared memory, while another block runs
+        std::unique_ptr<Trails> trails;
     };
-    // What atomic operations at an address have made known: to `block`, and to others.
-    struct Published {
+    // What strong operations at an address have made known.
+    struct PublishedAt : Published {
         bool shared = false;
-        uint32_t block = 0;
-        Clock of_block;
-        Others of_card;
     };
 
     uint32_t at_of(const void* line) const { return (uint32_t)((uint64_t)line - library_.base); }
     void add(const Region& r) { regions_.push_back(r); }
-
-    Clock& known() {
-        const uint64_t t = current_thread();
-        if (more_[t].empty()) more_[t] = base_;
-        more_[t][t] = own_[t];
-        return more_[t];
+    static void free_all(std::vector<Cell*>& cells) {
+        for (Cell* c : cells) free(c);
+        cells.clear();
     }
-    static void join(Clock& to, const Clock& from) {
-        if (to.size() < from.size()) to.resize(from.size());
-        for (size_t i = 0; i < from.size(); ++i) to[i] = std::max(to[i], from[i]);
+    Ordering& order() { return now_->order; }
+    void leave_block() {
+        flush();
+        if (!now_) return;
+        for (Region& r : regions_)
+            if (r.shared) now_->cells.push_back(r.cells), r.cells = nullptr;
+    }
+
+    Touch touch(uint32_t here) {
+        const uint64_t t = current_thread();
+        return {order().time_of(t), here, block_, (uint16_t)t, 0, 0, 0};
     }
     bool unordered(const Region& r, const Touch& t, const Touch& mine) const {
         if (!t.clock) return false;
-        if (t.block != mine.block) {
-            const auto known = r.shared ? others_.end() : others_.find(t.block);
-            return !r.shared && (known == others_.end() || known->second.size() <= t.thread ||
-                                 known->second[t.thread] < t.clock);
-        }
-        if (t.thread == mine.thread || base_[t.thread] >= t.clock) return false;
-        const Clock& more = more_[mine.thread];
-        return more.empty() || more[t.thread] < t.clock;
+        if (t.block == mine.block) return !now_->order.knows(mine.thread, t.thread, t.clock);
+        return !r.shared && !now_->order.knows_of(mine.thread, t.block, t.thread, t.clock);
     }
 
     // The region of an access that may be looked at. Accesses outside all of them end the launch.
@@ -394,82 +422,120 @@ class Checks {
         return nullptr;
     }
 
+    template <class Each>
+    static void for_each(const Cell& c, Each each) {
+        each(c.write, true);
+        for (const Touch& t : c.reads) each(t, false);
+        for (const Touch& t : c.strong) each(t, (t.how & STORES) != 0);
+    }
+    // Before a write into global memory, whose bytes undo() puts back.
+    void keep(Region& r, uint64_t at, uint64_t size) {
+        if (r.shared) return;
+        Cell* cells = r.cells_at(at);
+        for (uint64_t i = 0; i < size; ++i)
+            if (!cells[i].written) cells[i].written = 1, replaced_.emplace_back((uint8_t*)at + i, ((uint8_t*)at)[i]);
+    }
+    // A write that comes after all accesses that are known.
+    static void written(Cell& c, const Touch& mine) {
+        c = Cell{};
+        c.write = mine, c.written = mine.block + 1;
+    }
+    bool unset(const Region& r, const Cell& c) const { return r.shared && c.written != block_ + 1; }
+
+    // Whether a plain access does not come after a strong one.
+    bool races(const Region& r, const Cell& c, const Touch& t, const Touch& mine) {
+        if (!unordered(r, t, mine)) return false;
+        for (const Touch& later : c.strong)  // that has read what `t` left comes before `mine`
+            if (later.clock && later.how & LOADS && later.turn > t.turn && !unordered(r, later, mine))
+                return by_chance = true, false;
+        return true;
+    }
     void read(Region& r, uint64_t at, uint64_t size, const Touch& mine) {
         Cell* cells = r.cells_at(at);
         for (uint64_t i = 0; i < size; ++i) {
             Cell& c = cells[i];
-            const bool unset = r.shared && (!c.write.clock || c.write.block != block_);
-            if (unset) add_one(UNSET, at + i, size, mine.at, nullptr, false);
+            if (unset(r, c)) add_one(UNSET, at + i, size, mine.at, nullptr, false);
             else if (unordered(r, c.write, mine)) race(c.write, true, mine, false, at + i, size);
-            for (const Touch& t : c.reads)
-                if (t.atomic && unordered(r, t, mine)) race(t, true, mine, false, at + i, size);
-            // this read takes the place of one that it makes superfluous, of an empty one, or of any
-            Touch* place = &c.reads[mine.thread % 3];
-            for (Touch& t : c.reads)
-                if (!t.clock || t.thread == mine.thread || (r.shared && t.block != block_)) {
-                    place = &t;
-                    break;
-                }
-            *place = mine;
+            for (const Touch& t : c.strong)
+                if (t.how & STORES && races(r, c, t, mine)) race(t, true, mine, false, at + i, size);
+            *place_of_read(r, c, mine) = mine;
         }
     }
-    // An atomic operation, or an access to what is volatile. Of earlier ones that are not ordered some are kept, for
-    // accesses that are neither.
-    void touch_atomically(Region& r, uint64_t at, uint64_t size, bool reads, bool writes, uint32_t here) {
-        const Touch mine{own_[current_thread()], here, block_, (uint32_t)current_thread(), true};
+    // One that this read makes superfluous, an empty one, one of the same warp, or any.
+    Touch* place_of_read(const Region& r, Cell& c, const Touch& mine) const {
+        Touch* place = &c.reads[mine.thread % 3];
+        for (Touch& t : c.reads) {
+            if (!unordered(r, t, mine)) return &t;
+            if (t.block == mine.block && t.thread / 32 == mine.thread / 32) place = &t;
+        }
+        return place;
+    }
+
+    void strong(Region& r, uint64_t at, uint64_t size, uint32_t how, uint32_t here) {
+        const uint64_t thread = current_thread();
+        const Scope scope = how & OF_ONE_BLOCK ? OF_BLOCK : OF_GPU;
+        PublishedAt& there = published_[at];
+        there.shared = r.shared;
+        if (how & LOADS && order().learn(thread, scope, there)) by_chance = true;
+        if (how & STORES) order().publish(thread, scope, there), keep(r, at, size);
+        Touch mine = touch(here);
+        mine.how = (uint8_t)how, mine.turn = ++turn_;
+        const uint64_t part = how & IN_HALVES ? 2 : size;  // each of two halves is updated by itself
         Cell* cells = r.cells_at(at);
         for (uint64_t i = 0; i < size; ++i) {
             Cell& c = cells[i];
-            if (reads && r.shared && (!c.write.clock || c.write.block != block_))
-                add_one(UNSET, at + i, size, here, nullptr, false);
-            if (!c.write.atomic && unordered(r, c.write, mine)) race(c.write, true, mine, writes, at + i, size);
+            mine.piece = how & OF_ANY_SIZE ? 0 : (uint8_t)(part << 4 | i % part);
+            if (how & LOADS && !(how & UNREAD) && unset(r, c)) add_one(UNSET, at + i, size, here, nullptr, false);
+            if (unordered(r, c.write, mine)) race(c.write, true, mine, how & STORES, at + i, size);
             for (const Touch& t : c.reads)
-                if (writes && !t.atomic && unordered(r, t, mine)) race(t, false, mine, true, at + i, size);
-            if (!writes) continue;  // it does not race with atomic writes, and others are seen when they come
-            const Touch before = c.write;
-            if (before.atomic && unordered(r, before, mine)) {
-                Touch* place = &c.reads[before.thread % 3];
-                for (Touch& t : c.reads)
-                    if (!t.clock || !unordered(r, t, mine)) place = &t;
-                *place = before;
-            }
-            c.write = mine;
+                if (how & STORES && unordered(r, t, mine)) race(t, false, mine, true, at + i, size);
+            for (const Touch& t : c.strong)
+                if (const char* why = not_atomic(t, mine); why && unordered(r, t, mine))
+                    race(t, t.how & STORES, mine, how & STORES, at + i, size, RACE, why);
+            *place_of_strong(r, c, mine) = mine;
+            if (how & STORES) c.written = block_ + 1;
         }
     }
-    // What fences have made known before the running thread's atomic operation.
-    void publish(Published& there) {
-        if (there.block != block_) there.of_block.clear();
-        there.block = block_;
-        join(there.of_block, of_block_);
-        join(there.of_card[block_], of_card_);
-        const uint32_t t = (uint32_t)current_thread();
-        const Clock mine = known();
-        for (uint32_t u = t / 32 * 32; u < std::min(t / 32 * 32 + 32, threads_); ++u) {
-            const Fenced& fenced = fenced_[u];
-            if (fenced.time == 0 || mine[u] < fenced.time) continue;
-            join(there.of_block, fenced.block);
-            join(there.of_card[block_], fenced.card);
+    // Why two strong operations are not atomic with respect to each other, or null.
+    static const char* not_atomic(const Touch& a, const Touch& b) {
+        if (!a.clock || !((a.how | b.how) & STORES)) return nullptr;
+        if (a.piece && b.piece && a.piece != b.piece) return "atomic operations of other sizes that overlap";
+        if (a.block != b.block && (a.how | b.how) & OF_ONE_BLOCK) return "one is atomic in its thread block alone";
+        return nullptr;
+    }
+    // One that comes before this operation, and is seen where this one is; or that of the first value, a load's if any.
+    Touch* place_of_strong(const Region& r, Cell& c, const Touch& mine) const {
+        Touch* place = nullptr;
+        for (Touch& t : c.strong) {
+            const bool covered = mine.how & STORES || !(t.how & STORES);
+            if (!t.clock || (covered && !unordered(r, t, mine))) return &t;
+            const auto rank = [](const Touch& of) { return std::make_pair((of.how & STORES) != 0, of.turn); };
+            if (!place || rank(t) < rank(*place)) place = &t;
         }
-        for (const auto& [block, clock] : others_) join(there.of_card[block], clock);
+        return place;
     }
 
     void write(Region& r, uint64_t at, uint64_t size, const Touch& mine) {
         Cell* cells = r.cells_at(at);
-        const Touch* other = nullptr;
-        bool other_writes = false;
-        for (uint64_t i = 0; i < size && !other; ++i) {
-            if (unordered(r, cells[i].write, mine)) other = &cells[i].write, other_writes = true;
-            for (const Touch& t : cells[i].reads)
-                if (!other && unordered(r, t, mine)) other = &t;
-        }
-        if (!other) {
-            for (uint64_t i = 0; i < size; ++i) cells[i] = Cell{mine, {}};
+        const Touch *plain = nullptr, *strong = nullptr;
+        for (uint64_t i = 0; i < size && !strong; ++i)
+            for_each(cells[i], [&](const Touch& t, bool) {
+                if (!t.how && !plain && unordered(r, t, mine)) plain = &t;
+                if (t.how && !strong && races(r, cells[i], t, mine)) strong = &t;
+            });
+        const Touch* other = strong ? strong : plain;
+        const bool writes = other && (strong ? strong->how & STORES : is_write(cells, size, plain));
+        if (other && !strong && size <= sizeof pending_.bytes) {
+            pending_.region = &r, pending_.at = at, pending_.size = size, pending_.mine = mine, pending_.other = *other;
+            pending_.other_writes = writes;
+            memcpy(pending_.bytes, (const void*)at, size);
             return;
         }
-        if (size > sizeof pending_.bytes) return race(*other, other_writes, mine, true, at, size);
-        pending_.region = &r, pending_.at = at, pending_.size = size, pending_.mine = mine, pending_.other = *other;
-        pending_.other_writes = other_writes;
-        memcpy(pending_.bytes, (const void*)at, size);
+        if (other) race(*other, writes, mine, true, at, size);
+        for (uint64_t i = 0; i < size; ++i) written(cells[i], mine);
+    }
+    static bool is_write(const Cell* cells, uint64_t size, const Touch* t) {
+        return std::any_of(cells, cells + size, [&](const Cell& c) { return &c.write == t; });
     }
     void flush() {
         if (!pending_.size) return;
@@ -478,19 +544,23 @@ class Checks {
         if (!memcmp(pending_.bytes, (const void*)pending_.at, size)) return;
         race(pending_.other, pending_.other_writes, pending_.mine, true, pending_.at, size);
         Cell* cells = pending_.region->cells_at(pending_.at);
-        for (uint64_t i = 0; i < size; ++i) cells[i] = Cell{pending_.mine, {}};
+        for (uint64_t i = 0; i < size; ++i) written(cells[i], pending_.mine);
     }
 
     void race(const Touch& a, bool a_writes, const Touch& b, bool b_writes, uint64_t at, uint64_t size,
-              Kind kind = RACE) {
+              Kind kind = RACE, const char* why = "") {
         Finding f{};
         f.kind = kind, f.address = at, f.size = (uint32_t)size;
-        f.at[0] = a.at, f.at[1] = b.at, f.writes[0] = a_writes, f.writes[1] = b_writes;
+        f.at[0] = a.at, f.at[1] = b.at, f.writes[0] = does(a, a_writes), f.writes[1] = does(b, b_writes);
+        strncpy(f.text, why, sizeof f.text - 1);
         f.thread[0] = a.thread < threads_ ? a.thread : A_COPY, f.thread[1] = b.thread < threads_ ? b.thread : A_COPY;
         f.block[0] = a.block, f.block[1] = b.block;
         add(f);
     }
     void mask_finding(uint32_t here, const char* text) { add_one(MASK, 0, 0, here, text, false); }
+    static Does does(const Touch& t, bool writes) {
+        return (t.how & (LOADS | STORES)) == (LOADS | STORES) ? UPDATES : writes ? WROTE : READ;
+    }
     void add_one(Kind kind, uint64_t at, uint64_t size, uint32_t here, const char* text, bool writes) {
         Finding f{};
         f.kind = kind, f.address = at, f.size = (uint32_t)size, f.at[0] = here, f.writes[0] = writes;
@@ -513,19 +583,13 @@ class Checks {
     Library library_{};
     std::vector<Region> regions_;
     size_t last_ = 0;
-    uint32_t block_ = 0, threads_ = 0, copy_ = 0;
-    std::vector<uint32_t> own_;  // each thread's time
-    Clock base_;                 // what all threads know
-    std::vector<Clock> more_;    // what a thread knows, where that is more
-    std::vector<uint32_t> arrived_at_;
-    Others others_;                // what the running block knows of others
-    Clock of_block_, of_card_;     // what fences before its last barrier made known
-    std::vector<Fenced> fenced_;
-    bool any_fence_ = false;
-    Clock settled_;                // each thread's time up to which accesses come before later bulk copies
-    std::map<uint64_t, Published> published_;
+    uint32_t block_ = 0, threads_ = 0, copy_ = 0, turn_ = 0;
+    std::map<uint32_t, Block> blocks_;
+    Block* now_ = nullptr;
+    std::map<uint64_t, PublishedAt> published_;
+    std::vector<std::pair<uint8_t*, uint8_t>> replaced_;  // bytes of global memory, as they were before the launch
     Pending pending_;
-    Trails trails_;
+    std::vector<std::unique_ptr<Trails>> spare_;  // of blocks that have ended
 };
 
 static Checks checks;

@@ -319,7 +319,8 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
     }                                                                                                                \
     inline __attribute__((always_inline)) P atomicAdd(P* at, const P b) {                                                                        \
         (void)&cuda_on_cpu::Adds<P>::floats;                                                                         \
-        return cuda_on_cpu::atomically(at, [b](P a) -> P { return __hadd2(a, b); });                                 \
+        return cuda_on_cpu::atomically(at, [b](P a) -> P { return __hadd2(a, b); },                                  \
+                                       cuda_on_cpu::UPDATE | cuda_on_cpu::IN_HALVES);                                \
     }
 
 // ---- functions of the type's name ------------------------------------------------------------------------------------

@@ -105,11 +105,16 @@ IN_RUNNER void multiply(WarpProduct& product);
 IN_RUNNER void commit_products();
 IN_RUNNER void wait_products(unsigned pending);
 
-// Before an atomic operation, and after it where others must go on for this thread's loop to end; and fences, of the
-// whole card or of a thread block.
-IN_RUNNER void before_atomic(const void* at, int size, bool reads);
-IN_RUNNER void after_atomic();
-IN_RUNNER void fence(bool of_card);
+// What a strong operation does: an atomic one, or a load or store that is volatile, relaxed, acquire or release.
+// UNREAD: its result does not depend on the old value. OF_ONE_BLOCK: it is atomic among threads of its block alone.
+// IN_HALVES: each 2 bytes are updated by themselves. OF_ANY_SIZE: it may overlap with those of other sizes.
+enum Strong : uint32_t { LOADS = 1, STORES = 2, UNREAD = 4, OF_ONE_BLOCK = 8, IN_HALVES = 16, OF_ANY_SIZE = 32 };
+
+// Before a strong operation, and after it: where it changed nothing, this thread may be waiting for others, which then go
+// on. And fences, of the whole GPU or of a thread block.
+IN_RUNNER void before_atomic(const void* at, int size, uint32_t how);
+IN_RUNNER void after_atomic(bool changed);
+IN_RUNNER void fence(bool of_gpu);
 // fence.proxy.async: what this thread knows of comes before later bulk copies.
 IN_RUNNER void proxy_fence();
 
@@ -146,6 +151,9 @@ enum Kind : uint32_t {
     SHIFT = 9, DIVISION = 10, NO_VALUE = 11, LEFT_OUT = 12, MASK = 13
 };
 
+// What an access does. UPDATES: an atomic operation.
+enum Does : uint32_t { READ = 0, WROTE = 1, UPDATES = 2 };
+
 struct Finding {
     uint32_t kind, writes[2], thread[2], block[2], size;
     uint64_t address, at[2];  // addresses of instructions count from the library's
@@ -164,7 +172,10 @@ struct Report {
     char why[200];                 // of TRAPPED
 };
 
-enum Outcome { DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5, TRAPPED = 6 };
+// WAITING: thread blocks wait for others that do not run.
+enum Outcome {
+    DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5, TRAPPED = 6, WAITING = 7
+};
 
 // A thread of the kernel: body(argument).
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),

@@ -373,18 +373,20 @@ inline uint8_t* global(uint64_t address) { return (uint8_t*)(uintptr_t)address; 
 inline uint8_t* shared(uint64_t address) { return (uint8_t*)of_shared_address((uint32_t)address); }
 inline uint64_t to_shared(uint64_t address) { return (uint32_t)address; }
 inline uint64_t of_shared(uint64_t address) { return (uint64_t)(uintptr_t)of_shared_address((uint32_t)address); }
+// What memory holds of a type.
+template <class T>
+using Stored = std::conditional_t<std::is_base_of<f16, T>::value || std::is_base_of<bf16, T>::value,
+                                  std::conditional_t<T::LANES == 2, uint32_t, uint16_t>, typename T::type>;
 template <class T>
 uint64_t load(const uint8_t* at, int i) {
-    typedef std::conditional_t<std::is_base_of<f16, T>::value || std::is_base_of<bf16, T>::value,
-                               std::conditional_t<T::LANES == 2, uint32_t, uint16_t>, typename T::type> V;
+    typedef Stored<T> V;
     const V v = ((const V*)at)[i];
     if constexpr (std::is_same<V, typename T::type>::value) return T::put(v);
     else return v;
 }
 template <class T>
 void store(uint8_t* at, int i, uint64_t v) {
-    typedef std::conditional_t<std::is_base_of<f16, T>::value || std::is_base_of<bf16, T>::value,
-                               std::conditional_t<T::LANES == 2, uint32_t, uint16_t>, typename T::type> V;
+    typedef Stored<T> V;
     if constexpr (std::is_same<V, typename T::type>::value) ((V*)at)[i] = T::get(v);
     else ((V*)at)[i] = (V)v;
 }
@@ -399,15 +401,30 @@ template <class T>
 using Word = std::conditional_t<T::LANES == 2 || sizeof(typename T::type) == 4, uint32_t,
                                 std::conditional_t<std::is_same<typename T::type, double>::value && !std::is_same<T, f64>::value,
                                                    uint16_t, uint64_t>>;
+// Relaxed, acquire or release; HOW: OF_ONE_BLOCK, or 0.
+template <class T, uint32_t HOW>
+TO_RUNNER uint64_t load_strong(const uint8_t* at, int i) {
+    typedef Stored<T> V;
+    const V v = strong_load((const V*)at + i, HOW);
+    if constexpr (std::is_same<V, typename T::type>::value) return T::put(v);
+    else return v;
+}
+template <class T, uint32_t HOW>
+TO_RUNNER void store_strong(uint8_t* at, int i, uint64_t v) {
+    typedef Stored<T> V;
+    if constexpr (std::is_same<V, typename T::type>::value) strong_store((V*)at + i, T::get(v), HOW);
+    else strong_store((V*)at + i, (V)v, HOW);
+}
 #define CUDA_ON_CPU_ATOMIC(NAME, ...)                                                                                \
-    template <class T>                                                                                               \
-    uint64_t atomic_##NAME(uint8_t* at, uint64_t b) {                                                                \
-        return atomically((Word<T>*)at, [b](Word<T> a) { return (Word<T>)(__VA_ARGS__); });                          \
+    template <class T, uint32_t HOW = 0>                                                                             \
+    TO_RUNNER uint64_t atomic_##NAME(uint8_t* at, uint64_t b) {                                                      \
+        return atomically((Word<T>*)at, [b](Word<T> a) { return (Word<T>)(__VA_ARGS__); }, UPDATE | HOW);            \
     }
-template <class T>
-uint64_t atomic_add(uint8_t* at, uint64_t b) {
+template <class T, uint32_t HOW = 0>
+TO_RUNNER uint64_t atomic_add(uint8_t* at, uint64_t b) {
     if constexpr (FLOATS<T>) (void)&Adds<T>::floats;
-    return atomically((Word<T>*)at, [b](Word<T> a) { return (Word<T>)add_<T>(a, b); });
+    constexpr uint32_t how = UPDATE | HOW | (FLOATS<T> && T::LANES == 2 ? IN_HALVES : 0);
+    return atomically((Word<T>*)at, [b](Word<T> a) { return (Word<T>)add_<T>(a, b); }, how);
 }
 CUDA_ON_CPU_ATOMIC(min, min_<T>(a, b))
 CUDA_ON_CPU_ATOMIC(max, max_<T>(a, b))
@@ -417,9 +434,10 @@ CUDA_ON_CPU_ATOMIC(xor, a ^ b)
 CUDA_ON_CPU_ATOMIC(exch, b)
 CUDA_ON_CPU_ATOMIC(inc, a >= (Word<T>)b ? 0 : a + 1)
 CUDA_ON_CPU_ATOMIC(dec, a == 0 || a > (Word<T>)b ? (Word<T>)b : a - 1)
-template <class T>
-uint64_t atomic_cas(uint8_t* at, uint64_t compared, uint64_t value) {
-    return atomically((Word<T>*)at, [=](Word<T> a) { return a == (Word<T>)compared ? (Word<T>)value : a; });
+template <class T, uint32_t HOW = 0>
+TO_RUNNER uint64_t atomic_cas(uint8_t* at, uint64_t compared, uint64_t value) {
+    const auto change = [=](Word<T> a) { return a == (Word<T>)compared ? (Word<T>)value : a; };
+    return atomically((Word<T>*)at, change, UPDATE | HOW);
 }
 
 // ---- threads -------------------------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ struct Barrier {
     int alive = 0, arrived = 0;
     unsigned generation = 0;
 #if defined(CUDA_ON_CPU_CHECKS)
-    Clock gathered;  // of those that have arrived
+    Meeting gathered;  // of those that have arrived
     bool whole = false;
 #endif
 
@@ -328,8 +328,10 @@ class BlockRunner {
         }
     }
 
-    // Block number b of the launch. STUCK where threads wait for a barrier that the others never reach.
-    Outcome run(uint64_t b) {
+    // Begins block number b of the launch.
+    void begin(uint64_t b) {
+        number = b;
+        blockIdx = gridDim.at(b);
         threads_ = blockDim.count();
         next_ = finished_ = 0;
         block_ = Barrier{};
@@ -343,16 +345,23 @@ class BlockRunner {
         parts_.clear(), asked_.clear();
         used_ = 0;
         if (later_) copies_.clear(), products_.assign(warps_.size(), {});
-        stopped_ = DONE;
+        stopped_ = DONE, idle_ = 0;
 #if defined(CUDA_ON_CPU_CHECKS)
         block_.whole = true;
         checks.begin_block(b, threads_);
 #endif
-        if (request_.order == ASCENDING && !seeded_) return run_in_order();
+        if (request_.order == ASCENDING) return;
         draw_.state = mixed(request_.seed) ^ mixed(b + 1);
         make_order();
-        return seeded_ ? run_as_drawn() : run_in_order();
+        ranked_ = seeded_ && draw_.once_in(2);
     }
+    // Runs it to its end, or until it WAITS for other blocks. STUCK where threads wait for a barrier that the others never
+    // reach.
+    Outcome go_on() { return seeded_ ? run_as_drawn() : run_in_order(); }
+
+    uint64_t number = 0;
+    // Of the running block, whether a thread has changed something by a strong operation since this was set to false.
+    bool changed = false;
 
     void wait(Barrier& barrier) {
         Fiber* f = current_;
@@ -407,9 +416,13 @@ class BlockRunner {
         return count;
     }
 
-    // What loops over atomic operations may wait for another thread of the block, so now and then the others go on.
-    void after_atomic() {
+    // What loops over strong operations may wait for another thread, so now and then the others go on: those of the
+    // block, and where nothing changes for long, other blocks. In a drawn order other blocks may go on in any case.
+    void after_atomic(bool has_changed) {
+        if (has_changed) changed = true, idle_ = 0;
+        else ++idle_;
         if (seeded_ ? !draw_.once_in(8) : ++atomics_ % 32) return;
+        if (seeded_ && draw_.once_in(4)) idle_ = IDLE;
         current_->waits_for = &block_;
         current_->generation = block_.generation - 1;
         current_->context.switch_to(main_);
@@ -554,6 +567,7 @@ class BlockRunner {
                 moved = true;
             }
             if (!moved && !complete_a_copy() && !answer()) return STUCK;
+            if (waits()) return WAITING;
         }
         return DONE;
     }
@@ -561,24 +575,30 @@ class BlockRunner {
     // Whenever there is a choice, it is drawn. In half of the blocks some warps are always before others: they run as
     // far ahead as barriers let them.
     Outcome run_as_drawn() {
-        const bool ranked = draw_.once_in(2);
         while (finished_ < threads_) {
             if (!copies_.empty() && draw_.once_in(8)) complete_a_copy();
             Fiber* best = nullptr;
             uint64_t best_key = ~0ull;
-            if (next_ < threads_) best_key = ranked ? rank_[order_[next_]] : draw_.next() / (threads_ - next_);
+            if (next_ < threads_) best_key = ranked_ ? rank_[order_[next_]] : draw_.next() / (threads_ - next_);
             for (size_t i = 0; i < used_; ++i) {
                 Fiber* f = fibers_[i];
                 if (f->idle || f->waits_for->generation == f->generation) continue;
-                const uint64_t key = ranked ? rank_[f->thread] : draw_.next();
+                const uint64_t key = ranked_ ? rank_[f->thread] : draw_.next();
                 if (key < best_key) best = f, best_key = key;
             }
             if (!best && next_ < threads_) best = fresh();
             if (best) resume(best);
             else if (!complete_a_copy() && !answer()) return STUCK;
             if (stopped_ != DONE) return stopped_;
+            if (waits()) return WAITING;
         }
         return DONE;
+    }
+    // Whether strong operations have changed nothing for so long that other blocks should go on.
+    bool waits() {
+        if (idle_ < IDLE || finished_ == threads_) return false;
+        idle_ = 0;
+        return true;
     }
 
     void make_order() {
@@ -642,6 +662,7 @@ class BlockRunner {
             checks.end_thread();
 #endif
             ++self->finished_;
+            self->changed = true;
             self->block_.leave();
             self->leave_warp(f->thread);
         } while (self->next_ < self->threads_ && !self->seeded_);
@@ -655,7 +676,9 @@ class BlockRunner {
     const void* const argument_;
     const bool seeded_ = request_.order == SEEDED, later_ = request_.order != ASCENDING CHECKED(|| true);
     uint64_t threads_ = 0, next_ = 0, finished_ = 0;
-    unsigned atomics_ = 0;
+    static constexpr unsigned IDLE = 256;
+    unsigned atomics_ = 0, idle_ = 0;  // strong operations; those since the last one that changed something
+    bool ranked_ = false;
     std::vector<uint32_t> order_, rank_;  // the thread that is started as number i; empty: thread i
     Draw draw_;
     Outcome stopped_ = DONE;
@@ -713,10 +736,11 @@ IN_RUNNER uint32_t active_lanes() {
 }
 IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way, int width) {
     Group& group = runner->group(mask);
-    CHECKED(checks.pause();)
+    CHECKED(checks.hand_on(group.gathered.known);)
     CHECKED(checks.arrive_at_group(group, mask, way, KERNELS_LINE);)
     CHECKED(if (width < 1 || width > 32 || width & (width - 1)) checks.wrong_width(width, KERNELS_LINE);)
     const uint64_t* got = runner->gather(group, value);
+    CHECKED(checks.take(group.gathered.known);)
     CHECKED(checks.leave_group(mask & runner->warp().lanes & ~(uint32_t)got[32], KERNELS_LINE);)
     CHECKED(if (!(got[32] >> (source_lane & 31) & 1)) checks.no_value((uint32_t)source_lane & 31, KERNELS_LINE);)
     (void)way, (void)width;
@@ -724,9 +748,10 @@ IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way 
 }
 IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask, Way way) {
     Group& group = runner->group(mask);
-    CHECKED(checks.pause();)
+    CHECKED(checks.hand_on(group.gathered.known);)
     CHECKED(checks.arrive_at_group(group, mask, way, KERNELS_LINE);)
     const uint64_t* got = runner->gather(group, value);
+    CHECKED(checks.take(group.gathered.known);)
     CHECKED(checks.leave_group(mask & runner->warp().lanes & ~(uint32_t)got[32], KERNELS_LINE);)
     if (way == MATRIX && (uint32_t)got[32] != ~0u) {
         CHECKED(checks.not_whole((uint32_t)got[32], KERNELS_LINE);)
@@ -737,7 +762,7 @@ IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask, Way way) {
 IN_RUNNER uint64_t clock_now() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    runner->after_atomic();  // what waits for a time to pass lets others go on
+    runner->after_atomic(false);  // what waits for a time to pass lets others go on
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
@@ -792,18 +817,18 @@ IN_RUNNER void bulk_copy(void* to, const void* from, int bytes, Phases* phases) 
     runner->copies().push_back(std::move(copy));
 }
 
-IN_RUNNER void before_atomic(const void* at, int size, bool reads) {
-    CHECKED(checks.atomic((uint64_t)at, (uint64_t)size, reads, KERNELS_LINE);)
-    (void)at, (void)size, (void)reads;
+IN_RUNNER void before_atomic(const void* at, int size, uint32_t how) {
+    CHECKED(checks.atomic((uint64_t)at, (uint64_t)size, how, KERNELS_LINE);)
+    (void)at, (void)size, (void)how;
 }
-IN_RUNNER void after_atomic() { runner->after_atomic(); }
+IN_RUNNER void after_atomic(bool changed) { runner->after_atomic(changed); }
 IN_RUNNER void proxy_fence() {
     CHECKED(checks.settle();)
 }
-IN_RUNNER void fence(bool of_card) {
+IN_RUNNER void fence(bool of_gpu) {
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    CHECKED(checks.fence(of_card);)
-    (void)of_card;
+    CHECKED(checks.fence(of_gpu);)
+    (void)of_gpu;
 }
 
 IN_RUNNER void multiply(WarpProduct& product) {
@@ -926,34 +951,138 @@ inline std::vector<uint32_t> order_of_blocks(const Request& request, uint64_t bl
     return order;
 }
 
-inline Outcome run_blocks(Dim3 grid, Dim3 block, size_t shared, void (*body)(const void*), const void* argument,
-                          void (*here)(), const Request& request, Report& report,
-                          const std::vector<uint32_t>& order, std::atomic<uint64_t>& next, uint64_t chunk) {
-    HandlerStack handler_stack;
-    BlockRunner own(request, body, argument);
-    runner = &own;  // now this thread has the variables
-    const Library library = library_of(here);
-    own.variables = library.shared;
-    const auto unset = [&] {
-        if (library.shared.size) memset(library.shared.begin, (int)request.fill, library.shared.size);
-        runner = &own, crash_report = &report, gridDim = grid, blockDim = block;
-    };
-    unset();
-    CHECKED(checks.begin_launch(request, report, library, shared);)
-    const uint64_t blocks = request.alone ? 1 : grid.count();
-    Outcome outcome = DONE;
-    for (uint64_t first; outcome == DONE && (first = next.fetch_add(chunk)) < blocks;) {
-        for (uint64_t i = first; outcome == DONE && i < std::min(first + chunk, blocks); ++i) {
-            const uint64_t b = request.alone ? request.alone - 1 : order.empty() ? i : order[i];
-            if (request.order != ASCENDING && i != first) unset(), own.unset_dynamic_shared(shared);
-            blockIdx = grid.at(b);
-            outcome = own.run(b);
-        }
+// What a launch was given.
+struct Launched {
+    Dim3 grid, block;
+    size_t shared;
+    void (*body)(const void*);
+    const void* argument;
+    void (*here)();
+    const Request& request;
+    const std::vector<uint32_t>& order;
+    uint64_t blocks, chunk;
+    int workers;
+};
+
+// The blocks that one operating-system thread runs. A block that waits for others is put aside, and others begin or go on:
+// in ascending order as many as a GPU runs at once, in other orders as many as there is room for.
+class Blocks {
+  public:
+    Blocks(const Launched& launched, Report& report, std::atomic<uint64_t>& next)
+        : launched_(launched), request_(launched.request), report_(report), next_(next) {
+        runner = fresh();  // now this thread has the variables
+        library_ = library_of(launched.here);
+        const uint64_t room = MOST_FIBERS / std::max<uint64_t>(1, launched.block.count());
+        const uint64_t most = request_.order == ASCENDING ? std::min(AT_ONCE, room) / launched.workers : room;
+        most_ = std::max<uint64_t>(1, most);
+        take(runner);
+        CHECKED(checks.begin_launch(request_, report_, library_, launched.shared);)
     }
-    CHECKED(checks.end_launch();)
-    runner = nullptr, crash_report = nullptr;
-    return outcome != DONE ? outcome : own.kept_within(shared) ? DONE : OUTSIDE_SHARED;
-}
+    ~Blocks() {
+        CHECKED(checks.end_launch();)
+        runner = nullptr, crash_report = nullptr;
+    }
+
+    Outcome run() {
+        for (;;) {
+            const bool begins = waiting_.empty() || (waiting_.size() < most_ && !turn_of_waiting_);
+            turn_of_waiting_ = false;
+            if (uint64_t b; begins && next(b)) begin(b);
+            else if (!waiting_.empty()) restore();
+            else break;
+            const Outcome outcome = runner->go_on();
+            if (outcome == WAITING && !request_.alone && !stalled()) put_aside();
+            else if (outcome != DONE) return outcome;
+            else end();
+        }
+        const auto kept = [&](const auto& of) { return of->kept_within(launched_.shared); };
+        return std::all_of(runners_.begin(), runners_.end(), kept) ? DONE : OUTSIDE_SHARED;
+    }
+
+  private:
+    // The multiprocessors of an H100: a block of a higher number than that of one that waits for it need not run before.
+    static constexpr uint64_t AT_ONCE = 132;
+    // So often all blocks that wait go on without anything that changes, before it is known that none ever ends.
+    static constexpr uint64_t MOST_QUIET = 1000;
+    struct Waiting {
+        BlockRunner* runner;
+        std::vector<char> shared;  // its static shared memory
+    };
+
+    BlockRunner* fresh() {
+        runners_.push_back(std::make_unique<BlockRunner>(request_, launched_.body, launched_.argument));
+        return runners_.back().get();
+    }
+    // Makes it the running one, in shared memory that nothing has written.
+    void take(BlockRunner* next) {
+        if (library_.shared.size) memset(library_.shared.begin, (int)request_.fill, library_.shared.size);
+        set(next);
+        runner->variables = library_.shared;
+    }
+    void set(BlockRunner* next) {
+        runner = next, crash_report = &report_, gridDim = launched_.grid, blockDim = launched_.block;
+    }
+    bool next(uint64_t& b) {
+        if (at_ == end_) {
+            at_ = next_.fetch_add(launched_.chunk);
+            end_ = std::min(at_ + launched_.chunk, launched_.blocks);
+            if (at_ >= launched_.blocks) return at_ = end_ = 0, false;
+        }
+        b = request_.alone ? request_.alone - 1 : launched_.order.empty() ? at_ : launched_.order[at_];
+        return ++at_, true;
+    }
+    void begin(uint64_t b) {
+        quiet_ = 0;
+        if (!runner) {
+            const bool is_new = idle_.empty();
+            if (is_new) idle_.push_back(fresh());
+            take(idle_.back()), idle_.pop_back();
+            CHECKED(if (is_new && launched_.shared) checks.add_shared(runner->dynamic_shared(), launched_.shared);)
+        } else if (request_.order != ASCENDING && begun_) {
+            take(runner);
+        }
+        if (begun_ && request_.order != ASCENDING) runner->unset_dynamic_shared(launched_.shared);
+        begun_ = true;
+        runner->begin(b);
+    }
+    void put_aside() {
+        const Bytes& shared = library_.shared;
+        waiting_.push_back({runner, std::vector<char>(shared.begin, shared.begin + shared.size)});
+        runner = nullptr;
+    }
+    void restore() {
+        if (runner) idle_.push_back(runner);
+        Waiting next = std::move(waiting_.front());
+        waiting_.pop_front();
+        if (!next.shared.empty()) memcpy(library_.shared.begin, next.shared.data(), next.shared.size());
+        set(next.runner);
+        blockIdx = gridDim.at(runner->number);
+        CHECKED(checks.go_on_with(runner->number);)
+        if (launched_.workers > 1) std::this_thread::yield();  // another one may have to change something
+    }
+    void end() {
+        CHECKED(checks.end_block();)
+        quiet_ = 0, turn_of_waiting_ = true;
+    }
+    // Whether all that have begun wait, and no other can begin. In ascending order it is left to the time limit.
+    bool stalled() {
+        quiet_ = runner->changed ? 0 : quiet_ + 1;
+        runner->changed = false;
+        return request_.order != ASCENDING && quiet_ > MOST_QUIET * (waiting_.size() + 1);
+    }
+
+    const Launched& launched_;
+    const Request& request_;
+    Report& report_;
+    std::atomic<uint64_t>& next_;
+    HandlerStack handler_stack_;
+    Library library_{};
+    std::vector<std::unique_ptr<BlockRunner>> runners_;
+    std::vector<BlockRunner*> idle_;
+    std::deque<Waiting> waiting_;
+    uint64_t at_ = 0, end_ = 0, most_ = 1, quiet_ = 0;
+    bool turn_of_waiting_ = false, begun_ = false;
+};
 
 #if defined(CUDA_ON_CPU_CHECKS)
 uint64_t current_thread() { return runner->thread(); }
@@ -961,6 +1090,24 @@ bool in_kernel() { return runner && runner->in_kernel(); }
 bool on_a_stack(uint64_t address) { return runner->in_a_stack(address); }
 void stop_launch() { runner->stop(FOUND); }
 uint8_t* shared_of_launch() { return runner->dynamic_shared(); }
+#endif
+
+#if defined(CUDA_ON_CPU_CHECKS)
+// What a launch finds in the opposite order, where an atomic operation may have been the first one by chance. Memory is
+// then as the launch left it.
+inline void run_backwards(const Launched& forwards, Report& report) {
+    if (forwards.request.order != ASCENDING || forwards.request.alone) return;
+    const auto made = checks.undo();
+    Request request = forwards.request;
+    request.order = DESCENDING;
+    const std::vector<uint32_t> order = order_of_blocks(request, forwards.blocks);
+    const Launched backwards{forwards.grid, forwards.block, forwards.shared, forwards.body, forwards.argument,
+                             forwards.here, request, order, forwards.blocks, forwards.blocks, 1};
+    std::atomic<uint64_t> next{0};
+    Blocks(backwards, report, next).run();
+    checks.undo();
+    for (const auto& [at, byte] : made) *at = byte;
+}
 #endif
 
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
@@ -971,12 +1118,12 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     const int workers = alone ? 1 : (int)std::max<uint64_t>(1, std::min<uint64_t>(threads, most));
     const uint64_t chunk = alone ? blocks : std::max<uint64_t>(1, blocks / (16 * (uint64_t)workers));
     const std::vector<uint32_t> order = order_of_blocks(*request, blocks);
+    const Launched launched{grid, block, shared, body, argument, here, *request, order, blocks, chunk, workers};
     std::atomic<uint64_t> next{0};
     std::atomic<int> worst{DONE};
     std::vector<Report> reports(workers);
     const auto work = [&](int i) {
-        const int found =
-            run_blocks(grid, block, shared, body, argument, here, *request, reports[i], order, next, chunk);
+        const int found = Blocks(launched, reports[i], next).run();
         if (found != DONE) worst = found;
     };
     FaultHandlers handlers;
@@ -984,6 +1131,7 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     for (int i = 1; i < workers; ++i) pool.emplace_back(work, i);
     work(0);
     for (auto& t : pool) t.join();
+    CHECKED(if (worst == DONE && !reports[0].n_findings && checks.by_chance) run_backwards(launched, reports[0]);)
     *report = reports[0];
     for (const Report& other : reports)
         if (other.signal || other.why[0]) *report = other, worst = other.signal ? CRASHED : TRAPPED;

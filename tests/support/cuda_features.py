@@ -524,6 +524,19 @@ FEATURES: dict[str, Feature] = {
         '    asm volatile("bar.sync %0, %1;" :: "r"(1), "r"(64) : "memory"); y[t] = s[t ^ 32];',
         lambda x: x[T ^ 32],
     ),
+    "ptx_release_and_acquire": Feature(
+        "__shared__ unsigned s[64], flag; if (!t) flag = 0; __syncthreads(); unsigned f = 0;\n"
+        "    const unsigned at = (unsigned)__cvta_generic_to_shared(&flag);\n"
+        "    if (t < 32) s[t] = x[t];\n"
+        '    if (t < 32) asm volatile("red.release.gpu.shared.add.u32 [%0], %1;" :: "r"(at), "r"(1) : "memory");\n'
+        '    while (f != 32) asm volatile("ld.acquire.gpu.shared.b32 %0, [%1];" : "=r"(f) : "r"(at) : "memory");\n'
+        "    if (t >= 32) y[t] = s[t - 32];\n"
+        "    __syncthreads();\n"
+        '    if (t == 0) asm volatile("st.release.gpu.shared.u32 [%0], %1;" :: "r"(at), "r"(7) : "memory");\n'
+        '    while (f != 7) asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(f) : "r"(at) : "memory");\n'
+        "    if (t < 32) y[t] = f;",
+        lambda x: np.where(T < 32, 7, x[T - 32]),
+    ),
     "ptx_mad_shf_red": Feature(
         'unsigned a, b; __shared__ unsigned s; if (!t) s = 0; __syncthreads(); asm("mad.lo.u32 %0, %1, 3, %2;" : '
         '"=r"(a) : "r"(x[t]), "r"(t));\n'

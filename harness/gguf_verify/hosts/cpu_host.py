@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
 from ..support.text import printable
 from . import findings
 from .base import (
@@ -51,7 +51,7 @@ from .memory import addresses, between_walls
 from .schedule import Schedule
 
 #: How a launch ended, `cuda_on_cpu::Outcome`.
-_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED = 1, 2, 3, 4, 5, 6
+_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED, _WAITING = 1, 2, 3, 4, 5, 6, 7
 _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
 #: Shared memory of a function template would else be that of the first library that has such a function.
@@ -401,6 +401,8 @@ class CpuHost(Host):
         """Raises KernelFault where a launch did not end as it should."""
         if outcome == _TOO_MUCH:
             raise EnvironmentFault(f"a thread block accesses more than {MOST_ALONE >> 20} MiB")
+        if outcome == _WAITING:
+            raise NotTried("thread blocks of the kernel wait for others, and none of those that have begun ends")
         if outcome == _STUCK:
             raise KernelFinding("divergent", "threads of a block wait at a barrier that the others never reach")
         if outcome == _OUTSIDE_SHARED:

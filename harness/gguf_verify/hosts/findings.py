@@ -20,6 +20,8 @@ _KINDS = {
 _NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask"}
 #: What calls of the emulator are inlined from.
 _OURS = ("/emulator/", "/emulator-", "/cuda-headers/", "/async.cuh")
+#: `cuda_on_cpu::Does`.
+_DOES = {0: "reads", 1: "writes", 2: "does an atomic operation"}
 _MOST = 3
 _A_COPY = 1 << 16
 
@@ -46,6 +48,12 @@ def _line(chain: Sequence[str]) -> str:
     return inner if inner.split(":")[0] == outer.split(":")[0] else f"{inner} (for {outer})"
 
 
+def _unordered(one_block: bool, text: str) -> str:
+    if text:  # why two atomic operations are a race
+        return text
+    return "with no barrier between them" if one_block else "and nothing orders the two thread blocks"
+
+
 def _thread(block: int, thread: int) -> str:
     return "an asynchronous copy" if thread >= _A_COPY else f"thread {thread} of block {block}"
 
@@ -61,14 +69,15 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
     two = kind in ("race", "unfenced", "divergent", "left out") or (kind == "mask" and not raw.text)
     lines = [_line(chain) for chain in source_lines(library, list(raw.at)[: 2 if two else 1])]
     who = _thread(raw.block[0], raw.thread[0])
-    does, then = ("writes" if writes else "reads" for writes in raw.writes)
+    does, then = (_DOES[does] for does in raw.writes)
     if two:
         other = _thread(raw.block[1], raw.thread[1])
     if kind == "divergent" and lines[0] == lines[1] and lines[0] != "an unknown line":
         return None
     words = {
         "race": lambda: (
-            f"data race: {who} {does} at {lines[0]} and {other} {then} at {lines[1]}, with no barrier between them"
+            f"data race: {who} {does} at {lines[0]} and {other} {then} at {lines[1]}, "
+            + _unordered(raw.block[0] == raw.block[1], raw.text.decode(errors="replace"))
         ),
         "unfenced": lambda: (
             f"data race: {who} {does} at {lines[0]} what a bulk copy that begins at {lines[1]} overwrites, with no "

@@ -321,18 +321,17 @@ class _Block:
 
     def _ld_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str:
         space, targets = _space(said), [self._target(part) for part in self._parts(o[0])]
-        lines = [f"{to} = {_NS}load<{_tag(types[0])}>(gguf_verify_a, {i});" for i, to in enumerate(targets)]
-        return f"{{ const auto gguf_verify_a = {self._address(o[1], space)}; {_fence(said)}{' '.join(lines)} }}"
+        load = _strong("load", said, types[0])
+        lines = [f"{to} = {_NS}{load}(gguf_verify_a, {i});" for i, to in enumerate(targets)]
+        return f"{{ const auto gguf_verify_a = {self._address(o[1], space)}; {' '.join(lines)} }}"
 
     _ldu_ = _ld_
 
     def _st_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str:
         space, parts = _space(said), self._parts(o[1])
-        lines = [
-            f"{_NS}store<{_tag(types[0])}>(gguf_verify_a, {i}, {self._value(v, types[0])});"
-            for i, v in enumerate(parts)
-        ]
-        return f"{{ const auto gguf_verify_a = {self._address(o[0], space)}; {_fence(said)}{' '.join(lines)} }}"
+        store = _strong("store", said, types[0])
+        lines = [f"{_NS}{store}(gguf_verify_a, {i}, {self._value(v, types[0])});" for i, v in enumerate(parts)]
+        return f"{{ const auto gguf_verify_a = {self._address(o[0], space)}; {_released(said)}{' '.join(lines)} }}"
 
     def _atom_(self, opcode: str, said: set[str], types: list[str], o: list[str], to: str = "") -> str | None:
         found = said & _ATOMICS
@@ -341,8 +340,8 @@ class _Block:
         to = to or self._target(o.pop(0))
         given = ", ".join(self._value(v, types[0]) for v in o[1:])
         return (
-            f"{{ {_fence(said)}{to} = {_NS}atomic_{next(iter(found))}<{_tag(types[0])}>("
-            f"{self._address(o[0], _space(said))}, {given}); {_fence(said)}}}"
+            f"{{ {_released(said)}{to} = {_NS}atomic_{next(iter(found))}<{_tag(types[0])}{_scope(said)}>("
+            f"{self._address(o[0], _space(said))}, {given}); }}"
         )
 
     def _red_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str | None:
@@ -485,8 +484,20 @@ def _space(said: set[str]) -> str:
     return "shared" if said & {"shared", "shared::cta"} else "global"
 
 
-def _fence(said: set[str]) -> str:
-    return "::cuda_on_cpu::fence(true); " if said & {"acquire", "release", "acq_rel"} else ""
+def _released(said: set[str]) -> str:
+    """The fence before what releases. What acquires needs none here: a strong load orders what comes after it."""
+    return f"::cuda_on_cpu::fence({str('cta' not in said).lower()}); " if said & {"release", "acq_rel"} else ""
+
+
+def _scope(said: set[str]) -> str:
+    return ", ::cuda_on_cpu::OF_ONE_BLOCK" if "cta" in said else ""
+
+
+def _strong(name: str, said: set[str], type_: str) -> str:
+    """The function of a load or store: PTX ISA, "Strong Operations"."""
+    if not said & {"volatile", "relaxed", "acquire", "release", "mmio"}:
+        return f"{name}<{_tag(type_)}>"
+    return f"{name}_strong<{_tag(type_)}{_scope(said) or ', 0'}>"
 
 
 __all__ = ["SYMBOL", "Operand", "content_of", "translated"]

@@ -27,7 +27,7 @@ from ..kernels.routing import ROUTINGS, Routing, routed
 from ..results import Call, Failure, RungResult, Side
 from ..semantics import judge, product
 from ..semantics.drawn import keys_of_slots
-from ..support.errors import EnvironmentFault, KernelFault
+from ..support.errors import EnvironmentFault, KernelFault, NotTried
 from .calls import ALONE, calling
 from .explain import Explanations, Place
 from .generated_inputs import drawn
@@ -158,7 +158,7 @@ class RoutingProbes:
         try:
             again = under.routed(self._fmt, probe.rows, encoded, probe.routing)
         except EnvironmentFault as error:
-            if run.options.sanitize:
+            if run.options.sanitize and not isinstance(error, NotTried):
                 raise
             omit(self._result, schedule, f"routings could not be run by a checked build: {error}")
             return True

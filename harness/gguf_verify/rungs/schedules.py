@@ -22,7 +22,7 @@ from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..results import Call, Failure, Options, RungResult
 from ..semantics import judge, product
-from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
 from .calls import ALONE, calling
 from .explain import Explanations, Place
 from .generated_inputs import drawn
@@ -81,7 +81,7 @@ def check_schedules(
 
     Raises KernelFault where the ordinary launch does; EnvironmentFault where checks were asked for and cannot be done.
     """
-    failed = set[str]()
+    failed, untried = set[str](), set[Schedule]()
     unset: dict[str, dict[str, None]] = {}
     every = schedules(run.options)
     for i, (rows, x) in enumerate(inputs(matrix.fmt, matrix.rows, like, run.options.seed)):
@@ -93,7 +93,7 @@ def check_schedules(
             if run.only is not None and run.only.number != this.number:
                 continue
             kind = "checked" if schedule.checked else "order"
-            if kind in failed:
+            if kind in failed or schedule in untried:
                 continue
             under = kernel.under(schedule) if may_run(run, schedule) else None
             if under is None:
@@ -106,6 +106,10 @@ def check_schedules(
                 result.note(f"kernel {kernel.name}: {blind}", first=True)
             try:
                 y, found = run_under(under, matrix.fmt, rows, x, schedule)
+            except NotTried as error:
+                untried.add(schedule)
+                result.leave(kernel.name, not_tried(schedule, error), matrix.tensor.name)
+                continue
             except EnvironmentFault as error:
                 if run.options.sanitize and schedule.checked:
                     raise
@@ -178,6 +182,11 @@ def not_done(run: Run, schedule: Schedule) -> str:
     return "its host cannot do that"
 
 
+def not_tried(schedule: Schedule, why: NotTried) -> str:
+    """That an order was not tried, in words."""
+    return f"not tried in another order of threads ({schedule.words}): {why}"
+
+
 def run_under(
     kernel: Kernel, fmt: WeightFormat, rows: Bytes, x: Floats, schedule: Schedule
 ) -> tuple[Floats | None, KernelFault | None]:
@@ -216,6 +225,7 @@ __all__ = [
     "made",
     "may_run",
     "not_done",
+    "not_tried",
     "omit",
     "run_under",
     "schedules",

@@ -16,11 +16,11 @@ from ..hosts.schedule import Schedule
 from ..kernels.domain import Domain
 from ..kernels.tasks import Task
 from ..results import Call, Failure, RungResult, TypeEnvelope
-from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
 from .calls import ALONE, calling
 from .plan import PLAN, in_words, plan
 from .run import Run
-from .schedules import BRIEF, made, may_run, not_done, omit, schedules, shapes
+from .schedules import BRIEF, made, may_run, not_done, not_tried, omit, schedules, shapes
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T", bound=npt.NDArray[Any])
@@ -170,6 +170,9 @@ class TaskCalls:
                     if not isinstance(error, KernelFinding):
                         said = f"under another schedule ({schedule.words}): {error}"
                     result.fail(Failure(f"{words}: {said}", tensor.name, culprit=error.culprit, call=this))
+                except NotTried as error:
+                    failed.add(kind)
+                    result.leave(self.kernel.name, not_tried(schedule, error), tensor.name)
                 except EnvironmentFault as error:
                     if run.options.sanitize and schedule.checked:
                         raise

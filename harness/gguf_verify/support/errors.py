@@ -78,6 +78,12 @@ class EnvironmentFault(HarnessError):
     culprit: ClassVar[Culprit] = "environment"
 
 
+class NotTried(EnvironmentFault):
+    """A launch does not end in a requested order of threads and blocks, which no GPU promises. So nothing is known."""
+
+    culprit: ClassVar[Culprit] = "coverage"
+
+
 class LlamaFault(EnvironmentFault):
     """llama.cpp crashed, hung, or ended without an answer."""
 
@@ -116,6 +122,8 @@ class KernelFault(HarnessError):
     cause = ""
     #: The frames of the exception that it is, outermost first, as far as they are not of this package.
     trace: tuple[TraceFrame, ...] = ()
+    #: Whether the kernel did not return in time.
+    late = False
     #: The `results.Call` in which it happened, where that is known.
     call: Any = None
 

@@ -17,8 +17,8 @@ there is none. Each question then has
 
 and is answered by {"of", "ok": true, …}, by {"of", "fault": one line, "cause"} where the kernel is to blame, with
 "trace": [[place, code, whether it is its author's], …] where it raised, and "finding": {"kind", "lines"} where a
-checked build or a card found it; or by {"of", "environment": one line} where this machine cannot do it, which is taken
-only of runs under a schedule and of single thread blocks.
+checked build or a card found it; or by {"of", "environment": one line, "not_tried"} where this machine cannot do it,
+which is taken only of runs under a schedule and of single thread blocks. "not_tried": whether blocks wait for others.
 
     load     take the weights: "format", "n", "k". They are good until the next one.
     run      a product: "shape" [M, N, K]. What the kernel returns is copied to its output's place. A kernel in CUDA C++
@@ -59,7 +59,7 @@ import numpy.typing as npt
 
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
-from ...support.errors import EnvironmentFault, HarnessError, UsageError
+from ...support.errors import EnvironmentFault, HarnessError, NotTried, UsageError
 from .api import Oracle
 from .faults import MOST_TEXT, Fault, one_line, raised, unchanged
 from .frames import as_array
@@ -220,7 +220,7 @@ def _serve(
                 more |= {"trace": [list(frame) for frame in error.trace]} if error.trace else {}
                 _say(link, of=number, fault=str(error), cause=error.cause, **more)
             except EnvironmentFault as error:
-                _say(link, of=number, environment=str(error))
+                _say(link, of=number, environment=str(error), not_tried=isinstance(error, NotTried))
 
 
 def _receive(link: Connection, question: dict[str, Any], files: dict[int, int]) -> None:

@@ -14,7 +14,15 @@ from typing import Any, NoReturn, get_args
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, signal_name
-from ...support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding, TraceFrame, UsageError
+from ...support.errors import (
+    EnvironmentFault,
+    FindingKind,
+    KernelFault,
+    KernelFinding,
+    NotTried,
+    TraceFrame,
+    UsageError,
+)
 from ...support.stages import counted
 from .channel import Channel, Garbled, Late
 from .faults import MOST_FRAMES
@@ -140,7 +148,8 @@ class Conversation:
         if said.get("of") != self._asked:
             self.garbage()
         if "environment" in said and may_lack:
-            raise EnvironmentFault(printable(str(said["environment"]), 600))
+            kind = NotTried if said.get("not_tried") is True else EnvironmentFault
+            raise kind(printable(str(said["environment"]), 600))
         if "fault" in said:
             self.stop()
             words, finding = printable(str(said["fault"]), 600), said.get("finding")
@@ -171,7 +180,9 @@ class Conversation:
         except Late:
             self.hangs += 1
             self.stop()
-            raise self._fault(f"{self.who} did not {what} within {budget.seconds:g} s") from None
+            fault = self._fault(f"{self.who} did not {what} within {budget.seconds:g} s")
+            fault.late = True
+            raise fault from None
         except (EOFError, OSError):
             self._dead()
         except (Garbled, ValueError, RecursionError):

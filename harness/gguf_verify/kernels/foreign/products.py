@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...support.errors import KernelFault
+from ...support.errors import KernelFault, NotTried
 from .conversation import Budget, Conversation
 from .judge import FIXED, MOVED, guarded, same_bits, taken, unchanged, written_again
 from .operands import MemoryFile, Operand, Wall, laid_out
@@ -160,6 +160,9 @@ class Products:
             return made, said
         except KernelFault as error:
             self._conversation.stop()  # what one call broke must not reach the next
+            if runs.scheduled and error.late:
+                self._conversation.hangs -= 1  # in the usual order it may return
+                raise NotTried(str(error)) from None
             if made and error.cause in _OF_ACCESS:
                 fault = KernelFault(f"{error}{_AT_WALL}")
                 fault.cause = error.cause
