@@ -535,7 +535,7 @@ FEATURES: dict[str, Feature] = {
         '    if (t == 0) asm volatile("st.release.gpu.shared.u32 [%0], %1;" :: "r"(at), "r"(7) : "memory");\n'
         '    while (f != 7) asm volatile("ld.relaxed.cta.shared.u32 %0, [%1];" : "=r"(f) : "r"(at) : "memory");\n'
         "    if (t < 32) y[t] = f;",
-        lambda x: np.where(T < 32, 7, x[T - 32]),
+        lambda x: np.where(T < 32, 7, x[(T + 32) % 64]),
     ),
     "ptx_mad_shf_red": Feature(
         'unsigned a, b; __shared__ unsigned s; if (!t) s = 0; __syncthreads(); asm("mad.lo.u32 %0, %1, 3, %2;" : '

@@ -44,9 +44,9 @@ OBSERVED = {
     for fault in (
         ObservedFault(
             "data-race", "threads access the same memory, one of them writes, and nothing orders the accesses",
-            "put a barrier, or the wait for a copy, between the two accesses; between thread blocks, a fence and a flag "
-            "that one waits for, or a launch of its own; before a bulk copy over what threads have read, also a fence "
-            "of proxies", _CHECKED,
+            "put a barrier, or the wait for a copy, between the two accesses; between thread blocks, a fence and a "
+            "flag that one waits for, or a launch of its own; before a bulk copy over what threads have read, also a "
+            "fence of proxies", _CHECKED,
         ),
         ObservedFault(
             "outside-buffers", "a thread reads or writes outside the kernel's buffers",
