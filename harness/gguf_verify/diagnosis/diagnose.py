@@ -29,7 +29,7 @@ from .fault import Case, Explanation, Fault
 from .faults import FAULTS
 from .fitted import fitted
 from .fused import faults_of
-from .identify import advice, expected, identify_kernel, value_by_value
+from .identify import advice, expected, identify_kernel, nearest_of, value_by_value
 from .observed import observed
 from .operands import Bytes, Floats, Parts, Predicted
 from .pattern import is_region, pattern
@@ -160,7 +160,7 @@ def diagnose(
     definitions: tuple[str, ...] = ()
     if values is not None and wrong >= FEWEST:
         found = identify_kernel(semantics, fmt, rows, values, y, threads)
-        definitions = tuple(name for name in found.names if name != semantics.name)
+        definitions = nearest_of(semantics, found.names)
     by_value = None if definitions or case is None else value_by_value(semantics)
     if case is not None and by_value is not None and judge(y, product(by_value, case.fmt, rows, case.x)).passed:
         definitions = (by_value.name,)

@@ -40,6 +40,8 @@ _EVERYWHERE = 0.25
 _FEW = 8
 #: Between the name of a definition and how it adds.
 _IN = ", added in "
+#: Sums of fewer bits than float32's, as they are declared.
+_NARROW_SUMS = ("tensor", "float16")
 
 
 def called(semantics: Semantics, fmt: WeightFormat) -> str:
@@ -79,7 +81,12 @@ def identify_kernel(
 
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
     """What to tell the author of a kernel that is correct for other definitions (the nearest first) than declared."""
+    names = nearest_of(declared, names) or names
     known = [definition_named(name) for name in names]
+    if _but_for_sums(declared, names[0]):
+        meant, sums = declared.accumulation, known[0].accumulation
+        said = declaration(replace(declared, accumulation=sums))
+        return f"adds sums in {sums}, not in {meant} as declared: add them in {meant}, or declare {said}"
     which = " or ".join(f"{called(s, fmt)} ({s.name})" for s in known)
     first = replace(known[0], name=known[0].name.partition(_IN)[0])
     said = (
@@ -101,6 +108,18 @@ def value_by_value(semantics: Semantics) -> Semantics | None:
     if not semantics.encoding.quantizes or semantics.accumulation is not IN_FLOAT32 or semantics.oracle is not None:
         return None
     return replace(semantics, name=f"{semantics.name}{_IN}{BY_VALUE.name}", accumulation=BY_VALUE)
+
+
+def _but_for_sums(declared: Semantics, name: str) -> bool:
+    """Whether that definition is the declared one, but for sums of fewer bits."""
+    return name in {f"{declared.name}{_IN}{sums}" for sums in _NARROW_SUMS}
+
+
+def nearest_of(declared: Semantics, names: Sequence[str]) -> tuple[str, ...]:
+    """The definitions of `names` beside the declared one. Where one differs from it in its sums alone, it stands for
+    all: beside the rounding of sums to 16 bits, other roundings do not show."""
+    others = tuple(name for name in names if name != declared.name)
+    return next(((name,) for name in others if _but_for_sums(declared, name)), others)
 
 
 def definition_named(name: str) -> Semantics:
@@ -165,7 +184,7 @@ def _of_16_bit_kernels(
         return []
     found = []
     if inner.accumulation is IN_FLOAT32:
-        for sums in ("tensor", "float16"):
+        for sums in _NARROW_SUMS:
             may = [s for s in plain if s.inside is None and (sums != "tensor" or _of_16_bits(s))]
             found.append(
                 [replace(s, name=f"{s.name}{_IN}{sums}", accumulation=accumulation_of(sums)) for s in may]

@@ -8,6 +8,7 @@ must find nothing. Shapes are tiny: a race between threads, or a read outside a 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace as replace_fields
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,7 @@ from ..results import Call, Failure, Options, RungResult
 from ..semantics import judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
 from .calls import ALONE, calling
-from .explain import Explanations, Place
+from .explain import Explanations, Place, WrongCall
 from .generated_inputs import drawn
 from .run import Matrix, Run
 
@@ -123,11 +124,19 @@ def check_schedules(
                         expected = kernel.product(kernel.upload(matrix.fmt, rows), x)
                 found = difference(y, expected, under_schedule(schedule))
                 if found is not None and kernel.order is None and under.adds_floats:
-                    found = _outside(run, matrix, rows, x, y)
                     result.note(
                         f"kernel {kernel.name}: the bits of its outputs depend on the order in which threads add "
                         "floats by atomic operations; it declares no order, so they are judged by the bound"
                     )
+                    wrong = _wrong(run, matrix, kernel, rows, x, expected, this)
+                    if wrong is not None:  # the order is not to blame
+                        failed.update(("checked", "order"))
+                        wrong = replace_fields(wrong, where=label(matrix.tensor, first_row), first_row=first_row)
+                        result.fail(_failure(wrong, matrix_of(matrix.tensor, first_row)))
+                        explanations.add(wrong)
+                        continue
+                    wrong = _wrong(run, matrix, kernel, rows, x, y, this)
+                    found = None if wrong is None else _changing(wrong, schedule)
             if found is not None:
                 failed.add(kind)
                 name, number = label(matrix.tensor, first_row), matrix_of(matrix.tensor, first_row)
@@ -144,15 +153,32 @@ def check_schedules(
             )
 
 
-def _outside(run: Run, matrix: Matrix, rows: Bytes, x: Floats, y: Floats) -> KernelFault | None:
-    """What is wrong with outputs that may be of any order of summation."""
-    semantics = run.semantics(matrix.fmt)
-    judgement = judge(y, product(semantics, matrix.fmt, rows, semantics.bytes_of(x)))
+def _wrong(
+    run: Run, matrix: Matrix, kernel: Kernel, rows: Bytes, x: Floats, y: Floats, call: Call
+) -> WrongCall | None:  # fmt: skip
+    """Outputs that may be of any order of summation, if one is outside the bound."""
+    semantics, name = run.semantics(matrix.fmt), matrix.tensor.name
+    encoded = semantics.bytes_of(x)
+    judgement = judge(y, product(semantics, matrix.fmt, rows, encoded))
     if judgement.passed:
         return None
-    token, row = (int(i) for i in np.argwhere(judgement.bad)[0])
-    words = f"under another schedule the output is outside the bound, the first at row {row} token {token}"
-    return KernelFinding("changing", words)
+    m, n = (int(i) for i in np.argwhere(judgement.bad)[0])
+    who = f"kernel, M={len(x)}, N={len(rows)}, K={x.shape[1]}"
+    return WrongCall(
+        matrix.fmt, semantics, rows, x, encoded, y, kernel.order, who, name, name, m, n, call=call, kernel=kernel
+    )  # fmt: skip
+
+
+def _failure(wrong: WrongCall, matrix: int | None) -> Failure:
+    """That outputs are outside the bound in the usual order too."""
+    where = f"{wrong.where}: at {len(wrong.taken)} tokens, N = {len(wrong.rows)}, K = {wrong.taken.shape[1]}"
+    words = f"{where}: the output is outside the bound, the first at row {wrong.n} token {wrong.m}"
+    return Failure(words, wrong.tensor, matrix=matrix, call=wrong.call)
+
+
+def _changing(wrong: WrongCall, schedule: Schedule) -> KernelFinding:
+    where = f"the first at row {wrong.n} token {wrong.m}, and within it in the usual order"
+    return KernelFinding("changing", f"{under_schedule(schedule)} the output is outside the bound, {where}")
 
 
 def made(run: Run, result: RungResult, schedule: Schedule) -> None:

@@ -109,6 +109,57 @@ def test_words_at_byte_2_of_blocks_of_34(tmp_path: Path) -> None:
         assert words is None or any(words in line for line in said), said
 
 
+HALVES = MISALIGNED.replace(
+    "// parameters",
+    """// output = "float16"
+// deterministic = false
+// [[launches]]
+// symbol = "clear"
+// parameters = ["output", "int64 M * N"]
+// block = 128
+// grid = "ceil(M * N, 128)"
+// [[launches]]
+// symbol = "gemm"
+// parameters""",
+).replace('grid = "ceil(M * N, 128)"\n// [/', 'grid = ["ceil(M * N, 128)", 8]\n// [/')
+HALVES = HALVES.replace("for (long b = 0; b < blocks; ++b)", "for (long b = blockIdx.y; b < blocks; b += 8)")
+HALVES = HALVES.replace(
+    "for (int j = 0; j < 8; ++j) sum = __dp4a(*(const int*)(wb.qs + 4 * j), *(const int*)(xb.qs + 4 * j), sum);",
+    "for (int i = 0; i < 32; ++i) sum += wb.qs[i] * xb.qs[i];",
+)
+HALVES = HALVES.replace("float* y", "__half* y").replace("y[i] = acc;", "atomicAdd(y + i, __float2half(acc));")
+HALVES = (
+    "#include <cuda_fp16.h>\n"
+    + HALVES
+    + """
+extern "C" __global__ void clear(__half* y, long n) {
+    const long i = (long)blockIdx.x * 128 + threadIdx.x;
+    if (i < n) y[i] = __float2half(0.0f);
+}
+"""
+)
+
+
+@pytest.mark.slow
+def test_sums_in_halves_are_not_blamed_on_the_order(tmp_path: Path) -> None:
+    """Their bits depend on the order, and they are outside the bound in any."""
+    llama = Llama(60)
+    try:
+        model = model_of(FORMATS["Q8_0"], tmp_path, llama)
+    finally:
+        llama.close()
+    options = Options(prompt="The", n_predict=1, tensor="blk.0.attn_q", progress=False)
+    source = tmp_path / "halves.cu"
+    source.write_text(HALVES)
+    report = verify(model, f"{source}:gemm", CpuHost(1), ("layers",), options)
+    said = failures(report)
+    assert said
+    assert not any("schedule" in line for line in said), said
+    diagnosis = report.rungs[0].diagnosis
+    assert diagnosis is not None
+    assert diagnosis.lines[0].startswith("it adds sums in float16, not in float32 as declared")
+
+
 def test_reads_past_the_inputs_of_a_foreign_kernel(tmp_path: Path) -> None:
     """The example, which also reads the block behind the last one."""
     text = (Path(__file__).parents[3] / "examples" / "cuda_q4_0.cu").read_text()

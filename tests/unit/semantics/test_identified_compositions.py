@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gguf_verify.diagnosis.diagnose import diagnose
 from gguf_verify.diagnosis.identify import (
     advice,
     composed_definitions,
@@ -12,6 +13,7 @@ from gguf_verify.diagnosis.identify import (
     identify,
     identify_kernel,
     known_inputs,
+    nearest_of,
 )
 from gguf_verify.formats import FORMATS
 from gguf_verify.semantics import SEMANTICS, declared, judge, product
@@ -61,7 +63,14 @@ def test_sums_are_identified_of_kernels_that_have_halves_alone() -> None:
     assert not judge(y, product(says, form, w, says.bytes_of(x))).passed
     found = identify_kernel(says, form, w, x, y, own=says)
     assert "f16, added in float16" in found.names
-    assert 'accumulates = "float16"' in advice(says, ("f16, added in float16",), form)
+    sums_alone = 'adds sums in float16, not in float32 as declared: add them in float32, or declare semantics = "f16", '
+    assert advice(says, ("f16, added in float16",), form) == f'{sums_alone}accumulates = "float16"'
+    others = ("bfloat16 × half_values, added in float16", "f16, added in float16", "f16, added in tensor")
+    assert nearest_of(says, others) == ("f16, added in float16",)
+    stored = declared("f16", output="float16")
+    said = f'it {sums_alone}accumulates = "float16", output = "float16"'
+    assert diagnose(y.astype(np.float16).astype(np.float32), form, stored, w, x).lines[0] == said
+    assert nearest_of(says, ("f16", *others[:1])) == others[:1]
     by_card = in_tensor_cores(a, b, 4, 12).astype(np.float32)
     assert identify(form, w, x, y, own=SEMANTICS["q8_1"]).names == ()
     assert not judge(by_card, product(declared("f16", accumulates="tensor"), form, w, says.bytes_of(x))).passed
