@@ -130,7 +130,7 @@ def check_schedules(
                     )
                     wrong = _wrong(run, matrix, kernel, rows, x, expected, this)
                     if wrong is not None:  # the order is not to blame
-                        failed.update(("checked", "order"))
+                        failed.add(kind)
                         wrong = replace_fields(wrong, where=label(matrix.tensor, first_row), first_row=first_row)
                         result.fail(_failure(wrong, matrix_of(matrix.tensor, first_row)))
                         explanations.add(wrong)
