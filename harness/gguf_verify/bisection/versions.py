@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..llama import bindings
+from ..llama import installed
 from ..nightly.config import Variant
 from ..nightly.environments import Environments, Interpreter
 from ..nightly.requirements import LLAMA_PACKAGE
@@ -45,7 +45,7 @@ class Versions:
 
 def _variant(version: str) -> Variant:
     """The one that is installed needs no environment of its own."""
-    return Variant() if version == bindings.version() else Variant(version=version)
+    return Variant() if version == installed.version() else Variant(version=version)
 
 
 __all__ = ["Versions"]

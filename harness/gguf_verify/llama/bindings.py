@@ -3,12 +3,11 @@ chosen."""
 
 from __future__ import annotations
 
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from ..support.partial_import import submodule
+from . import installed
 from .builds import Build, chosen
 
 _foreign = chosen()
@@ -24,17 +23,9 @@ else:
     api = foreign_api.api(_foreign)
 
 
-@cache
 def version() -> str:
     """Of llama-cpp-python; "none" where it is not used."""
-    from importlib import metadata
-
-    if _foreign is not None:
-        return "none"
-    try:
-        return metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:  # on the path without being installed
-        return str(import_module("llama_cpp").__version__)
+    return installed.version() if _foreign is None else "none"
 
 
 def name() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module, metadata
 from importlib.util import find_spec
 
 #: What installs it. It is compiled from source, which takes some minutes and a C++ compiler.
@@ -17,4 +18,14 @@ def why_missing() -> str | None:
     return None if found else f"llama.cpp is not installed, which everything is compared with; run: {INSTALL}"
 
 
-__all__ = ["INSTALL", "why_missing"]
+def version() -> str:
+    """Of llama-cpp-python; "none" where it is not installed. llama.cpp itself is not loaded for it."""
+    if why_missing() is not None:
+        return "none"
+    try:
+        return metadata.version("llama-cpp-python")
+    except metadata.PackageNotFoundError:  # on the path without being installed
+        return str(import_module("llama_cpp").__version__)
+
+
+__all__ = ["INSTALL", "version", "why_missing"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..hosts.compiler import cpu_name
-from ..llama import bindings
+from ..llama import installed
 from ..processes.commands import Processes, signal_name
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault
@@ -59,7 +59,7 @@ class Environments:
     def identity(self, variant: Variant) -> str:
         """What tells the variant from others: the installed version, or the name of its environment."""
         if variant.installed:
-            return f"installed {bindings.version()}"
+            return f"installed {installed.version()}"
         return self._folder(variant).name
 
     def log(self, variant: Variant) -> Path:
@@ -75,7 +75,7 @@ class Environments:
         Raises EnvironmentFault with one line for the variant's cells, and Stopped.
         """
         if variant.installed:
-            return Interpreter(sys.executable, bindings.version(), separate=False)
+            return Interpreter(sys.executable, installed.version(), separate=False)
         folder = self._folder(variant)
         marker = folder / "complete.json"
         try:
@@ -142,7 +142,7 @@ class Environments:
 
 
 def _wanted_version(variant: Variant) -> str:
-    return variant.version or bindings.version()
+    return variant.version or installed.version()
 
 
 def _uses_gpu(variant: Variant) -> bool:

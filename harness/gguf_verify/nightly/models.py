@@ -12,7 +12,7 @@ from pathlib import Path
 from ..formats import FILE_TYPES, FORMATS
 from ..gguf import open_model, printable
 from ..gguf.matrices import may_be_matrix
-from ..llama import Llama, LlamaRefused, bindings
+from ..llama import Llama, LlamaRefused, installed
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError
 from .config import Model
@@ -69,7 +69,7 @@ class Quantizer:
         if model.path not in self._digests:
             self._digests[model.path] = sha256(model.path)
         folder = cache_dir() / "models"
-        return folder / f"{self._digests[model.path][:32]}-{model.type}-{bindings.version()}.gguf"
+        return folder / f"{self._digests[model.path][:32]}-{model.type}-{installed.version()}.gguf"
 
     def made(self, model: Model, on_start: Callable[[], object] = lambda: None) -> Path:
         """The model's file, which is made if it does not exist. Raises HarnessError with one line for its cells."""
