@@ -109,6 +109,18 @@ def later_llama() -> Path | None:
     return next((path for folder in folders for path in Path(folder).glob("*.so")), None)
 
 
+def _bubblewrap() -> str | None:
+    from gguf_verify.processes.sandbox import bubblewrap_fault
+
+    return bubblewrap_fault()
+
+
+def _landlock() -> str | None:
+    from gguf_verify.processes import confine
+
+    return None if confine.landlock_abi() and confine.has_seccomp() else "no Landlock or no seccomp"
+
+
 def _nvrtc() -> str | None:
     from gguf_verify.hosts import nvrtc
     from gguf_verify.support.errors import EnvironmentFault
@@ -185,6 +197,8 @@ NEEDS = {
         "llama.cpp after v0.5.0", "pip install xllamacpp==2026.10.11549",
         lambda: None if later_llama() else "xllamacpp not installed",
     ),
+    "bwrap": Need("bubblewrap", "apt-get install bubblewrap", _bubblewrap),
+    "landlock": Need("Landlock", "Linux 5.13 or newer, with seccomp", _landlock),
     "compute-sanitizer": Need("compute-sanitizer", "the CUDA toolkit", _compute_sanitizer),
     "chromium": Need(
         "browser", "apt-get install chromium chromium-driver", _chromium

@@ -19,12 +19,10 @@ from gguf_verify.processes.child import Forked, Spawned
 from gguf_verify.processes.sandbox import Confinement, Limits
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import CHECKOUT
+from tests.support.needs import fault_of
 from tests.support.processes import alive, children, gone, wait_until
 
-LACKS = {
-    "bwrap": sandbox.bubblewrap_fault(),
-    "landlock": None if confine.landlock_abi() and confine.has_seccomp() else "no Landlock or no seccomp",
-}
+LACKS = {kind: fault_of(kind) for kind in ("bwrap", "landlock")}
 KINDS = [
     pytest.param(kind, marks=pytest.mark.skipif(why is not None, reason=f"{kind}: {why}"))
     for kind, why in LACKS.items()
