@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED
 from ..support.text import printable
 from .machine import SAME_MACHINE
 from .records import Cell, Key, Night, Outcome
@@ -19,7 +20,7 @@ class Change:
 
     Args:
         old, new: the outcomes; None if that night has none.
-        reason: the new cell's; of a cell that vanished, why it has no outcome.
+        reason: the new cell's, with what the history adds; of a cell that vanished, why it has no outcome.
     """
 
     key: Key
@@ -80,8 +81,10 @@ class Comparison:
         verified: how many of those are verified in both.
         new_failures: verified or waived in the old night and neither in the new one.
         fixed: verified in the new night and not in the old one.
-        still_failing: not verified in either, with the same outcome.
-        other_outcome: with different outcomes, neither better nor worse; also what is waived now.
+        other_failures: with the same outcome in both nights and another reason: rung, place, count or diagnosis.
+        still_failing: neither verified nor waived in either, with the same outcome and reason.
+        waived: waived in the new night.
+        other_outcome: with different outcomes, neither better nor worse.
         vanished: recorded in the old night; in the new one not planned or not run.
         appeared: recorded in the new night only.
         not_run: planned in the new night and recorded in neither.
@@ -97,6 +100,7 @@ class Comparison:
         hardware: name → (old, new), for what changed.
         other_machine: the nights ran on different hardware, so that times and utilisations are not compared with the
             old night's.
+        new_exit_code: that of the new night by itself.
     """
 
     old: int
@@ -104,7 +108,9 @@ class Comparison:
     compared: int = 0
     verified: int = 0
     new_failures: tuple[Change, ...] = ()
+    other_failures: tuple[Change, ...] = ()
     fixed: tuple[Change, ...] = ()
+    waived: tuple[Change, ...] = ()
     still_failing: tuple[Change, ...] = ()
     other_outcome: tuple[Change, ...] = ()
     vanished: tuple[Change, ...] = ()
@@ -122,6 +128,7 @@ class Comparison:
     project: tuple[str, str] | None = None
     hardware: Mapping[str, tuple[str, str]] | None = None
     other_machine: bool = False
+    new_exit_code: int = EXIT_UNVERIFIED
 
     @property
     def against(self) -> str:
@@ -129,11 +136,12 @@ class Comparison:
         return f"night {self.old}"
 
     def exit_code(self, strict: bool = False) -> int:
-        """1 for new failures and vanished cells, with `strict` also for drift and slower cells; 5 if no cell could be
-        compared; else 0."""
-        if self.new_failures or self.vanished or (strict and (self.drift or self.slower)):
+        """1 for new failures, other failures and vanished cells, with `strict` also for drift and slower cells; 5 if no
+        cell could be compared; else the new night's: a cell that still fails is no pass."""
+        worse = self.new_failures or self.other_failures or self.vanished
+        if worse or (strict and (self.drift or self.slower)):
             return EXIT_MISMATCH
-        return EXIT_VERIFIED if self.compared else EXIT_UNVERIFIED
+        return self.new_exit_code if self.compared else EXIT_UNVERIFIED
 
 
 def compare(earlier: Sequence[Night], old: Night, new: Night) -> Comparison:
@@ -147,7 +155,7 @@ def compare(earlier: Sequence[Night], old: Night, new: Night) -> Comparison:
     history = {night.number: night for night in (*earlier, old) if night.number < new.number or night is old}
     history.pop(new.number, None)
     past = [night for _, night in sorted(history.items()) if _machine(night) == machine]
-    changes = _changes(old, new)
+    changes = _changes([night for _, night in sorted(history.items())], old, new)
     drift, not_judged = _drift(past, old, new)
     times = judge_times([_times(night) for night in past], _times(new))
     both = [key for key in new.planned if key in new.cells and key in old.cells]
@@ -167,7 +175,7 @@ def compare(earlier: Sequence[Night], old: Night, new: Night) -> Comparison:
             for name in (*new.hardware, *old.hardware)
             if old.hardware.get(name) != new.hardware.get(name)
         },
-        other_machine=_machine(old) != machine,
+        other_machine=_machine(old) != machine, new_exit_code=new.exit_code,
     )  # fmt: skip
 
 
@@ -175,10 +183,10 @@ def _machine(night: Night) -> tuple[str, ...]:
     return tuple(night.hardware.get(name, "") for name in SAME_MACHINE)
 
 
-def _changes(old: Night, new: Night) -> dict[str, tuple[Change, ...]]:
-    out: dict[str, list[Change]] = {
-        name: [] for name in ("new_failures", "fixed", "still_failing", "other_outcome", "vanished", "appeared")
-    }
+def _changes(past: Sequence[Night], old: Night, new: Night) -> dict[str, tuple[Change, ...]]:
+    """The lists of a comparison, by name. `past` are the nights before the new one, oldest first."""
+    names = "new_failures other_failures fixed waived still_failing other_outcome vanished appeared"
+    out: dict[str, list[Change]] = {name: [] for name in names.split()}
     planned = set(new.planned)
     for key, cell in old.cells.items():
         now = new.cells.get(key)
@@ -188,17 +196,43 @@ def _changes(old: Night, new: Night) -> dict[str, tuple[Change, ...]]:
             continue
         if cell.verified and now.verified:
             continue
-        if cell.accepted and not now.accepted:
-            kind = "new_failures"
-        elif now.verified:
-            kind = "fixed"
-        else:
-            kind = "still_failing" if cell.outcome is now.outcome else "other_outcome"
-        out[kind].append(Change(key, cell.outcome, now.outcome, now.reason))
+        kind, reason = _change(cell, now)
+        about = [before.cells[key] for before in past if key in before.cells]
+        said = _since(about) if kind == "waived" else _flaky(about) if kind in ("new_failures", "fixed") else ""
+        out[kind].append(Change(key, cell.outcome, now.outcome, "; ".join(filter(None, (reason, said)))))
     for key, cell in new.cells.items():
         if key not in old.cells:
             out["appeared"].append(Change(key, None, cell.outcome, cell.reason))
     return {name: tuple(changes) for name, changes in out.items()}
+
+
+def _change(old: Cell, new: Cell) -> tuple[str, str]:
+    """The list that a cell belongs to which is not verified in both nights, and the reason that is reported."""
+    if new.verified:
+        return "fixed", ""
+    if new.accepted:
+        same = old.reason == new.reason or not old.accepted or old.verified
+        return "waived", new.reason if same else f"{new.reason}; before: {old.reason}"
+    if old.accepted:
+        return "new_failures", new.reason
+    if old.outcome is not new.outcome:
+        return "other_outcome", new.reason
+    if old.reason != new.reason:
+        return "other_failures", f"{new.reason}; before: {old.reason}"
+    return "still_failing", new.reason
+
+
+def _since(past: Sequence[Cell]) -> str:
+    """How long a cell has been waived."""
+    nights = next((i for i, cell in enumerate(reversed(past)) if cell.outcome is not Outcome.WAIVED), len(past))
+    return f"waived for {nights + 1} nights" if nights else "waived for the first time"
+
+
+def _flaky(past: Sequence[Cell]) -> str:
+    """Of a cell that was both accepted and not before it changed now: how often it failed."""
+    failed = sum(not cell.accepted for cell in past)
+    turns = sum(a.accepted is not b.accepted for a, b in pairwise(past))
+    return f"it failed in {failed} of {len(past)} nights before" if turns else ""
 
 
 def _utilisations(cell: Cell) -> dict[tuple[str, str], float]:

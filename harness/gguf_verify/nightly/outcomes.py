@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ..processes.commands import Ended, signal_name
-from ..results import GemmRecord, Report
+from ..results import GemmRecord, Report, RungResult
 from ..rungs import rungs_for
 from ..support.errors import (
     EXIT_ENVIRONMENT,
@@ -245,7 +245,7 @@ def _problem(report: Report) -> str:
     for rung in report.rungs:
         counting = [f for f in rung.failures if f.tensor not in rung.waived]
         if counting:
-            return f"{rung.name}: {counting[0].what}{more(rung.n_failures - rung.n_waived)}{expired}"
+            return f"{rung.name}: {counting[0].what}{more(rung.n_failures - rung.n_waived)}{_diagnosis(rung)}{expired}"
     if report.ended_by == "budget":
         return report.unfinished or ""
     for rung in report.rungs:
@@ -256,6 +256,15 @@ def _problem(report: Report) -> str:
             first = rung.unverified[0]
             return f"{rung.name}: {first.name}: {first.why}{more(len(rung.unverified))}"
     return ", ".join(f"{rung.name} {rung.verdict}" for rung in report.rungs)
+
+
+def _diagnosis(rung: RungResult) -> str:
+    """What explains the failures of a rung, by the ids of faults or the names of definitions."""
+    found = rung.diagnosis
+    if found is None:
+        return ""
+    named = [fault.id for fault in found.faults] or [*found.definitions] or [found.verdict]
+    return f"; diagnosis: {', '.join(named)}"
 
 
 def more(n: int) -> str:

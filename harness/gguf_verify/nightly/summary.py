@@ -27,8 +27,17 @@ class Kind(NamedTuple):
 
 #: The lists of a comparison that a report shows; the most important comes first.
 KINDS = (
-    Kind("new_failures", "new failures", "bad"), Kind("vanished", "vanished", "bad"), Kind("drift", "drift", "warn"),
-    Kind("slower", "slower", "warn"), Kind("fixed", "fixed", "good"),
+    Kind("new_failures", "new failures", "bad"), Kind("other_failures", "fail in another way", "bad"),
+    Kind("vanished", "vanished", "bad"), Kind("still_failing", "still failing", "warn"),
+    Kind("waived", "waived", "warn"), Kind("drift", "drift", "warn"), Kind("slower", "slower", "warn"),
+    Kind("fixed", "fixed", "good"),
+)  # fmt: skip
+
+
+#: The verdicts on a night, as regular expressions.
+WORDS = (
+    "verified", r"verified with [0-9,]+ waived", "regression", "not finished", "not everything verified",
+    "nothing was run",
 )  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""The JSON schema of a run's report, made from the records of `gguf_verify.results`.
+"""The JSON schemas of the reports of a run and of a night, made from their records.
 
-python -m gguf_verify.report.schema     # writes schemas/run.schema.json; a test fails where it is out of date
+python -m gguf_verify.report.schema     # writes schemas/*.schema.json; a test fails where one is out of date
+
+That of a night holds that of a run, which it refers to: a validator needs one file.
 """
 
 from __future__ import annotations
@@ -12,9 +14,12 @@ from typing import Any, get_args
 import msgspec
 
 from ..checks import Check
+from ..nightly.records import Outcome
+from ..nightly.summary import KINDS, NOT_RUN, WORDS
 from ..results import CULPRITS, MAX_FAILURES, MAX_HEX_BYTES, SCHEMA_VERSION, Report, ReportVerdict, RungVerdict
 
-PATH = Path(__file__).parent / "schemas" / "run.schema.json"
+SCHEMAS = Path(__file__).parent / "schemas"
+PATH, NIGHT_PATH = SCHEMAS / "run.schema.json", SCHEMAS / "nightly.schema.json"
 
 _NUMBER = {
     "description": "a number, or one that is not finite as a string",
@@ -107,10 +112,28 @@ def _closed(schema: Any) -> Any:
     return made
 
 
-def text() -> str:
-    """What the file holds."""
-    return json.dumps(run_schema(), indent=2, ensure_ascii=False) + "\n"
+def nightly_schema() -> dict[str, Any]:
+    """The schema of a night's report: the file's, with the outcomes, the lists and the run's schema of today."""
+    schema: dict[str, Any] = json.loads(NIGHT_PATH.read_text(encoding="utf-8"))
+    word = {"type": "string", "pattern": f"^({'|'.join(WORDS)})$"}
+    schema["properties"]["verdict"]["properties"]["word"] = word
+    schema["properties"]["history"]["items"]["properties"]["verdict"] = word
+    compared = schema["properties"]["comparison"]["anyOf"][0]
+    lists = {kind.name: {"$ref": "#/$defs/changes"} for kind in KINDS}
+    compared["properties"] = {"against": {"type": "string"}, **lists}
+    compared["required"] = sorted(compared["properties"])
+    outcomes = [outcome.value for outcome in Outcome]
+    schema["$defs"]["cell"]["properties"]["outcome"] = {"enum": outcomes}
+    schema["$defs"]["outcomes"]["propertyNames"] = {"enum": [*outcomes, NOT_RUN]}
+    schema["$defs"]["run"] = run_schema()
+    return schema
+
+
+def text(schema: dict[str, Any]) -> str:
+    """What the file of a schema holds."""
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 
 if __name__ == "__main__":
-    PATH.write_text(text(), encoding="utf-8")
+    PATH.write_text(text(run_schema()), encoding="utf-8")
+    NIGHT_PATH.write_text(text(nightly_schema()), encoding="utf-8")

@@ -40,10 +40,40 @@ def test_a_waiver_breaks_nothing_and_repairs_nothing() -> None:
     old, new = (night_of(number, cells) for number, cells in enumerate(sides, 1))
     found = compare([], old, new)
     assert keys_of(found.new_failures) == ["expired"]
-    assert keys_of(found.other_outcome) == ["waived", "known"]
+    assert keys_of(found.waived) == ["waived", "known", "both"]
     assert keys_of(found.fixed) == ["repaired"]
-    assert keys_of(found.still_failing) == ["both"]
+    assert found.other_outcome == found.still_failing == found.other_failures == ()
     assert found.exit_code() == 1
+    later = compare([old], new, night_of(3, sides[1]))
+    assert {c.key.prompt: c.reason.rpartition("; ")[2] for c in later.waived} == {
+        "waived": "waived for 2 nights", "known": "waived for 2 nights", "both": "waived for 3 nights",
+    }  # fmt: skip
+
+
+def test_another_fault_in_a_red_cell_is_not_silent() -> None:
+    """Rung, place, count and diagnosis are in the reason: where it changes, the cell fails in another way."""
+    first, second = "layers: blk.0 row 1 (and 3 more)", "layers: blk.0 row 1 (and 900 more); diagnosis: wrong-sign"
+    nights = [
+        night_of(i, [dataclasses.replace(cell_for(outcome=Outcome.MISMATCH), reason=why)])
+        for i, why in enumerate((first, second, second), 1)
+    ]
+    found = compare(nights[:1], nights[0], nights[1])
+    (change,) = found.other_failures
+    assert change.reason == f"{second}; before: {first}"
+    assert (found.still_failing, found.exit_code()) == ((), 1)
+    assert "FAILS IN ANOTHER WAY m.gguf" in text_of(Kind.COMPARISON, found)
+    again = compare(nights[:2], nights[1], nights[2])
+    assert keys_of(again.still_failing) == [KEY.prompt]
+    assert (again.other_failures, again.exit_code()) == ((), 1)  # red is no pass, however long it has been red
+
+
+def test_a_cell_that_comes_and_goes_is_named_so() -> None:
+    good, bad = Outcome.VERIFIED, Outcome.MISMATCH
+    nights = [night_of(i, [cell_for(outcome=o)]) for i, o in enumerate((good, bad, good, good, bad, bad, good), 1)]
+    (change,) = compare(nights[:-1], nights[-2], nights[-1]).fixed
+    assert change.reason == "it failed in 3 of 6 nights before"
+    (first,) = compare(nights[:1], nights[0], nights[1]).new_failures
+    assert "nights before" not in first.reason
 
 
 def test_every_kind_of_change() -> None:
@@ -74,7 +104,7 @@ def test_every_kind_of_change() -> None:
     text = text_of(Kind.COMPARISON, found)
     assert "NEW FAILURE m.gguf · Q4_0 · q8_1 · cpu · broke · installed: verified → mismatch: wrong" in text
     assert "VANISHED m.gguf · Q4_0 · q8_1 · cpu · gone · installed: verified → –: no longer planned" in text
-    assert "2 new failures, 2 vanished, 1 fixed, 2 still failing, 1 appeared" in text
+    assert "2 new failures, 0 fail in another way, 2 vanished, 1 fixed, 0 waived, 2 still failing, 1 appeared" in text
 
 
 def test_exit_codes_of_comparisons() -> None:
@@ -86,7 +116,12 @@ def test_exit_codes_of_comparisons() -> None:
     drifted = compare([], one, night_of(2, [cell_for(u=0.2)]))
     assert (drifted.exit_code(), drifted.exit_code(strict=True)) == (0, 1)
     fails = cell_for(outcome=Outcome.MISMATCH)
-    assert compare([], night_of(1, [fails]), night_of(2, [fails])).exit_code() == 0
+    assert compare([], night_of(1, [fails]), night_of(2, [fails])).exit_code() == 1
+    waived = night_of(1, [cell_for(outcome=Outcome.WAIVED)])
+    assert compare([], waived, night_of(2, [*waived.cells.values()])).exit_code() == 0
+    for outcome, code in ((Outcome.UNVERIFIED, 5), (Outcome.CRASHED, 3)):
+        one = night_of(1, [cell_for(outcome=outcome)])
+        assert compare([], one, night_of(2, [*one.cells.values()])).exit_code() == code
 
 
 def test_drift_is_what_the_history_does_not_show() -> None:

@@ -17,7 +17,7 @@ import xmlschema
 from PIL import Image
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.nightly.compare import Change, Comparison, Drift, Slower
+from gguf_verify.nightly.compare import Change, Comparison, Drift, Slower, compare
 from gguf_verify.nightly.records import Cell, Key, Night, Outcome
 from gguf_verify.nightly.significance import TimeChange
 from gguf_verify.nightly.summary import NightReport, verdict
@@ -157,6 +157,18 @@ def test_json_validates(compared: bool) -> None:
     assert made["history"][-1]["verdict"] == ("regression" if compared else "not finished")
 
 
+@pytest.mark.parametrize("outcome", [*Outcome])
+def test_json_validates_for_every_outcome(outcome: Outcome) -> None:
+    """Also where all is waived, which no other night of these tests is, and in the nights after it."""
+    night = nights.history(1, gemms=1)[-1]
+    cells = {key: replace(cell, outcome=outcome) for key, cell in [*night.cells.items()][:2]}
+    night = replace(night, planned=tuple(cells), cells=cells)
+    later = replace(night, number=night.number + 1)
+    made = json_of(Kind.NIGHT, NightReport((night, later), compare([], night, later)))
+    validator("nightly").validate(made)
+    assert made["night"]["cells"][0]["outcome"] == outcome.value
+
+
 def test_json_of_hostile_names_and_numbers() -> None:
     hostile = hostile_night()
     key = next(iter(hostile.night.cells))
@@ -170,7 +182,8 @@ def test_json_of_hostile_names_and_numbers() -> None:
 
 def test_the_schema_is_that_of_the_records() -> None:
     """It is written by `python -m gguf_verify.report.schema`."""
-    assert schema.PATH.read_text() == schema.text()
+    assert schema.PATH.read_text() == schema.text(schema.run_schema())
+    assert schema.NIGHT_PATH.read_text() == schema.text(schema.nightly_schema())
 
 
 def test_what_is_written_is_read_back() -> None:

@@ -69,7 +69,8 @@ def comparison_lines(found: Comparison) -> Iterator[Text]:
     if found.other_machine:
         yield Text("the nights ran on different machines: times and utilisations of the old night are not compared")
     changes = [
-        ("NEW FAILURE", BAD, found.new_failures), ("VANISHED", BAD, found.vanished),
+        ("NEW FAILURE", BAD, found.new_failures), ("FAILS IN ANOTHER WAY", BAD, found.other_failures),
+        ("VANISHED", BAD, found.vanished), ("WAIVED", WARN, found.waived),
         ("OTHER OUTCOME", WARN, found.other_outcome), ("STILL FAILING", WARN, found.still_failing),
         ("FIXED", GOOD, found.fixed), ("APPEARED", "", found.appeared),
     ]  # fmt: skip
@@ -88,7 +89,8 @@ def comparison_lines(found: Comparison) -> Iterator[Text]:
 
 def _counts(found: Comparison) -> Iterator[str]:
     counts = [
-        (found.new_failures, "new failures"), (found.vanished, "vanished"), (found.fixed, "fixed"),
+        (found.new_failures, "new failures"), (found.other_failures, "fail in another way"),
+        (found.vanished, "vanished"), (found.fixed, "fixed"), (found.waived, "waived"),
         ((*found.still_failing, *found.other_outcome), "still failing"), (found.appeared, "appeared"),
         (found.drift, "utilisations drifted"), (found.slower, "slower"), (found.faster, "faster"),
     ]  # fmt: skip
