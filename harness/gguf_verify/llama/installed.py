@@ -20,12 +20,10 @@ def why_missing() -> str | None:
 
 def version() -> str:
     """Of llama-cpp-python; "none" where it is not installed. llama.cpp itself is not loaded for it."""
-    if why_missing() is not None:
-        return "none"
     try:
         return metadata.version("llama-cpp-python")
-    except metadata.PackageNotFoundError:  # on the path without being installed
-        return str(import_module("llama_cpp").__version__)
+    except metadata.PackageNotFoundError:  # it may be on the path without being installed
+        return "none" if why_missing() else str(import_module("llama_cpp").__version__)
 
 
 __all__ = ["INSTALL", "version", "why_missing"]

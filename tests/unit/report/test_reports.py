@@ -160,7 +160,7 @@ def test_json_validates(compared: bool) -> None:
 @pytest.mark.parametrize("outcome", [*Outcome])
 def test_json_validates_for_every_outcome(outcome: Outcome) -> None:
     """Also where all is waived, which no other night of these tests is, and in the nights after it."""
-    night = nights.history(1, gemms=1)[-1]
+    night = nights.history(1)[-1]
     cells = {key: replace(cell, outcome=outcome) for key, cell in [*night.cells.items()][:2]}
     night = replace(night, planned=tuple(cells), cells=cells)
     later = replace(night, number=night.number + 1)
