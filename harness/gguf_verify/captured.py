@@ -10,6 +10,7 @@ read.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import math
@@ -17,7 +18,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -47,10 +47,15 @@ AUTO = "auto"
 #: The most tokens; outputs that are judged at a time; tokens and rows on which definitions are told apart first.
 MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
 MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
+#: Types of numbers, as `.npy` headers have them.
+_TYPES = {
+    f"{order}{kind}": np.dtype(f"{order}{kind}")
+    for kind in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1") for order in "<>|="
+}  # fmt: skip
 #: Bytes of a `.npy` header and of a case's description.
 _MOST_HEADER, _MOST_JSON = 4096, 1 << 20
-#: What NumPy raises for an `.npy` file that is none; it reads the header as a literal of Python.
-_UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, TokenError
+#: What reading an `.npy` file raises that is none; its header is a literal of Python.
+_UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, MemoryError
 
 
 @dataclass(frozen=True)
@@ -457,7 +462,7 @@ def _array(
         return
     path = Path(given)
     try:
-        held, dtype, data_at = _header(path)
+        held, dtype, data_at, order = _header(path)
         _check(name, dtype, held, shape, types)
         size = int(np.prod(held, dtype=object)) * dtype.itemsize if held else 0
         if path.stat().st_size < data_at + size:
@@ -465,14 +470,14 @@ def _array(
         if not size:
             yield np.zeros(held, dtype)
             return
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+        mapped = np.memmap(path, dtype, "r", data_at, held, order)
     except _UNREADABLE as error:
         raise UsageError(f"{name}: cannot read {printable(str(path))}: {_first_line(error)}") from None
     yield mapped
 
 
-def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    """Shape, type and place of the data of an `.npy` file. Raises OSError, ValueError, UsageError."""
+def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C", "F"]]:
+    """Shape, type, place and order of the data of an `.npy` file. Raises OSError, ValueError, UsageError."""
     if not path.is_file():
         raise UsageError(
             f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
@@ -480,13 +485,23 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         version = np.lib.format.read_magic(file)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file, max_header_size=_MOST_HEADER)
-        elif version == (2, 0):
-            shape, _, dtype = np.lib.format.read_array_header_2_0(file, max_header_size=_MOST_HEADER)
-        else:
+        if version not in ((1, 0), (2, 0)):
             raise ValueError(f"its format {version} is not known")
-        return shape, dtype, file.tell()
+        width = 2 if version == (1, 0) else 4
+        length = int.from_bytes(file.read(width), "little")
+        if length > _MOST_HEADER:
+            raise ValueError(f"its header has {length:,} bytes")
+        said = ast.literal_eval(file.read(length).decode("latin-1").strip())
+        at = file.tell()
+    keys = {"descr", "fortran_order", "shape"}
+    if not isinstance(said, dict) or said.keys() != keys or not isinstance(said["fortran_order"], bool):
+        raise ValueError("its header is not that of an array")
+    shape, kind = said["shape"], said["descr"]
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
+        raise ValueError("its header has no shape")
+    if not isinstance(kind, str) or kind not in _TYPES:  # NumPy never parses it: some texts end the process
+        raise UsageError(f"{printable(str(path))} holds {printable(str(kind), 60)}, which is no type of numbers")
+    return shape, _TYPES[kind], at, "F" if said["fortran_order"] else "C"
 
 
 def _check(

@@ -175,6 +175,7 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
     folder.joinpath("negative.npy").write_bytes(whole.replace(b"(5, 256), } ", b"(-5, 256), }"))
     folder.joinpath("endless.npy").write_bytes(whole.replace(b"}", b" ", 1))
     header = len(whole) - 4 * M * N
+    folder.joinpath("fatal.npy").write_bytes(whole.replace(b"'<f4', ", b"'M8[ns/0]',").replace(b"}     ", b"} ", 1))
     folder.joinpath("nested.npy").write_bytes(whole[:10] + b"(" * (header - 11) + b"\n" + whole[header:])
     return {
         "text": (folder / "text.npy", "cannot read"), "empty": (folder / "empty.npy", "cannot read"),
@@ -182,12 +183,13 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
         "huge": (folder / "huge.npy", "shape|cannot read"), "version": (folder / "version.npy", "cannot read"),
         "endless": (folder / "endless.npy", "cannot read"), "nested": (folder / "nested.npy", "cannot read"),
         "negative": (folder / "negative.npy", "shape"),
-        "objects": (_written(folder, "o", np.array([[{}]]), allow_pickle=True), "holds object"),
+        "objects": (_written(folder, "o", np.array([[{}]]), allow_pickle=True), r"holds \|O, which is"),
         "doubles": (_written(folder, "d", np.zeros((M, N))), "holds float64, not float32 or float16"),
         "records": (_written(folder, "r", np.zeros(3, [("a", "f4")])), "holds"),
         "flat": (_written(folder, "l", np.zeros(M * N, np.float32)), "shape"),
         "transposed": (_written(folder, "t", np.zeros((N + 1, M), np.float32)), "shape"),
         "tokens": (_written(folder, "m", np.zeros((M + 1, N), np.float32)), "x has 5 tokens, y has 6"),
+        "fatal": (folder / "fatal.npy", "no type of numbers"),  # NumPy divides by zero where it parses it
         "folder": (folder, "is not a file"), "nothing": (folder / "none.npy", "no file"),
     }  # fmt: skip
 

@@ -99,7 +99,10 @@ class Drawn:
         whole number of blocks."""
         formats = [FORMATS[t] for t in dict.fromkeys(self.types)] or [f for f in FORMATS.values() if kernel.covers(f)]
         if not formats:
-            raise UsageError(f"kernel {kernel.name} takes no type of quantized weights")
+            raise UsageError(
+                f"kernel {kernel.name} takes no type of quantized weights, so random ones do not serve it; a quantizer "
+                "of activations is verified on a model: gguf-verify MODEL.gguf --kernel …"
+            )
         domain = kernel.domain
         rows = self.n or (domain.n.up(N) or domain.n.down(N) or N,)
         found = []

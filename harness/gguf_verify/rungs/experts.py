@@ -132,6 +132,7 @@ class RoutingProbes:
                 self._result.fail(
                     Failure(said, self._tensor.name, culprit=error.culprit, cause=error.cause, call=error.call)
                 )
+                self._explain(error, probe, call, kernel)
             calls += 1
             if only is not None:
                 self._result.count(ALONE)
@@ -174,11 +175,15 @@ class RoutingProbes:
         name = printable(self._tensor.name, 64)
         failure = Failure.of(found, f"{name}: {probe.words}: {found}", self._tensor.name)
         self._result.fail(replace(failure, call=call))
-        experiments = Experiments(
-            kernel, self._fmt, self._semantics, probe.rows[: probe.n], probe.x, run.options.threads
-        )  # fmt: skip
-        self._explanations.add_fault(found, experiments, Place(ROUTED.name, self._tensor.name, name, call))
+        self._explain(found, probe, call, kernel)
         return False
+
+    def _explain(self, found: KernelFault, probe: _Probe, call: Call, kernel: Kernel) -> None:
+        """Explain a call that gave no outputs to judge."""
+        rows, threads = probe.rows[: probe.n], self._run.options.threads
+        experiments = Experiments(kernel, self._fmt, self._semantics, rows, probe.x, threads)
+        name = self._tensor.name
+        self._explanations.add_fault(found, experiments, Place(ROUTED.name, name, printable(name, 64), call))
 
     def _judged(self, probe: _Probe, call: Call, kernel: Kernel, encoded: Bytes, y: Floats) -> bool:
         """Whether outputs float32[M, top_k, N] are right."""

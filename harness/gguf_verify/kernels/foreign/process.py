@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
@@ -28,7 +28,7 @@ from ...processes.sandbox import Sandbox
 from ...results import HostInfo
 from ...semantics import ASCENDING, OWN, Order, Product, Semantics, by_oracle, product
 from ...semantics.drawn import keys_of_slots
-from ...support.errors import KernelFault, UsageError
+from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
 from ..domain import Domain, Extent
 from ..experts import Experts, answers_of, embedded, experts_of, worst_of, worst_of_slots
 from ..interface import Kernel, Weights
@@ -51,6 +51,8 @@ from .sources import Source
 
 Bytes = npt.NDArray[np.uint8]
 
+#: Multiply-adds of a call that a checked build makes again, at most.
+_MOST_LOCATED = 1 << 23
 #: Seconds for a call, by default.
 TIME_LIMIT = 60.0
 
@@ -266,6 +268,28 @@ class ForeignKernel(Kernel):
         return self.gemm(weights, self.quantize(x))
 
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        return self._located(len(x) * weights.n * weights.k, lambda kernel: kernel._gemm(weights, x))
+
+    def _located(self, work: int, make: Callable[[ForeignKernel], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+        """What a call gives. If an ordinary one accesses memory outside its operands, and is not large, a checked build
+        makes it again, which knows the line. Raises as the call."""
+        try:
+            return make(self)
+        except KernelFinding as error:
+            if error.kind != "outside" or error.lines or self._schedule is not None or work > _MOST_LOCATED:
+                raise
+            checked = self.under(Schedule(checked=True))
+            if checked is not None:
+                try:
+                    make(checked)
+                except KernelFinding as found:
+                    if found.lines:
+                        raise found from None
+                except (KernelFault, EnvironmentFault):
+                    pass  # it says less than what was found first
+            raise error from None
+
+    def _gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
         """Inside its domain alone: tokens are given in calls of an allowed number, the last ones with repeated tokens;
         weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
         activations of zero."""
@@ -342,6 +366,13 @@ class ForeignKernel(Kernel):
         return call.plain(made.reshape(len(made), len(x), call.routing.top_k, n), expected)
 
     def routed(
+        self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
+    ) -> npt.NDArray[np.float32]:
+        k = rows.shape[1] // fmt.block_bytes * fmt.block_size
+        work = routing.ids.size * len(rows) // routing.experts * k
+        return self._located(work, lambda kernel: kernel._routed(fmt, rows, x, routing))
+
+    def _routed(
         self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
     ) -> npt.NDArray[np.float32]:
         assert self.takes_experts is not None
