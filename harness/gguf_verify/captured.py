@@ -33,6 +33,7 @@ from .results import FaultMatch
 from .semantics import Semantics, judge
 from .semantics.fast_math import ambiguous_codes
 from .semantics.narrow import stored
+from .semantics.power import Power
 from .support.command_line import command_line, cores
 from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, NothingToVerify, UsageError
 from .support.shown import Shown
@@ -44,6 +45,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: What asks for the definition that fits.
 AUTO = "auto"
+#: Why outputs are not verified that pass by a bound that cannot fail.
+WEAK = "the bound would accept zero, or 0.9 times the exact output, for most outputs: it could not have failed"
 #: The most tokens; outputs that are judged at a time; tokens and rows on which definitions are told apart first.
 MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
 MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
@@ -196,6 +199,12 @@ class _Found:
     energy: float = 0.0
     ambiguous: int = 0
     first: tuple[int, int, float, float, float] | None = None
+    power: Power = field(default_factory=lambda: Power(0, 0))
+
+    @property
+    def verified(self) -> bool:
+        """Whether no output fails, and most could have."""
+        return not self.wrong and not self.power.lacking
 
     @property
     def nmse(self) -> float:
@@ -321,7 +330,7 @@ def _judged(
         if semantics.name not in tried and any(c.within for c in candidates):
             break  # every pair of an encoding and a term, where no known definition fits
         found = _by(some, semantics, threads, fast_math)
-        within = not found.wrong and found.energy > 0  # all zeros are every definition's answer, and say nothing
+        within = found.verified and found.energy > 0  # all zeros are every definition's answer, and say nothing
         candidates.append(Candidate(semantics.name, found.utilisation, found.score, found.nmse, within))
     candidates.sort(key=lambda c: (not c.within, c.nmse if math.isfinite(c.nmse) else math.inf))
     fits = [c.name for c in candidates if c.within]
@@ -339,6 +348,8 @@ def _judged(
         )
     if not found.energy:
         left.append("the exact product is zero everywhere: zeros are the answer of every definition")
+    elif found.power.lacking:
+        left.append(WEAK)
     at = found.first
     lines: tuple[str, ...] = ()
     faults: tuple[FaultMatch, ...] = ()
@@ -414,6 +425,7 @@ def _by(sample: _Sample, semantics: Semantics, threads: int, fast_math: bool) ->
             hard = judgement.bad & ~judgement.suspected
             found.wrong += int(hard.sum())
             found.suspected += int(judgement.suspected.sum())
+            found.power = found.power.joined(judgement.power)
             found.utilisation = max(found.utilisation, judgement.utilisation)
             found.score = max(found.score, judgement.score)
             if hard.any() and found.first is None:

@@ -82,7 +82,8 @@ def environment_of(run: Run, hashed: bool = True) -> Environment:
         versions=_versions(run.versions),
         host=kernel.runs_on(),
         kernel=KernelInfo(
-            name=kernel.name, definition=kernel.semantics, judged_by=kernel.judged_by,
+            name=kernel.name, definition=kernel.semantics, declares=kernel.beside_definition,
+            judged_by=kernel.judged_by,
             verified_means=VERIFIED_BY_ITS_ORACLE if kernel.definition.oracle is not None else None,
             computes=kernel.computes, order=kernel.order_in_words, code=kernel.code,
             covers=tuple(name for name, fmt in FORMATS.items() if kernel.covers(fmt)),

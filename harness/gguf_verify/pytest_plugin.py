@@ -256,7 +256,7 @@ class _Called(_Item):
         self.user_properties.append((_CLAIM, said))
         rung, kernel = report.rungs[0], report.environment.kernel
         if not any(record.under_test for record in rung.gemms) and not rung.failures:
-            why = [f"{left.name}: {left.why}" for left in rung.unverified[:5]] + ([rung.fault] if rung.fault else [])
+            why = [f"{left.title}: {left.why}" for left in rung.unverified[:5]] + ([rung.fault] if rung.fault else [])
             covers = ", ".join(kernel.covers) or "no type"
             raise _Wrong("\n".join([f"kernel {kernel.name} was never called: it multiplies {covers}", *why]))
 

@@ -227,6 +227,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
         code: which code of a foreign kernel was run: what compiled it, with which flags, and which parts of it were not
             compiled; or the digest of a binary.
         hints: what its declaration may have wrong, by its source, each in a line.
+        declares: what it declares beside the name of its definition, in words.
     """
 
     name: str
@@ -240,6 +241,12 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     computes: str = "gemm"
     code: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
+    declares: tuple[str, ...] = ()
+
+    @property
+    def declared(self) -> str:
+        """All that it declares, in a line: the definition, and what stands beside its name."""
+        return ", ".join((self.definition, *self.declares))
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -487,12 +494,21 @@ class Unverified(msgspec.Struct, frozen=True):
         why: why it could not be checked.
         tensor: the name of the tensor that it is about; "" for all that the rung checks.
         culprit: who is at fault.
+        products: the number of products that it stands for, where these are counted; 0 elsewhere.
     """
 
     name: str
     why: str
     tensor: str = ""
     culprit: Culprit = "coverage"
+    products: int = 0
+
+    @property
+    def title(self) -> str:
+        """The name, with the number of products where they are counted."""
+        if not self.products:
+            return self.name
+        return f"{self.products:,} product{'' if self.products == 1 else 's'} of {self.name}"
 
 
 class Side(msgspec.Struct, frozen=True):
@@ -856,6 +872,43 @@ class Sampled(msgspec.Struct, frozen=True):
         )
 
 
+class Closer(msgspec.Struct, frozen=True):
+    """Products whose bound for any order of roundings could not have failed, and that were judged by what correct
+    kernels lose: see `semantics.closer`.
+
+    Args:
+        products: that were judged so.
+        outputs: of these products.
+        judged: outputs that were judged so; the others were judged by the bound alone.
+        together: products of which the outputs of each token were judged together.
+    """
+
+    products: int
+    outputs: int
+    judged: int
+    together: int
+
+    def joined(self, other: Closer) -> Closer:
+        """Both together."""
+        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return Closer(*(a + b for a, b in zip(mine, theirs, strict=True)))
+
+    @property
+    def words(self) -> str:
+        """In a line."""
+        n = f"{self.products:,} product{'' if self.products == 1 else 's'}"
+        words = (
+            f"{n} judged by what kernels' orders of summation lose, since the bound for any order would accept zeros: "
+            f"{self.judged:,} of {self.outputs:,} outputs"
+        )
+        if not self.together:
+            return words
+        return (
+            f"{words}; in {self.together:,} of them all outputs of a token together: an error of more than twice their "
+            "limit is missed with a probability of at most 1e-09"
+        )
+
+
 class RungResult(msgspec.Struct, kw_only=True):
     """One rung of one run.
 
@@ -878,6 +931,7 @@ class RungResult(msgspec.Struct, kw_only=True):
         envelopes: for each type, beyond which products of the graph the rung holds.
         headroom: of the activations' halves, the one nearest to overflow; None where there are none.
         sampled: what of large matrices was judged element by element; None where all was.
+        closer: products that were judged more closely than by their bound; None where there are none.
         done: class of checks (`checks.CHECKS`) → how many things of it were checked, beside those of `checked`; 0 where
             this rung has nothing of the class.
         skipped: classes of checks, or parts of them, that were not done, and why.
@@ -910,6 +964,7 @@ class RungResult(msgspec.Struct, kw_only=True):
     envelopes: list[TypeEnvelope] = []
     headroom: Headroom | None = None
     sampled: Sampled | None = None
+    closer: Closer | None = None
     done: dict[str, int] = {}
     skipped: list[Skipped] = []
     diagnosis: LocatedDiagnosis | None = None
@@ -1046,9 +1101,16 @@ class RungResult(msgspec.Struct, kw_only=True):
         """Record that nothing of a kind could be checked."""
         self._leave(Unverified(f"all {kind}", why, "", culprit))
 
+    def leave_products(self, name: str, why: str, tensor: str, n: int = 1) -> None:
+        """Record n products that could not be checked; those of one name, reason and tensor are counted together."""
+        self._leave(Unverified(name, why, tensor, products=n))
+
     def _leave(self, left: Unverified) -> None:
-        if left not in self.unverified:
-            self.unverified.append(left)
+        for i, known in enumerate(self.unverified):
+            if left == msgspec.structs.replace(known, products=left.products):
+                self.unverified[i] = msgspec.structs.replace(known, products=known.products + left.products)
+                return
+        self.unverified.append(left)
 
     def note(self, line: str, first: bool = False) -> None:
         """Record what a reader should know, once; `first`, before others, where it says what was not looked for."""
@@ -1092,7 +1154,8 @@ class RungResult(msgspec.Struct, kw_only=True):
         for line in reversed(part.leading):
             self.note(line, first=True)
         for line in part.notes[len(part.leading) :]:
-            self.note(line)
+            if part.closer is None or line != part.closer.words:
+                self.note(line)
         for name, worst in part.worst.items():
             self.measure(Side(name, worst.of_kernel), worst.utilisation, worst.score, worst.where)
         self.details += part.details
@@ -1100,10 +1163,20 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.keep_headroom(part.headroom)
         if part.sampled is not None:
             self.keep_sampled(part.sampled)
+        if part.closer is not None:
+            self.keep_closer(part.closer)
 
     def keep_sampled(self, sampled: Sampled) -> None:
         """Add what was sampled of one more matrix."""
         self.sampled = sampled if self.sampled is None else self.sampled.joined(sampled)
+
+    def keep_closer(self, closer: Closer) -> None:
+        """Add products that were judged more closely, and note how many there are."""
+        if self.closer is not None:
+            self.notes.remove(self.closer.words)
+            closer = self.closer.joined(closer)
+        self.closer = closer
+        self.note(closer.words)
 
     @contextmanager
     def timed(self) -> Iterator[RungResult]:

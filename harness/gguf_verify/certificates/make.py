@@ -65,7 +65,7 @@ def certify(
             },
             "kernel": {
                 "name": before.kernel_name, "shipped": before.shipped, "files": [*before.kernel],
-                "packages": before.packages, "unknown": before.unknown, "definition": e.kernel.definition,
+                "packages": before.packages, "unknown": before.unknown, "definition": e.kernel.declared,
                 "judged_by": e.kernel.judged_by, "order": e.kernel.order, "covers": e.kernel.covers,
                 "beside": e.kernel.element_kernels,
             },

@@ -367,15 +367,15 @@ def identify(
             if screened:
                 few = None if bytes_of is None else bytes_of[:_FEW]
                 p = expected(meant, fmt, rows[:_FEW], x[:_FEW], threads, few)
-                if not judge(np.ascontiguousarray(y[:_FEW, :_FEW]), p).passed:
+                if not judge(np.ascontiguousarray(y[:_FEW, :_FEW]), p).verified:
                     continue
             p = expected(meant, fmt, rows, x, threads, bytes_of)
             with np.errstate(all="ignore"):
                 judgement = judge(y, p)
             if semantics is own:
                 bad = float(judgement.bad.mean())
-            # all zeros are every definition's answer, and say nothing
-            said = bool(np.any(p.exact)) and judgement.passed
+            # all zeros are every definition's answer, and a bound that admits most outputs' zeros says nothing
+            said = bool(np.any(p.exact)) and judgement.verified
             name = semantics.name
             found.append((Candidate(name, judgement.utilisation, judgement.score, judgement.nmse, said), p))
 

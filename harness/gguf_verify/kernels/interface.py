@@ -65,6 +65,12 @@ class Candidate(ABC):
         return SEMANTICS[self.semantics]
 
     @property
+    def beside_definition(self) -> tuple[str, ...]:
+        """What it declares beside the name of its definition, in words: roundings, fused operations, its domain …"""
+        rounded = self.definition.rounded_words.removeprefix(", ")
+        return tuple(filter(None, (rounded, self.domain.words and f"domain {self.domain.words}")))
+
+    @property
     def judged_by(self) -> str | None:
         """The definition that judges it, in words, where it is not one of this project's as it stands."""
         return None

@@ -254,7 +254,7 @@ def _problem(report: Report) -> str:
     for rung in report.rungs:
         if rung.unverified:
             first = rung.unverified[0]
-            return f"{rung.name}: {first.name}: {first.why}{more(len(rung.unverified))}"
+            return f"{rung.name}: {first.title}: {first.why}{more(len(rung.unverified))}"
     return ", ".join(f"{rung.name} {rung.verdict}" for rung in report.rungs)
 
 

@@ -13,11 +13,11 @@ import numpy.typing as npt
 from ..formats import ElementFormat, WeightFormat
 from ..semantics import SCORE_LIMIT, Product, Semantics, llama_cpu_semantics, screened
 from ..semantics.accumulation import IN_FLOAT16
+from ..semantics.half_sums import sharpened
 from ..semantics.narrow import HALF, NARROW, stored
 from ..semantics.sums import concatenated
 from ..semantics.values import of_values, weights_of
 from ..support.threads import each
-from ._half_sums import sharpened
 from ._in_order import Ordered
 from .node import Array, Bytes, Doubles, NoDefinition
 
@@ -111,7 +111,7 @@ def loosened(product: Product, slack: Doubles) -> Product:
 
 
 def _sharpened(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, made: Product) -> Product:
-    """The product with what sums in half are off by in the orders that kernels have (`_half_sums`)."""
+    """The product with what sums in half are off by in the orders that kernels have (`semantics.half_sums`)."""
     a, off = semantics.values_of(x).astype(np.float64), None
     if isinstance(fmt, ElementFormat):
         values = fmt.decode(w).astype(np.float64)

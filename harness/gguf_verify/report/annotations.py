@@ -64,7 +64,7 @@ def of_run(report: Report) -> Iterator[Annotation]:
             yield Annotation("notice", "waived", use.words)
     for rung in report.rungs:
         for left in rung.unverified:
-            yield Annotation("warning", title, f"{rung.name}: {left.name} could not be verified: {left.why}")
+            yield Annotation("warning", title, f"{rung.name}: {left.title} could not be verified: {left.why}")
     if skipped := report.skipped:
         yield Annotation("notice", title, f"skipped: {', '.join(check.title for check in skipped)}")
 

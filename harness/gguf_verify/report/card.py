@@ -92,12 +92,13 @@ def _facts(report: Report) -> Iterator[Item]:
     lines = [
         ("model", model), ("weights", f"{kinds}, {e.file.architecture or 'no architecture'}"),
         ("kernel", f"{e.kernel.name}, declares {e.kernel.definition}" if report.kernel_ran else "not run"),
+        *([("and", ", ".join(e.kernel.declares))] if e.kernel.declares and report.kernel_ran else []),
         ("device", device if report.kernel_ran else "none"),
         ("holds for", _holds(report)),
         ("worst", "not measured" if used is None else f"utilisation {short(used)} (the bound is 1)"),
     ]  # fmt: skip
     for i, (name, value) in enumerate(lines):
-        y = 232 + 52 * i
+        y = 232 + (52 if len(lines) == 6 else 44) * i
         yield Words(MARGIN, y, name, tone="muted", size=22, mono=False)
         size = 27.0
         while size > 20 and text_width(value, size, name == "model", False) > _LEFT - 130:

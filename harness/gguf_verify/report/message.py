@@ -50,7 +50,7 @@ class _Wrong:
         kernel, file = printable(e.kernel.name, 80), printable(e.file.path.rsplit("/", 1)[-1], 80)
         if self._tensor is not None:
             file = f"{printable(self._tensor, 64)} of {file}"
-        yield f"kernel {kernel} (declares {e.kernel.definition}) is not verified on {file}: {self._report.verdict}"
+        yield f"kernel {kernel} (declares {e.kernel.declared}) is not verified on {file}: {self._report.verdict}"
         if self._report.fault:
             yield f"broken off: {printable(self._report.fault, _WIDTH)}"
         if not self._failures:
@@ -108,7 +108,7 @@ class _Wrong:
             if rung.fault:
                 yield f"The {rung.name} rung was broken off: {printable(rung.fault, _WIDTH)}"
         for rung, left in self._left[:3]:
-            yield f"Not verified in the {rung.name} rung: {printable(left.name, 64)}: {printable(left.why, _WIDTH)}"
+            yield f"Not verified in the {rung.name} rung: {printable(left.title, 100)}: {printable(left.why, _WIDTH)}"
         if len(self._left) > 3:
             yield f"… and {len(self._left) - 3:,} more could not be verified"
         if not self._failures and not self._left:

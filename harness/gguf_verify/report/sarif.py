@@ -150,7 +150,7 @@ def _failure(report: Report, rung: RungResult, failure: Failure) -> Json:
 
 
 def _left(report: Report, rung: RungResult, left: Unverified) -> Json:
-    words = f"{printable(left.name, 100)} was not verified: {printable(left.why)}"
+    words = f"{printable(left.title, 100)} was not verified: {printable(left.why)}"
     made = _result(f"{rung.name}-not-verified", "warning", words, report.environment.file.path, left.tensor, left.name)
     made["properties"] = {"culprit": left.culprit}
     return made

@@ -99,6 +99,8 @@ class TypeProbes:
         self.found = _Found()
         #: The largest utilisation.
         self.utilisation = 0.0
+        #: Whether the gates of a product of the last call lacked power.
+        self._weak = False
 
     def check(self) -> None:
         """Run and judge all probes; the envelope is recorded in the result."""
@@ -246,7 +248,7 @@ class TypeProbes:
         if probe.whole and (self._only is None or not self._only.given):
             with calling(call):
                 self._check_quantizer(kernel, x[:m], encoded[:m], call)
-        right = []
+        right, self._weak = [], False
         for how, y in outputs:
             taken: Floats | Bytes = encoded[:m] if how else x[:m]
             this = replace(call, given=bool(how))
@@ -263,6 +265,8 @@ class TypeProbes:
                 )  # fmt: skip
         found = self.found
         found.calls += len(right)
+        if self._weak and all(right):  # recorded as not verified
+            return
         found.outputs += m * probe.n * len(right)
         if all(right):
             found.tokens.add(m)
@@ -297,6 +301,7 @@ class TypeProbes:
                 span.start, None, detail, call=call, again=made_by.remade(self._run, span),
             )  # fmt: skip
             self.utilisation = max(self.utilisation, judgement.utilisation)
+            self._weak |= judgement.power.lacking
             if not judgement.passed and first is None:
                 row, token = (int(i) for i in np.argwhere(judgement.bad.T)[0])
                 first = token, span.start + row

@@ -31,7 +31,7 @@ from ..support.errors import EnvironmentFault, KernelFault, NotTried
 from .calls import ALONE, calling
 from .explain import Explanations, Place
 from .generated_inputs import drawn
-from .judging import describe
+from .judging import describe, leave_weak
 from .plan import near
 from .run import Run
 from .schedules import difference, made, may_run, omit, under_schedule
@@ -199,6 +199,8 @@ class RoutingProbes:
             expected = product(self._semantics, fmt, rows, given, kernel.order, threads, keys=keys)
             part = np.ascontiguousarray(answers[of])
             judgement = judge(part, expected)
+            if judgement.power.lacking:
+                leave_weak(self._result, ROUTED, self._tensor, probe.k)
             at, n = judgement.worst
             token, slot = divmod(int(of[at]), routing.top_k)
             self._result.measure(

@@ -34,6 +34,7 @@ from ..semantics import Order, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault
 from .explain import Explanations
 from .generated_inputs import any_blocks, drawn, held_by
+from .judging import KERNEL, leave_weak
 from .plan import Huge, huge, wide
 from .run import Run
 
@@ -340,7 +341,10 @@ class HugeProbes:
         whole = product(self._semantics, self._fmt, rows, tokens, order, self._run.options.threads)
         expected = whole.at(np.arange(len(places)), np.arange(len(places)))
         y = np.array([[bits for _, _, bits in pairs]], np.uint32).view(np.float32)
-        bad = judge(y, expected).bad[0]
+        judgement = judge(y, expected)
+        if judgement.power.lacking:
+            leave_weak(self._result, KERNEL, self._tensor, of.k)
+        bad = judgement.bad[0]
         if not bad.any():
             return None
         i = int(bad.argmax())

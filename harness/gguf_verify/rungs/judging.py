@@ -13,7 +13,7 @@ from ..gguf import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.base import POISON
 from ..llama.backends import Backend
-from ..results import MAX_HEX_BYTES, OWN, Call, Failure, RungResult, Side
+from ..results import MAX_HEX_BYTES, OWN, Call, Closer, Failure, RungResult, Side
 from ..semantics import Judgement, Order, Product, Semantics, judge
 from ..semantics.overflow import overflow_reason
 from ..support.errors import Culprit
@@ -41,6 +41,11 @@ SUSPECTED = (
 #: What is added where the kernel quantizes its activations itself, and the expected output is of IEEE arithmetic.
 INSIDE = (
     " of what IEEE arithmetic makes of its activations (its quantizer may differ: fast math, another rounding or scale)"
+)
+#: Why a product is not verified whose outputs pass by gates that cannot fail.
+WEAK = (
+    "its bound would accept zero, or 0.9 times the exact output, for most outputs: the declared rounding loses too "
+    "much over so many columns. Declare a domain with a smaller K, or a rounding that loses less"
 )
 #: Wrong elements of one output matrix that are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
@@ -71,6 +76,11 @@ def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable
         return "is within the bound but does not have the bits of the declared order"
     spread = float(expected.spread[m, n])
     score = difference / spread if spread else float("inf")
+    if score <= expected.limit:
+        return (
+            "is within the bound of roundings in any order, but it, or all outputs of its token together, are further "
+            "off than the orders that kernels have explain"
+        )
     words = (
         f"is within the bound, but its error is {score:.3g} times the standard deviation of rounding errors, more than "
         f"the {expected.limit:g} that rounding can explain"
@@ -117,6 +127,10 @@ def judge_output(
         name = f"{side.name}{detail}: {where(tensor, row_at(n), m, at_block)}"
         result.leave(name, f"{int(judgement.suspected.sum()):,} outputs: {SUSPECTED}", tensor.name)
         judgement = judgement.cleared(np.zeros(y.shape[1], bool))
+    if judgement.power.lacking:
+        leave_weak(result, side, tensor, tensor.k if call is None else call.k or tensor.k)
+    elif (closer := judgement.closer) is not None:
+        result.keep_closer(Closer(1, closer.outputs, closer.judged, int(closer.together)))
     if judgement.passed:
         return judgement
     wrong = np.argwhere(judgement.bad)
@@ -134,7 +148,8 @@ def judge_output(
         row = row_at(int(n))
         block, blamed = at_block, None
         written = got.view(np.uint32) != POISON
-        if block is None and block_of is not None and written and np.isfinite(exact):
+        alone = judgement.closer is None  # else few outputs, made again, need not fail
+        if block is None and block_of is not None and written and np.isfinite(exact) and alone:
             blamed = block_of(int(m), int(n))
             block = None if blamed is None else blamed.block
         raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
@@ -160,6 +175,11 @@ def judge_output(
     for culprit, n_more in more.items():
         result.fail_more(culprit, n_more, tensor.name)
     return judgement
+
+
+def leave_weak(result: RungResult, side: Side, tensor: Tensor, k: int) -> None:
+    """Record that a product of k columns was judged by gates that most of its outputs cannot fail."""
+    result.leave_products(f"{side.name}, {tensor.type.name}, K = {k:,}", WEAK, tensor.name)
 
 
 class _Blamed:

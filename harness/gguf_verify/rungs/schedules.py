@@ -27,6 +27,7 @@ from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTr
 from .calls import ALONE, calling
 from .explain import Explanations, Place, WrongCall
 from .generated_inputs import drawn
+from .judging import KERNEL, leave_weak
 from .run import Matrix, Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -128,14 +129,14 @@ def check_schedules(
                         f"kernel {kernel.name}: the bits of its outputs depend on the order in which threads add "
                         "floats by atomic operations; it declares no order, so they are judged by the bound"
                     )
-                    wrong = _wrong(run, matrix, kernel, rows, x, expected, this)
+                    wrong = _wrong(run, result, matrix, kernel, rows, x, expected, this)
                     if wrong is not None:  # the order is not to blame
                         failed.add(kind)
                         wrong = replace_fields(wrong, where=label(matrix.tensor, first_row), first_row=first_row)
                         result.fail(_failure(wrong, matrix_of(matrix.tensor, first_row)))
                         explanations.add(wrong)
                         continue
-                    wrong = _wrong(run, matrix, kernel, rows, x, y, this)
+                    wrong = _wrong(run, result, matrix, kernel, rows, x, y, this)
                     found = None if wrong is None else _changing(wrong, schedule)
             if found is not None:
                 failed.add(kind)
@@ -154,12 +155,14 @@ def check_schedules(
 
 
 def _wrong(
-    run: Run, matrix: Matrix, kernel: Kernel, rows: Bytes, x: Floats, y: Floats, call: Call
+    run: Run, result: RungResult, matrix: Matrix, kernel: Kernel, rows: Bytes, x: Floats, y: Floats, call: Call
 ) -> WrongCall | None:  # fmt: skip
     """Outputs that may be of any order of summation, if one is outside the bound."""
     semantics, name = run.semantics(matrix.fmt), matrix.tensor.name
     encoded = semantics.bytes_of(x)
     judgement = judge(y, product(semantics, matrix.fmt, rows, encoded))
+    if judgement.power.lacking:
+        leave_weak(result, KERNEL, matrix.tensor, x.shape[1])
     if judgement.passed:
         return None
     m, n = (int(i) for i in np.argwhere(judgement.bad)[0])

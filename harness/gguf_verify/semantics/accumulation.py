@@ -19,10 +19,11 @@ terms are aligned to the largest exponent and truncated to F fraction bits: the 
 (L + 1)·2^(1-F)·max|term| (Khattak and Mikaitis, arXiv 2512.07004). The result is then truncated to float32: at most
 2^-23 of it. No term, and no partial sum, is larger than the sum A of the magnitudes of all products times what the
 steps before have added. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps (the eight are float32 additions of
-parts, whose u is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. Cards differ in L
-and F; `tensor_cores` measures them. The default is that of the V100, L = 4 and F = 23: a row's bound, K/L·e, of it is
-the largest of the cards whose L and F are known: (8, 24) of the A100 and (16, 25) of the H100, for which
-scripts/tensor_cores.py printed the same, are within it.
+parts, whose u is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. GPUs differ in L
+and F; `tensor_cores` measures them. The published ones, for factors of 16 bits, are (4, 23) of the V100, (8, 24) of the
+A100, A30, A2, L40S and RTX Ada, and (16, 25) of the H100 and the B200 (the same paper; Fasi et al., PeerJ Comput. Sci.
+7:e330; on an H100 scripts/tensor_cores.py printed the same). A declaration outside of their ranges is refused, since it
+would widen the bound. The default is that of the V100, whose bound of a row, K/L·e, is the largest.
 
 The score needs roundings that are independent. Those of a half that is added to a much larger sum are not: they all go
 one way, and truncation always does. Their spread is therefore never below 1/32 (SCORE_LIMIT) of the running-error bound
@@ -101,11 +102,17 @@ BY_VALUE = Accumulation("values", 2.0**-24, 2.0**-150, 2.0**-126, OVERFLOWS)
 IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, deviations=8.0)
 
 
+#: L and F of published GPUs, the least and the most of each.
+PUBLISHED = (4, 16), (23, 25)
+
+
 def in_tensor_cores(products: int = 4, fraction: int = 23) -> Accumulation:
-    """Of a card with this L and F. Raises ValueError for numbers that no card can have."""
-    if not (1 <= products <= 1024 and 8 <= fraction <= 60):
+    """Of a GPU with this L and F. Raises ValueError for numbers that no published GPU has."""
+    if not all(least <= value <= most for value, (least, most) in zip((products, fraction), PUBLISHED, strict=True)):
+        (l_least, l_most), (f_least, f_most) = PUBLISHED
         raise ValueError(
-            f"tensor cores add L = 1 to 1024 products with F = 8 to 60 bits, not {products} and {fraction}"
+            f"the tensor cores of published GPUs add L = {l_least} to {l_most} products with F = {f_least} to {f_most} "
+            f"bits, not {products} and {fraction}"
         )
     unit = (products + 1) * 2.0 ** (1 - fraction) + 2.0**-23
     return Accumulation("tensor", unit, 2.0**-149, 2.0**-126, OVERFLOWS, products, fraction)

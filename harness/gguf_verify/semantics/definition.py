@@ -165,6 +165,7 @@ class Semantics:
     def uses_sum(self, fmt: BlockFormat) -> bool:
         """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
         term, encoding = self.term, self.encoding
+        fmt = term.reads(fmt)
         if not encoding.quantizes or term.integer_offset(fmt):
             return False
         needed = term.meets_sum(fmt) and (fmt.has_min or fmt.offset != 0)

@@ -26,6 +26,7 @@ arithmetic add up halves: no bound of float32 holds there, and llama.cpp's outpu
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -82,7 +83,8 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
             floor = tiny + rounding.flushed * np.abs(by_slice).sum(axis=(0, 1))
             bound = gamma(k + EXTRA_ROUNDINGS) * magnitude + floor
             exact = np.where(magnitude + bound < OVERFLOWS, exact, np.copysign(np.inf, exact))
-            return Product(exact, bound, spread_of(term, carried, lanes, slices.shape[2]) + floor, None)
+            spread = spread_of(term, carried, lanes, slices.shape[2]) + floor
+            return Product(exact, bound, spread, None, scale=np.sqrt(lanes.sum(axis=0)))
 
     whole = concatenated(_shared_out(judged, w, _TILE // max(1, m * len(slices)), threads))
     if order is None:
@@ -94,7 +96,7 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
             return multiply_adds(steps, np.ascontiguousarray(ELEMENTS[kind].decode(rows).T), rounding.exact)
 
     bits = _shared_out(chained, w, _CHAIN // max(1, m), threads)
-    return Product(whole.exact, whole.bound, whole.spread, np.concatenate(bits, axis=1))
+    return replace(whole, ordered=np.concatenate(bits, axis=1))
 
 
 def exact_elements(kind: str, w: Bytes, x: Floats, threads: int = 1) -> Doubles:

@@ -50,6 +50,7 @@ from .order import Order
 from .sums import (
     UNIT_ROUNDOFF,
     Doubles,
+    Errors,
     Floats,
     Lanes,
     LaneSpread,
@@ -68,8 +69,10 @@ from .values import (
     by_term,
     exact_weights,
     held,
+    in_16_bits,
     of_values,
     term_values,
+    value_errors,
     value_tile,
 )
 
@@ -158,6 +161,7 @@ def unstored(
     """The product before anything is fused behind it, and before it is rounded to the type of the output."""
     if order is not None and semantics.accumulation.name != "float32":
         raise ValueError(f"no definition states the order {order} of sums in {semantics.accumulation}")
+    fmt = semantics.term.reads(fmt)
     if semantics.inside is not None:
         values = semantics.values_of(x)
         of_blocks = unstored(semantics.inside, fmt, w, semantics.inside.bytes_of(values), order, threads, device)
@@ -182,7 +186,14 @@ def unstored(
         with np.errstate(all="ignore"):
             return tile(semantics, fmt, w[span], prepared, order)
 
-    return concatenated(each(one, spans, threads))
+    whole = concatenated(each(one, spans, threads))
+    if not (term.of_values and in_16_bits(semantics)):
+        return whole
+
+    def errors(tokens: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> Errors:
+        return value_errors(semantics, fmt, w[rows], prepared.wide[tokens])
+
+    return replace(whole, errors=errors, columns=prepared.wide.shape[1])
 
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
@@ -200,7 +211,7 @@ def each_block(
 
     None where the definition does not take the activations of a block by themselves, or adds up other things.
     """
-    encoding = semantics.encoding.format
+    encoding, fmt = semantics.encoding.format, semantics.term.reads(fmt)
     plain = semantics.plain and semantics.inside is None and semantics.oracle is None and not semantics.term.of_values
     if not plain or encoding is None or encoding.block_size > fmt.unit:
         return None
@@ -259,8 +270,10 @@ def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, or
     size = magnitude.sum(axis=0)
     bound = accumulation.growth(added) * size + lost
     partial = None if accumulation.independent or second is None else partial_sums(first) + partial_sums(second)
-    spread = spread_of(term, carried, magnitude**2 / term_values(fmt), roundings, accumulation, partial)
-    return held(Product(exact, bound, spread + lost, result), size, accumulation)
+    lanes = magnitude**2 / term_values(fmt)
+    spread = spread_of(term, carried, lanes, roundings, accumulation, partial)
+    made = Product(exact, bound, spread + lost, result, scale=np.sqrt(lanes.sum(axis=0)))
+    return held(made, size, accumulation)
 
 
 def _lost(
@@ -287,7 +300,7 @@ def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -
     """
     if not semantics.raw_sum or not semantics.uses_sum(fmt):
         return 0.0
-    size = semantics.encoding.values_per_sum
+    fmt, size = semantics.term.reads(fmt), semantics.encoding.values_per_sum
     values = x.reshape(len(x), -1, size).astype(np.float64)
     total, error = values.sum(axis=-1), gamma(size) * np.abs(values).sum(axis=-1)
     with np.errstate(all="ignore"):

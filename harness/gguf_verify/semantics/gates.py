@@ -22,6 +22,8 @@ import numpy.typing as npt
 
 from ..support.arrays import get, on_host, put, widened
 from .accumulation import SCORE_LIMIT
+from .closer import Closer, judge_closer
+from .power import Power, power
 from .sums import Doubles, Product
 
 #: Rows of weights whose score is computed although they pass.
@@ -45,6 +47,8 @@ class Judgement:
             screened, with what did not pass at once computed whole; of one on a card, NumPy's where something is wrong.
         suspected: elements of which only the score says that they fail.
         doubtful: elements whose score only lane orders explain; suspicions are among them.
+        power: whether the gates could have failed: see `power`.
+        closer: how the product was judged beside them, because they could not; None where they could.
     """
 
     bad: npt.NDArray[np.bool_]
@@ -56,9 +60,12 @@ class Judgement:
     product: Product
     suspected: npt.NDArray[np.bool_]
     doubtful: npt.NDArray[np.bool_]
+    power: Power
+    closer: Closer | None = None
 
     @property
     def passed(self) -> bool:
+        """No output fails. That verifies them only if the gates have `power`: see `verified`."""
         return not self.bad.any()
 
     @property
@@ -74,6 +81,11 @@ class Judgement:
             self, bad=(self.bad & ~self.suspected) | (self.doubtful & wrong), suspected=none, doubtful=none
         )  # fmt: skip
 
+    @property
+    def verified(self) -> bool:
+        """No output fails, and most could have."""
+        return self.passed and not self.power.lacking
+
 
 def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None = None) -> Judgement:
     """Judge `y` float32[M, N].
@@ -88,6 +100,7 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         slack: added to the bound: what is not known about the inputs of the computation that gave `y`.
     """
     y, slack = put(y, p.exact), None if slack is None else put(slack, p.exact)
+    of_gates = power(p, slack)
     if p.of_rows is not None:
         p = p.settled(_doubtful(y, p, slack))
     with np.errstate(all="ignore"):
@@ -119,6 +132,7 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         bad, suspected = bad | put(found.wrong | found.suspected, bad), found.suspected
         p, doubtful = replace(p, spread=put(found.spread, p.spread)), doubtful & ~found.wrong
         score = _ratio(difference, p.spread if slack is None else p.spread + slack)
+    closer = judge_closer(y, p) if of_gates.lacking and slack is None else None
     at = int(np.argmax(utilisation))
     denominator = float((p.exact**2).sum())
     nmse = float((difference**2).sum()) / denominator if denominator else 0.0
@@ -128,8 +142,11 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
             bad = none
         else:  # looked at element by element
             bad, p = get(bad), p.placed(get)
+    if closer is not None:
+        bad, of_gates = bad.copy(), closer.power
+        bad[np.ix_(closer.tokens, closer.rows)] |= closer.bad
     worst = float(utilisation.max()), float(score.max())
-    return Judgement(bad, *worst, (m, n), differing, nmse, p, suspected, doubtful)
+    return Judgement(bad, *worst, (m, n), differing, nmse, p, suspected, doubtful, of_gates, closer)
 
 
 @dataclass(frozen=True)

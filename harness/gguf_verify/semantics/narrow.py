@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..support.arrays import on_host
 from .accumulation import SCORE_LIMIT
-from .sums import Doubles, Floats, Product
+from .sums import Doubles, Floats, Product, loosened_errors
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ def stored(p: Product, output: str) -> Product:
         if p.ordered is not None:
             ordered = narrow.rounded(p.ordered).astype(np.float32)
         return replace(
-            p, exact=exact, bound=p.bound + step, spread=p.spread + step / SCORE_LIMIT, ordered=ordered
+            p, exact=exact, bound=p.bound + step, spread=p.spread + step / SCORE_LIMIT, ordered=ordered,
+            errors=loosened_errors(p.errors, step),
         )  # fmt: skip
 
 

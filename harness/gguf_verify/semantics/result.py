@@ -63,7 +63,7 @@ def _exact(
     if semantics.oracle is not None:
         own = semantics.oracle.activations(x)
         return np.concatenate([own @ v.T for v in own_weights(semantics.oracle, fmt, w, own.shape[1])], axis=1)
-    term = semantics.term
+    term, fmt = semantics.term, semantics.term.reads(fmt)
     if term.minima_apart if term.of_values else term.half_products(fmt):  # it rounds inside an element
         return unstored(semantics, fmt, w, x, None, threads).exact
     plain = replace(semantics, accumulation=IN_FLOAT32, output="float32")

@@ -86,6 +86,7 @@ def screened(
     if device is None and (len(x) < FEW or len(w) * len(x) * nb < SMALL):
         return product(semantics, fmt, w, x, order, threads)
     inner, slack = semantics.inside or semantics, None
+    fmt = inner.term.reads(fmt)
     if semantics.inside is not None:
         slack = slack_of_sums(inner, fmt, w, semantics.values_of(x))
     with np.errstate(all="ignore"):  # scales that are infinite: such a product is settled by the other one
@@ -139,7 +140,7 @@ def _made_of(semantics: Semantics, fmt: BlockFormat, row_bytes: int, x: Bytes) -
     inner, taken, nb = semantics, x, _terms(fmt, row_bytes)
     if semantics.inside is not None:
         inner, taken = semantics.inside, semantics.inside.bytes_of(semantics.values_of(x))
-    of = _OfValues if inner.term.of_values else _OfBlocks
+    of, fmt = _OfValues if inner.term.of_values else _OfBlocks, inner.term.reads(fmt)
     return of(inner, fmt, Activations.of(inner, taken, term_values(fmt), nb), nb)
 
 
@@ -315,7 +316,7 @@ def _lowered(
     reach = size * (1 + _ROUNDED) + bound  # not below that of the product itself
     if not (reach < IN_FLOAT32.overflows).all():
         exact = np.where(reach < IN_FLOAT32.overflows, exact, np.copysign(np.inf, exact))
-    return Product(exact, bound, spread, None)
+    return Product(exact, bound, spread, None, scale=size / np.sqrt(summed))
 
 
 def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Activations, order: Order) -> Floats:

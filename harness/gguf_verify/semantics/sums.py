@@ -49,6 +49,29 @@ class Lanes:
 
 
 @dataclass(frozen=True)
+class Errors:
+    """What correct kernels lose of outputs, float64[M, n] each: see `closer`.
+
+    Args:
+        tolerance: the most that one may be off by.
+        drift: what is certain, and goes one way.
+        deviation: the standard deviation of the rest.
+    """
+
+    tolerance: Doubles
+    drift: Doubles
+    deviation: Doubles
+
+    def loosened(self, slack: Doubles | float) -> Errors:
+        """The same, where that much more may be lost."""
+        return Errors(self.tolerance + slack, self.drift + slack, self.deviation)
+
+
+#: Numbers of tokens and of rows → what correct kernels lose of these outputs.
+ErrorsOf = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Errors]
+
+
+@dataclass(frozen=True)
 class Product:
     """What an output should be, `[M, N]` each: arrays of NumPy, or all of them on a card.
 
@@ -61,6 +84,11 @@ class Product:
             `bound` and `spread` are at most those of the product, so what passes by them passes (`screen`).
         lanes: gives the spread by lane orders; None: `spread` is all that is known.
         limit: the largest score of an output that passes.
+        scale: about the root of the sum of the squares of all terms, as large as `exact` is where these do not cancel;
+            None where that is not known.
+        errors: gives what correct kernels lose of some outputs, for a `closer` judgement; None where only the bound is
+            known.
+        columns: K, where `errors` is known.
     """
 
     exact: Doubles
@@ -70,6 +98,9 @@ class Product:
     of_rows: Callable[[Rows], Product] | None = None
     lanes: Lanes | None = None
     limit: float = SCORE_LIMIT
+    scale: Doubles | None = None
+    errors: ErrorsOf | None = None
+    columns: int = 0
 
     def rows(self, index: Rows) -> Product:
         """The product of other rows of the same activations, in this order."""
@@ -78,19 +109,26 @@ class Product:
         other = None if of_rows is None else lambda rows: of_rows(rows).rows(index)
         of_lanes = None if lanes is None else Lanes(lambda tokens, rows: lanes.of(index[tokens], rows), lanes.most)
         exact, bound, spread = (of[there] for of in (self.exact, self.bound, self.spread))
-        return Product(exact, bound, spread, ordered, other, of_lanes, self.limit)
+        scale, losses = None if self.scale is None else self.scale[there], self.errors
+        errors: ErrorsOf | None = None if losses is None else lambda tokens, rows: losses(index[tokens], rows)
+        return Product(
+            exact, bound, spread, ordered, other, of_lanes, self.limit, scale, errors, self.columns
+        )  # fmt: skip
 
     def at(self, tokens: Rows, rows: Rows) -> Product:
         """The product of single outputs, one of each token and row, as [1, outputs]; of a product of NumPy."""
         ordered, lanes = None if self.ordered is None else self.ordered[tokens, rows][None], self.lanes
         of_lanes = None if lanes is None else Lanes(lambda _, at: lanes.of(tokens[at], rows[at]), lanes.most)
         exact, bound, spread = (of[tokens, rows][None] for of in (self.exact, self.bound, self.spread))
-        return Product(exact, bound, spread, ordered, None, of_lanes, self.limit)
+        scale = None if self.scale is None else self.scale[tokens, rows][None]
+        return Product(exact, bound, spread, ordered, None, of_lanes, self.limit, scale)
 
     def loosened(self, slack: Doubles | float) -> Product:
         """The same, with bound and spread that are larger by float64[M, N] of NumPy."""
         more = slack if isinstance(slack, float) else put(slack, self.bound)
-        return replace(self, bound=self.bound + more, spread=self.spread + more)
+        return replace(
+            self, bound=self.bound + more, spread=self.spread + more, errors=loosened_errors(self.errors, slack)
+        )  # fmt: skip
 
     @property
     def in_order(self) -> Product:
@@ -104,8 +142,10 @@ class Product:
     def placed(self, move: Callable[[Array], Array]) -> Product:
         """The same elsewhere; `move` moves an array there."""
         ordered = None if self.ordered is None else move(self.ordered)
-        exact, bound, spread = (move(of) for of in (self.exact, self.bound, self.spread))
-        return replace(self, exact=exact, bound=bound, spread=spread, ordered=ordered)
+        scale = None if self.scale is None else move(self.scale)
+        return replace(
+            self, exact=move(self.exact), bound=move(self.bound), spread=move(self.spread), ordered=ordered, scale=scale
+        )  # fmt: skip
 
     def settled(self, rows: Rows) -> Product:
         """The same, with the product itself at some rows of the weights. At the others, which have passed, the spread
@@ -120,6 +160,15 @@ class Product:
         return replace(self, exact=exact, bound=bound, spread=spread, of_rows=None)
 
 
+def loosened_errors(errors: ErrorsOf | None, slack: Doubles | float) -> ErrorsOf | None:
+    """What is lost where float64[M, N] may be lost beside it."""
+    if errors is None:
+        return None
+    return lambda tokens, rows: errors(tokens, rows).loosened(
+        slack if isinstance(slack, float) else slack[np.ix_(tokens, rows)]
+    )
+
+
 def gamma(n: int) -> float:
     """γ_n of the bound."""
     return n * UNIT_ROUNDOFF / (1 - n * UNIT_ROUNDOFF)
@@ -128,11 +177,13 @@ def gamma(n: int) -> float:
 def concatenated(parts: Sequence[Product]) -> Product:
     """The product of all rows of W from those of some each, in order."""
     ordered = [p.ordered for p in parts if p.ordered is not None]
+    scales = [p.scale for p in parts if p.scale is not None]
     return Product(
         np.concatenate([p.exact for p in parts], axis=1),
         np.concatenate([p.bound for p in parts], axis=1),
         np.concatenate([p.spread for p in parts], axis=1),
         np.concatenate(ordered, axis=1) if ordered else None,
+        scale=np.concatenate(scales, axis=1) if len(scales) == len(parts) else None,
     )
 
 
@@ -184,6 +235,6 @@ def partial_sums(term: Doubles) -> Doubles:
 
 
 __all__ = [
-    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Floats", "LaneSpread", "Lanes", "Product", "Rows",
-    "concatenated", "gamma", "partial_sums", "spread_of", "walk",
+    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Errors", "ErrorsOf", "Floats", "LaneSpread", "Lanes",
+    "Product", "Rows", "concatenated", "gamma", "loosened_errors", "partial_sums", "spread_of", "walk",
 ]  # fmt: skip

@@ -21,6 +21,11 @@ def no_format(_: BlockFormat) -> bool:
     return False
 
 
+def as_it_is(fmt: BlockFormat) -> BlockFormat:
+    """Reads a format as the file has it."""
+    return fmt
+
+
 def has_offset(fmt: BlockFormat) -> bool:
     """A trait of formats whose codes have an offset."""
     return fmt.offset != 0
@@ -56,6 +61,7 @@ class Term:
             d·q + m); "": codes are multiplied.
         steps: these values may have been rounded in every step of their decoding: the exact product is that of d·q + m,
             and the bound has a slack for the steps.
+        reads: as which format it reads weights of one, where it takes them apart in another way.
         order_known: `exact` states the order in which a kernel may declare that it adds the terms.
     """
 
@@ -69,6 +75,7 @@ class Term:
     minima_apart: bool = False
     weights: Rounded = ""
     steps: bool = False
+    reads: Callable[[BlockFormat], BlockFormat] = as_it_is
     order_known: bool = False
 
     @property
@@ -77,4 +84,4 @@ class Term:
         return bool(self.weights)
 
 
-__all__ = ["Rounded", "Term", "has_offset", "minima_of_superblocks", "no_format", "one_minimum"]
+__all__ = ["Rounded", "Term", "as_it_is", "has_offset", "minima_of_superblocks", "no_format", "one_minimum"]

@@ -28,17 +28,20 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from ..support.arrays import contiguous, widened
+from . import half_sums
 from .accumulation import SCORE_LIMIT, Accumulation
 from .definition import Semantics
 from .device import Device
 from .narrow import NARROW
 from .order import Order
 from .rounding import multiply_adds
-from .sums import Doubles, Floats, Product, partial_sums, spread_of, walk
+from .sums import Doubles, Errors, Floats, Product, partial_sums, spread_of, walk
 from .term import Term
 
 Bytes = npt.NDArray[np.uint8]
 _NOTHING: Doubles = np.zeros(0)
+#: The root mean square of what decoding in steps takes of a weight, as a share of the most: see `closer`.
+_OF_STEPS = 0.3
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,35 @@ def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
     return replace(made, bound=made.bound + more, spread=made.spread + more / SCORE_LIMIT)
 
 
+def in_16_bits(semantics: Semantics) -> bool:
+    """Whether values are added in half, or decoded in steps of 16 bits: then their bound is wide."""
+    term = semantics.term
+    return not term.minima_apart and (semantics.accumulation.name == "float16" or term.steps)
+
+
+def value_errors(semantics: Semantics, fmt: BlockFormat, w: Bytes, a: Doubles) -> Errors:
+    """What correct kernels lose of products of values float64[M, K] and weights uint8[n, row bytes]: see `closer`."""
+    values, off = weights_of(semantics.term, fmt, w)
+    if semantics.accumulation.name == "float16":
+        made = half_sums.errors(a, values)
+    else:
+        spread = of_values(a, values, term_values(fmt), semantics.accumulation).spread
+        made = Errors(SCORE_LIMIT * spread, np.zeros_like(spread), spread)
+        if not semantics.accumulation.independent:
+            made = replace(made, drift=SCORE_LIMIT * spread)
+    if off is None:
+        return made
+    by_block = np.stack([
+        np.abs(a[:, start : start + fmt.block_size]) @ off[:, start : start + fmt.block_size].T
+        for start in range(0, a.shape[1], fmt.block_size)
+    ])  # fmt: skip
+    slack = by_block.sum(axis=0) * (1 + semantics.accumulation.growth(a.shape[1]))
+    if not semantics.term.steps:
+        return made.loosened(slack)
+    deviation = np.hypot(made.deviation, _OF_STEPS * np.sqrt((by_block**2).sum(axis=0)))
+    return Errors(made.tolerance + slack, made.drift, deviation)
+
+
 def values_in_order(fmt: BlockFormat, w: Bytes, x: Activations, order: Order) -> Floats:
     """The bits of the declared order of decoded weights uint8[n, row bytes], float32[M, n]. Raises ValueError."""
     if order.part is not None:
@@ -166,7 +198,8 @@ def of_values(
     magnitude = np.abs(a) @ np.abs(w).T
     lost = (magnitude > 0) * accumulation.underflow * a.shape[1]
     bound = accumulation.growth(a.shape[1]) * magnitude + lost
-    return held(Product(exact, bound, spread + lost, ordered), magnitude, accumulation)
+    made = Product(exact, bound, spread + lost, ordered, scale=np.sqrt(lanes.sum(axis=0)))
+    return held(made, magnitude, accumulation)
 
 
 def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
@@ -204,4 +237,5 @@ def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
     bound = accumulation.growth(columns + 2 * len(q)) * magnitude + lost
     partial = None if accumulation.independent else partial_sums(first) + partial_sums(second)
     spread = spread_of(first + second, carried, lanes, values, accumulation, partial)
-    return held(Product(exact, bound, spread + lost, None), magnitude, accumulation)
+    made = Product(exact, bound, spread + lost, None, scale=np.sqrt(lanes.sum(axis=0)))
+    return held(made, magnitude, accumulation)

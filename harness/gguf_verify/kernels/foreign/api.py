@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
 from ...semantics import F32, OWN, SEMANTICS, Semantics, declared
+from ...semantics.accumulation import IN_FLOAT32
 from ...semantics.epilogues import OPERATIONS
 from ...support.errors import UsageError
 from ...support.near import meant, nearest
@@ -239,6 +240,21 @@ class Declaration:
             )  # fmt: skip
         except ValueError as error:
             raise UsageError(str(error)) from None
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What it declares beside the name of its definition, in words, for reports."""
+        words, more = [], dict(self.more)
+        if self.computes not in TASKS:
+            inner = self.definition.inside or self.definition
+            words += [] if inner.accumulation is IN_FLOAT32 else [f"added in {inner.accumulation}"]
+        words += [f"takes {self.takes}"] if self.takes else []
+        words += [f"fuses {', '.join(self.fused)}"] if self.fused else []
+        words += [f"with outputs of {self.output}"] if self.output != FLOAT32 else []
+        words += [] if self.deterministic else ["not deterministic"]
+        words += ["fast math"] if more.get("fast_math") else []
+        words += [f"domain {self.domain.words}"] if self.domain.words else []
+        return tuple(words)
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -156,6 +156,10 @@ class ForeignKernel(Kernel):
         return plain
 
     @property
+    def beside_definition(self) -> tuple[str, ...]:
+        return self.declaration.beside
+
+    @property
     def judged_by(self) -> str | None:
         definition = self.definition
         rounded = "" if definition.plain else definition.rounded_words

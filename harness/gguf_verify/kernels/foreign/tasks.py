@@ -59,6 +59,10 @@ class ForeignTask(Task):
         raise NotImplementedError
 
     @property
+    def beside_definition(self) -> tuple[str, ...]:
+        return self.declared.beside
+
+    @property
     def definition(self) -> Semantics:
         return F32  # of products with values; no rung asks it of a kernel that multiplies nothing
 

@@ -18,7 +18,7 @@ def render(report: Report, limit: int = LIMIT) -> str:
     words = report.words
     page.add(f"## {MARKS[LEVELS.get(report.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
     name = environment.file.path.rpartition("/")[2]
-    kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.definition)}"
+    kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.declared)}"
     if not report.kernel_ran:
         kernel = "no product of a kernel was made"
     llama = f"llama.cpp {escaped(environment.versions.llama_cpp, 40)}"
@@ -47,7 +47,7 @@ def render(report: Report, limit: int = LIMIT) -> str:
     if report.waivers:
         page.add(*(f"- Waiver, {use.state}: {escaped(use.words, 600)}" for use in report.waivers), "")
     if left := [(rung.name, u) for rung in report.rungs for u in rung.unverified]:
-        rows = [(name, escaped(u.name, 100), escaped(u.why)) for name, u in left]
+        rows = [(name, escaped(u.title, 100), escaped(u.why)) for name, u in left]
         page.fold(f"{len(left):,} could not be verified", ("rung", "what", "why"), rows)
     if skipped := report.skipped:
         rows = [

@@ -267,7 +267,7 @@ def _left(report: Report, form: Form) -> Iterator[RenderableType]:
         left = [
             said(
                 (f"NOT VERIFIED {rung.name}: ", WARN),
-                f"{printable(left.name, 64)}: {printable(left.why, 600)}{_unless_uncovered(left)}",
+                f"{printable(left.title, 100)}: {printable(left.why, 600)}{_unless_uncovered(left)}",
             )
             for left in rung.unverified
         ]
@@ -459,7 +459,7 @@ def _about(report: Report) -> Iterator[_Fact]:
     if not report.kernel_ran:
         yield _Fact("kernel", f"{printable(kernel.name, 200)} was not run")
     else:
-        yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.definition}")
+        yield _Fact("kernel", f"{printable(kernel.name, 200)}{which}, declares {kernel.declared}")
     if kernel.judged_by and report.kernel_ran:
         yield _Fact("", f"judged by {printable(kernel.judged_by, 200)}", spare=4)
     for code in kernel.code if report.kernel_ran else ():
@@ -530,7 +530,7 @@ def _environment(report: Report) -> Iterator[tuple[str, str]]:
         yield "sha256" if not i else "", digest
     yield "host", printable(e.host.words, 300) + (f" · chosen {printable(e.host.chosen, 200)}" if e.host.chosen else "")
     ran = "" if report.kernel_ran else " · was not run"
-    order = f"declares {kernel.definition} · order of summation: {kernel.order}"
+    order = f"declares {kernel.declared} · order of summation: {kernel.order}"
     yield "kernel", f"{printable(kernel.name, 200)}{ran} · {order}"
     if kernel.judged_by:
         yield "", f"judged by {printable(kernel.judged_by, 200)}"

@@ -62,7 +62,7 @@ def _parts(report: Report) -> Iterator[str]:
         if rung.fault:
             yield paragraph(f"The {rung.name} rung was broken off: {printable(rung.fault, 300)}")
         for left in rung.unverified[:3]:
-            yield paragraph(f"Not verified: {printable(left.name, 64)}: {printable(left.why, 200)}")
+            yield paragraph(f"Not verified: {printable(left.title, 100)}: {printable(left.why, 200)}")
     if skipped := report.skipped:
         yield paragraph(f"Skipped: {', '.join(check.title for check in skipped)}")
     rows = []

@@ -16,8 +16,10 @@ the sums s of lanes, and η = 2^-25 for a product below the normal halves, a sum
 and the largest tolerance of these orders counts: lanes of every L-th term, L = 1, 2, 4, … 32, in ascending order, and
 all terms in descending order. Parts of a row that are added up apart, and trees, have smaller sums.
 
-`semantics` knows the sums of whole blocks alone, and of these admits the running-error bound, as if all roundings went
-one way: of 1536 terms of one sign that is 0.4 of the sum, and right outputs are off by a tenth of it at most.
+`exact` knows the sums of whole blocks alone, and of these admits the running-error bound, as if all roundings went one
+way: of 1536 terms of one sign that is 0.4 of the sum, and right outputs are off by a tenth of it at most.
+
+This takes all terms of each output, so a product is judged so where it needs it: see `closer`.
 """
 
 from __future__ import annotations
@@ -25,14 +27,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
-from ..semantics import SCORE_LIMIT, Product
-from ..semantics.accumulation import EXTRA_ROUNDINGS, IN_FLOAT16
-from ..semantics.narrow import HALF
-from .node import Doubles
-
-Floats = npt.NDArray[np.float32]
+from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT16, SCORE_LIMIT
+from .narrow import HALF
+from .sums import Doubles, Errors, Floats, Product
 
 #: Terms of all outputs up to which they are added up, which takes seconds; terms that are held at a time.
 _MOST, _AT_ONCE = 1 << 25, 1 << 18
@@ -46,33 +44,46 @@ def sharpened(made: Product, a: Doubles, w: Doubles, slack: Doubles | float = 0.
 
     Args:
         made: [M, N], with sums in half.
-        a, w: the factors, float64[M, K] and float64[N, K], both halves.
+        a, w: the factors, float64[M, K] and float64[N, K].
         slack: what the factors may be off by adds up to, and what rounding the output takes, [M, N].
     """
     if len(a) * w.size > _MOST or not np.isfinite(made.exact).all():
         return made
-    step = max(1, _AT_ONCE // max(1, a.size))
-    parts = [_tolerance(a, w[first : first + step]) for first in range(0, len(w), step)]
-    tolerance = np.concatenate(parts, axis=1) if parts else np.zeros_like(made.spread)
+    tolerance = errors(a, w).tolerance
     return replace(made, spread=np.minimum(made.spread, (tolerance + slack) / SCORE_LIMIT))
 
 
-def _tolerance(a: Doubles, w: Doubles) -> Doubles:
-    """Of factors [M, K] and [n, K], [M, n]."""
+def errors(a: Doubles, w: Doubles) -> Errors:
+    """What sums of factors [M, K] and [N, K] are off by, [M, N]."""
+    step = max(1, _AT_ONCE // max(1, a.size))
+    parts = [_errors(a, w[first : first + step]) for first in range(0, len(w), step)]
+    if not parts:
+        nothing = np.zeros((len(a), 0))
+        return Errors(nothing, nothing, nothing)
+    return Errors(*(np.concatenate(part, axis=1) for part in zip(*parts, strict=True)))
+
+
+def _errors(a: Doubles, w: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+    """Tolerance, drift and deviation of factors [M, K] and [n, K], [M, n]."""
     u, k = IN_FLOAT16.unit, a.shape[1]
     filled = ((0, 0), (0, -k % _LANES[-1]))
-    left, right = (np.pad(each, filled).astype(np.float32) for each in (a, w))
-    terms = left[:, None] * right[None]  # exact: halves have 11 bits
-    exact = terms.sum(axis=2, dtype=np.float64)
-    rounded = terms.astype(np.float16).astype(np.float32)
+    left, right = (np.pad(each, filled) for each in (a, w))
+    products = left[:, None] * right[None]
+    with np.errstate(over="ignore"):
+        rounded = products.astype(np.float16).astype(np.float32)
+    terms = products.astype(np.float32)  # of two halves: exact
+    exact = products.sum(axis=2)
     squares = np.einsum("mnk,mnk->mn", terms, terms).astype(np.float64) + EXTRA_ROUNDINGS * exact**2
-    most = np.zeros_like(exact)
+    tolerance, drift, deviation = (np.zeros_like(exact) for _ in range(3))
     for lanes in (*_LANES, -1):
-        drift, carried = _one_order(*(
+        off, carried = _one_order(*(
             each[..., ::-1, None] if lanes < 0 else each.reshape(*exact.shape, -1, lanes) for each in (terms, rounded)
         ))  # fmt: skip
-        most = np.maximum(most, drift + IN_FLOAT16.deviations * u * np.sqrt((carried + squares) / 3))
-    return np.asarray(most + k * IN_FLOAT16.underflow)
+        spread = u * np.sqrt((carried + squares) / 3)
+        tolerance = np.maximum(tolerance, off + IN_FLOAT16.deviations * spread)
+        drift, deviation = np.maximum(drift, off), np.maximum(deviation, spread)
+    lost = k * IN_FLOAT16.underflow
+    return tolerance + lost, drift + lost, deviation
 
 
 def _one_order(terms: Floats, rounded: Floats) -> tuple[Doubles, Doubles]:
@@ -84,4 +95,4 @@ def _one_order(terms: Floats, rounded: Floats) -> tuple[Doubles, Doubles]:
     return np.abs(off).max(axis=0), carried.astype(np.float64)
 
 
-__all__ = ["sharpened"]
+__all__ = ["errors", "sharpened"]

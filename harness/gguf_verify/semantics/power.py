@@ -1,0 +1,83 @@
+"""The power of a bound: could it have failed?
+
+A bound is a check only where outputs exist that it refuses. Long sums in half have bounds as large as the sums: zeros
+are within them. An output o is *weak* where 0.9·o would pass, that is where the tolerance T of both gates is at least
+0.1·|o|; then 0 passes, or nearly. A product most of whose outputs are weak is not verified by its bound, whatever its
+outputs are.
+
+Two kinds of outputs are zero for good reasons, and do not count as weak for that:
+
+- An exact zero. It is left out, whatever T is.
+- An output whose terms cancel. With r the root of the sum of their squares, |o| is about r where signs are random, and
+  float32 itself leaves some 2^-24·r·√K of it. So |o| counts as at least r·2^-9: only tolerances below r·2^-12, as those
+  of float32 sums are, profit from that. Likewise results that underflow in float32 count as at least 2^-100.
+
+A product of few outputs may have a small one by chance: tensor cores leave 0.01·r at K = 32768, and one output in
+thirteen is less than 0.1·r. Of fewer than `FEW` outputs |o| therefore counts as at least r/4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..support.arrays import Array
+from .accumulation import SCORE_LIMIT
+from .sums import Product
+
+#: The share of an output that a bound must be able to miss.
+SHARE = 0.1
+#: Outputs of a product that is small.
+FEW = 16
+#: Of r, what |o| counts as at least: in general, and in small products.
+_CANCELLED, _OF_FEW = 2.0**-9, 0.25
+#: The least size of an output: smaller ones underflow in float32.
+_LEAST = 2.0**-100
+
+
+@dataclass(frozen=True)
+class Power:
+    """Of the gates of one product.
+
+    Args:
+        outputs: whose exact value is finite and not zero.
+        weak: of these, the ones of which 0.9 times the exact value would pass.
+    """
+
+    outputs: int
+    weak: int
+
+    @property
+    def lacking(self) -> bool:
+        """Whether most outputs are weak, so that to pass says nothing."""
+        return 2 * self.weak > self.outputs
+
+    def joined(self, other: Power) -> Power:
+        """Of both together, where a product is judged in parts."""
+        return Power(self.outputs + other.outputs, self.weak + other.weak)
+
+
+def power(p: Product, slack: Array | None = None) -> Power:
+    """The power of a product's gates.
+
+    Args:
+        p: of one that is screened, bound and spread may be smaller than those of the product: by a little.
+        slack: that is added to bound and spread.
+    """
+    with np.errstate(all="ignore"):
+        tolerance = np.minimum(p.bound, SCORE_LIMIT * p.spread)
+        size = np.abs(p.exact)
+        counted = np.isfinite(size) & (size > 0)
+        outputs = int(counted.sum())
+        if p.ordered is not None:  # judged by their bits
+            return Power(outputs, 0)
+        least = np.maximum(size, _LEAST)
+        if p.scale is not None:
+            least = np.maximum(least, p.scale * (_OF_FEW if outputs < FEW else _CANCELLED))
+        if slack is not None:
+            tolerance = tolerance + slack
+        return Power(outputs, int((counted & ~(tolerance < SHARE * least)).sum()))
+
+
+__all__ = ["FEW", "SHARE", "Power", "power"]

@@ -1,0 +1,164 @@
+"""A bound is a check only if it can fail: products whose gates accept anything are not verified, and are judged more
+closely where what correct kernels lose is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
+from gguf_verify.semantics import SEMANTICS, Product, Semantics, declared, judge, product, screened
+from gguf_verify.semantics.closer import MISSED, factor
+from tests.support.exact_products import Floats, generator, real_weights
+from tests.support.narrow_sums import HALF_SUMS, Doubles
+from tests.unit.semantics.test_compositions import values
+
+Q4_0, Q4_1, Q4_K, Q8_0 = (FORMATS[name] for name in ("Q4_0", "Q4_1", "Q4_K", "Q8_0"))
+IN_HALF = declared("f16", accumulates="float16")
+
+
+def normal(m: int, k: int, scale: float = 1.0) -> Floats:
+    return (scale * generator("power", str(k)).standard_normal((m, k))).astype(np.float32)
+
+
+def expected(semantics: Semantics, fmt: BlockFormat, n: int, x: Floats) -> Product:
+    return product(semantics, fmt, real_weights(fmt, n, x.shape[1]), semantics.bytes_of(x))
+
+
+def rounded(values: Doubles) -> Floats:
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.9])
+@pytest.mark.parametrize(
+    ("semantics", "k"),
+    [
+        (IN_HALF, 256), (IN_HALF, 4096), (IN_HALF, 32768), (declared("q8_1", accumulates="float16"), 32768),
+        (declared("f32_apart", accumulates="float16"), 4096),
+        (declared(activations="bfloat16", term="bfloat16_steps"), 4096),
+        (declared("f16", accumulates="float16", output="float16"), 16384),
+    ],
+    ids=lambda v: v if isinstance(v, int) else v.name + v.rounded_words,
+)  # fmt: skip
+def test_zeros_and_a_constant_factor_are_never_verified(semantics: Semantics, k: int, share: float) -> None:
+    fmt = Q8_0 if semantics.name == "q8_1" else Q4_0
+    p = expected(semantics, fmt, 24, normal(4, k))
+    assert not judge(rounded(share * p.exact), p).verified
+
+
+@pytest.mark.parametrize("added", HALF_SUMS)
+@pytest.mark.parametrize(("k", "m"), [(32, 2), (256, 4), (2048, 4)])
+def test_correct_sums_in_half_are_verified(added: Callable[[Doubles, Doubles], Doubles], k: int, m: int) -> None:
+    x, w = normal(m, k), real_weights(Q4_0, 24, k)
+    y = rounded(added(*values(IN_HALF, Q4_0, w, x)))
+    judgement = judge(y, product(IN_HALF, Q4_0, w, IN_HALF.bytes_of(x)))
+    assert judgement.verified
+    assert (judgement.closer is not None) == (k > 32)
+
+
+def test_of_a_long_row_one_wrong_token_is_found() -> None:
+    """Each of its outputs is within the bound of any order, and within what one output may be off by."""
+    x, w = normal(4, 2048), real_weights(Q4_0, 40, 2048)
+    a, b = values(IN_HALF, Q4_0, w, x)
+    p = product(IN_HALF, Q4_0, w, IN_HALF.bytes_of(x))
+    y = rounded(HALF_SUMS[0](a, b))
+    wrong = y.copy()
+    wrong[2] *= np.float32(0.85)
+    assert judge(y, p).verified
+    found = judge(wrong, p)
+    assert not (np.abs(wrong - p.exact) > p.bound).any()
+    assert found.bad[2].any()
+    assert not found.bad[[0, 1, 3]].any()
+
+
+def test_weights_that_are_decoded_in_steps_are_verified() -> None:
+    semantics = declared(activations="bfloat16", term="bfloat16_steps")
+    x, w = normal(4, 4096), real_weights(Q8_0, 24, 4096)
+    p = product(semantics, Q8_0, w, semantics.bytes_of(x))
+    a, b = values(semantics, Q8_0, w, x)
+    decoded = b.astype(np.float32)  # rounded once more to bfloat16, toward zero
+    decoded = (decoded.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+    assert judge(rounded(a @ decoded.T), p).verified
+
+
+@pytest.mark.parametrize("name", sorted(SEMANTICS))
+def test_definitions_of_float32_sums_have_power(name: str) -> None:
+    """Of one output as of many, at any length, of tiny and of large values."""
+    semantics = SEMANTICS[name]
+    if semantics.of_elements:
+        pytest.skip("of weights that are not quantized")
+    for fmt in (Q4_0, Q4_1, Q8_0, Q4_K):
+        try:
+            semantics.uses_sum(fmt)
+        except ValueError:
+            continue
+        for k, scale in ((256, 1.0), (4096, 1e-3), (4096, 100.0)):
+            x = normal(3, k, scale)
+            p = expected(semantics, fmt, 20, x)
+            if not np.isfinite(p.exact).all():
+                continue
+            assert judge(rounded(p.exact), p).power.weak == 0
+            for m in range(3):
+                one = Product(*(of[m : m + 1, :1] for of in (p.exact, p.bound, p.spread)), None, scale=p.scale[:1, :1])  # type: ignore[index]
+                assert not judge(rounded(one.exact), one).power.lacking
+
+
+@pytest.mark.parametrize("kind", sorted(ELEMENTS))
+def test_weights_that_are_not_quantized_have_power(kind: str) -> None:
+    x, values = normal(3, 768), normal(20, 768)
+    w = {
+        "F32": values, "F16": values.astype(np.float16), "BF16": (values.view(np.uint32) >> 16).astype(np.uint16)
+    }[kind].view(np.uint8).reshape(20, -1)  # fmt: skip
+    p = product(SEMANTICS["f32"], ELEMENTS[kind], w, x.view(np.uint8).reshape(3, -1))
+    assert judge(rounded(p.exact), p).power.weak == 0
+
+
+def test_zero_outputs_do_not_count() -> None:
+    """Zero weights, zero activations, and terms that cancel exactly or up to the rounding of float64."""
+    semantics, x = SEMANTICS["f32"], normal(4, 512)
+    w = np.zeros((20, 512 // 32 * 18), np.uint8)
+    for given in (x, np.zeros_like(x)):
+        p = product(semantics, Q4_0, w, semantics.bytes_of(given))
+        assert judge(rounded(p.exact), p).verified
+    rows = real_weights(Q4_0, 20, 256)
+    twice, opposite = np.concatenate([rows, rows], axis=1), np.concatenate([x[:, :256], -x[:, :256]], axis=1)
+    for given in (opposite, opposite * (1 + 1e-6 * (np.arange(512) < 256)).astype(np.float32)):
+        p = product(semantics, Q4_0, twice, semantics.bytes_of(given))
+        assert (np.abs(p.exact) < 1e-4).all()
+        assert judge(rounded(p.exact), p).verified
+
+
+def test_a_bound_that_is_not_finite_verifies_nothing() -> None:
+    one = np.ones((4, 20))
+    assert not judge(np.zeros((4, 20), np.float32), Product(one, one * np.inf, one * np.inf, None)).verified
+    assert not judge(np.zeros((4, 20), np.float32), Product(one, one * np.nan, one, None)).verified
+    assert judge(np.ones((4, 20), np.float32), Product(one, one * 1e-6, one * 1e-8, None)).verified
+
+
+def test_a_screened_product_has_the_power_of_the_whole_one() -> None:
+    semantics, x, w = SEMANTICS["f32"], normal(32, 4096), real_weights(Q4_0, 512, 4096)
+    p = screened(semantics, Q4_0, w, semantics.bytes_of(x))
+    assert p.of_rows is not None
+    assert judge(rounded(p.exact), p).power.weak == 0
+
+
+def test_bits_of_a_declared_order_have_power_whatever_the_bound() -> None:
+    one = np.ones((4, 20))
+    y = np.ones((4, 20), np.float32)
+    assert judge(y, Product(one, one, one, y)).verified
+
+
+@pytest.mark.parametrize("n", [1, 3, 16, 200])
+def test_the_limit_of_a_token_is_chernoffs(n: int) -> None:
+    x = factor(n)
+    assert (x * np.exp(1 - x)) ** (n / 2) == pytest.approx(MISSED, rel=0.01)
+    rng = np.random.default_rng(n)
+    assert ((rng.standard_normal((2000, n)) ** 2).sum(axis=1) <= n * x).all()
+
+
+@pytest.mark.parametrize(("products", "fraction"), [(900, 14), (32, 23), (3, 23), (16, 22), (16, 26), (0, 23)])
+def test_tensor_cores_that_no_published_gpu_has_are_refused(products: int, fraction: int) -> None:
+    with pytest.raises(ValueError, match=f"published GPUs add .* not {products} and {fraction}"):
+        declared("f16", accumulates={"L": products, "F": fraction})
