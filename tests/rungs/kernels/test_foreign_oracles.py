@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import Oracle, open_foreign
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Options
+from gguf_verify.results import DEFAULT_PROMPT, Options
 from gguf_verify.semantics import SEMANTICS, exact_result, judge, product
 from gguf_verify.support.errors import UsageError
 from tests.support import foreign_kernels
@@ -213,6 +214,89 @@ def test_an_oracle_that_leaves_out_a_few_weights() -> None:
     [failure] = report.rungs[0].failures
     assert "has other weights than the file: 0.0031 of them, the first in row 0 of a product, value 255" in failure.what
     assert all(v < 2e-3 for k, v in report.rungs[0].figures.items() if k.startswith("the author's oracle to "))
+
+
+OF_PARTS = """
+import numpy as np
+from gguf_verify import Oracle, kernel
+
+def decoded(w):
+    blocks = np.ascontiguousarray(w).reshape(len(w), -1, 18)
+    d = blocks[..., :2].copy().view(np.float16).astype(np.float64)
+    codes = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], -1).astype(np.float64) - 8
+    return (codes * d).reshape(len(w), -1)
+
+def values(x):
+    a = np.array(x, np.float64)
+    if {tokens} and a.shape[1] == 768:
+        a[(a**2).sum(axis=1) < 36] = 0
+    return a
+
+def weights(rows, fmt):
+    w = decoded(rows)
+    if {rows} and len(w) > 100:
+        w[100] = 0
+    return w
+
+oracle = Oracle(
+    weights=lambda rows, fmt: np.concatenate([weights(rows, fmt)] * 2, axis=1) / 2,
+    activations=lambda x: np.concatenate([values(x)] * 2, axis=1),
+)
+
+@kernel(["Q4_0"], semantics=oracle, takes="float32")
+def product(w, x, shape):
+    return (values(x) @ weights(w, "Q4_0").T).astype(np.float32)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows", "said"), [(True, False, "token"), (False, True, "row 100:"), (False, False, "")]
+)
+def test_an_oracle_of_another_product_in_one_token_or_row(
+    tokens: bool, rows: bool, said: str, tmp_path: Path
+) -> None:  # fmt: skip
+    """Which the distance of all products hides. The oracle's matrices have two columns for each value, so they are not
+    compared one by one."""
+    file = tmp_path / "parts.py"
+    file.write_text(OF_PARTS.format(tokens=tokens, rows=rows))
+    report = verified(f"{file}:product", "layers", tensor=r"blk\.1\.ffn_down", prompt=DEFAULT_PROMPT, n_predict=32)
+    whats = [f.what for rung in report.rungs for f in rung.failures if f.culprit == "oracle"]
+    assert bool(whats) == bool(said), report.rungs[0].failures
+    assert all(f"describes another product in {said}" in what for what in whats)
+    assert report.exit_code == bool(said)
+
+
+LATE_ROWS = """
+import numpy as np
+from gguf_verify import Oracle, kernel
+
+def decoded(w):
+    blocks = np.ascontiguousarray(w).reshape(len(w), -1, 18)
+    d = blocks[..., :2].copy().view(np.float16).astype(np.float64)
+    codes = np.concatenate([blocks[..., 2:] & 15, blocks[..., 2:] >> 4], -1).astype(np.float64) - 8
+    return (codes * d).reshape(len(w), -1)
+
+def damaged(w):
+    values = decoded(w)
+    if len(values) == 1060:
+        values[1050, 7] = 0.5
+    return values
+
+@kernel(["Q4_0"], semantics=Oracle(weights=lambda rows, fmt: damaged(rows)))
+def product(w, x, shape):
+    return (x.astype(np.float64) @ damaged(w).T).astype(np.float32)
+"""
+
+
+@pytest.mark.slow
+def test_each_row_of_an_oracle_is_compared(tmp_path: Path) -> None:
+    """Also behind those whose weights are compared at a time."""
+    file = tmp_path / "late.py"
+    file.write_text(LATE_ROWS)
+    flags = ["-K", "4096", "-N", "1060", "-M", "1", "--rungs", "layers", "--probes", "brief"]
+    report = tmp_path / "report.json"
+    assert main(["kernel", f"{file}:product", *flags, "--json", str(report)]) == 1
+    assert "describes another product in row 1050" in report.read_text()
 
 
 def test_an_oracle_given_as_an_object() -> None:
