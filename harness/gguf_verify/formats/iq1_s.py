@@ -71,7 +71,7 @@ IQ1_S = BlockFormat(
     slow_decode=_slow_decode,
     llama=LlamaProducts(
         cpu="q8_k_cpu",
-        no_mmvq="MMVQ of this type adds a part of the raw sum s (vecdotq.cuh)",
+        mmvq="q8_1_delta",
         no_mmq="MMQ of this type rounds a part of the scale to half (mmq-load-tiles.cuh)",
     ),
     tables=(IQ1_TABLE,),

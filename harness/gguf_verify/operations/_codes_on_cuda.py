@@ -16,10 +16,10 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import FORMATS, BlockFormat
-from ..formats.block import Codes, Structs
+from ..formats import BlockFormat
 from ..semantics import Product, Semantics
 from ..semantics.fast_math import WINDOW
+from ..semantics.terms.delta_sums import DELTA_SUMS
 from ..semantics.terms_of_blocks import codes_of
 from ._definition import Definition, Floats
 from .arithmetic import NORMAL
@@ -38,7 +38,7 @@ def definition_of_codes(semantics: Semantics, fmt: BlockFormat, few: bool) -> De
     Args:
         semantics: of the format, as `products_of` names it.
     """
-    read = _IQ1_S if fmt.name == "IQ1_S" else fmt
+    read = DELTA_SUMS.reads(fmt)
     divisor = _DIVISORS.get(fmt.name) if few else None
     slack = partial(_slack, semantics, read, divisor is not None)
     if divisor is None:
@@ -53,36 +53,6 @@ def products_of(fmt: BlockFormat) -> tuple[str, str]:
         return "q8_1", fmt.llama.mmq
     others = {"IQ1_S": ("mmq_older", "mmq"), "Q2_K": (fmt.llama.mmvq, "mmq_d2s6")}
     return others.get(fmt.name, (fmt.llama.mmvq, fmt.llama.mmq))
-
-
-# ---- IQ1_S -----------------------------------------------------------------------------------------------------------
-
-
-def _sign(structs: Structs) -> npt.NDArray[np.int8]:
-    """1 or -1 where delta is added or subtracted, int8[..., 8]."""
-    return (1 - 2 * (structs["qh"] >> 15).astype(np.int8)).astype(np.int8)
-
-
-def _read_codes(structs: Structs) -> Codes:
-    eighths = FORMATS["IQ1_S"].read_codes(structs).astype(np.int8)
-    return np.asarray((eighths - np.repeat(_sign(structs), _BLOCK, axis=-1)) // 8 + 1, np.uint8)
-
-
-def _read_scales(structs: Structs) -> Floats:
-    read = FORMATS["IQ1_S"].read_scales
-    assert read is not None
-    return np.float32(8) * read(structs)
-
-
-def _read_minima(structs: Structs) -> Floats:
-    with np.errstate(invalid="ignore"):
-        return _read_scales(structs) * (_sign(structs).astype(np.float32) / np.float32(8) - np.float32(1))
-
-
-#: IQ1_S as w = d·(2s + 1)·(grid + 1) + d·(2s + 1)·(delta - 1).
-_IQ1_S = replace(
-    FORMATS["IQ1_S"], bits=2, low=0, read_codes=_read_codes, read_scales=_read_scales, read_minima=_read_minima
-)  # fmt: skip
 
 
 # ---- integer quotients -----------------------------------------------------------------------------------------------

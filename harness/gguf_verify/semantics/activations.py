@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import QK
-from ..formats.c_arithmetic import round_half_away, to_half
+from ..formats.c_arithmetic import inverse, round_half_away, to_half
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -87,6 +87,13 @@ def cpu_ratios(blocks: Floats) -> tuple[Floats, Floats]:
     return ratio, largest(blocks) / np.float32(127)
 
 
+def reference_ratios(blocks: Floats) -> tuple[Floats, Floats]:
+    """x·(1/d) and d = max|x|/127: ggml-quants.c, quantize_row_q8_0_ref."""
+    d = largest(blocks) / np.float32(127)
+    with np.errstate(invalid="ignore", over="ignore"):
+        return blocks * inverse(d)[..., None], d
+
+
 def cpu_codes(blocks: Floats) -> tuple[Floats, Codes, Floats]:
     """d, q and the unrounded s of the x86 code in ggml-cpu/arch/x86/quants.c: q = round-half-even(x·(127/max)).
 
@@ -117,5 +124,6 @@ __all__ = [
     "mmq_ratios",
     "padded",
     "pairwise_sum",
+    "reference_ratios",
     "to_half",
 ]

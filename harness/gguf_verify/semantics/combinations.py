@@ -104,7 +104,7 @@ class Combinations:
             semantics: whose product is one of matrices (`screen.bilinear`).
         """
         with np.errstate(all="ignore"), self._faults():
-            screen = screen_of(semantics, self._fmt, self._w.shape[1], x)
+            screen = screen_of(semantics, self._fmt, self._w.shape[1], x)  # which knows how a term reads the format
             weights, least = self._of(semantics.inside or semantics, screen)
             there = screen if self._device is None else screen.on(self._device)
             made = there.a @ weights.T

@@ -15,7 +15,10 @@ from gguf_verify.formats import (
     FORMATS,
     BlockFormat,
 )
+from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Llama
+from gguf_verify.semantics import ENCODINGS
+from gguf_verify.semantics.quantization import check_bytes
 from tests.support.format_cases import ALL, QK, Bytes, Floats, generator, sample, scalar_encode, vectorised_decode
 
 ENCODED = [name for name, fmt in FORMATS.items() if fmt.encode_values]
@@ -189,6 +192,18 @@ def expected_blocks(fmt: BlockFormat, x: Floats, llama: Llama) -> Bytes:
         cwd=Path(__file__).resolve().parents[3],
     )  # fmt: skip
     return np.frombuffer(run.stdout, np.uint8).reshape(len(x), -1)
+
+
+@pytest.mark.parametrize(("name", "fmt"), [("q8_0_ref", FORMATS["Q8_0"]), ("q8_1_ref", Q8_1)])
+def test_reference_encodings_of_activations_are_ggmls(name: str, fmt: BlockFormat, llama: Llama) -> None:
+    """Which multiply by 1/d: SIMD code, which multiplies by 127/max, gives other codes now and then."""
+    x = generator("reference", "a").standard_normal((256, 4096)).astype(np.float32)
+    made = ENCODINGS[name].encode(x)
+    theirs = expected_blocks(fmt, x.reshape(-1, 32), llama)
+    assert made.reshape(theirs.shape).tobytes() == theirs.tobytes()
+    differ = made != ENCODINGS[name.replace("ref", "cpu")].encode(x)
+    assert 0 < differ.sum() < 16
+    assert check_bytes(ENCODINGS[name], x, made).n_wrong == 0
 
 
 def has_finite_inverse(fmt: BlockFormat, x: Floats) -> npt.NDArray[np.bool_]:

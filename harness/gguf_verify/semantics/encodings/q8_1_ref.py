@@ -1,0 +1,27 @@
+"""`q8_1_ref`: Q8_1 as the reference code of ggml quantizes, in C without SIMD: s is made of the codes."""
+
+from __future__ import annotations
+
+from ...formats.q8_1 import Q8_1
+from ..activations import Bytes, Floats, blocks_of, reference_ratios
+from ..encoding import Encoding
+
+
+def encode_q8_1_ref(x: Floats) -> Bytes:
+    """As `q8_0_ref`, and s = half(d·Σq) with d before its rounding. ggml-quants.c, quantize_row_q8_1_ref (v0.5.0).
+
+    Returns:
+        uint8[M, K/32·36].
+    """
+    return Q8_1.encode(blocks_of(x)).reshape(len(x), -1)
+
+
+REFERENCE_Q8_1 = Encoding(
+    name="q8_1_ref",
+    title="Q8_1: d = max/127, q = round(x·(1/d)), s = half(d·Σ q)",
+    source="ggml's reference code (ggml-quants.c, quantize_row_q8_1_ref)",
+    encode=encode_q8_1_ref,
+    format=Q8_1,
+    ratios=reference_ratios,
+    values_per_sum=32,
+)
