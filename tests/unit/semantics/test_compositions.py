@@ -378,7 +378,7 @@ def test_every_name_is_declared_and_proposed(name: str) -> None:
         ({"name": "q8_2"}, "did you mean 'q8_1'"),
         ({"name": "q8_1", "term": "sums"}, "leave it out, or activations and term"),
         ({"activations": "q8_1"}, "declares no term"),
-        ({"activations": "q8_1", "term": "values"}, "with it go half_products, integers, "),
+        ({"activations": "q8_1", "term": "values"}, "with it go delta_sums, half_products, integers, "),
         ({"activations": "float16", "term": "sums"}, "with it go bfloat16_steps, "),
         ({"activations": "q8", "term": "sums"}, "activations 'q8': "),
         ({"name": "q8_1", "accumulates": "tensor"}, "leave it out"),

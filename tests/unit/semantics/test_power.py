@@ -11,7 +11,7 @@ import pytest
 from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
 from gguf_verify.semantics import SEMANTICS, Product, Semantics, declared, judge, product, screened
 from gguf_verify.semantics.closer import MISSED, factor
-from tests.support.exact_products import Floats, generator, real_weights
+from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.narrow_sums import HALF_SUMS, Doubles
 from tests.unit.semantics.test_compositions import values
 
@@ -101,16 +101,19 @@ def test_definitions_of_float32_sums_have_power(name: str) -> None:
                 continue
             assert judge(rounded(p.exact), p).power.weak == 0
             for m in range(3):
-                one = Product(*(of[m : m + 1, :1] for of in (p.exact, p.bound, p.spread)), None, scale=p.scale[:1, :1])  # type: ignore[index]
+                exact, bound, spread = (of[m : m + 1, :1] for of in (p.exact, p.bound, p.spread))
+                one = Product(exact, bound, spread, None, scale=None if p.scale is None else p.scale[m : m + 1, :1])
                 assert not judge(rounded(one.exact), one).power.lacking
 
 
 @pytest.mark.parametrize("kind", sorted(ELEMENTS))
 def test_weights_that_are_not_quantized_have_power(kind: str) -> None:
     x, values = normal(3, 768), normal(20, 768)
-    w = {
-        "F32": values, "F16": values.astype(np.float16), "BF16": (values.view(np.uint32) >> 16).astype(np.uint16)
-    }[kind].view(np.uint8).reshape(20, -1)  # fmt: skip
+    bits = (values.view(np.uint32) >> 16).astype(np.uint16)
+    stored: dict[str, Bytes] = {
+        "F32": values.view(np.uint8), "F16": values.astype(np.float16).view(np.uint8), "BF16": bits.view(np.uint8)
+    }  # fmt: skip
+    w = stored[kind].reshape(20, -1)
     p = product(SEMANTICS["f32"], ELEMENTS[kind], w, x.view(np.uint8).reshape(3, -1))
     assert judge(rounded(p.exact), p).power.weak == 0
 
