@@ -161,11 +161,11 @@ def diagnose(
     if values is not None and wrong >= FEWEST:
         found = identify_kernel(semantics, fmt, rows, values, y, threads)
         definitions = nearest_of(semantics, found.names)
-    by_value = None if definitions or case is None else value_by_value(semantics)
+    explained, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
+    by_value = None if definitions or explained or case is None else value_by_value(semantics)
     if case is not None and by_value is not None and judge(y, product(by_value, case.fmt, rows, case.x)).passed:
         definitions = (by_value.name,)
     said = advice(semantics, definitions, fmt) if definitions else ""
-    explained, nearest = _search(y, case, bad, right.exact) if case is not None else ((), None)
     faults = tuple(explanation.match for explanation in explained)
     return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said, explained)
 

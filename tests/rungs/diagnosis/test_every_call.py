@@ -294,7 +294,7 @@ def test_the_score_is_not_worded_as_an_order(tmp_path: Path) -> None:
     assert "times the standard deviation of rounding errors" in report.rungs[0].failures[0].what
     found = diagnosed(report)
     assert found.verdict == "unknown"
-    assert any("more than the 32 that rounding can explain" in line for line in found.lines)
+    assert any("more than the 8 that rounding can explain" in line for line in found.lines)
     assert not any(words in text_of(Kind.RUN, report) for words in BLAMES_THE_KERNEL[:3])
 
 
