@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,7 @@ class Identified:
         declared: the definition that is claimed.
         found: what was identified; None where the kernel broke its contract, which `lines` explain.
         lines: explanations, where something else was identified than is declared.
+        of_kernel: it is the kernel's product, not llama.cpp's.
     """
 
     type: str
@@ -68,6 +69,7 @@ class Identified:
     declared: str
     found: Identification | None
     lines: tuple[str, ...] = ()
+    of_kernel: bool = False
 
     @property
     def right(self) -> bool:
@@ -149,11 +151,34 @@ def identify_model(
                     report.products += found.products
                     report.unable += found.unable
                     bar.update()
+            report.products = _advised(report.products)
             if model.changed:
                 raise EnvironmentFault("a file was changed while it was read")
         finally:
             run.close()
     return report
+
+
+def _advised(products: list[Identified]) -> list[Identified]:
+    """The products, where a kernel's are of other definitions than it declares with what follows from all of them: it
+    is correct for another definition only if that fits every product that it declares the same of."""
+    of_kernel = [p for p in products if p.found is not None and p.of_kernel]
+    out = []
+    for p in products:
+        if p in of_kernel and p.found is not None and p.found.names and not p.right:
+            alike = [other for other in of_kernel if other.declared == p.declared]
+            fitting = [name for name in p.found.names if all(name in (o.found.names if o.found else ()) for o in alike)]
+            if not fitting:
+                others = ", ".join(
+                    f"{o.type} at M={o.m}" for o in alike if o.found and not {*p.found.names} & {*o.found.names}
+                ) or "others together"  # fmt: skip
+                line = (
+                    f"computes {' or '.join(p.found.names)} here, not {p.declared} as declared, and not so in "
+                    f"{others}: no definition fits all of its products, so that none can be declared"
+                )
+                p = replace(p, lines=(line,))
+        out.append(p)
+    return out
 
 
 @dataclass
@@ -234,7 +259,7 @@ def _kernel(
     declared = run.semantics(fmt)
     try:
         y = kernel.product(kernel.upload(fmt, rows), x)
-        return _product(run, tensor, fmt, rows, x, kernel.name, declared, y)
+        return replace(_product(run, tensor, fmt, rows, x, kernel.name, declared, y), of_kernel=True)
     except KernelFault as error:  # also of its author's oracle
         shape = (len(x), len(rows), tensor.k)
         return Identified(fmt.name, tensor.name, *shape, kernel.name, declared.name, None, (str(error),))

@@ -21,6 +21,7 @@ from ..semantics import Product, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .diagnose import most
 from .fault import Explanation, case_of
+from .identify import identify_kernel
 from .observed import observed
 from .operands import Bytes, Floats
 from .routings import routing_fault
@@ -45,6 +46,8 @@ _LONG = 2048
 _MOST_WORK, _MOST_VALUES = 1 << 27, 1 << 24
 #: Multiplications of a call under another schedule, which an instrumented build does on one core; rows of it.
 _MOST_CHECKED, _ROWS_CHECKED = 1 << 23, 72
+#: Numbers of tokens at which another definition must fit, too: kernels choose their code by them.
+_TOKENS = (1, 9, 64)
 #: Multiples of a domain's step that are tried.
 _MORE_ROWS = 8
 
@@ -172,6 +175,23 @@ class Experiments:
         except KernelFault:
             pass
         return tuple(explanation.match for explanation in named)
+
+    def fitting(self, definitions: Sequence[str]) -> tuple[str, ...]:
+        """Of definitions that fit the call, those that fit calls with other numbers of tokens, too."""
+        few, some = most(self.fmt, self.rows)
+        rows, domain, left = np.ascontiguousarray(self.rows[:some]), self.kernel.domain, tuple(definitions)
+        if self.x.dtype != np.float32 or len(rows) not in domain.n:
+            return left
+        for m in {domain.m.up(m) or 0 for m in _TOKENS}:
+            if left and 0 < m <= few:
+                x = np.resize(self.x, (m, self.x.shape[1]))
+                try:
+                    y = self._run(rows, x)
+                except KernelFault:
+                    return ()
+                known = identify_kernel(self.semantics, self.fmt, rows, x, y, self.threads).names
+                left = tuple(name for name in left if name in known)
+        return left
 
     def _contradicts(self, named: Sequence[Explanation], rows: Bytes, x: npt.NDArray[Any]) -> bool:
         """Whether a call is right that every one of these faults would make wrong."""

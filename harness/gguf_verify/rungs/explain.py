@@ -333,6 +333,8 @@ class Explanations:
             if not replayed.wrong:
                 replayed = Diagnosis(said.wrong, said.outputs)
             tried = Experiments(call.kernel, call.fmt, call.semantics, call.rows, call.taken, self._threads)
+            if replayed.definitions and not tried.fitting(replayed.definitions):
+                replayed = replace(replayed, definitions=(), advice="")  # of this call alone
             if replayed.verdict == "unknown":
                 replayed = replace(replayed, faults=tuple(tried.named()))
             elif replayed.verdict == "known fault":

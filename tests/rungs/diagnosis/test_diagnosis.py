@@ -176,6 +176,42 @@ def test_another_definition_in_a_run(declared: str) -> None:
     assert f"computes MMQ's Q4_0 (mmq), not {called} as declared" in text_of(Kind.IDENTIFICATION, told)
 
 
+@pytest.mark.parametrize("first", [64, 1])
+def test_identify_claims_another_definition_only_if_every_product_fits(first: int) -> None:
+    """Weights are rounded to halves from some number of tokens on: of all, or of the largest product alone."""
+
+    @foreign(formats=["Q4_0"], semantics="f32")
+    def rounds(weights: Any, activations: Any, shape: Shape) -> Any:
+        w = FORMATS["Q4_0"].decode(np.ascontiguousarray(weights).reshape(-1, 18)).reshape(shape.n, shape.k)
+        if shape.m >= first:
+            w = w.astype(np.float16).astype(np.float32)
+        return (activations.astype(np.float64) @ w.T.astype(np.float64)).astype(np.float32)
+
+    options = Options(probes="brief", progress=False, tensor="blk.0.attn_q", seed=0)
+    report = identify_model(Q4_0, rounds, options=options)
+    shown = text_of(Kind.IDENTIFICATION, report)
+    assert report.exit_code == 1
+    assert ("no definition fits all of its products" in shown) == (first > 1)
+    assert ("the kernel is correct for that" in shown) == (first == 1)
+
+
+def test_a_run_claims_another_definition_only_if_other_calls_fit() -> None:
+    """Weights are rounded to halves in calls of 64 tokens and more; a report says so, and advises no definition."""
+
+    @foreign(formats=["Q4_0"], semantics="f32")
+    def rounds(weights: Any, activations: Any, shape: Shape) -> Any:
+        w = FORMATS["Q4_0"].decode(np.ascontiguousarray(weights).reshape(-1, 18)).reshape(shape.n, shape.k)
+        if shape.m >= 64:
+            w = w.astype(np.float16).astype(np.float32)
+        return (activations.astype(np.float64) @ w.T.astype(np.float64)).astype(np.float32)
+
+    options = Options(probes="brief", prompt="The import statement", tensor="blk.0.attn_q", progress=False, seed=0)
+    found = verify(Q4_0, rounds, "cpu", ["layers"], options).rungs[0].diagnosis
+    assert found is not None
+    assert not found.definitions
+    assert not any("correct for that definition" in line for line in found.lines)
+
+
 #: What llama.cpp says of a GPU that is played.
 PLAYED = {"backend": "CUDA", "device": "CUDA0", "name": "a GPU that is played", "sm": 90}
 
