@@ -13,7 +13,7 @@ from ..kernels.experts import experts_of
 from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed
 from ..results import FaultMatch
-from ..semantics import Product, Semantics, judge, product
+from ..semantics import Epilogue, Product, Semantics, judge, product
 from ..semantics.drawn import keys_of_slots
 from .observed import observed
 from .operands import Bytes
@@ -51,26 +51,67 @@ def routing_fault(
     whole = product(semantics, fmt, weights, of_slots, keys=keys_of_slots(of_slots, np.arange(m * top_k)))
     same = Routing(np.full((m, top_k), 1, np.int32), count)
     calls = {_SAME: same} | {how: routed(how, m, top_k, count, 1) for how in ROUTINGS}
-    wrong = [how for how, routing in calls.items()
-             if not _right(kernel, fmt, weights, encoded, routing, whole, taken.own_activations)]  # fmt: skip
+    outputs = {how: _outputs(kernel, fmt, weights, encoded, routing, taken.own_activations)
+               for how, routing in calls.items()}  # fmt: skip
+    wrong = {how: bad for how, y in outputs.items() if (bad := _wrong_slots(y, calls[how], whole))}
     right = [how for how in calls if how not in wrong]
+    for how, slots in wrong.items():
+        of_others = _operands_of_others(outputs[how], calls[how], slots, (semantics, fmt, weights, of_slots))
+        if of_others is not None:
+            return of_others
     if not wrong or not right:
         return None
     words = f"only some ways to send tokens to experts are wrong: {'; '.join(wrong)}. Right: {'; '.join(right)}"
     return observed("window-of-routings", words)
 
 
-def _right(
-    kernel: Kernel, fmt: WeightFormat, weights: Bytes, x: Bytes, routing: Routing, whole: Product, own: bool
-) -> bool:  # fmt: skip
+def _outputs(
+    kernel: Kernel, fmt: WeightFormat, weights: Bytes, x: Bytes, routing: Routing, own: bool
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    """float32[slots, N]."""
     m, top_k = routing.ids.shape
     given = np.repeat(x, top_k, axis=0) if own else x
-    y = kernel.routed(fmt, weights, np.ascontiguousarray(given), routing).reshape(m * top_k, -1)
-    n = y.shape[1]
-    columns = routing.ids.reshape(-1, 1).astype(np.intp) * n + np.arange(n)
-    slots = np.arange(m * top_k)[:, None]
+    y = kernel.routed(fmt, weights, np.ascontiguousarray(given), routing)
+    return np.ascontiguousarray(y.reshape(m * top_k, -1))
+
+
+def _wrong_slots(y: npt.NDArray[np.float32], routing: Routing, whole: Product) -> list[int]:
+    """The slots of which an output is wrong; `whole`: of every slot with every expert."""
+    columns = routing.ids.reshape(-1, 1).astype(np.intp) * y.shape[1] + np.arange(y.shape[1])
+    slots = np.arange(len(y))[:, None]
     slots, columns = (np.broadcast_to(of, y.shape).ravel() for of in (slots, columns))
-    return judge(np.ascontiguousarray(y.reshape(1, -1)), replace(whole, ordered=None).at(slots, columns)).passed
+    judged = judge(np.ascontiguousarray(y.reshape(1, -1)), replace(whole, ordered=None).at(slots, columns))
+    return [int(slot) for slot in np.flatnonzero(judged.bad.reshape(y.shape).any(axis=1))]
+
+
+def _operands_of_others(
+    y: npt.NDArray[np.float32], routing: Routing, wrong: list[int],
+    operands: tuple[Semantics, WeightFormat, Bytes, Bytes],
+) -> FaultMatch | None:  # fmt: skip
+    """Whether every wrong slot has the product of its own activations and expert, with the fused operands of another
+    slot."""
+    semantics, fmt, weights, of_slots = operands
+    if not isinstance(semantics.epilogue, Epilogue):
+        return None
+    names = [o.name for o in semantics.epilogue.operations if o.place in ("token", "output")]
+    if not names:
+        return None
+    keys = keys_of_slots(of_slots, np.arange(len(of_slots)))
+    found: dict[int, int] = {}
+    for other in range(len(of_slots)):
+        left = [slot for slot in wrong if slot not in found and slot != other]
+        if left:
+            whole = product(
+                semantics, fmt, weights, of_slots, keys=np.repeat(keys[other : other + 1], len(keys), axis=0)
+            )
+            found |= {slot: other for slot in {*left} - {*_wrong_slots(y, routing, whole)}}
+    if len(found) < len(wrong):
+        return None
+    some = ", ".join(f"slot {slot} gets that of {other}" for slot, other in sorted(found.items())[:3])
+    words = f"{' and '.join(names)} is another slot's, the product before it is right: {some}"
+    return observed(
+        "epilogue", words, "index it by the slot, which the sorted ids hold, not by the place in their list"
+    )
 
 
 __all__ = ["routing_fault"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gguf_verify.diagnosis.routings import routing_fault
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.foreign import open_foreign
@@ -151,6 +152,21 @@ def test_what_shows_in_routings_alone(name: str, bug: str, said: str, tmp_path: 
     assert found[0].call.kind == "routing"
     alone = verified(kernel, "layers", tensor="blk.0.attn_k", only_call=found[0].call.id)
     assert next(f.what for _, f in alone.failures) == found[0].what
+
+
+@pytest.mark.parametrize("bug", ["scale of slot 0", ""])
+def test_a_fused_operand_of_another_slot_is_named(bug: str, tmp_path: Path) -> None:
+    """The ids, the activations and the experts are right: no routing is blamed."""
+    rows, x = operands()
+    kernel = open_foreign(f"{file_of(tmp_path, bug)}:fused", CpuHost(1))
+    try:
+        found = routing_fault(kernel, FMT, kernel.definition, rows, x)
+        assert (found.id if found else "") == ("epilogue" if bug else "")
+        assert found is None or (
+            "token_scale is another slot's" in found.words and "slot 1 gets that of 0" in found.words
+        )
+    finally:
+        kernel.close()
 
 
 @pytest.mark.parametrize("name", ["fused", "added"])
