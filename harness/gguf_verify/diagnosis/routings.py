@@ -104,7 +104,7 @@ def _operands_of_others(
             whole = product(
                 semantics, fmt, weights, of_slots, keys=np.repeat(keys[other : other + 1], len(keys), axis=0)
             )
-            found |= {slot: other for slot in {*left} - {*_wrong_slots(y, routing, whole)}}
+            found |= dict.fromkeys({*left} - {*_wrong_slots(y, routing, whole)}, other)
     if len(found) < len(wrong):
         return None
     some = ", ".join(f"slot {slot} gets that of {other}" for slot, other in sorted(found.items())[:3])

@@ -204,14 +204,17 @@ class HugeProbes:
             where = f"M={size.m}, N={size.n}, K={size.k}"
             self.found.indices.append(f"{ran} thread blocks of {where} ({size.what} = {size.passes:,})")
             return None
-        m, n = size.small
-        smaller = kernel.of(self._fmt, m, n, size.k)
-        launched = smaller.only_launch(self._fmt, m, n, size.k)
-        right = isinstance(launched, Launched) and not launched.refused
-        if right:
-            assert isinstance(launched, Launched)
-            right = self._tried(smaller, self._sparse(smaller, (m, n, size.k), needs), launched, ())[0] is None
-        self._explain(size, wrong, right)
+        # what is wrong where no index overflows, too, is a window of M or N, or a grid that ends
+        below = [at for at in size.below if at[0] in kernel.domain.m and at[1] in kernel.domain.n]
+        self._explain(size, wrong, bool(below) and all(self._right(kernel, (m, n, size.k), needs) for m, n in below))
+
+    def _right(self, kernel: Kernel, shape: tuple[int, int, int], needs: tuple[Needs, ...]) -> bool:
+        """Whether nothing is wrong with the thread blocks that are tried of a smaller product."""
+        smaller = kernel.of(self._fmt, *shape)
+        launched = smaller.only_launch(self._fmt, *shape)
+        if not isinstance(launched, Launched) or launched.refused:
+            return False
+        return self._tried(smaller, self._sparse(smaller, shape, needs), launched, ())[0] is None
 
     def _check_quantizer(self, size: Huge) -> None:
         """Run and judge some thread blocks of the kernel's own quantizer."""

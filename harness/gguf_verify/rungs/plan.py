@@ -120,6 +120,15 @@ class Huge:
         return {"M·N": self.m * self.n, "N·K": self.n * self.k, "M·K": self.m * self.k}[self.what]
 
     @property
+    def below(self) -> tuple[tuple[int, int], ...]:
+        """(M, N) at which no index of the large operand overflows: `small`; of outputs also as few with the dimension
+        large that is smaller there, so that a limit of that dimension alone is told from an overflow."""
+        m, n = self.small
+        if self.what != "M·N":
+            return (self.small,)
+        return self.small, (self.m, max(1, self.n * m // self.m)) if m != self.m else (max(1, self.m * n // self.n), n)
+
+    @property
     def crossings(self) -> tuple[float, ...]:
         """At which shares of it the limits are."""
         return 2**31 / self.passes, 2**32 / self.passes

@@ -43,7 +43,7 @@ WRONG = {
     "a row's offset in bytes is unsigned": 14, "a token's offset in bytes is an int": 15, "the index is an int": 16,
     "a row's offset in blocks takes 26 bits": 17,
 }  # fmt: skip
-DEPENDENT, LOOPS, ALWAYS_WRONG, TOKENS_IN_Y = 20, 21, 22, 40
+DEPENDENT, LOOPS, ALWAYS_WRONG, TOKENS_IN_Y, CAPPED = 20, 21, 22, 40, 41
 #: What a thread block does that runs alone → what is said of it.
 STRAY = {
     30: "writes at byte 0 of its weights",
@@ -93,6 +93,7 @@ extern "C" __global__ void gemm(const Q4* w, const Q8* x, float* y, i64 M, i64 N
         if (mode == 16) i = (int)i;
         if (mode == 10 && i >= (int)count) return;
         if (mode == 11 && i >= (count > 0x7FFFFFFF ? 0x7FFFFFFF : count)) return;
+        if (mode == 41 && i / N > 65535) return;
         const i64 m = i / N, n = i % N;
         const Q4* row = w + n * blocks;
         const Q8* token = x + m * blocks;
@@ -205,6 +206,14 @@ def test_what_is_wrong_at_every_size_is_no_overflow(source: Path, model: Model, 
     probes, result = tried(ALWAYS_WRONG, source, model, host)
     assert probes.found.indices == []
     assert ", expected " in result.failures[0].what
+    assert "overflows" not in result.failures[0].what
+    assert result.diagnosis is None
+
+
+def test_tokens_that_end_are_no_index_that_overflows(source: Path, model: Model, host: CpuHost) -> None:
+    """Tokens past 65,535 are left out, however few rows there are."""
+    _, result = tried(CAPPED, source, model, host)
+    assert result.failures
     assert "overflows" not in result.failures[0].what
     assert result.diagnosis is None
 
