@@ -30,6 +30,7 @@ from .readers import GRACE, READERS, TIME_LIMIT, Readers
 from .readings import compare as compare_readers
 from .readings import not_compared
 from .record import Audit, AuditHeader, AuditOptions
+from .source_keys import compare_keys
 from .sources import Source, open_source
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ def _readable(
     sampled = remote.sample(model, tensors, options.seed) if remote is not None else None
     importance = read_importance(options.imatrix) if options.imatrix else None
     digests = pool.submit(model.sha256) if options.digest and remote is None else None
-    readings = pool.submit(lambda: tuple(readers.read(part.path) for part in model.parts) if readers else ())
+    readings = pool.submit(lambda: readers.read_model(model) if readers else ())
     where = model.path if remote is None else remote.address
     header = AuditHeader(
         file=str(where), size=model.size, sha256=None, architecture=model.architecture, threads=options.threads,
@@ -195,6 +196,8 @@ def _readable(
             if source is not None:
                 examined.compare(tensors, source, importance)
                 result.unmapped = source.unmapped
+                result.source_keys, of_keys = compare_keys(model, source.metadata)
+                ours += capped(of_keys)
         result.contents, result.fingerprints = tuple(examined.contents), examined.fingerprints()
         result.comparisons, result.fault = tuple(examined.comparisons), examined.fault
         result.unverified = examined.unverified

@@ -5,6 +5,10 @@ B0 blocks of one of them, the share k/B0 holds code c. By Hoeffding's inequality
 is at least L = k/B0 - sqrt(ln(1/α)/(2·B0)), except with probability α; the least L of all distributions counts. If the
 B blocks of a tensor are independent, all of them lack c with probability (1 - P)^B at most, and the code is reported as
 unused where (1 - L)^B < α. Codes that llama.cpp never uses (-128 of Q8_0), or rarely, have L ≤ 0 and are never missed.
+
+A tensor that was quantized from quantized values lacks codes too, since each of its blocks holds few different values:
+16 where they came from four bits. That is said where of `DESCRIBED` blocks none holds as many different codes as half of
+llama.cpp's blocks do, whatever the weights (chance: 2^-DESCRIBED), while the tensor as a whole uses more.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from ..formats import BlockFormat
 from ..gguf import Finding
 from ..llama import Llama, LlamaRefused
 from ..support.text import quoted
-from .content import Content, codes_by_side, finding_at
+from .content import DESCRIBED, Content, codes_by_side, finding_at
 
 #: α, for each code of each tensor: less than once in 10^12 files of 100 tensors and 256 codes.
 _ALPHA = 1e-17
@@ -41,8 +45,8 @@ _WEIGHTS: tuple[Draw, ...] = (
 
 
 def unused_codes(contents: Sequence[Content], llama: Llama) -> Iterator[Finding]:
-    """A finding for each tensor that lacks codes, or one of the type where all of its tensors lack the same. Tensors
-    with codes on one side of zero alone are left out: that is a finding by itself. Raises EnvironmentFault."""
+    """A finding for each type of which tensors lack codes. Tensors with codes on one side of zero alone are skipped:
+    that is a finding by itself. Raises EnvironmentFault."""
     by_type: dict[BlockFormat, list[Content]] = {}
     for content in contents:
         fmt, scan = content.tensor.type.format, content.scan
@@ -54,12 +58,9 @@ def unused_codes(contents: Sequence[Content], llama: Llama) -> Iterator[Finding]
         if not lacking:
             continue
         used = _Used(fmt, llama)
-        told = [(content, codes) for content, missing in lacking if (codes := used.missed(content, missing)).any()]
-        if len(told) == len(judged) > 1 and all((codes == told[0][1]).all() for _, codes in told):
-            yield _finding(told[0][0], fmt, f"all {len(told)} tensors of {fmt.name} never use", told[0][1])
-            continue
-        for content, codes in told:
-            yield _finding(content, fmt, f"{quoted(content.tensor.name)} ({fmt.name}) never uses", codes)
+        found = [(content, codes) for content, missing in lacking if (codes := used.missed(content, missing)).any()]
+        if found:
+            yield _finding(fmt, found, len(judged), used)
 
 
 def _missing(content: Content, fmt: BlockFormat) -> npt.NDArray[np.bool_]:
@@ -74,8 +75,9 @@ class _Used:
     def __init__(self, fmt: BlockFormat, llama: Llama) -> None:
         self._fmt, self._llama = fmt, llama
         self._values = _VALUES if fmt.block_size < _COLUMNS else _OF_SUPERBLOCKS
-        self._ever = self._shares(_WEIGHTS[0], _FIRST_LOOK) > 0
+        self._ever = self._blocks(_WEIGHTS[0], _FIRST_LOOK).mean(axis=0) > 0
         self._least: npt.NDArray[np.float64] | None = None
+        self._usual = 0.0
 
     def missed(self, content: Content, missing: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Those of the missing codes that llama.cpp would have used."""
@@ -83,14 +85,23 @@ class _Used:
         if not (missing & self._ever).any():
             return missing & False
         if self._least is None:
-            self._least = np.min([self._shares(draw, self._values) for draw in _WEIGHTS], axis=0)
-        blocks = content.scan.blocks - content.scan.zero_scales
+            blocks = [self._blocks(draw, self._values) for draw in _WEIGHTS]
+            self._least = np.min([held.mean(axis=0) for held in blocks], axis=0)
+            self._usual = min(float(np.median(held.sum(axis=1))) for held in blocks)
+        n = content.scan.blocks - content.scan.zero_scales
         slack = np.sqrt(-np.log(_ALPHA) / (2 * (self._values // self._fmt.block_size)))
         least = np.clip(self._least - slack, 0.0, 0.999)
-        return np.asarray(missing & (blocks * np.log1p(-least) < np.log(_ALPHA)))
+        return np.asarray(missing & (n * np.log1p(-least) < np.log(_ALPHA)))
 
-    def _shares(self, draw: Draw, values: int) -> npt.NDArray[np.float64]:
-        """float64[2^bits]: the share of llama.cpp's blocks that hold each code."""
+    def few_values(self, content: Content) -> bool:
+        """Whether the blocks of a tensor hold so few different codes that they were made of quantized values."""
+        if content.different is None or content.scan is None:
+            return False
+        used = int((content.scan.codes > 0).sum())
+        return content.scan.blocks >= DESCRIBED and content.different < min(self._usual, used)
+
+    def _blocks(self, draw: Draw, values: int) -> npt.NDArray[np.bool_]:
+        """bool[blocks, 2^bits]: which codes each of llama.cpp's blocks holds."""
         fmt, low = self._fmt, self._fmt.low
         x = draw(np.random.default_rng(0), (values // _COLUMNS, _COLUMNS)).astype(np.float32)
         try:
@@ -100,14 +111,33 @@ class _Used:
         codes = np.asarray(fmt.codes(made.reshape(-1, fmt.block_bytes))).reshape(-1, fmt.block_size)
         held = np.zeros((len(codes), 1 << fmt.bits), np.bool_)
         held[np.arange(len(codes))[:, None], codes.astype(np.int64) - low] = True
-        return np.asarray(held.mean(axis=0))
+        return held
 
 
-def _finding(content: Content, fmt: BlockFormat, what: str, codes: npt.NDArray[np.bool_]) -> Finding:
+def _finding(
+    fmt: BlockFormat, found: Sequence[tuple[Content, npt.NDArray[np.bool_]]], n_judged: int, used: _Used
+) -> Finding:
+    """One finding for all tensors of a type that lack codes."""
+    first, codes = found[0]
+    name = quoted(first.tensor.name)
+    if len(found) == 1:
+        what = f"{name} ({fmt.name}) never uses"
+    elif all((other == codes).all() for _, other in found):
+        of = "all" if len(found) == n_judged else f"of {n_judged:,}"
+        what = f"all {len(found):,} tensors of {fmt.name} never use" if of == "all" else (
+            f"{len(found):,} {of} tensors of {fmt.name}, the first {name}, never use"
+        )
+    else:
+        what = f"{len(found):,} of {n_judged:,} tensors of {fmt.name} lack codes: the first, {name}, never uses"
     named = [str(c + fmt.low) for c in np.flatnonzero(codes)]
     some = ", ".join(named[:_MOST_NAMED]) + (" …" if len(named) > _MOST_NAMED else "")
-    found = f"{what} code {some}" if len(named) == 1 else f"{what} {len(named)} of {1 << fmt.bits} codes: {some}"
-    return finding_at(content, 0, "codes-unused", "the codes that llama.cpp's quantizer uses for random weights", found)
+    what += f" code {some}" if len(named) == 1 else f" {len(named)} of {1 << fmt.bits} codes: {some}"
+    if again := [content.different for content, _ in found if used.few_values(content)]:
+        what += (
+            f"; {len(again):,} of {len(found):,} hold at most {max(filter(None, again))} different codes in a block of "
+            f"{fmt.block_size}, as values do that had been quantized before"
+        )
+    return finding_at(first, 0, "codes-unused", "the codes that llama.cpp's quantizer uses for random weights", what)
 
 
 __all__ = ["unused_codes"]

@@ -69,6 +69,7 @@ class Content:
         unverified: why nothing can be judged, or "".
         described: numbers of the sampled blocks that `gguf_verify.formats` decodes differently from llama.cpp.
         bad: the first blocks that are not finite, and the first that are decoded differently.
+        different: how many different codes a sampled block holds at most; None where that was not looked at.
     """
 
     tensor: Tensor
@@ -76,6 +77,7 @@ class Content:
     unverified: str = ""
     described: tuple[int, ...] = ()
     bad: tuple[tuple[BadBlock, ...], tuple[BadBlock, ...]] = ((), ())
+    different: int | None = None
 
     @property
     def differing(self) -> list[int]:
@@ -140,10 +142,10 @@ def contents(
         at = 0
         for some in found:
             of_some = scanned[at : at + len(some)]
-            described = _described(of_some, some) if isinstance(llama, Llama) else [np.empty(0, np.int64)] * len(some)
-            for of_tensor, differs in zip(some, described, strict=True):
+            described = _described(of_some, some) if isinstance(llama, Llama) else [_NOT_DESCRIBED] * len(some)
+            for of_tensor, (differs, different) in zip(some, described, strict=True):
                 yield from _unscanned(left)
-                yield _content(left.popleft(), of_tensor, differs)
+                yield replace(_content(left.popleft(), of_tensor, differs), different=different)
             at += len(some)
     yield from _unscanned(left)
 
@@ -174,23 +176,30 @@ def _content(tensor: Tensor, found: Scanned, differs: Indices) -> Content:
     return replace(content, bad=(not_finite, differing))
 
 
-def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[Indices]:
+#: Indices of blocks, and the most different codes of a block.
+_Described = tuple[Indices, int | None]
+_NOT_DESCRIBED: _Described = (np.empty(0, np.int64), None)
+
+
+def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[_Described]:
     """For each tensor the indices of the sampled blocks that NumPy, after the format's description, decodes differently
-    from llama.cpp. All blocks of a type are decoded together."""
-    out: list[Indices] = [np.empty(0, np.int64)] * len(tensors)
+    from llama.cpp, and the most different codes that one of them holds. All blocks of a type are decoded together."""
+    out = [_NOT_DESCRIBED] * len(tensors)
     for fmt in {t.type.name: t.type.format for t in tensors}.values():
         if fmt is None:
             continue
         of = [i for i, t in enumerate(tensors) if t.type.format is fmt]
+        blocks = np.concatenate([scanned[i].blocks for i in of])
         with np.errstate(invalid="ignore"):
-            ours = fmt.decode(np.concatenate([scanned[i].blocks for i in of]))
+            ours = fmt.decode(blocks)
         wrong = np.any(_unequal(ours, np.concatenate([scanned[i].theirs for i in of])), axis=1)
-        if not wrong.any():
-            continue
+        codes = np.sort(np.asarray(fmt.codes(blocks)).reshape(len(blocks), -1), axis=1)
+        different = 1 + (codes[:, 1:] != codes[:, :-1]).sum(axis=1)
         at = 0
         for i in of:
-            out[i] = np.flatnonzero(wrong[at : at + len(scanned[i].blocks)])
-            at += len(scanned[i].blocks)
+            own = slice(at, at + len(scanned[i].blocks))
+            out[i] = np.flatnonzero(wrong[own]), int(different[own].max())
+            at = own.stop
     return out
 
 

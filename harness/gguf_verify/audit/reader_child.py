@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from ..llama.child import CONFINED
-from ..llama.reader_process import MAX_ANSWER, MAX_HELLO, MAX_PRINTED, MAX_SAID, Answer, Hello
+from ..llama.reader_process import MAX_ANSWER, MAX_HELLO, MAX_PRINTED, MAX_SAID, Answer, Hello, Load
 from ..llama.reader_process import said as text_of
 from ..processes.child import Spawned, signal_name
 from ..support.errors import EnvironmentFault
@@ -75,8 +75,8 @@ class ReaderChild(Spawned):
             raise EnvironmentFault(f"{self.name} cannot be used: {printable(str(hello.error), 300)}")
         self.version = printable(hello.version, 60)
 
-    def ask(self, path: Path | str, memory: int, time_limit: float) -> None:
-        request = {"path": os.path.abspath(os.fsdecode(path)), "memory": memory}
+    def ask(self, path: Path | str, memory: int, time_limit: float, load: Load = "") -> None:
+        request = {"path": os.path.abspath(os.fsdecode(path)), "memory": memory, "load": load}
         self._arm(time_limit)
         self._since = self.printed
         with contextlib.suppress(OSError):  # dead: its answer will say so
@@ -110,7 +110,10 @@ class ReaderChild(Spawned):
             Seen(text_of(name), shape_of(sizes), kind, offset, nbytes)
             for name, kind, sizes, offset, nbytes in answer.tensors
         )
-        return Reading(self.name, "accepted", printable(answer.said, 200), answer.data_offset, tensors)
+        not_loaded = printable(" ".join(text_of(answer.not_loaded[:MAX_SAID]).split()), 400)
+        return Reading(
+            self.name, "accepted", printable(answer.said, 200), answer.data_offset, tensors, answer.loads, not_loaded
+        )
 
     # A child may hang in the middle of an answer, where a time limit on the link would not notice it. So a timer kills
     # the child, and the thread that waits for it reads the end of the stream.

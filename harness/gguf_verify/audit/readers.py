@@ -15,8 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ..gguf import Model
+from ..llama.reader_process import Load
 from .reader_child import ReaderChild
-from .readings import Reading
+from .readings import Reading, to_load, with_loading
 
 #: The other readers, in the order of every report.
 READERS = ("gguf-py", "llama.cpp")
@@ -81,9 +83,18 @@ class Readers:
         """The version of each reader. Raises EnvironmentFault where one cannot be started."""
         return {child.name: child.version for child in self._start()}
 
-    def read(self, path: Path | str, seconds: float | None = None) -> tuple[Reading, ...]:
+    def read_model(self, model: Model) -> tuple[tuple[Reading, ...], ...]:
+        """The readings of each part of a model, which llama.cpp also loads, if it is one. Raises as `read`."""
+        loading = to_load(model)
+        first = with_loading(self.read(model.parts[0].path, load=loading.load), loading)
+        return first, *(self.read(part.path) for part in model.parts[1:])
+
+    def read(self, path: Path | str, seconds: float | None = None, load: Load = "") -> tuple[Reading, ...]:
         """The file as both see it, in the order of `READERS`. They read at the same time, for so many seconds at most,
         if that is less than the time limit.
+
+        Args:
+            load: what llama.cpp also loads, without memory for the weights.
 
         What the file does to a reader is in its Reading. Raises EnvironmentFault where a reader cannot be started,
         ValueError after close().
@@ -92,7 +103,7 @@ class Readers:
         limit = self._time_limit if seconds is None else min(seconds, self._time_limit)
         try:
             for child in children:
-                child.ask(path, self._memory, limit)
+                child.ask(path, self._memory, limit, load)
             readings = self._answers(children)
         except BaseException:
             self._end()  # or an answer that comes later would be taken for the answer to the next question

@@ -8,11 +8,15 @@ from itertools import pairwise, zip_longest
 from typing import Literal, NamedTuple
 
 from ..formats import tensor_type
-from ..gguf import Finding, GgufFile
+from ..gguf import Finding, GgufFile, Model
 from ..gguf.records import finding
+from ..llama.loading import UNKNOWN_ARCHITECTURE
+from ..llama.reader_process import Load
 from ..support.text import quoted
 
 Verdict = Literal["accepted", "refused", "broke", "stopped"]
+LLAMA = "llama.cpp"
+_TOKENIZER = "tokenizer.ggml.model"
 
 #: By reader, the rules for which it refuses a file that we accept. No other finding explains a refusal.
 EXPLAIN = {
@@ -51,6 +55,8 @@ class Reading:
         data_offset: absolute byte offset that its tensor offsets are relative to; None where it did not accept the
             file.
         tensors: in the reader's order.
+        loads: whether it also loads the file as a model; None where that was not tried.
+        not_loaded: why not, in its own words, or why it was not tried. Escaped.
     """
 
     reader: str
@@ -58,6 +64,49 @@ class Reading:
     said: str = ""
     data_offset: int | None = None
     tensors: tuple[Seen, ...] = ()
+    loads: bool | None = None
+    not_loaded: str = ""
+
+    @property
+    def words(self) -> str:
+        """What it did with the file, and with how many tensors, for a report."""
+        if self.verdict != "accepted":
+            return self.verdict + (f": {self.said}" if self.said else "")
+        n = len(self.tensors)
+        loading = {True: "accepted and loaded", False: "does not load"}
+        what = loading[self.loads] if self.loads is not None else "accepted"
+        only = f"header only: {self.not_loaded}" if self.loads is None and self.not_loaded else self.not_loaded
+        said = "; ".join(filter(None, (only, self.said)))
+        return f"{what}, {n:,} tensor{'' if n == 1 else 's'}" + (f": {said}" if said else "")
+
+
+class Loading(NamedTuple):
+    """What llama.cpp is to load of a model, or why nothing."""
+
+    load: Load
+    why: str = ""
+
+
+def to_load(model: Model) -> Loading:
+    """What llama.cpp can be expected to load: a model, or a vocabulary alone, but no adapter, no projector, no
+    importance matrix, and no collection of tensors that does not call itself a model."""
+    kind = model.metadata.get("general.type")
+    if kind is not None and kind != "model":
+        return Loading("", f"general.type is {quoted(kind) if isinstance(kind, str) else 'no string'}, not model")
+    named = {"general.architecture", "general.type", _TOKENIZER} & set(model.metadata)
+    if not named and "token_embd.weight" not in model.tensors:
+        return Loading("", "the file does not say that it is a model")
+    if model.tensors:
+        return Loading("model")
+    return Loading("vocabulary") if _TOKENIZER in model.metadata else Loading("", "the file holds no tensors")
+
+
+def with_loading(readings: Sequence[Reading], loading: Loading) -> tuple[Reading, ...]:
+    """Readings that say why llama.cpp did not load the file, where that was not tried."""
+    return tuple(
+        replace(r, not_loaded=loading.why) if r.reader == LLAMA and loading.why and r.verdict == "accepted" else r
+        for r in readings
+    )
 
 
 def stripped(shape: Iterable[int]) -> tuple[int, ...]:
@@ -100,13 +149,25 @@ def _beside(file: GgufFile, reading: Reading, explained: Sequence[Finding]) -> l
         note = f"{who} accepts it with {_count(reading)}" + (f" ({reading.said})" if reading.said else "")
         return [finding("reader-verdict", start, stop, f"{who} to refuse the file, as {refused.id} does", note)]
     if reading.verdict == "accepted":
-        return _differing(file, ours(file), reading)
+        return _differing(file, ours(file), reading) + _not_loaded(file, reading)
     expected, found = f"a file that {who} reads", f"{who} refuses it{said}"
     reasons = [f for f in explained if f.id.split("-", 2)[-1] in EXPLAIN.get(who, ()) and f.part == file.part]
     if reasons:
         at = reasons[0]
         return [finding("reader-verdict", at.start, at.stop, expected, f"{found}; {at.id} says why")]
     return [finding("llama-refuses" if who == "llama.cpp" else "gguf-py-refuses", start, stop, expected, found)]
+
+
+def _not_loaded(file: GgufFile, reading: Reading) -> list[Finding]:
+    """A finding where llama.cpp does not load the file as a model."""
+    if reading.loads is not False:
+        return []
+    unknown = UNKNOWN_ARCHITECTURE in reading.not_loaded
+    at = file.value_ranges.get("general.architecture") if unknown else None
+    start, stop = (at.start, at.stop) if at else (0, file.size)
+    slug = "llama-architecture" if unknown else "llama-refuses"
+    found = f"llama.cpp says: {reading.not_loaded}"
+    return [finding(slug, start, stop, "a file that llama.cpp loads", found, at.owner if at else "")]
 
 
 def not_compared(readings: Sequence[Reading]) -> list[tuple[str, str]]:
@@ -171,4 +232,7 @@ def _place(file: GgufFile, index: int, field: int) -> tuple[int, int, str]:
     return count.start, count.stop, ""
 
 
-__all__ = ["EXPLAIN", "Reading", "Seen", "Verdict", "compare", "not_compared", "ours", "stripped"]
+__all__ = [
+    "EXPLAIN", "Loading", "Reading", "Seen", "Verdict", "compare", "not_compared", "ours", "stripped", "to_load",
+    "with_loading",
+]  # fmt: skip

@@ -30,6 +30,7 @@ from .fingerprint import Fingerprint
 from .readings import Reading
 from .sample import Sample
 from .source import Comparison
+from .source_keys import SourceKeys
 
 AuditVerdict = Literal[
     "clean",
@@ -126,6 +127,7 @@ class Audit(Shown):
         fingerprints: one for each covered type.
         readings: what other readers saw, by part.
         comparisons: with the source's tensors, where a source was given.
+        source_keys: how many keys agree with the source's; None where no source was given.
         unmapped: tensors of the source that no name of GGUF is known for, with the reason.
         unverified: what could not be judged: pairs of name and reason.
         refused: the finding for which the parser refused the file, or None.
@@ -149,6 +151,7 @@ class Audit(Shown):
     fingerprints: tuple[Fingerprint, ...] = ()
     readings: tuple[tuple[Reading, ...], ...] = ()
     comparisons: tuple[Comparison, ...] = ()
+    source_keys: SourceKeys | None = None
     unmapped: tuple[tuple[str, str], ...] = ()
     unverified: list[tuple[str, str]] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
@@ -242,7 +245,8 @@ class Audit(Shown):
         outcomes = Counter(c.outcome for c in self.comparisons)
         said = f"; {outcomes['same']:,} of {_plural(len(self.comparisons), 'tensor')} proven to be the source's"
         possible = outcomes["possible"]
-        return said + (f", {possible:,} possible with an importance matrix and not proven" if possible else "")
+        said += f", {possible:,} possible with an importance matrix and not proven" if possible else ""
+        return said + (f"; {self.source_keys.words}" if self.source_keys else "")
 
     @property
     def words(self) -> str:

@@ -49,6 +49,7 @@ class Source:
         unmapped: names in the source's own files of tensors that no name of GGUF is known for, and why.
         converted: whether a converter stands between the source and a file of llama.cpp, which may round values.
         files: that it is of.
+        metadata: its keys; None of safetensors, which have none.
     """
 
     path: Path
@@ -58,6 +59,7 @@ class Source:
     unmapped: tuple[tuple[str, str], ...] = ()
     converted: bool = False
     files: tuple[Mapped, ...] = ()
+    metadata: Mapping[str, object] | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def sha256(self) -> tuple[str, ...]:
@@ -87,7 +89,8 @@ def open_source(path: Path, model: Model) -> Source:
     stack = ExitStack()
     stack.callback(source.close)
     tensors = {name: Origin.of(tensor) for name, tensor in source.tensors.items()}
-    return Source(path, "GGUF", tensors, files=tuple(p.mapped for p in source.parts), _stack=stack)
+    files = tuple(p.mapped for p in source.parts)
+    return Source(path, "GGUF", tensors, files=files, metadata=source.metadata, _stack=stack)
 
 
 def _shards(path: Path) -> list[Path]:

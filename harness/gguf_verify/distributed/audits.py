@@ -105,7 +105,7 @@ class ContentsOf:
         """Of each tensor the fields of `Content`, without the tensor. Raises EnvironmentFault, LlamaRefused."""
         tensors = [on.model.tensors[name] for name in self.tensors]
         with closing(contents(tensors, on.llama, on.threads)) as found:
-            return tuple((c.scan, c.unverified, c.described, c.bad) for c in found)
+            return tuple((c.scan, c.unverified, c.described, c.bad, c.different) for c in found)
 
 
 @dataclass(frozen=True)

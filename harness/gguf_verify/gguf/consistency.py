@@ -19,6 +19,7 @@ from .file import Tensor
 from .model import PART_NAME, Model
 from .records import Finding, Range, finding
 from .storage import Strings
+from .vocabulary import at_key, check_vocabulary
 
 _gguf = submodule("gguf.constants")
 
@@ -44,14 +45,15 @@ GUESSED = int(_gguf.LlamaFileType.GUESSED)
 
 
 def check_consistency(model: Model) -> tuple[Finding, ...]:
-    """Everything in the metadata that the tensors contradict.
+    """Everything in the metadata that the tensors, or the vocabulary, contradict.
 
-    Nothing is checked in a file without tensors, or in one that says that it is not a model (an adapter, say).
+    Nothing is checked in a file that says that it is not a model (an adapter, say), and in one without tensors only the
+    vocabulary.
     """
     kind = model.metadata.get("general.type")
-    if not model.tensors or (isinstance(kind, str) and kind != "model"):
+    if isinstance(kind, str) and kind != "model":
         return ()
-    return tuple(_Checks(model).check())
+    return (*check_vocabulary(model), *(_Checks(model).check() if model.tensors else ()))
 
 
 class _Checks:
@@ -80,8 +82,7 @@ class _Checks:
         return f"{self.architecture}.{name}"
 
     def at_key(self, slug: str, key: str, expected: str, found: str) -> Finding:
-        at = self.model.parts[0].value_ranges[key]
-        return finding(slug, at.start, at.stop, expected, f"{found} in {printable(key, 60)}", key)
+        return at_key(slug, self.model, key, expected, found)
 
     def at_tensor(self, slug: str, tensor: Tensor, at: Range, expected: str, found: str) -> Finding:
         return replace(finding(slug, at.start, at.stop, expected, found, tensor.name), part=tensor.part)

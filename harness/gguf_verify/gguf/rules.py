@@ -294,6 +294,17 @@ _RULES = (
         88, "key-type", "warning", "llama.cpp refuses a key whose value is not of the type that it expects",
         "The key was written with another type, for instance as a string.", _KEY,
     ),
+    Rule(
+        89, "special-token", "warning",
+        "llama.cpp takes a default for a token outside the vocabulary, so a reply may never end; other programs index "
+        "with it",
+        "The key was copied from another model, or tokens were removed.", _KEY,
+    ),
+    Rule(
+        90, "merges", "warning", "a merge of texts that are no tokens never applies, so text is split into other tokens",
+        "The merges belong to another vocabulary, or a converter cut one of the two lists.",
+        "Convert the model again with the tokenizer that belongs to it.",
+    ),
     # content: what the tensors' bytes mean
     Rule(
         100, "scale-not-finite", "error", "nothing computed from such a block means anything",
@@ -333,15 +344,17 @@ _RULES = (
     ),
     Rule(
         107, "codes-unused", "warning",
-        "llama.cpp's quantizer uses these codes for any ordinary weights, so what wrote the tensor cannot make them",
-        "What wrote the file clamps codes to a narrower range, loses one of their bits, or chooses scales otherwise.",
-        "Compare with the original by --source.",
+        "llama.cpp's quantizer uses these codes for any ordinary weights that were not quantized before",
+        "The tensor was quantized from values that had been quantized before, or what wrote the file clamps codes to a "
+        "narrower range, loses one of their bits, or chooses scales otherwise.",
+        "Quantize the original weights, in F16, BF16 or F32; compare with them by --source.",
     ),
     # other readers
     Rule(
-        110, "llama-refuses", "error", "llama.cpp does not load the file, and no other finding says why",
-        "llama.cpp's reader demands something that this project does not check.",
-        "Read llama.cpp's message in the finding; report the missing check.",
+        110, "llama-refuses", "error", "llama.cpp does not load the file",
+        "A key, a tensor or a part of the vocabulary is missing, superfluous or wrong: the converter, or whoever edited "
+        "the file, made no model that llama.cpp knows.",
+        "Read llama.cpp's message in the finding; convert the model again with a current llama.cpp.",
     ),
     Rule(
         111, "gguf-py-refuses", "warning",
@@ -362,6 +375,11 @@ _RULES = (
         "a reader that crashes on a file can be made to by whoever made it",
         "The reader has a bug that this file meets.",
         "Report it to the reader's authors, and do not load the file with it.",
+    ),
+    Rule(
+        115, "llama-architecture", "warning", "llama.cpp has no code for the architecture, so it loads nothing of the file",
+        "The architecture is newer than this llama.cpp, belongs to another program, or is misspelt.",
+        "Use the program that the file was made for, or a newer llama.cpp; else correct general.architecture.",
     ),
     # against the source
     Rule(
@@ -410,6 +428,13 @@ _RULES = (
         "codes and scales are ones that llama.cpp may choose with an importance matrix, which is not at hand",
         "The file was quantized with an importance matrix.",
         "Give it with --imatrix to have every byte compared.",
+    ),
+    Rule(
+        128, "source-key", "warning",
+        "programs compute with this key, so the file is another model than its source, though its tensors are the same",
+        "The key was edited on purpose, as chat templates are, or a converter or a merge took it from another model.",
+        "Compare both values with the model's own configuration; correct the wrong one with gguf-py's "
+        "gguf_set_metadata.py.",
     ),
 )  # fmt: skip
 

@@ -199,6 +199,8 @@ class Strings(Sequence[str]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) or not isinstance(other, Sequence):
             return NotImplemented
+        if isinstance(other, Strings):
+            return self._count == other._count and self._raw == other._raw
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
     def __repr__(self) -> str:

@@ -38,6 +38,12 @@ class LlamaRefused(Exception):
     culprit: ClassVar[Culprit] = "llama.cpp"
 
 
+class FileRefused(LlamaRefused):
+    """llama.cpp does not load a file: the words are its own, and the fault is the file's."""
+
+    culprit: ClassVar[Culprit] = "file"
+
+
 class LlamaProcess:
     """A llama.cpp process that is asked one call at a time. As a context manager it ends the process on leaving.
 
@@ -158,6 +164,8 @@ class LlamaProcess:
 
     def result(self, call: str, header: dict[str, object]) -> object:
         """The result that an answer holds. Raises LlamaRefused and EnvironmentFault as `ask` does."""
+        if "refused" in header and header.get("file") is True:
+            raise FileRefused(_words(header["refused"]))
         if "refused" in header:
             raise LlamaRefused(_words(header["refused"]) + self._last_log())
         if "error" in header:

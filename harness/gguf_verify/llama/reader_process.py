@@ -1,8 +1,8 @@
 """A child process that reads files with another reader: `python -m gguf_verify.llama.reader_process READER FD`.
 
-It serves one request after the other over the socket FD, in JSON. A request is a path and the memory that reading it
-may take. The answer is the tensors that the reader sees, or why it sees none. A file that crashes the reader, makes it
-hang or exhausts its memory harms only this process.
+It serves one request after the other over the socket FD, in JSON. A request is a path, the memory that reading it may
+take, and what llama.cpp is to load. The answer is the tensors that the reader sees, or why it sees none, and whether
+llama.cpp loads the file. A file that crashes the reader, makes it hang or exhausts its memory harms only this process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -29,8 +29,10 @@ MAX_SAID, MAX_PRINTED = 4096, 1 << 20
 #: Most bytes of the first message, and of an answer, of which one tensor takes about 100.
 MAX_HELLO, MAX_ANSWER = 1 << 16, 32 << 20
 
-#: A reader: it takes a path and returns the answer. Any exception is a refusal.
-Read = Callable[[str], dict[str, Any]]
+#: What llama.cpp is to load of a file, beside its header: all, or the vocabulary of a file without tensors.
+Load = Literal["", "model", "vocabulary"]
+#: A reader: it takes a path and what to load, and returns the answer. Any exception is a refusal.
+Read = Callable[[str, Load], dict[str, Any]]
 
 
 class Hello(Struct):
@@ -48,6 +50,8 @@ class Answer(Struct):
             no text of JSON.
         tensors: name, ggml's number of the type, shape, absolute offset and bytes of each.
         said: what it left out.
+        loads: whether it loads the file; None where it was not tried.
+        not_loaded: why not, in llama.cpp's words, or why it was not tried.
     """
 
     refused: str | None = None
@@ -55,6 +59,8 @@ class Answer(Struct):
     data_offset: int | None = None
     tensors: list[tuple[str, int, tuple[int, ...], int, int]] | None = None
     said: str = ""
+    loads: bool | None = None
+    not_loaded: str = ""
 
 
 def gguf_py() -> tuple[str, Read]:
@@ -86,7 +92,7 @@ def gguf_py() -> tuple[str, Read]:
             nbytes, _, _, types = found
             return nbytes, [], [], types
 
-    def read(path: str) -> dict[str, Any]:
+    def read(path: str, _load: Load) -> dict[str, Any]:
         file = Reader(path)
         tensors = [
             [_bytes(t.name), int(t.tensor_type), t.shape.tolist(), t.data_offset, t.n_bytes] for t in file.tensors
@@ -97,20 +103,26 @@ def gguf_py() -> tuple[str, Read]:
 
 
 def llama_cpp() -> tuple[str, Read]:
-    """The version of llama.cpp, and a function that reads with its own GGUF reader, `gguf_init_from_file`."""
-    from . import bindings, ggml
+    """The version of llama.cpp, and a function that reads with its own GGUF reader, `gguf_init_from_file`, and then
+    with its loader."""
+    from . import bindings, ggml, loading
 
+    api = bindings.api
     lines: list[bytes] = []
+    errors: list[str] = []
 
-    def log(_level: int, text: bytes | None, _data: object) -> None:
+    def log(level: int, text: bytes | None, _data: object) -> None:
         line = (text or b"")[:MAX_SAID]
         if len(lines) < 16:
             lines.append(line)
-        os.write(2, line)  # the parent finds it there if llama.cpp aborts
+        if level == loading.ERROR and len(errors) < 16:
+            errors.append(line.decode("latin-1"))
+        if level >= loading.ERROR - 1:  # a loader prints a line for each key
+            os.write(2, line)  # the parent finds it there if llama.cpp aborts
 
     callback = ggml.LogCallback(log)
 
-    def read(path: str, callback: object = callback) -> dict[str, Any]:  # ctypes frees what nobody refers to
+    def read(path: str, load: Load, callback: object = callback) -> dict[str, Any]:  # ctypes frees what is unreferenced
         lines.clear()
         whole = os.stat(path).st_size <= MAX_WHOLE
         context = c.c_void_p()
@@ -127,13 +139,22 @@ def llama_cpp() -> tuple[str, Read]:
                 ]
                 for i in range(ggml.gguf_get_n_tensors(file))
             ]  # fmt: skip
-            return {"data_offset": start, "tensors": tensors, "said": "" if whole else "it did not read the data"}
+            seen = {"data_offset": start, "tensors": tensors, "said": "" if whole else "it did not read the data"}
         finally:
             ggml.gguf_free(file)
             ggml.ggml_free(context)
+        return seen | (tried(path, load) if load else {})
 
-    ggml.ggml_log_set(callback, None)
-    version = getattr(bindings.api, "llama_version", lambda: b"?")()
+    def tried(path: str, load: Load) -> dict[str, Any]:
+        try:
+            why = loading.why_not_loaded(api, path, load == "vocabulary", errors)
+        except loading.Untried as error:
+            return {"not_loaded": str(error)}
+        return {"loads": why is None, "not_loaded": why or ""}
+
+    api.llama_backend_init()
+    api.llama_log_set(callback, None)
+    version = getattr(api, "llama_version", lambda: b"?")()
     return f"{_text(version)} (ggml {_text(ggml.ggml_version())})", read
 
 
@@ -172,11 +193,11 @@ def _address_space() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def answer(read: Read, path: str, memory: int) -> bytes:
+def answer(read: Read, path: str, memory: int, load: Load = "") -> bytes:
     """The reader's answer on a file. It may take the file's size (to map the file) and `memory` more bytes."""
     try:
         _limit(resource.RLIMIT_AS, _address_space() + os.stat(path).st_size + memory)
-        out = json.dumps(read(path)).encode()
+        out = json.dumps(read(path, load)).encode()
         if len(out) <= MAX_ANSWER:
             return out
         stopped = "it found more tensors than an answer can hold"
@@ -220,7 +241,7 @@ def main() -> None:
     while True:
         try:
             request = json.loads(link.recv_bytes())
-            link.send_bytes(answer(read, request["path"], request["memory"]))
+            link.send_bytes(answer(read, request["path"], request["memory"], request["load"]))
         except (EOFError, OSError):
             return
 

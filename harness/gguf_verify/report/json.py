@@ -107,7 +107,7 @@ def of_audit(audit: Audit) -> dict[str, Any]:
     part; source: null without --source, else {tensor, outcome ("same", "differs", "possible" or "impossible" with an
     importance matrix, "missing" or "not compared"), differing, first: [row, block] or null, made: hex or null, error
     and made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified,
-    judgement or null, with_importance, through}; unmapped: tensors of the source that were not compared, {name, why};
+    judgement or null, with_importance, through}; source_keys: null, or {compared, differing, why none was}; unmapped: tensors of the source that were not compared, {name, why};
     unverified: {name, why}; left_out: what was not asked, {name, why}; not_listed: of a list that would be too long
     (`MOST_RANGES`, `MOST_TENSORS`), how many entries it lacks; sample: null, or of a remote file {seed, fetched and
     size in bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all, untold: what it
@@ -135,6 +135,7 @@ def of_audit(audit: Audit) -> dict[str, Any]:
             for of_part in audit.readings
         ],
         "source": [_comparison(c) for c in audit.comparisons[:MOST_TENSORS]] if audit.header.source else None,
+        "source_keys": asdict(audit.source_keys) if audit.source_keys else None,
         "unmapped": [{"name": name, "why": why} for name, why in audit.unmapped[:MOST_TENSORS]],
         "unverified": [{"name": name, "why": why} for name, why in audit.unverified[:MOST_TENSORS]],
         "waivers": [msgspec.structs.asdict(use) for use in audit.waivers],

@@ -91,7 +91,7 @@ def check(run: Run, result: RungResult) -> None:
             course.leave(result)
             exact.report()
         except LlamaRefused as error:
-            result.leave_all("tensors", str(error), "llama.cpp")
+            result.leave_all("tensors", str(error), error.culprit)
     if only is not None:
         return end_alone(result, only)
     result.skip("vectors", run.vectors(products))

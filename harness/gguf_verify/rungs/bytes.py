@@ -49,7 +49,7 @@ def check(run: Run, result: RungResult) -> None:
         run.tick()
 
     with ThreadPoolExecutor(1) as pool, Readers(min(TIME_LIMIT, run.options.time_limit)) as readers:
-        readings = pool.submit(lambda: [readers.read(part.path) for part in run.model.parts])
+        readings = pool.submit(lambda: readers.read_model(run.model))
         ours = [*run.model.findings, *check_consistency(run.model)]
         ours += [f for part in run.model.parts for f in coverage(part)]
         _say(result, ours)
@@ -79,7 +79,7 @@ class ContentsTask:
         """Of each tensor the fields of `Content`, without the tensor. Raises EnvironmentFault."""
         tensors = [run.model.tensors[name] for name in self.tensors]
         with closing(contents(tensors, run.library, run.options.threads)) as found:
-            return tuple((c.scan, c.unverified, c.described, c.bad) for c in found)
+            return tuple((c.scan, c.unverified, c.described, c.bad, c.different) for c in found)
 
 
 def _in_tasks(run: Run, tensors: Sequence[Tensor], on_bytes: Callable[[int], object]) -> Generator[Content]:
@@ -131,7 +131,9 @@ def _leave(run: Run, result: RungResult, tensors: list[Tensor]) -> None:
         run.budget.cut = True
 
 
-def _compare_readers(run: Run, result: RungResult, ours: list[Finding], readings: list[tuple[Reading, ...]]) -> None:
+def _compare_readers(
+    run: Run, result: RungResult, ours: list[Finding], readings: Sequence[tuple[Reading, ...]]
+) -> None:
     for part, readings_of_part in zip(run.model.parts, readings, strict=True):
         explained = tuple(f for f in ours if f.part == part.part)
         _say(result, compare_readers(part, readings_of_part, explained))

@@ -54,7 +54,7 @@ def check(run: Run, result: RungResult) -> None:
         try:
             like = rung.graph(like)
         except LlamaRefused as error:
-            result.leave_all("activations of the model", str(error), "llama.cpp")
+            result.leave_all("activations of the model", str(error), error.culprit)
     rung.probes(matrices[0], like)
     if only is not None:
         return end_alone(result, only)

@@ -71,13 +71,13 @@ def _answer(
     known: dict[str, Call], header: dict[str, Any], arrays: list[npt.NDArray[Any]]
 ) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:
     """Make one call: its result, or why there is none."""
-    from .calls import CallFailed
+    from .calls import CallFailed, FileFailed
 
     try:
         names = header.pop("names")
         result, out = known[header.pop("call")](**header, **dict(zip(names, arrays, strict=True)))
     except CallFailed as error:
-        return {"refused": str(error)}, ()
+        return {"refused": str(error), "file": isinstance(error, FileFailed)}, ()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}, ()
     return {"result": result}, out

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy.typing as npt
+
+from .. import loading
 
 #: What a call returns: a JSON object, and arrays.
 Reply = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
@@ -17,6 +20,10 @@ Call = Callable[..., Reply]
 
 class CallFailed(Exception):
     """llama.cpp declined a call in an orderly way."""
+
+
+class FileFailed(CallFailed):
+    """llama.cpp does not load the file: the words are its own, and the fault is the file's."""
 
 
 class Libraries:
@@ -29,13 +36,20 @@ class Libraries:
         from .. import bindings, ggml, ggml_layout  # late: a process without llama.cpp makes calls, too
 
         self.api = bindings.api
+        #: The last lines that it printed as errors.
+        self.errors: deque[str] = deque(maxlen=16)
         # kept: ctypes frees a callback that nothing refers to
-        self._log = self.api.llama_log_callback(lambda _level, text, _data: _write_log(text))
+        self._log = self.api.llama_log_callback(lambda level, line, _data: self._take(level, line))
         self.api.llama_log_set(self._log, None)
         with self.quiet():  # the reader's refusal of an unknown type is no news
             ggml_layout.probe()
         ggml.ggml_cpu_init()
         self.api.llama_backend_init()
+
+    def _take(self, level: int, line: bytes | None) -> None:
+        if level == loading.ERROR:
+            self.errors.append(text(line or b""))
+        _write_log(line)
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:

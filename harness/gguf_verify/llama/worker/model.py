@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from ...support import protocol
 from ...support.lanes import Lanes
-from .. import ggml
+from .. import ggml, loading
 from ..backends.device import Device
-from .calls import Call, CallFailed, Libraries, Reply, text
+from .calls import Call, CallFailed, FileFailed, Libraries, Reply, text
 from .fused_tap import Record, Recorder, Windows
 from .listener import Listener
 from .node_tap import NodeTap
@@ -56,6 +56,7 @@ class LoadedModel:
         self, link: Connection, libraries: Libraries, device_of: Callable[[str], Device], lanes: Lanes | None = None
     ) -> None:
         self._link, self._lib, self._device_of, self._lanes = link, libraries.api, device_of, lanes
+        self._libraries = libraries
         self._device: Device
         self._placed: Placement
         self._model: Any = None
@@ -94,7 +95,7 @@ class LoadedModel:
         placed.place_model(params)
         self._model = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
-            raise CallFailed("llama.cpp does not load the file")
+            raise self._not_loaded(path)
         self._threads = threads
         self._vocab = lib.llama_model_get_vocab(self._model)
         buffer = c.create_string_buffer(256)
@@ -108,6 +109,18 @@ class LoadedModel:
             "decoder_start": self._decoder_start(),
             "added_bos": int(lib.llama_vocab_bos(self._vocab)) if lib.llama_vocab_get_add_bos(self._vocab) else -1,
         }, ()
+
+    def _not_loaded(self, path: str) -> CallFailed:
+        """Why a file was not loaded. Where llama.cpp does not load it without memory for its weights either, and knows
+        its architecture, the file is at fault; else the device, or the memory, or this llama.cpp."""
+        said = loading.reason(self._libraries.errors) or "llama.cpp does not load the file"
+        try:
+            why = loading.why_not_loaded(self._lib, path, False, self._libraries.errors)
+        except (loading.Untried, MemoryError):
+            return CallFailed(said)
+        if why is None or loading.UNKNOWN_ARCHITECTURE in why:
+            return CallFailed(said)
+        return FileFailed(why)
 
     def _decoder_start(self) -> int:
         """The token with which an encoder-decoder model begins to write, -1 if it names none."""

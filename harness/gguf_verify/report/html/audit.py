@@ -182,7 +182,7 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
     llama = f"llama.cpp {h.llama_cpp} (llama-cpp-python {h.llama_cpp_python})" if h.llama_cpp else "no llama.cpp"
     facts.append(("versions", f"gguf-verify {h.gguf_verify} · {llama} · gguf {h.gguf} · numpy {h.numpy}"))
     for readings in audit.readings:
-        facts += [(r.reader, r.verdict + (f": {r.said}" if r.said else "")) for r in readings]
+        facts += [(r.reader, r.words) for r in readings]
     return [(name or "sha256", value) for name, value in facts]
 
 

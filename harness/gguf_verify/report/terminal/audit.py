@@ -181,9 +181,7 @@ def _read(audit: Audit) -> Iterator[tuple[str, str]]:
     for part, readings in enumerate(audit.readings):
         of_part = f" part {part + 1}" if len(audit.readings) > 1 else ""
         for reading in readings:
-            seen = f", {len(reading.tensors):,} tensors" if reading.verdict == "accepted" else ""
-            words = f": {reading.said}" if reading.said else ""
-            yield reading.reader + of_part, f"{reading.verdict}{seen}{printable(words, 300)}"
+            yield reading.reader + of_part, printable(reading.words, 400)
 
 
 # ---- statistics ------------------------------------------------------------------------------------------------------
@@ -295,6 +293,8 @@ def _source(audit: Audit) -> str:
     through = {c.through for c in audit.comparisons if c.through}
     if through:
         told += f"; by way of {' and '.join(sorted(through))}"
+    if audit.source_keys:
+        told += f"; {audit.source_keys.words}"
     if audit.unmapped:
         told += f"; {len(audit.unmapped):,} tensors of the source were not compared, such as "
         told += f"{printable(audit.unmapped[0][0], 64)}: {printable(audit.unmapped[0][1])}"

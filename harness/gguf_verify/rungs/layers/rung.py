@@ -49,7 +49,7 @@ def check(run: Run, result: RungResult) -> None:
                 merge.report()
                 plan.report(result)
     except LlamaRefused as error:
-        result.leave_all("GEMMs", str(error), "llama.cpp")
+        result.leave_all("GEMMs", str(error), error.culprit)
     if only is not None:
         return end_alone(result, only)
     result.skip("vectors", run.vectors(seen))

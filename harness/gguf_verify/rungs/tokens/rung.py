@@ -70,7 +70,7 @@ def check(run: Run, result: RungResult) -> None:
             else:
                 _Tokens(run, result).judge()
     except LlamaRefused as error:
-        result.leave_all("tokens", str(error), "llama.cpp")
+        result.leave_all("tokens", str(error), error.culprit)
     except KernelFault as error:
         result.fail(Failure.of(error, str(error)))
     except BudgetSpent as error:
