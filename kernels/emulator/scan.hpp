@@ -16,6 +16,9 @@ namespace scan {
 
 constexpr int MAX_RULES = 8;
 constexpr int MAX_BAD = 21;  // positions kept of each kind of bad block: those a report lists, and one more
+// Runs of zero bytes are reported from this length on: a page of memory, the least that a file system leaves out. Whole
+// rows of zeros are no run up to this number: neurons that never fire, tokens that were never trained.
+constexpr int64_t RUN_BYTES = 4096, DEAD_ROWS = 16;
 
 // What a scan adds up. `harness/gguf_verify/llama/worker/tensor_scan.py` has the same struct.
 struct Tally {
@@ -27,6 +30,9 @@ struct Tally {
     int64_t codes[256];             // by code, signed ones from -128
     float least_scale, most_scale;  // of |d| that are finite and not zero
     float least_min, most_min;      // of finite m, where the file stores one
+    int64_t zeros_at_start, zeros_at_end;  // bytes of the piece; all of them where it is zero throughout
+    int64_t runs;                          // of zero bytes between those
+    int64_t first_runs[MAX_BAD][2];        // start and stop, counted in bytes from the tensor's first
 };
 
 // A rule about which codes a block holds, as bits of its presence mask: all of these, one of these, none of these.
@@ -94,6 +100,78 @@ inline uint64_t row_hash(const uint8_t* p, int64_t n) {
     lanes[0].take(0xA24BAED4963EE407u, 0x9FB21C651E98DF25u);
     return lanes[0].a ^ lanes[0].b;
 }
+
+inline bool zero_line(const uint8_t* p) {
+    uint64_t words[8];
+    memcpy(words, p, 64);
+    return !(words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]);
+}
+
+// The first byte from `i` on that is not zero, or `n`; and where the zeros that end at `i` begin, at least `low`.
+inline int64_t zeros_until(const uint8_t* p, int64_t i, int64_t n) {
+    while (i + 64 <= n && zero_line(p + i)) i += 64;
+    while (i < n && !p[i]) ++i;
+    return i;
+}
+
+inline int64_t zeros_from(const uint8_t* p, int64_t low, int64_t i) {
+    while (i - 64 >= low && zero_line(p + i - 64)) i -= 64;
+    while (i > low && !p[i - 1]) --i;
+    return i;
+}
+
+// Finds runs of zero bytes in a piece of a tensor that comes in buffers, one after the other. A run of RUN_BYTES holds a
+// whole line of 64 bytes at a multiple of half of that: one line in 32 is looked at.
+struct ZeroRuns {
+    Tally& tally;
+    const int64_t row_bytes, first;  // byte of the tensor that the piece starts with
+    int64_t at, open;                // byte that comes next, and where the run that reaches it began, or -1
+
+    ZeroRuns(Tally& tally, int64_t row_bytes, int64_t first)
+        : tally(tally), row_bytes(row_bytes), first(first), at(first), open(first) {}
+
+    void close(int64_t stop) {
+        const int64_t start = open, n = stop - start;
+        open = -1;
+        if (start == first) {
+            tally.zeros_at_start = n;
+            return;
+        }
+        if (n < RUN_BYTES) return;
+        if (n <= DEAD_ROWS * row_bytes && start % row_bytes == 0 && stop % row_bytes == 0) return;
+        if (tally.runs < MAX_BAD) tally.first_runs[tally.runs][0] = start, tally.first_runs[tally.runs][1] = stop;
+        ++tally.runs;
+    }
+
+    void add(const uint8_t* p, int64_t n) {
+        constexpr int64_t stride = RUN_BYTES / 2;
+        int64_t i = 0;
+        if (open >= 0) {
+            i = zeros_until(p, 0, n);
+            if (i < n) close(at + i);
+        }
+        for (int64_t probe = (i + stride - 1) / stride * stride; probe + 64 <= n;) {
+            if (open >= 0 || !zero_line(p + probe)) {
+                probe += stride;
+                continue;
+            }
+            open = at + zeros_from(p, i, probe);
+            i = zeros_until(p, probe + 64, n);
+            if (i < n) close(at + i);
+            probe = (i + stride - 1) / stride * stride;
+        }
+        if (open < 0) {
+            const int64_t start = zeros_from(p, i, n);
+            if (start < n) open = at + start;
+        }
+        at += n;
+    }
+
+    void end() {
+        tally.zeros_at_end = open < 0 ? 0 : at - open;
+        if (open == first) tally.zeros_at_start = at - first;
+    }
+};
 
 }  // namespace scan
 
@@ -355,10 +433,11 @@ extern "C" void hash_rows(const uint8_t* rows, int64_t n_rows, int64_t row_bytes
 
 // `scan_tensor` over `nbytes` of a file from `offset` on, in pieces of `step` bytes that stay in the second cache; and of
 // each piece, if it is of whole rows and `hashes` is not null, the rows' hashes; and the blocks of the numbers `drawn`
-// that it holds, to their places in `blocks`. Returns 0, an errno, or -1 where the file has shrunk.
+// that it holds, to their places in `blocks`; and its runs of zero bytes. Returns 0, an errno, or -1 where the file has shrunk.
 extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, uint8_t* buffer, int64_t step,
                          scan::ToFloat to_float, const scan::Rule* rules, int n_rules, scan::Tally* tally,
                          int64_t row_bytes, uint64_t* hashes, const int64_t* drawn, int64_t n_drawn, uint8_t* blocks) {
+    scan::ZeroRuns zeros(*tally, row_bytes, first * scan::BYTES);
     for (int64_t at = 0; at < nbytes; at += step) {
         const int64_t some = nbytes - at < step ? nbytes - at : step, n = some / scan::BYTES;
         ssize_t got;
@@ -367,6 +446,7 @@ extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, 
         if (got < 0) return errno;
         if (got != some) return -1;
         scan_tensor(buffer, n, first, to_float, rules, n_rules, tally);
+        zeros.add(buffer, some);
         if (hashes) {
             hash_rows(buffer, some / row_bytes, row_bytes, hashes);
             hashes += some / row_bytes;
@@ -376,6 +456,7 @@ extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, 
                 memcpy(blocks + i * scan::BYTES, buffer + (drawn[i] - first) * scan::BYTES, scan::BYTES);
         first += n;
     }
+    zeros.end();
     return 0;
 }
 

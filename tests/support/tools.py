@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,35 @@ def split_model(source: Path, folder: Path, tensors: int) -> list[Path]:
         writer.close()
         paths.append(path)
     return paths
+
+
+def rewritten(
+    source: Path, target: Path, keys: Mapping[str, object] | None = None, without: Collection[str] = (),
+    more: Mapping[str, npt.NDArray[np.float32]] | None = None,
+) -> Path:  # fmt: skip
+    """A copy of a model with other values of keys (None: without the key), without some tensors, and with others."""
+    reader, changed = gguf.GGUFReader(source), keys or {}
+    writer = gguf.GGUFWriter(target, str(changed.get("general.architecture", "llama")))
+    names = [n for n in reader.fields if not n.startswith("GGUF.")]
+    for name in dict.fromkeys((*names, *changed)):
+        if (name in changed and changed[name] is None) or name == "general.architecture":
+            continue
+        field = reader.fields.get(name)
+        value = changed.get(name, field.contents() if field else None)
+        kind = field.types[0] if field else gguf.GGUFValueType.get_type(value)
+        several = isinstance(value, (list, tuple))
+        element = field.types[-1] if several and field else gguf.GGUFValueType.get_type(value[0]) if several else None
+        writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY if several else kind, element)
+    for tensor in reader.tensors:
+        if tensor.name not in without:
+            writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
 
 
 def patched_block(source: Path, target: Path, tensor: str, row: int, block: int, at: int, new: bytes) -> Path:

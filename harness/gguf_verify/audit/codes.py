@@ -7,8 +7,8 @@ B blocks of a tensor are independent, all of them lack c with probability (1 - P
 unused where (1 - L)^B < α. Codes that llama.cpp never uses (-128 of Q8_0), or rarely, have L ≤ 0 and are never missed.
 
 A tensor that was quantized from quantized values lacks codes too, since each of its blocks holds few different values:
-16 where they came from four bits. That is said where of `DESCRIBED` blocks none holds as many different codes as half of
-llama.cpp's blocks do, whatever the weights (chance: 2^-DESCRIBED), while the tensor as a whole uses more.
+16 where they came from four bits. That is reported where none of `DESCRIBED` blocks holds as many different codes as
+half of llama.cpp's blocks do, whatever the weights (chance: 2^-DESCRIBED), while the tensor as a whole uses more.
 """
 
 from __future__ import annotations
@@ -124,8 +124,10 @@ def _finding(
         what = f"{name} ({fmt.name}) never uses"
     elif all((other == codes).all() for _, other in found):
         of = "all" if len(found) == n_judged else f"of {n_judged:,}"
-        what = f"all {len(found):,} tensors of {fmt.name} never use" if of == "all" else (
-            f"{len(found):,} {of} tensors of {fmt.name}, the first {name}, never use"
+        what = (
+            f"all {len(found):,} tensors of {fmt.name} never use"
+            if of == "all"
+            else (f"{len(found):,} {of} tensors of {fmt.name}, the first {name}, never use")
         )
     else:
         what = f"{len(found):,} of {n_judged:,} tensors of {fmt.name} lack codes: the first, {name}, never uses"

@@ -19,6 +19,7 @@ from .importance import Importance
 from .sample import OF_ALL, Sampled
 from .source import Comparison, compare, comparison_findings
 from .sources import Source
+from .zeros import zero_findings
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -75,6 +76,7 @@ class Examination:
                 with closing((scan or here)(part, bar.update)) as found:
                     self._follow(found, tensors, told, bar)
             self.findings += sign_findings(self.contents)
+            self.findings += zero_findings(self.contents, self.model)
             if isinstance(self.llama, Llama):
                 self.findings += unused_codes(self.contents, self.llama)
             bar.update((bar.total or 0) - bar.n)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from ..formats import tensor_type
 from ..gguf import Finding, GgufFile, Model
 from ..gguf.records import finding
-from ..llama.loading import UNKNOWN_ARCHITECTURE
+from ..llama.loading import for_another_program
 from ..llama.reader_process import Load
 from ..support.text import quoted
 
@@ -162,7 +162,7 @@ def _not_loaded(file: GgufFile, reading: Reading) -> list[Finding]:
     """A finding where llama.cpp does not load the file as a model."""
     if reading.loads is not False:
         return []
-    unknown = UNKNOWN_ARCHITECTURE in reading.not_loaded
+    unknown = for_another_program(reading.not_loaded)
     at = file.value_ranges.get("general.architecture") if unknown else None
     start, stop = (at.start, at.stop) if at else (0, file.size)
     slug = "llama-architecture" if unknown else "llama-refuses"

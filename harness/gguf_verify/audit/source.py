@@ -19,6 +19,7 @@ from ..gguf.origin import Origin
 from ..gguf.records import finding
 from ..llama import Llama, LlamaRefused, Requantized
 from ..support.text import printable, quoted
+from .exchanged import exchanged
 from .importance import Importance
 from .optimality import MAX_K, Judgement, Kind, judge
 from .sources import Source
@@ -51,6 +52,7 @@ class Comparison:
         judgement: what holds of it for every importance; None where that was not asked.
         with_importance: it was quantized anew with the importance matrix that was given.
         through: the type that the source's values were rounded to before, or "".
+        instead: what it was made of instead of its source, in words, where that was found; or "".
     """
 
     tensor: Tensor
@@ -61,6 +63,7 @@ class Comparison:
     judgement: Judgement | None = None
     with_importance: bool = False
     through: str = ""
+    instead: str = ""
 
     @property
     def outcome(self) -> Outcome:
@@ -137,8 +140,19 @@ def compare(
         if tensor.k > MAX_K or (origin.type.format is None and origin.type.name not in FLOAT_TYPES):
             why = f"rows of more than {MAX_K:,} values" if tensor.k > MAX_K else f"a source of type {origin.type.name}"
             return replace(compared, unverified=f"{why} cannot be judged without --imatrix")
-        return replace(compared, judgement=_judged(tensor, origin, fmt, threads))
-    return replace(compared, xrays=_xrays(compared, llama))
+        compared = replace(compared, judgement=_judged(tensor, origin, fmt, threads))
+    else:
+        compared = replace(compared, xrays=_xrays(compared, llama))
+    if fmt is None or compared.outcome not in ("differs", "impossible"):
+        return compared
+
+    def remade(other: Origin) -> Requantized:
+        found = _requantized(tensor, other, source, llama, threads, lambda _n: None, weights).result
+        assert found is not None
+        return found
+
+    others = [origin, *(o for o in source.tensors.values() if o.shape == tensor.shape and o is not origin)]
+    return replace(compared, instead=exchanged(tensor, fmt, compared.first[0], others, remade))
 
 
 def _requantized(
@@ -206,6 +220,8 @@ def comparison_findings(comparisons: Sequence[Comparison], model: Model, source:
     for c in comparisons:
         if c.outcome == "missing":
             yield _missing(c, source)
+        elif c.instead:
+            yield _exchanged(c)
         elif c.outcome == "differs":
             yield _differs(c, named)
         elif c.judgement is not None:
@@ -246,6 +262,16 @@ def _differs(c: Comparison, named: bool) -> Finding:
         f"{unit} {block}: {pair}{because}"
     )
     return replace(finding("source-differs", start, stop, what, found, tensor.name), part=tensor.part)
+
+
+def _exchanged(c: Comparison) -> Finding:
+    assert c.first is not None
+    tensor = c.tensor
+    start = tensor.block_offset(*c.first)
+    found = f"{quoted(tensor.name)} {c.instead}"
+    expected = f"what llama.cpp makes of the source's {quoted(tensor.name)}"
+    of = finding("source-exchanged", start, start + tensor.type.block_bytes, expected, found, tensor.name)
+    return replace(of, part=tensor.part)
 
 
 def _broken_rules(c: Comparison) -> Iterator[Finding]:

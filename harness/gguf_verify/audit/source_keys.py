@@ -124,7 +124,7 @@ def _shown(value: object) -> str:
     if _is_array(value):
         assert isinstance(value, (Sequence, np.ndarray))
         return f"{len(value):,} elements"
-    return f"{value:g}" if isinstance(value, (float, np.floating)) else str(value)
+    return f"{value:.9g}" if isinstance(value, (float, np.floating)) else str(value)
 
 
 __all__ = ["SourceKeys", "compare_keys", "may_differ"]

@@ -301,7 +301,8 @@ _RULES = (
         "The key was copied from another model, or tokens were removed.", _KEY,
     ),
     Rule(
-        90, "merges", "warning", "a merge of texts that are no tokens never applies, so text is split into other tokens",
+        90, "merges", "warning",
+        "a merge of texts that are no tokens never applies, so text is split into other tokens",
         "The merges belong to another vocabulary, or a converter cut one of the two lists.",
         "Convert the model again with the tokenizer that belongs to it.",
     ),
@@ -349,11 +350,23 @@ _RULES = (
         "narrower range, loses one of their bits, or chooses scales otherwise.",
         "Quantize the original weights, in F16, BF16 or F32; compare with them by --source.",
     ),
+    Rule(
+        108, "zero-bytes", "warning",
+        "weights are no long run of zero bytes; a download that was preallocated and never finished looks like this",
+        "A download, a copy or a conversion stopped early, or a file system lost blocks of the file.",
+        "Compare the file's SHA-256 with the publisher's; download or convert it again.",
+    ),
+    Rule(
+        109, "one-value", "warning",
+        "such a tensor holds no information, and any kernel that writes one value computes its products",
+        "The weights were lost, pruned, or never trained.",
+        "Compare with the original by --source; convert or download the file again.",
+    ),
     # other readers
     Rule(
         110, "llama-refuses", "error", "llama.cpp does not load the file",
-        "A key, a tensor or a part of the vocabulary is missing, superfluous or wrong: the converter, or whoever edited "
-        "the file, made no model that llama.cpp knows.",
+        "A key, a tensor or a part of the vocabulary is missing, superfluous or wrong: a bug of the converter, or an "
+        "edit by hand.",
         "Read llama.cpp's message in the finding; convert the model again with a current llama.cpp.",
     ),
     Rule(
@@ -377,7 +390,8 @@ _RULES = (
         "Report it to the reader's authors, and do not load the file with it.",
     ),
     Rule(
-        115, "llama-architecture", "warning", "llama.cpp has no code for the architecture, so it loads nothing of the file",
+        115, "llama-architecture", "warning",
+        "llama.cpp has no code for the architecture, so it loads nothing of the file",
         "The architecture is newer than this llama.cpp, belongs to another program, or is misspelt.",
         "Use the program that the file was made for, or a newer llama.cpp; else correct general.architecture.",
     ),
@@ -435,6 +449,13 @@ _RULES = (
         "The key was edited on purpose, as chat templates are, or a converter or a merge took it from another model.",
         "Compare both values with the model's own configuration; correct the wrong one with gguf-py's "
         "gguf_set_metadata.py.",
+    ),
+    Rule(
+        129, "source-exchanged", "error",
+        "the tensor was made of the source, but of other rows or another tensor of it",
+        "A converter exchanged tensors of one shape, or permuted rows for a rotary embedding twice or by the wrong "
+        "number of heads.",
+        "Convert the original again with another version of the converter.",
     ),
 )  # fmt: skip
 

@@ -24,6 +24,7 @@ Name = Annotated[str, Meta(max_length=1 << 12)]
 MAX_FIRST = 21
 First = Annotated[list[Count], Meta(max_length=MAX_FIRST)]
 Span = Annotated[list[float], Meta(min_length=2, max_length=2)]
+Pair = Annotated[list[Count], Meta(min_length=2, max_length=2)]
 
 
 class TypeSaid(TypedDict):
@@ -137,11 +138,16 @@ class Figures(Struct):
     scale: Span | None
     minimum: Span | None
     duplicate_rows: Count | None
-    duplicate: Annotated[list[Count], Meta(min_length=2, max_length=2)] | None
+    duplicate: Pair | None
+    zeros_at_start: Count
+    zeros_at_end: Count
+    runs: Count
+    first_runs: Annotated[list[Pair], Meta(max_length=MAX_FIRST)]
 
-    def check(self, blocks: int, rows: int, rules: int) -> None:
-        """Whether they can be those of a tensor of so many blocks and rows, judged by so many rules. Raises
+    def check(self, blocks: int, rows: int, rules: int, nbytes: int) -> None:
+        """Whether they can be those of a tensor of so many blocks, rows and bytes, judged by so many rules. Raises
         ProtocolError."""
+        stops = [0, *(place for run in self.first_runs for place in run), nbytes]
         some = (
             self.zero_scales, self.zero_blocks, self.subnormal_scales, self.negative_scales, self.not_finite,
             self.differing, *self.obeying,
@@ -154,6 +160,9 @@ class Figures(Struct):
             or any(len(first) != min(n, MAX_FIRST) or any(b >= blocks for b in first) for n, first in firsts)
             or not (self.subnormal_scales > 0) <= (0 <= self.first_subnormal < blocks)
             or any(row >= rows for row in self.duplicate or ())
+            or max(self.zeros_at_start, self.zeros_at_end, self.runs) > nbytes
+            or len(self.first_runs) != min(self.runs, MAX_FIRST)
+            or stops != sorted(stops)
         ):
             raise ProtocolError("figures that no tensor of this size has")
 

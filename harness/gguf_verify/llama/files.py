@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,6 +49,10 @@ class Scan:
         minimum: least and greatest m that is finite, of types that store one.
         duplicate_rows: rows that equal an earlier one; None if there are too many rows to tell.
         duplicate: the first such row and the row that it equals.
+        zeros_at_start, zeros_at_end: zero bytes that the tensor starts and ends with; all of them where there is no
+            other.
+        runs: runs of at least 4096 zero bytes between those, but for up to 16 whole rows; `first_runs` holds start and
+            stop of the first 21, in bytes of the tensor.
     """
 
     blocks: int
@@ -67,6 +71,10 @@ class Scan:
     minimum: list[float] | None
     duplicate_rows: int | None
     duplicate: list[int] | None
+    zeros_at_start: int = 0
+    zeros_at_end: int = 0
+    runs: int = 0
+    first_runs: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,7 @@ def _scanned(
     most_codes = codes.max(axis=1, initial=0)
     for tensor, scanner, own, wide, largest in zip(tensors, scanners, figures, codes, most_codes, strict=True):
         kind = tensor.type
-        own.check(tensor.nbytes // kind.block_bytes, tensor.n_rows, len(scanner.rules))
+        own.check(tensor.nbytes // kind.block_bytes, tensor.n_rows, len(scanner.rules), tensor.nbytes)
         some, bad = min(scanner.drawn, own.blocks), len(own.first_differing)
         nbytes, values, of_bad = some * kind.block_bytes, some * kind.block_size, bad * kind.block_size
         counts = _NO_CODES if not largest else wide.astype(np.min_scalar_type(largest))

@@ -37,7 +37,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
         _I, _P, c.c_char_p, _I, c.POINTER(_I), _I, c.c_bool, c.c_bool,
     ),
     "llama_token_to_piece": (_I, _P, _I, c.c_char_p, _I, _I, c.c_bool), "llama_encode": (_I, _P, Batch),
-    "llama_decode": (_I, _P, Batch), "llama_model_free": (None, _P), "llama_get_logits": (_F, _P), "llama_get_embeddings": (_F, _P),
+    "llama_decode": (_I, _P, Batch), "llama_model_free": (None, _P), "llama_get_logits": (_F, _P),
+    "llama_get_embeddings": (_F, _P),
     "llama_get_embeddings_seq": (_F, _P, _I), "llama_model_n_cls_out": (c.c_uint32, _P),
     "llama_model_n_embd_out": (_I, _P), "llama_batch_init": (Batch, _I, _I, _I), "llama_batch_free": (None, Batch),
 }  # fmt: skip

@@ -17,8 +17,8 @@ from typing import Any
 ERROR = 4
 #: The line in which llama.cpp says why, after the name of its function.
 _WHY = re.compile(r"error loading model.*", re.DOTALL)
-#: llama.cpp's words for an architecture that it has no code for.
-UNKNOWN_ARCHITECTURE = "unknown model architecture"
+#: llama.cpp's words for an architecture that it has no code for; of a file that names none, the name is empty.
+_UNKNOWN_ARCHITECTURE = re.compile(r"unknown model architecture: '[^']")
 _LOAD_MODE_NONE = 0
 
 
@@ -63,4 +63,9 @@ def reason(errors: Iterable[str]) -> str:
     return " ".join(next(found, "").split())
 
 
-__all__ = ["ERROR", "UNKNOWN_ARCHITECTURE", "Untried", "reason", "why_not_loaded"]
+def for_another_program(why: str) -> bool:
+    """Whether a file is not loaded for the name of its architecture, which this llama.cpp has no code for."""
+    return _UNKNOWN_ARCHITECTURE.search(why) is not None
+
+
+__all__ = ["ERROR", "Untried", "for_another_program", "reason", "why_not_loaded"]

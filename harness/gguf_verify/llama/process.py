@@ -164,10 +164,11 @@ class LlamaProcess:
 
     def result(self, call: str, header: dict[str, object]) -> object:
         """The result that an answer holds. Raises LlamaRefused and EnvironmentFault as `ask` does."""
-        if "refused" in header and header.get("file") is True:
-            raise FileRefused(_words(header["refused"]))
         if "refused" in header:
-            raise LlamaRefused(_words(header["refused"]) + self._last_log())
+            words = _words(header["refused"])
+            if header.get("of_file") is True:
+                raise FileRefused(words)
+            raise LlamaRefused(words if "of_file" in header else words + self._last_log())
         if "error" in header:
             raise LlamaFault(f"llama.cpp's process failed in {call}: {_words(header['error'])}{self._last_log()}")
         if "result" not in header:

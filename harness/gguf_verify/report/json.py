@@ -107,7 +107,8 @@ def of_audit(audit: Audit) -> dict[str, Any]:
     part; source: null without --source, else {tensor, outcome ("same", "differs", "possible" or "impossible" with an
     importance matrix, "missing" or "not compared"), differing, first: [row, block] or null, made: hex or null, error
     and made_error: relative to the source, of the file's values and of those that llama.cpp makes, unverified,
-    judgement or null, with_importance, through}; source_keys: null, or {compared, differing, why none was}; unmapped: tensors of the source that were not compared, {name, why};
+    judgement or null, with_importance, through}; source_keys: null, or {compared, differing, why: none was compared};
+    unmapped: tensors of the source that were not compared, {name, why};
     unverified: {name, why}; left_out: what was not asked, {name, why}; not_listed: of a list that would be too long
     (`MOST_RANGES`, `MOST_TENSORS`), how many entries it lacks; sample: null, or of a remote file {seed, fetched and
     size in bytes, requests, blocks, of_blocks, piece_bytes, pieces: of a tensor, or null for all, untold: what it

@@ -71,13 +71,15 @@ def _answer(
     known: dict[str, Call], header: dict[str, Any], arrays: list[npt.NDArray[Any]]
 ) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:
     """Make one call: its result, or why there is none."""
-    from .calls import CallFailed, FileFailed
+    from .calls import CallFailed, NotLoaded
 
     try:
         names = header.pop("names")
         result, out = known[header.pop("call")](**header, **dict(zip(names, arrays, strict=True)))
+    except NotLoaded as error:
+        return {"refused": str(error), "of_file": error.of_file}, ()
     except CallFailed as error:
-        return {"refused": str(error), "file": isinstance(error, FileFailed)}, ()
+        return {"refused": str(error)}, ()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}, ()
     return {"result": result}, out

@@ -22,8 +22,17 @@ class CallFailed(Exception):
     """llama.cpp declined a call in an orderly way."""
 
 
-class FileFailed(CallFailed):
-    """llama.cpp does not load the file: the words are its own, and the fault is the file's."""
+class NotLoaded(CallFailed):
+    """llama.cpp does not load a file.
+
+    Args:
+        words: its own.
+        of_file: whether the file is at fault, and not this llama.cpp, the device or the memory.
+    """
+
+    def __init__(self, words: str, of_file: bool) -> None:
+        super().__init__(words)
+        self.of_file = of_file
 
 
 class Libraries:

@@ -16,7 +16,7 @@ from ...support import protocol
 from ...support.lanes import Lanes
 from .. import ggml, loading
 from ..backends.device import Device
-from .calls import Call, CallFailed, FileFailed, Libraries, Reply, text
+from .calls import Call, CallFailed, Libraries, NotLoaded, Reply, text
 from .fused_tap import Record, Recorder, Windows
 from .listener import Listener
 from .node_tap import NodeTap
@@ -113,14 +113,14 @@ class LoadedModel:
     def _not_loaded(self, path: str) -> CallFailed:
         """Why a file was not loaded. Where llama.cpp does not load it without memory for its weights either, and knows
         its architecture, the file is at fault; else the device, or the memory, or this llama.cpp."""
-        said = loading.reason(self._libraries.errors) or "llama.cpp does not load the file"
+        said = loading.reason(self._libraries.errors)
         try:
             why = loading.why_not_loaded(self._lib, path, False, self._libraries.errors)
         except (loading.Untried, MemoryError):
-            return CallFailed(said)
-        if why is None or loading.UNKNOWN_ARCHITECTURE in why:
-            return CallFailed(said)
-        return FileFailed(why)
+            why = None
+        if why is not None:
+            return NotLoaded(why, not loading.for_another_program(why))
+        return NotLoaded(said, False) if said else CallFailed("llama.cpp does not load the file")
 
     def _decoder_start(self) -> int:
         """The token with which an encoder-decoder model begins to write, -1 if it names none."""

@@ -35,6 +35,8 @@ Bytes = npt.NDArray[np.uint8]
 #: Figures by name, and arrays.
 Result = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
 MAX_RULES, MAX_BAD = 8, 21
+#: As in kernels/emulator/scan.hpp.
+RUN_BYTES, DEAD_ROWS = 4096, 16
 #: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
 MAX_HASHED_ROWS = 1 << 23
 #: Longer rows, in bytes, are read in pieces: a buffer for one must not grow with the file.
@@ -58,6 +60,8 @@ class Tally(c.Structure):
         ("obeying", c.c_int64 * MAX_RULES),
         ("codes", c.c_int64 * 256),
         *((name, c.c_float) for name in ("least_scale", "most_scale", "least_min", "most_min")),
+        *((name, c.c_int64) for name in ("zeros_at_start", "zeros_at_end", "runs")),
+        ("first_runs", c.c_int64 * 2 * MAX_BAD),
     ]  # fmt: skip
 
 
@@ -147,6 +151,45 @@ class Prepared:
         return found
 
 
+class ZeroRuns:
+    """Runs of zero bytes of a tensor, joined from those of its pieces: as `scan::ZeroRuns` finds them in one."""
+
+    def __init__(self, nbytes: int, row_bytes: int) -> None:
+        self._nbytes, self._row_bytes = nbytes, row_bytes
+        self._open: int | None = 0  # where the run began that reaches the next piece
+        self._at_start, self._runs, self._first = 0, 0, list[tuple[int, int]]()
+
+    def add(self, t: Tally, start: int, stop: int) -> None:
+        """Add the tally of the piece of these bytes, which follows those before."""
+        if self._open is None:
+            self._open = start
+        if t.zeros_at_start == stop - start:
+            return
+        self._close(start + t.zeros_at_start)
+        self._first += [(first, last) for first, last in t.first_runs[: min(t.runs, MAX_BAD)]]
+        self._runs += t.runs
+        self._open = stop - t.zeros_at_end if t.zeros_at_end else None
+
+    def _close(self, stop: int) -> None:
+        start, rows = self._open, self._row_bytes
+        if start == 0:
+            self._at_start = stop
+        if not start or stop - start < RUN_BYTES:
+            return
+        if stop - start > DEAD_ROWS * rows or start % rows or stop % rows:
+            self._first.append((start, stop))
+            self._runs += 1
+
+    def figures(self) -> dict[str, Any]:
+        """By the names of `files.Scan`."""
+        whole = self._open == 0
+        return {
+            "zeros_at_start": self._nbytes if whole else self._at_start,
+            "zeros_at_end": 0 if self._open is None else self._nbytes - self._open,
+            "runs": self._runs, "first_runs": [list(run) for run in self._first[:MAX_BAD]],
+        }  # fmt: skip
+
+
 class Scanning:
     """One tensor's scan: any thread may tally a piece, in any order; tallies are added in the order of the pieces."""
 
@@ -167,6 +210,7 @@ class Scanning:
         self._blocks = np.empty((len(self._picked), job.kind.block_bytes), np.uint8)
         self._added = 0
         self._total: Tally | None = None
+        self._zeros = ZeroRuns(nbytes, row_bytes)
 
     def size(self, start: int) -> int:
         """Bytes of the piece that starts there."""
@@ -201,6 +245,8 @@ class Scanning:
     def add(self, t: Tally) -> bool:
         """Add the next piece's tally; returns whether it was the last."""
         total = self._total
+        start = self.starts[self._added]
+        self._zeros.add(t, start, start + self.size(start))
         if total is None:
             self._total = t
         else:
@@ -237,7 +283,7 @@ class Scanning:
             **{name: getattr(total, name) for name in _SUMS}, **first, "first_subnormal": total.first_subnormal,
             "obeying": list(total.obeying[: self._ready.n_rules]),
             "scale": _span(total.least_scale, total.most_scale), "minimum": _span(total.least_min, total.most_min),
-            "duplicate_rows": duplicate_rows, "duplicate": duplicate,
+            "duplicate_rows": duplicate_rows, "duplicate": duplicate, **self._zeros.figures(),
         }  # fmt: skip
         size, data = kind.block_bytes, self._job.part.mapped
         differing = [data[b * size : (b + 1) * size] for b in first["first_differing"]]

@@ -178,6 +178,7 @@ def _facts(audit: Audit) -> list[tuple[str, str]]:
     facts += [("sha256", digest) for digest in h.sha256 or ["not computed"]]
     facts += [("sample", f"{s.words}; {s.untold}")] if (s := audit.sample) else []
     facts += [("source", h.source), *(("", d) for d in h.source_sha256 or ())] if h.source else []
+    facts += [("source's keys", audit.source_keys.words)] if audit.source_keys else []
     facts += [("importance matrix", h.imatrix), ("", h.imatrix_sha256 or "")] if h.imatrix else []
     llama = f"llama.cpp {h.llama_cpp} (llama-cpp-python {h.llama_cpp_python})" if h.llama_cpp else "no llama.cpp"
     facts.append(("versions", f"gguf-verify {h.gguf_verify} · {llama} · gguf {h.gguf} · numpy {h.numpy}"))

@@ -27,6 +27,7 @@ from ..known import Known
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
 from ..schedules import BRIEF, check_schedules, omit
+from ..zero_weights import zeros_before
 from .again import check_again
 from .gemm import OTHER_M, SHARED, GemmJudge
 from .outputs import Outputs
@@ -136,7 +137,9 @@ class _Judging:
         if made is None:
             return
         if not gemm.x.any():
-            result.leave(name, "its activations are all zero", matrix.tensor.name)
+            because = zeros_before(run.model, matrix.tensor)
+            why = "its activations are all zero" + (f": {because}" if because else "")
+            result.leave(name, why, matrix.tensor.name, "file" if because else "coverage")
         self._record(judged, made, number, failed)
 
     def _check_bytes(self, gemm: Gemm, matrix: Matrix, name: str, number: int | None) -> None:

@@ -1,0 +1,141 @@
+"""Whether a tensor that was not made of its source was made of other rows of it, or of another tensor.
+
+Converters exchange tensors of one shape (gate and up), and permute rows for a rotary embedding twice or by the wrong
+number of heads. A row of the file is the quantized form of that row of the source from which it is nearest, if it is
+nearer than `_NEAR` of the row's own length: types of one bit leave some 0.3 of the squares, and rows that have nothing
+to do with each other are at twice the length. Some rows are looked up among all rows, which names the fault; where the
+whole order can be found, llama.cpp quantizes the source's rows in that order, which proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import FLOAT_TYPES, BlockFormat
+from ..gguf import Tensor
+from ..gguf.origin import Origin
+from ..llama import Requantized
+from ..support.protocol import evenly
+from ..support.text import quoted
+
+Floats = npt.NDArray[np.float32]
+Order = npt.NDArray[np.int64]
+#: What llama.cpp makes of an origin, compared with the tensor.
+Remake = Callable[[Origin], Requantized]
+
+#: Squared distance over the squared length of a source's row, below which a row was made of it.
+_NEAR = 0.5
+#: Rows that are looked up: from the first differing one on, and evenly from all.
+_FROM_FIRST, _EVENLY = 8, 24
+#: Columns that rows are compared in, and rows of a tensor whose whole order is looked up.
+_COLUMNS, _MOST_ROWS = 256, 8192
+#: Rows that are decoded together.
+_CHUNK = 4096
+#: Share of the rows that do not fit their own place which must fit another one.
+_SHARE = 0.9
+_NAMED = 3
+
+
+def exchanged(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Origin], remake: Remake) -> str:
+    """What a tensor was made of instead of its own rows of the source, in words; "" where that is not found.
+
+    Args:
+        first: the row of the first block that is not as it should be.
+        others: tensors of the source of its shape; its own comes first.
+    """
+    others = [o for o in others if o.type.name in FLOAT_TYPES or o.type.format is not None]
+    picked = np.unique([*range(first, min(first + _FROM_FIRST, tensor.n_rows)), *evenly(tensor.n_rows, _EVENLY)])
+    columns = np.asarray(evenly(tensor.k, _COLUMNS))
+    rows = _decoded(tensor, fmt, picked, columns)
+    for other in others[1:]:
+        near = _near(rows, _picked(other, picked, columns))
+        if near.size and near.mean() >= _SHARE:
+            proven = not remake(other).differing
+            return f"is{', byte for byte,' if proven else ''} what llama.cpp makes of the source's {quoted(other.name)}"
+    return _other_rows(tensor, fmt, others[:1], picked, columns, rows, remake)
+
+
+def _other_rows(
+    tensor: Tensor, fmt: BlockFormat, own: Sequence[Origin], picked: Order, columns: Order, rows: Floats, remake: Remake
+) -> str:  # fmt: skip
+    """Likewise of the rows of its own tensor of the source in another order."""
+    if not own or tensor.n_rows < 2:
+        return ""
+    (origin,) = own
+    found = _nearest(rows, origin, columns)
+    moved = (found != picked) & ~_near_each(rows, _picked(origin, picked, columns))
+    if not moved.any() or (found[moved] >= 0).mean() < _SHARE:
+        return ""
+    pairs = [(int(r), int(s)) for r, s in zip(picked[moved], found[moved], strict=True) if s >= 0]
+    what = "holds the source's rows in another order"
+    if tensor.n_rows <= _MOST_ROWS:
+        order = _whole_order(tensor, fmt, origin, columns)
+        pairs = [(r, int(s)) for r, s in enumerate(order) if r != s]
+        before = order if origin.order is None else origin.order[order]
+        if not remake(replace(origin, order=before)).differing:
+            what = "is, byte for byte, what llama.cpp makes of the source's rows in another order"
+        what += f" ({len(pairs):,} of {tensor.n_rows:,} moved)"
+    said = [f"row {r} is the source's row {s}" for r, s in pairs[:_NAMED]]
+    return f"{what}: {', '.join(said)}{' …' if len(pairs) > _NAMED else ''}"
+
+
+def _whole_order(tensor: Tensor, fmt: BlockFormat, origin: Origin, columns: Order) -> Order:
+    """For each row the source's nearest, or its own where none is near."""
+    every = np.arange(tensor.n_rows)
+    order = np.concatenate([
+        _nearest(_decoded(tensor, fmt, every[at : at + _CHUNK], columns), origin, columns)
+        for at in range(0, tensor.n_rows, _CHUNK)
+    ])  # fmt: skip
+    return np.where(order < 0, every, order)
+
+
+def _decoded(tensor: Tensor, fmt: BlockFormat, picked: Order, columns: Order) -> Floats:
+    """float32[rows, columns] of the tensor."""
+    raw = np.concatenate([tensor.blocks(int(r), int(r) + 1) for r in picked])
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = fmt.decode(raw.reshape(-1, fmt.block_bytes))
+    return np.nan_to_num(np.asarray(values, np.float32).reshape(len(picked), -1)[:, columns])
+
+
+def _picked(origin: Origin, picked: Order, columns: Order) -> Floats:
+    """float32[rows, columns] of the source."""
+    return np.concatenate([origin.rows(int(r), int(r) + 1)[:, columns] for r in picked])
+
+
+def _near_each(rows: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
+    """Which rows are near the source's in the same place; a row of zeros is near none."""
+    length = (theirs.astype(np.float64) ** 2).sum(axis=1)
+    return np.asarray(((rows.astype(np.float64) - theirs) ** 2).sum(axis=1) < _NEAR * length)
+
+
+def _near(rows: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
+    """Likewise, of the rows that hold anything."""
+    return _near_each(rows, theirs)[rows.any(axis=1)]
+
+
+def _nearest(rows: Floats, origin: Origin, columns: Order) -> Order:
+    """For each row the nearest one of the source, -1 where none is near."""
+    best = np.full(len(rows), np.inf)
+    found = np.full(len(rows), -1, np.int64)
+    own = (rows**2).sum(axis=1)
+    for start, theirs in _chunks(origin, columns):
+        length = (theirs**2).sum(axis=1)
+        distance = own[:, None] + length - 2 * (rows @ theirs.T)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            share = np.where(length > 0, distance / length, np.inf)
+        at = share.argmin(axis=1)
+        nearer = share[np.arange(len(rows)), at] < best
+        best[nearer], found[nearer] = share[np.arange(len(rows)), at][nearer], (start + at)[nearer]
+    return np.where(best < _NEAR, found, -1)
+
+
+def _chunks(origin: Origin, columns: Order) -> Iterator[tuple[int, Floats]]:
+    for start in range(0, origin.n_rows, _CHUNK):
+        yield start, np.ascontiguousarray(origin.rows(start, min(start + _CHUNK, origin.n_rows))[:, columns])
+
+
+__all__ = ["exchanged"]

@@ -1,0 +1,205 @@
+"""Runs of zero bytes, and matrices whose values are all the same: weights that were never written.
+
+A download that was preallocated and never finished has the right size and zeros in its place; so has a file of which a
+file system lost blocks. `kernels/emulator/scan.hpp` finds the runs of each tensor, and here those of neighbours in the
+file are joined, with the padding between them. A run is a finding if at least `RUN_BYTES` of it lie in matrices, where
+no known use explains them:
+
+- Vectors and biases may be zero. A norm's weights may not: they would make a layer's input zero.
+- Up to `DEAD_ROWS` whole rows may be: neurons that never fire, tokens that were never trained.
+- Whole rows of the vocabulary may be that stand for no ordinary token, or are its last ones: padding. The last rows of
+  another matrix may be, where they are few: its size was rounded up.
+
+Whole means that a run starts and ends with a row, which lost pieces of a file do by chance alone. Zeros in Q4_0 or Q5_0
+are no zero bytes, since llama.cpp's quantizer writes -0 as their scale: what is said of matrices goes by the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from ..formats import decode_elements
+from ..gguf import Finding, Model, Tensor
+from ..gguf.matrices import may_be_matrix
+from ..gguf.records import finding
+from ..llama.worker.tensor_scan import DEAD_ROWS, RUN_BYTES
+from ..support.text import quoted
+from .content import Content, finding_at
+
+#: Bytes between two tensors that are looked at: padding.
+_BETWEEN = 1 << 16
+#: The last rows of a matrix that may be padding: of a vocabulary half of them, else one in so many.
+_PADDED_VOCABULARY, _PADDED = 2, 16
+#: gguf-py's `TokenType.NORMAL`.
+_ORDINARY = 1
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Zero bytes of one tensor, counted from its first byte."""
+
+    tensor: Tensor
+    start: int
+    stop: int
+
+    @property
+    def whole(self) -> bool:
+        return self.stop - self.start == self.tensor.nbytes
+
+    @property
+    def rows(self) -> tuple[int, int] | None:
+        """The rows that it consists of; None where it starts or ends within one."""
+        first, within = divmod(self.start, self.tensor.row_bytes)
+        stop, beyond = divmod(self.stop, self.tensor.row_bytes)
+        return None if within or beyond else (first, stop)
+
+
+def zero_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding]:
+    """A finding for each run of zero bytes, and for each matrix, or norm, of one value that is in none."""
+    if model.metadata.get("general.type") == "imatrix":  # no weights: columns that saw no activation are zero
+        return
+    named: set[str] = set()
+    for run in _runs(contents):
+        evidence = [z for z in run if not _explained(z, model)]
+        if any(z.whole for z in evidence) or sum(z.stop - z.start for z in evidence) >= RUN_BYTES:
+            named |= {z.tensor.name for z in run if z.whole}
+            yield _run(run)
+    for content in contents:
+        if content.tensor.name not in named and (found := _constant(content)) is not None:
+            yield replace(finding_at(content, 0, "one-value", "weights that differ", found), stop=_stop(content.tensor))
+
+
+def _stop(tensor: Tensor) -> int:
+    return tensor.offset + tensor.nbytes
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def _runs(contents: Sequence[Content]) -> Iterator[list[Zeros]]:
+    """Runs of zero bytes in the order of the file, each as its pieces in consecutive tensors."""
+    for _, of_part in groupby(sorted(contents, key=_place), key=lambda c: c.tensor.part):
+        run: list[Zeros] = []
+        for content in of_part:
+            tensor, scan = content.tensor, content.scan
+            if scan is None:
+                continue
+            start = Zeros(tensor, 0, scan.zeros_at_start)
+            if run and not _touch(run[-1].tensor, tensor):
+                yield run
+                run = []
+            if start.stop:
+                run.append(start)
+            if start.whole:
+                continue
+            if run:
+                yield run
+            yield from ([Zeros(tensor, first, last)] for first, last in scan.first_runs)
+            run = [Zeros(tensor, tensor.nbytes - scan.zeros_at_end, tensor.nbytes)] if scan.zeros_at_end else []
+        if run:
+            yield run
+
+
+def _place(content: Content) -> tuple[int, int]:
+    return content.tensor.part, content.tensor.offset
+
+
+def _touch(first: Tensor, second: Tensor) -> bool:
+    """Whether nothing but zeros lies between two tensors."""
+    start, stop = _stop(first), second.offset
+    return 0 <= stop - start <= _BETWEEN and not first.mapped.read()[start:stop].any()
+
+
+def _explained(zeros: Zeros, model: Model) -> bool:
+    """Whether zeros of a tensor have a known use."""
+    tensor, rows = zeros.tensor, zeros.rows
+    if not _of_weights(tensor):
+        return True
+    if rows is None or zeros.whole:
+        return False
+    n, end = rows[1] - rows[0], rows[1] == tensor.n_rows
+    if n <= DEAD_ROWS:
+        return True
+    if _vocabulary(tensor, model):
+        return (end and n * _PADDED_VOCABULARY < tensor.n_rows) or _ordinary(model, *rows) <= DEAD_ROWS
+    return end and n * _PADDED < tensor.n_rows
+
+
+def _of_weights(tensor: Tensor) -> bool:
+    """Whether a tensor is a matrix of weights, by its shape and llama.cpp's names; else its values may be the same."""
+    dimensions = sum(n > 1 for n in tensor.shape)
+    return may_be_matrix(tensor) and dimensions > 1 and not tensor.name.endswith(".bias") and "norm" not in tensor.name
+
+
+def _vocabulary(tensor: Tensor, model: Model) -> bool:
+    """Whether the rows of a matrix are those of tokens."""
+    embedding = model.tensors.get("token_embd.weight")
+    return len(tensor.shape) == 2 and embedding is not None and tensor.n_rows == embedding.n_rows
+
+
+def _ordinary(model: Model, first: int, stop: int) -> int:
+    """How many of the rows stand for tokens that are not special, unused or bytes."""
+    types = model.metadata.get("tokenizer.ggml.token_type")
+    tokens = model.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(types, np.ndarray):
+        return int((types[first:stop] == _ORDINARY).sum())
+    n = len(tokens) if isinstance(tokens, Sequence) else stop
+    return max(0, min(stop, n) - first)
+
+
+def _run(run: Sequence[Zeros]) -> Finding:
+    first, last = run[0], run[-1]
+    start, stop = first.tensor.offset + first.start, last.tensor.offset + last.stop
+    named = [_named(z) for z in run[:_MOST_NAMED]]
+    if len(run) > _MOST_NAMED:
+        named = [*named[:-1], f"{len(run) - _MOST_NAMED:,} more tensors", _named(last)]
+    found = f"a run of {stop - start:,} zero bytes: {', '.join(named)}"
+    of = finding("zero-bytes", start, stop, "weights", found, first.tensor.name)
+    return replace(of, part=first.tensor.part)
+
+
+def _named(zeros: Zeros) -> str:
+    """A tensor and which of its bytes are zero, in words."""
+    tensor, name = zeros.tensor, quoted(zeros.tensor.name)
+    if zeros.whole:
+        return f"all of {name}"
+    if zeros.stop == tensor.nbytes:
+        return f"{name} from byte {tensor.offset + zeros.start} on"
+    if not zeros.start:
+        return f"{name} up to byte {tensor.offset + zeros.stop}"
+    return f"bytes {tensor.offset + zeros.start}-{tensor.offset + zeros.stop} of {name}"
+
+
+# ---- matrices of one value -------------------------------------------------------------------------------------------
+
+
+def _constant(content: Content) -> str | None:
+    """What a matrix consists of whose values, or rows, are all the same, or a norm of zeros; None of other tensors."""
+    tensor, scan = content.tensor, content.scan
+    if scan is None or not scan.blocks:
+        return None
+    name = f"{quoted(tensor.name)} ({tensor.type.name})"
+    if scan.zero_blocks == scan.blocks and (_of_weights(tensor) or tensor.name.endswith("norm.weight")):
+        return f"every value of {name} is zero"
+    if not _of_weights(tensor) or scan.duplicate_rows != tensor.n_rows - 1:
+        return None
+    values = _first_row(tensor)
+    if (values == values[0]).all():
+        return f"every value of {name} is {float(values[0]):.9g}"
+    return f"all {tensor.n_rows:,} rows of {name} are the same" if tensor.n_rows > DEAD_ROWS else None
+
+
+def _first_row(tensor: Tensor) -> npt.NDArray[np.float32]:
+    blocks, fmt = tensor.blocks(0, 1), tensor.type.format
+    with np.errstate(invalid="ignore", over="ignore"):
+        values = fmt.decode(blocks[0]) if fmt else decode_elements(tensor.type.name, np.array(blocks))
+    return np.asarray(values, np.float32).reshape(-1)
+
+
+__all__ = ["Zeros", "zero_findings"]

@@ -1,0 +1,103 @@
+"""Tensors that were made of other rows of the source, or of another tensor of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gguf_verify.gguf import open_model
+from gguf_verify.llama import Llama
+from tests.support.audits import TINY, rule, run
+from tests.support.tools import write_model
+
+Q4_0, F16 = TINY["Q4_0"], TINY["F16"]
+Bytes = npt.NDArray[np.uint8]
+
+
+def changed(path: Path, rows: dict[str, Bytes]) -> Path:
+    """The fixture with other rows in some of its tensors."""
+    raw = bytearray(Q4_0.read_bytes())
+    with open_model(Q4_0) as model:
+        for name, of in rows.items():
+            tensor = model.tensors[name]
+            raw[tensor.offset : tensor.offset + tensor.nbytes] = of.tobytes()
+    path.write_bytes(raw)
+    return path
+
+
+def rows_of(name: str, order: Sequence[int] | npt.NDArray[np.int64] | None = None) -> Bytes:
+    with open_model(Q4_0) as model:
+        tensor = model.tensors[name]
+        rows = tensor.raw.reshape(tensor.n_rows, -1)
+        return np.array(rows if order is None else rows[order])
+
+
+def said(path: Path, source: Path = F16) -> dict[str, str]:
+    """Tensor → what the one finding of it says."""
+    result = run(path, source=source, readers=False)
+    assert {f.id for f in result.findings} == {rule("source-exchanged")}
+    assert result.exit_code == 1
+    return {f.owner: f.found.removeprefix(f"'{f.owner}' ") for f in result.findings}
+
+
+def test_gate_and_up_exchanged(tmp_path: Path) -> None:
+    gate, up = "blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"
+    found = said(changed(tmp_path / "m.gguf", {gate: rows_of(up), up: rows_of(gate)}))
+    assert found == {
+        gate: f"is, byte for byte, what llama.cpp makes of the source's '{up}'",
+        up: f"is, byte for byte, what llama.cpp makes of the source's '{gate}'",
+    }
+
+
+def test_rows_permuted_as_for_a_rotary_embedding(tmp_path: Path) -> None:
+    name, order = "blk.0.attn_k.weight", np.arange(128).reshape(4, 2, 16).swapaxes(1, 2).reshape(-1)
+    found = said(changed(tmp_path / "m.gguf", {name: rows_of(name, order)}))[name]
+    assert found == (
+        "is, byte for byte, what llama.cpp makes of the source's rows in another order (120 of 128 moved): row 1 is "
+        "the source's row 16, row 2 is the source's row 1, row 3 is the source's row 17 …"
+    )
+
+
+def test_two_rows_exchanged(tmp_path: Path) -> None:
+    name, order = "blk.2.ffn_down.weight", np.arange(256)
+    order[[37, 201]] = 201, 37
+    found = said(changed(tmp_path / "m.gguf", {name: rows_of(name, order)}))[name]
+    assert found.endswith("(2 of 256 moved): row 37 is the source's row 201, row 201 is the source's row 37")
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q6_K"])
+def test_rows_quantized_with_an_importance_matrix(kind: str, llama: Llama, tmp_path: Path) -> None:
+    """They cannot be proven, and are named."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((64, 256)).astype(np.float32)
+    made = llama.quantize(
+        {"Q2_K": 10, "Q6_K": 14}[kind], x[::-1].copy(), np.exp(rng.standard_normal(256)).astype(np.float32)
+    )
+    source = write_model(tmp_path / "s.gguf", {"w": (x, "F32")})
+    found = said(write_model(tmp_path / "m.gguf", {"w": (made, kind)}), source)["w"]
+    assert found == (
+        "holds the source's rows in another order (64 of 64 moved): row 0 is the source's row 63, row 1 is the "
+        "source's row 62, row 2 is the source's row 61 …"
+    )
+
+
+def test_other_weights_are_no_exchange(llama: Llama, tmp_path: Path) -> None:
+    rng = np.random.default_rng(5)
+    x, y = (rng.standard_normal((64, 256)).astype(np.float32) for _ in range(2))
+    source = write_model(tmp_path / "s.gguf", {"v": (x, "F32"), "w": (x * 2, "F32")})
+    path = write_model(tmp_path / "m.gguf", {"v": (llama.quantize(2, x), "Q4_0"), "w": (llama.quantize(2, y), "Q4_0")})
+    ids = {f.id for f in run(path, source=source, readers=False).findings}
+    assert ids
+    assert rule("source-exchanged") not in ids
+
+
+def test_a_wrong_block_is_no_exchange(tmp_path: Path) -> None:
+    name = "blk.2.ffn_down.weight"
+    rows = rows_of(name)
+    rows[9, 100] ^= 0x5A
+    (found,) = run(changed(tmp_path / "m.gguf", {name: rows}), source=F16, readers=False).findings
+    assert found.id == rule("source-differs")
