@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +19,10 @@ from typing import Self
 from ..gguf import Model
 from ..llama.reader_process import Load
 from .reader_child import ReaderChild
-from .readings import Reading, to_load, with_loading
+from .readings import LLAMA, Reading, to_load, with_loading
 
 #: The other readers, in the order of every report.
-READERS = ("gguf-py", "llama.cpp")
+READERS = ("gguf-py", LLAMA)
 
 #: Seconds that a reader may take for one file.
 TIME_LIMIT = 60.0
@@ -86,7 +87,16 @@ class Readers:
     def read_model(self, model: Model) -> tuple[tuple[Reading, ...], ...]:
         """The readings of each part of a model, which llama.cpp also loads, if it is one. Raises as `read`."""
         loading = to_load(model)
-        first = with_loading(self.read(model.parts[0].path, load=loading.load), loading)
+        path = model.parts[0].path
+        first = with_loading(self.read(path, load=loading.load), loading)
+        broken = next((r for r in first if r.reader == LLAMA and r.verdict == "broke"), None)
+        if broken is not None and loading.load:  # its header alone may not break llama.cpp
+            first = tuple(
+                replace(r, loads=False, not_loaded=f"llama.cpp {broken.said}")
+                if r.reader == LLAMA and r.verdict == "accepted"
+                else r
+                for r in self.read(path)
+            )
         return first, *(self.read(part.path) for part in model.parts[1:])
 
     def read(self, path: Path | str, seconds: float | None = None, load: Load = "") -> tuple[Reading, ...]:

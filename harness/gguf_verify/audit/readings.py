@@ -166,7 +166,8 @@ def _not_loaded(file: GgufFile, reading: Reading) -> list[Finding]:
     at = file.value_ranges.get("general.architecture") if unknown else None
     start, stop = (at.start, at.stop) if at else (0, file.size)
     slug = "llama-architecture" if unknown else "llama-refuses"
-    found = f"llama.cpp says: {reading.not_loaded}"
+    said = reading.not_loaded
+    found = said if said.startswith(LLAMA) else f"{LLAMA} says: {said}"
     return [finding(slug, start, stop, "a file that llama.cpp loads", found, at.owner if at else "")]
 
 
@@ -233,6 +234,6 @@ def _place(file: GgufFile, index: int, field: int) -> tuple[int, int, str]:
 
 
 __all__ = [
-    "EXPLAIN", "Loading", "Reading", "Seen", "Verdict", "compare", "not_compared", "ours", "stripped", "to_load",
-    "with_loading",
+    "EXPLAIN", "LLAMA", "Loading", "Reading", "Seen", "Verdict", "compare", "not_compared", "ours", "stripped",
+    "to_load", "with_loading",
 ]  # fmt: skip

@@ -143,7 +143,7 @@ def _safetensors(path: Path, model: Model) -> Source:
                     raise MalformedFile(f"{printable(str(shard))}: {quoted(name)} is in another file, too")
                 entries[name] = mapped, entry
         tensors, reasons, unmapped = _mapped(entries, model)
-        return Source(path, "safetensors", tensors, reasons, unmapped, True, tuple(files), stack)
+        return Source(path, "safetensors", tensors, reasons, unmapped, True, tuple(files), _stack=stack)
     except BaseException:
         stack.close()
         raise

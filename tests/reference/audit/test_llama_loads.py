@@ -38,6 +38,16 @@ def test_a_file_that_llama_does_not_load_is_wrong(case: str, tmp_path: Path) -> 
     assert "llama.cpp   does not load, " in text_of(Kind.AUDIT, result)
 
 
+def test_a_file_that_crashes_llamas_loader_is_wrong(tmp_path: Path) -> None:
+    """Its header does not: the tensors that llama.cpp sees are still compared."""
+    result = run(rewritten(Q4_0, tmp_path / "m.gguf", {"llama.block_count": 100_000}))
+    (found,) = [f for f in result.findings if f.severity == "error"]
+    assert (found.id, result.exit_code) == (rule("llama-refuses"), 1)
+    assert found.found.startswith("llama.cpp crashed (SIGABRT): ")
+    _, llama = result.readings[0]
+    assert (llama.verdict, llama.loads, len(llama.tensors)) == ("accepted", False, 30)
+
+
 def test_what_llama_loads_is_reported_as_loaded() -> None:
     result = run(Q4_0)
     _, llama = result.readings[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -14,13 +14,13 @@ from gguf_verify.gguf import Finding, check_consistency, open_model
 TOKENS = ["<s>", "a", "b", "ab", "abb"]
 
 
-def found(path: Path, tokens: Sequence[str] = TOKENS, merges: Sequence[str] = (), **keys: object) -> list[Finding]:
-    """The findings of a file without tensors that has such a vocabulary, and keys of `tokenizer.ggml.`."""
+def found(path: Path, keys: Mapping[str, object] | None = None, merges: Sequence[str] = ()) -> list[Finding]:
+    """The findings of a file without tensors that has the vocabulary, and keys of `tokenizer.ggml.`."""
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_token_list(list(tokens))
+    writer.add_token_list(TOKENS)
     if merges:
         writer.add_token_merges(list(merges))
-    for name, value in keys.items():
+    for name, value in (keys or {}).items():
         if isinstance(value, list):
             writer.add_array(f"tokenizer.ggml.{name}", value)
         elif isinstance(value, str):
@@ -38,7 +38,7 @@ def found(path: Path, tokens: Sequence[str] = TOKENS, merges: Sequence[str] = ()
 @pytest.mark.parametrize("name", ["eos_token_id", "fim_pre_token_id", "mask_token_id", "a_new_token_id"])
 @pytest.mark.parametrize(("value", "wrong"), [(0, False), (4, False), (5, True), (32000, True), (-2, True)])
 def test_a_special_token_is_one_of_the_vocabulary(name: str, value: int, wrong: bool, tmp_path: Path) -> None:
-    findings = found(tmp_path / "v.gguf", **{name: value})
+    findings = found(tmp_path / "v.gguf", {name: value})
     assert [(f.id, f.owner) for f in findings] == [("GGUF-089-special-token", f"tokenizer.ggml.{name}")] * wrong
     for f in findings:
         assert (f.found, f.severity) == (f"{value} in tokenizer.ggml.{name}", "warning")
@@ -48,17 +48,17 @@ def test_a_special_token_is_one_of_the_vocabulary(name: str, value: int, wrong: 
 @pytest.mark.parametrize("value", [-1, (1 << 32) - 1])
 def test_no_token_is_no_token(value: int, tmp_path: Path) -> None:
     """llama.cpp's LLAMA_TOKEN_NULL, signed and unsigned, stands for none."""
-    assert found(tmp_path / "v.gguf", padding_token_id=value) == []
+    assert found(tmp_path / "v.gguf", {"padding_token_id": value}) == []
 
 
 def test_several_special_tokens(tmp_path: Path) -> None:
-    assert found(tmp_path / "v.gguf", eog_token_ids=[1, 4]) == []
-    (one,) = found(tmp_path / "w.gguf", eog_token_ids=[1, 7, 9])
+    assert found(tmp_path / "v.gguf", {"eog_token_ids": [1, 4]}) == []
+    (one,) = found(tmp_path / "w.gguf", {"eog_token_ids": [1, 7, 9]})
     assert one.found == "7 (and 1 more) in tokenizer.ggml.eog_token_ids"
 
 
 def test_a_special_token_that_is_no_number(tmp_path: Path) -> None:
-    (one,) = found(tmp_path / "v.gguf", eos_token_id="</s>")
+    (one,) = found(tmp_path / "v.gguf", {"eos_token_id": "</s>"})
     assert one.id == "GGUF-088-key-type"
 
 
