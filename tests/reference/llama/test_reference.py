@@ -167,8 +167,9 @@ def test_generate_is_greedy(model: LoadedModel) -> None:
 def test_a_file_it_does_not_load(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(b"GGUF" + bytes(40))
-    with Llama() as process, pytest.raises(LlamaRefused, match=r"does not load.*it said"):
+    with Llama() as process, pytest.raises(LlamaRefused, match=r"^error loading model: .*failed to load model") as told:
         process.model.open(path, threads=1)
+    assert told.value.culprit == "file"
 
 
 def test_crash() -> None:
