@@ -101,8 +101,8 @@ def test_one_finding_of_a_type(llama: Llama, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("ftype", "kind"), [(7, "Q8_0"), (8, "Q5_0")], ids=["Q8_0", "Q5_0"])
 def test_values_that_had_been_quantized_before(ftype: int, kind: str, llama: Llama, tmp_path: Path) -> None:
-    """llama.cpp makes such tensors of a Q4_0, whose blocks hold 16 values. In Q5_0 they are every other code, as where a
-    bit was lost, so nothing tells which it was."""
+    """llama.cpp makes such tensors of a Q4_0, whose blocks hold 16 values. In Q5_0 they are every other code, as where
+    a bit was lost, so nothing tells which it was."""
     path = tmp_path / "again.gguf"
     llama.quantize_file(FIXTURES / "tiny-Q4_0.gguf", path, ftype, True)
     (found,) = found_in(path)
