@@ -6,6 +6,7 @@ its place is where the finding has to point, known from the writing and not from
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -422,10 +423,18 @@ def model(
     for name, (k, n) in shapes.items():
         row = {T_F32: 4 * k, T_Q4_0: k // 32 * Q4_0_BYTES, T_Q8_0: k // 32 * Q8_0_BYTES}[kind]
         infos.append(info(name, [k, n], kind, len(data)))
-        data += bytes(row * n) + bytes(-row * n % 32)
+        data += _weights(kind, row * n) + bytes(-row * n % 32)
     if mark_type:  # of the largest tensor, the first ffn_down
         infos[2] = marked(infos[2], -2)
     return gguf([*pairs.values(), *extra], infos, [data])
+
+
+def _weights(kind: int, nbytes: int) -> bytes:
+    """Random blocks, or values, whose scales and exponents are those of numbers near one."""
+    raw = bytearray(random.Random(nbytes).randbytes(nbytes))
+    size, at = {T_F32: (4, 3), T_Q4_0: (Q4_0_BYTES, 1), T_Q8_0: (Q8_0_BYTES, 1)}[kind]
+    raw[at::size] = b"\x3c" * len(raw[at::size])
+    return bytes(raw)
 
 
 def lie(key: str, value: int) -> Callable[[], Built]:

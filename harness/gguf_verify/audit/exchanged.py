@@ -48,6 +48,12 @@ def exchanged(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Ori
         others: tensors of the source of its shape; its own comes first.
     """
     others = [o for o in others if o.type.name in FLOAT_TYPES or o.type.format is not None]
+    with np.errstate(all="ignore"):  # values need not be finite; what is not, is near nothing
+        return _found(tensor, fmt, first, others, remake)
+
+
+def _found(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Origin], remake: Remake) -> str:
+    """As `exchanged`, of tensors that are decoded here."""
     picked = np.unique([*range(first, min(first + _FROM_FIRST, tensor.n_rows)), *evenly(tensor.n_rows, _EVENLY)])
     columns = np.asarray(evenly(tensor.k, _COLUMNS))
     rows = _decoded(tensor, fmt, picked, columns)
@@ -96,9 +102,8 @@ def _whole_order(tensor: Tensor, fmt: BlockFormat, origin: Origin, columns: Orde
 def _decoded(tensor: Tensor, fmt: BlockFormat, picked: Order, columns: Order) -> Floats:
     """float32[rows, columns] of the tensor."""
     raw = np.concatenate([tensor.blocks(int(r), int(r) + 1) for r in picked])
-    with np.errstate(invalid="ignore", over="ignore"):
-        values = fmt.decode(raw.reshape(-1, fmt.block_bytes))
-    return np.nan_to_num(np.asarray(values, np.float32).reshape(len(picked), -1)[:, columns])
+    values = np.asarray(fmt.decode(raw.reshape(-1, fmt.block_bytes)), np.float32)
+    return np.nan_to_num(values.reshape(len(picked), -1)[:, columns])
 
 
 def _picked(origin: Origin, picked: Order, columns: Order) -> Floats:
@@ -121,21 +126,20 @@ def _nearest(rows: Floats, origin: Origin, columns: Order) -> Order:
     """For each row the nearest one of the source, -1 where none is near."""
     best = np.full(len(rows), np.inf)
     found = np.full(len(rows), -1, np.int64)
-    own = (rows**2).sum(axis=1)
+    own = (rows.astype(np.float64) ** 2).sum(axis=1)
     for start, theirs in _chunks(origin, columns):
         length = (theirs**2).sum(axis=1)
-        distance = own[:, None] + length - 2 * (rows @ theirs.T)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            share = np.where(length > 0, distance / length, np.inf)
+        share = (own[:, None] + length - 2 * (rows @ theirs.T)) / length
+        share = np.where(np.isfinite(share), share, np.inf)
         at = share.argmin(axis=1)
         nearer = share[np.arange(len(rows)), at] < best
         best[nearer], found[nearer] = share[np.arange(len(rows)), at][nearer], (start + at)[nearer]
     return np.where(best < _NEAR, found, -1)
 
 
-def _chunks(origin: Origin, columns: Order) -> Iterator[tuple[int, Floats]]:
+def _chunks(origin: Origin, columns: Order) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
     for start in range(0, origin.n_rows, _CHUNK):
-        yield start, np.ascontiguousarray(origin.rows(start, min(start + _CHUNK, origin.n_rows))[:, columns])
+        yield start, origin.rows(start, min(start + _CHUNK, origin.n_rows))[:, columns].astype(np.float64)
 
 
 __all__ = ["exchanged"]

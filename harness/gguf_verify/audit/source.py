@@ -143,7 +143,7 @@ def compare(
         compared = replace(compared, judgement=_judged(tensor, origin, fmt, threads))
     else:
         compared = replace(compared, xrays=_xrays(compared, llama))
-    if fmt is None or compared.outcome not in ("differs", "impossible"):
+    if fmt is None or compared.first is None or compared.outcome not in ("differs", "impossible"):
         return compared
 
     def remade(other: Origin) -> Requantized:

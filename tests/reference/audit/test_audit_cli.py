@@ -43,7 +43,7 @@ def test_a_clean_file(tmp_path: Path) -> None:
     done = cli(Q4_0, "--json", report)
     assert (done.returncode, done.stderr) == (0, "")
     for said in ("CLEAN in", "each owned by one field: 100 %", "100 % of 81,920", "gguf-py     accepted, 30 tensors",
-                 "llama.cpp   accepted, 30 tensors", "0 errors, 0 warnings, 0 notes"):  # fmt: skip
+                 "llama.cpp   accepted and loaded, 30 tensors", "0 errors, 0 warnings, 0 notes"):  # fmt: skip
         assert said in done.stdout
     assert json.loads(report.read_text())["verdict"] == "clean"
 
