@@ -148,9 +148,10 @@ def rewritten(
         field = reader.fields.get(name)
         value = changed.get(name, field.contents() if field else None)
         kind = field.types[0] if field else gguf.GGUFValueType.get_type(value)
-        several = isinstance(value, (list, tuple))
-        element = field.types[-1] if several and field else gguf.GGUFValueType.get_type(value[0]) if several else None
-        writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY if several else kind, element)
+        element = None
+        if isinstance(value, list):
+            element = field.types[-1] if field else gguf.GGUFValueType.get_type(value[0])
+        writer.add_key_value(name, value, gguf.GGUFValueType.ARRAY if element is not None else kind, element)
     for tensor in reader.tensors:
         if tensor.name not in without:
             writer.add_tensor(tensor.name, np.array(tensor.data), raw_dtype=tensor.tensor_type)
