@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,9 +90,7 @@ def test_codes_that_are_lost(case: str, llama: Llama, tmp_path: Path) -> None:
 
 def test_one_finding_of_a_type(llama: Llama, tmp_path: Path) -> None:
     """However many of its tensors lack which codes."""
-    wrong = [
-        altered("Q8_0", quantized(llama, "Q8_0", i), "qs", lambda qs, i=i: np.clip(qs, -60 - i, 60)) for i in (1, 9)
-    ]
+    wrong = [altered("Q8_0", quantized(llama, "Q8_0", i), "qs", partial(np.clip, min=-60 - i, max=60)) for i in (1, 9)]
     (found,) = unused(tmp_path / "m.gguf", ("Q8_0", quantized(llama, "Q8_0")), *(("Q8_0", rows) for rows in wrong))
     assert found.owner == "t1.weight"
     assert found.found.startswith("2 of 3 tensors of Q8_0")
