@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +54,7 @@ class Suspected:
 
 
 @pytest.fixture(scope="module")
-def case() -> Suspected:
+def case() -> Iterator[Suspected]:
     with open_model(MODEL) as model:
         tensor = model.tensors[TENSOR]
         rows = np.array(tensor.raw.reshape(tensor.n_rows, -1))
@@ -65,7 +66,8 @@ def case() -> Suspected:
             y = expected.exact.astype(np.float32)
             y[AT] = expected.exact[AT] + deviations * expected.spread[AT]
             if judge(y, expected).unsettled:
-                return Suspected(tensor, rows, x, y, expected)
+                yield Suspected(tensor, rows, x, y, expected)
+                return
     raise AssertionError("no error of this output is a suspicion")
 
 
