@@ -280,7 +280,8 @@ class ForeignKernel(Kernel):
         try:
             return make(self)
         except KernelFinding as error:
-            if error.kind != "outside" or error.lines or self._schedule is not None or work > _MOST_LOCATED:
+            crashed = error.kind == "outside" and "outside its buffers" in error.words  # no guard was written
+            if not crashed or error.lines or self._schedule is not None or work > _MOST_LOCATED:
                 raise
             checked = self.under(Schedule(checked=True))
             if checked is not None:
