@@ -9,11 +9,12 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost, nvrtc
 from gguf_verify.hosts.author_cubin import OF_NVRTC
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.kernels.foreign.expressions import Expression, names_of
-from gguf_verify.support.errors import KernelFault, UsageError
+from gguf_verify.support.errors import KernelFault, NotTried, UsageError
 from tests.support.foreign_runs import EXAMPLES, K, M, N, altered, multiplied, operands
 
 DECLARED = """
@@ -139,6 +140,19 @@ def test_cuda_that_does_not_end(tmp_path: Path) -> None:
     rows, x = operands()
     with pytest.raises(KernelFault, match="did not return within 1 s"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    kernel.close()
+
+
+def test_cuda_that_does_not_end_in_another_order(tmp_path: Path) -> None:
+    """Nothing is known of it, and the kernel is still called in the usual order."""
+    new = "__shared__ volatile int turn; while (!turn); y[i] = acc;"  # what a block finds there depends on the order
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'y[i] = acc;', new)}:gemm", CpuHost(1), 1.0)
+    rows, x = operands()
+    other = kernel.under(Schedule("descending"))
+    assert other is not None
+    with pytest.raises(NotTried, match="the kernel did not return within 1 s"):
+        other.product(other.upload(FORMATS["Q4_0"], rows), x)
+    assert not kernel._conversation.hangs
     kernel.close()
 
 
