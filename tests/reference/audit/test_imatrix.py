@@ -106,8 +106,8 @@ def test_two_rows_exchanged(model: Model, tmp_path: Path) -> None:
     assert {name for name, outcome in outcomes(result).items() if outcome == "impossible"} == set(TYPES)
     assert result.exit_code == 1
     found = [f for f in result.findings if f.severity == "error"]
-    assert {f.id for f in found} <= {rule(slug) for slug in ("source-codes", "source-scale", "source-far")}
-    assert {f.owner for f in found if "the first row 3 block" in f.found} == set(TYPES)
+    assert {f.id for f in found} == {rule("source-exchanged")}
+    assert {f.owner for f in found if ": row 3 is the source's row " in f.found} == set(TYPES)
 
 
 def test_one_scale_doubled(model: Model, tmp_path: Path) -> None:
