@@ -268,10 +268,6 @@ def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Seque
                 slack, choices = definition.slack(part, rows)
                 made, found.ambiguous = loosened(made, slack), found.ambiguous + (0 if start else choices)
             found.add(y[matrix.made, start : start + step], made, matrix.made, start)
-    if found.suspected and not found.wrong:
-        raise NoDefinition(
-            f"{node.operation} whose errors are within the bound, but more than independent roundings make"
-        )
     return found.judged(), found.told
 
 
@@ -286,7 +282,7 @@ class _Worst:
     def __init__(self, shape: Place, definition: Definition) -> None:
         self._definition = definition
         self._shape, self._n, self._elements, self._wrong, self._utilisation = shape, shape[3], 0, 0, -1.0
-        self.told = self.ambiguous = self.suspected = 0
+        self.told = self.ambiguous = 0
         #: Rows, and columns, with a wrong element.
         self._rows, self._columns = np.zeros(prod(shape[:3]), bool), np.zeros(shape[3], bool)
         self._at: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
@@ -308,8 +304,7 @@ class _Worst:
             ratio = np.where(difference == 0, 0.0, difference / tolerance)
         ratio[np.isnan(ratio)] = np.inf
         special = ~np.isfinite(expected)
-        wrong = (judgement.bad & ~judgement.suspected) | (self._definition.alike & ~(ratio <= 1))
-        self.suspected += int(judgement.suspected.sum())
+        wrong = judgement.bad | (self._definition.alike & ~(ratio <= 1))
         if (special & np.isfinite(p.bound) & np.isfinite(y)).any():
             raise NoDefinition("sums that may overflow")
         if special.any():
@@ -336,11 +331,6 @@ class _Worst:
         self._elements, self._wrong = self._elements + y.size, self._wrong + int(wrong.sum())
         self._utilisation = max(self._utilisation, float(ratio.max()))
         self.told += int((difference != 0).sum())
-
-    @property
-    def wrong(self) -> int:
-        """How many are."""
-        return self._wrong
 
     def judged(self) -> Judged:
         """The judgement of all of them."""

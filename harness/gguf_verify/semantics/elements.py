@@ -38,7 +38,7 @@ from .accumulation import OVERFLOWS
 from .definitions import llama_cpu_semantics
 from .order import Order
 from .rounding import multiply_adds
-from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, spread_of, walk
+from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, in_float32_range, spread_of, walk
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -82,7 +82,8 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
             magnitude = np.matmul(np.abs(slices), np.abs(by_slice)).sum(axis=0)
             floor = tiny + rounding.flushed * np.abs(by_slice).sum(axis=(0, 1))
             bound = gamma(k + EXTRA_ROUNDINGS) * magnitude + floor
-            exact = np.where(magnitude + bound < OVERFLOWS, exact, np.copysign(np.inf, exact))
+            if order is None:
+                exact = np.where(magnitude + bound >= OVERFLOWS, np.copysign(np.inf, exact), exact)
             spread = spread_of(term, carried, lanes, slices.shape[2]) + floor
             return Product(exact, bound, spread, None, scale=np.sqrt(lanes.sum(axis=0)))
 
@@ -96,7 +97,7 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
             return multiply_adds(steps, np.ascontiguousarray(ELEMENTS[kind].decode(rows).T), rounding.exact)
 
     bits = _shared_out(chained, w, _CHAIN // max(1, m), threads)
-    return replace(whole, ordered=np.concatenate(bits, axis=1))
+    return in_float32_range(replace(whole, ordered=np.concatenate(bits, axis=1)))
 
 
 def exact_elements(kind: str, w: Bytes, x: Floats, threads: int = 1) -> Doubles:

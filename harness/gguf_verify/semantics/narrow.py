@@ -5,8 +5,9 @@ An output y of a type with p bits is the rounding of a value v that correct arit
     |y - o| ≤ bound + r(|o| + e)
 
 with r(v) half the distance of the numbers of that type around v (half the least distance where v is subnormal), and e
-the most that v may be from o: the smaller one of the bound and 32 (SCORE_LIMIT) times the spread, since v passes both
-gates. r is certain, not a deviation, so the spread grows by r/32: then the score admits r and what it admitted before.
+the most that v may be from o: the smaller one of the bound and the product's limit times the spread, since v passes
+both gates. r is certain, not a deviation, so the spread grows by r/limit: then the score admits r and what it admitted
+before.
 If |o| + e reaches the middle between the largest number and the next one (65520 for half), y may be infinite although
 the kernel is right: there is no finite value, and the definition is to blame (`overflow`). Its bits are those of the
 declared order, rounded.
@@ -20,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..support.arrays import on_host
-from .accumulation import SCORE_LIMIT
 from .sums import Doubles, Floats, Product, loosened_errors
 
 
@@ -72,7 +72,7 @@ def stored(p: Product, output: str) -> Product:
     if narrow is None:
         return p
     with np.errstate(invalid="ignore", over="ignore"):
-        error = np.minimum(p.bound, SCORE_LIMIT * p.spread)
+        error = np.minimum(p.bound, p.limit * p.spread)
         reach = np.abs(p.exact) + error
         step = narrow.half_ulp(np.where(np.isfinite(reach), reach, 0.0))
         exact = np.where(reach < narrow.overflows, p.exact, np.copysign(np.inf, p.exact))
@@ -80,7 +80,7 @@ def stored(p: Product, output: str) -> Product:
         if p.ordered is not None:
             ordered = narrow.rounded(p.ordered).astype(np.float32)
         return replace(
-            p, exact=exact, bound=p.bound + step, spread=p.spread + step / SCORE_LIMIT, ordered=ordered,
+            p, exact=exact, bound=p.bound + step, spread=p.spread + step / p.limit, ordered=ordered,
             errors=loosened_errors(p.errors, step),
         )  # fmt: skip
 

@@ -110,6 +110,8 @@ def screened(
             bits = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
             parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads are no faster: measured
             made = replace(made, ordered=np.concatenate(parts, axis=1))
+    if order is not None and not np.isfinite(made.exact).all():
+        return product(semantics, fmt, w, x, order, threads, device)  # whose sums may be finite in this order
     if slack is not None:
         made = made.loosened(slack)
 
@@ -315,7 +317,7 @@ def _lowered(
     bound, spread = (np.maximum(of * (1 - _ROUNDED) - 4 * share * size, 0.0) for of in (bound, spread))
     reach = size * (1 + _ROUNDED) + bound  # not below that of the product itself
     if not (reach < IN_FLOAT32.overflows).all():
-        exact = np.where(reach < IN_FLOAT32.overflows, exact, np.copysign(np.inf, exact))
+        exact = np.where(reach >= IN_FLOAT32.overflows, np.copysign(np.inf, exact), exact)
     return Product(exact, bound, spread, None, scale=size / np.sqrt(summed))
 
 

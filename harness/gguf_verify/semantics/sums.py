@@ -169,6 +169,13 @@ def loosened_errors(errors: ErrorsOf | None, slack: Doubles | float) -> ErrorsOf
     )
 
 
+def in_float32_range(p: Product) -> Product:
+    """A product of a declared order; not finite where its sum overflows in that order."""
+    assert p.ordered is not None
+    finite = np.isfinite(p.ordered) | ~np.isfinite(p.exact)
+    return p if finite.all() else replace(p, exact=np.where(finite, p.exact, np.copysign(np.inf, p.exact)))
+
+
 def gamma(n: int) -> float:
     """γ_n of the bound."""
     return n * UNIT_ROUNDOFF / (1 - n * UNIT_ROUNDOFF)
@@ -236,5 +243,6 @@ def partial_sums(term: Doubles) -> Doubles:
 
 __all__ = [
     "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Errors", "ErrorsOf", "Floats", "LaneSpread", "Lanes",
-    "Product", "Rows", "concatenated", "gamma", "loosened_errors", "partial_sums", "spread_of", "walk",
+    "Product", "Rows", "concatenated", "gamma", "in_float32_range", "loosened_errors",
+    "partial_sums", "spread_of", "walk",
 ]  # fmt: skip

@@ -35,7 +35,7 @@ from .device import Device
 from .narrow import NARROW
 from .order import Order
 from .rounding import multiply_adds
-from .sums import Doubles, Errors, Floats, Product, partial_sums, spread_of, walk
+from .sums import Doubles, Errors, Floats, Product, in_float32_range, partial_sums, spread_of, walk
 from .term import Term
 
 Bytes = npt.NDArray[np.uint8]
@@ -204,15 +204,17 @@ def of_values(
 
 def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
     """The product; not finite where the accumulator of a right kernel, which passes both gates, may overflow in some
-    order.
+    order, or does overflow in the declared one.
 
     Args:
         size: the sum of the magnitudes of all terms.
     """
+    if p.ordered is not None:
+        return in_float32_range(p)
     reach = size + np.minimum(p.bound, SCORE_LIMIT * p.spread)
     if (reach < accumulation.overflows).all():
         return p
-    return replace(p, exact=np.where(reach < accumulation.overflows, p.exact, np.copysign(np.inf, p.exact)))
+    return replace(p, exact=np.where(reach >= accumulation.overflows, np.copysign(np.inf, p.exact), p.exact))
 
 
 def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS
-from gguf_verify.semantics import F32, judge, product, screened
+from gguf_verify.semantics import ASCENDING, F32, Product, judge, product, screened
 from gguf_verify.semantics.overflow import range_problem
 from tests.support.exact_products import Bytes, Floats
 
@@ -68,3 +70,21 @@ def test_a_screen_says_the_same() -> None:
     whole, screen = (of(F32, Q8_0, w, x.view(np.uint8)) for of in (product, screened))
     assert screen.of_rows is not None
     assert (np.isfinite(screen.exact) == np.isfinite(whole.exact)).all()
+
+
+@pytest.mark.parametrize("of", [product, screened])
+def test_a_declared_order_that_does_not_overflow_is_judged(of: Callable[..., Product]) -> None:
+    """2·3e38 - 2·1.5e38 - … never passes the largest float32 in ascending order, whatever another order does."""
+    x = np.zeros((64, 4096), np.float32)
+    x[:, 0], x[:, 1], x[:, 2] = 1.5e38, -1.5e38, 1.5e38
+    p = of(F32, Q8_0, twos(256, 4096), x.view(np.uint8), ASCENDING)
+    assert p.ordered is not None
+    assert np.isfinite(p.exact).all()
+    assert judge(p.ordered, p).passed
+
+
+def test_a_declared_order_that_overflows_is_not() -> None:
+    x = np.zeros((1, 64), np.float32)
+    x[0, :3] = 1.5e38, 1.5e38, -1.5e38
+    p = product(F32, Q8_0, twos(1, 64), x.view(np.uint8), ASCENDING)
+    assert not np.isfinite(p.exact).any()
