@@ -31,7 +31,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("VERIFIED (3 of 32 tokens) in ")
+    assert lines[0].startswith("VERIFIED (brief; 3 of 32 tokens) in ")
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     text = done.stdout
