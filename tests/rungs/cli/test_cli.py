@@ -47,7 +47,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
     validator("run").validate(report)
     headroom = report["rungs"][2]["headroom"]
     assert 0 < abs(headroom["value"]) < headroom["limit"] == 65504
-    assert ">Verified</h1>" in page.read_text()
+    assert ">Verified (brief; 3 of 32 tokens)</h1>" in page.read_text()
     assert report["environment"]["file"]["sha256"][0] in page.read_text()
 
 
@@ -82,7 +82,7 @@ def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
     assert "<b>nan</b>" in page.read_text()
     assert "block at byte" in done.stdout
     script = ROOT / "scripts" / "verify_model.py"
-    repeat = f"python {script} {path} --probes brief --rungs bytes --tensor '^blk[.]0[.]attn_q[.]weight$'"
+    repeat = f"python {script} {path} -s 0 --probes brief --rungs bytes --tensor '^blk[.]0[.]attn_q[.]weight$'"
     assert f"repeat with: {repeat}\n" in done.stdout
     assert json.loads(out.read_text())["rungs"][0]["failures"][0]["block_hex"].startswith("007e")
 
