@@ -7,6 +7,8 @@ account.
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +21,8 @@ _MAIN_RUNGS = {
     "gemm": "layers", "experts": "layers", "dequantize": "values", "quantize": "codes", "repack": "packing",
 }  # fmt: skip
 
+#: A scope that is a limit of sizes, which the headline of a pass names first: "VERIFIED up to M = 65,535".
+_LIMIT = re.compile(r"up to ([MNK]) = ([0-9,]+)")
 #: What a rung counts that makes one call alone (`--only-call`).
 ALONE = "calls made alone"
 #: What a rung counts of launches in other orders of threads, of checked builds, and of products made again.
@@ -165,7 +169,12 @@ def scope_of(checks: Iterable[Check], scopes: Iterable[str], missing: Collection
     whole = all(c.done or c.id in missing for c in rungs)
     words = "" if whole or not done else f": {_listed(done)} only"
     said = list(dict.fromkeys(s for s in scopes if s))
-    return words + (f" ({'; '.join(said)})" if said else "")
+    limits: dict[str, int] = {}
+    for name, most in (found.groups() for s in said if (found := _LIMIT.fullmatch(s))):
+        limits[name] = min(int(most.replace(",", "")), limits.get(name, sys.maxsize))
+    said = [s for s in said if not _LIMIT.fullmatch(s)]
+    up_to = " and ".join(f"{name} = {most:,}" for name, most in limits.items())
+    return (f" up to {up_to}" if up_to else "") + words + (f" ({'; '.join(said)})" if said else "")
 
 
 def _listed(words: list[str]) -> str:

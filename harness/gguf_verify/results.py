@@ -1527,6 +1527,11 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         return [check for check in self.checks if check.skipped]
 
     @property
+    def limits(self) -> list[str]:
+        """What is verified up to some size only, why, and how to state or lift that limit."""
+        return list(dict.fromkeys(s.why for s in self._skipped if s.check == "grids" and s.scope))
+
+    @property
     def shortened(self) -> list[str]:
         """What the user chose not to have checked, each in words."""
         return list(dict.fromkeys(f"{BY_ID[s.check].title}: {s.why}" for s in self._skipped if s.scope))

@@ -14,6 +14,7 @@ from ..support.errors import UsageError
 
 #: The largest numbers that `most`, and that `least` and `multiple` may be: a check of one block is padded to them.
 _MOST, _MOST_LEAST = 1 << 48, 8192
+_RANGE = re.compile(r" *([0-9]{1,15}) *- *([0-9]{1,15}) *", re.ASCII)
 _KEYS = ("least", "most", "multiple")
 _ARCHITECTURE = re.compile(r"sm_[1-9][0-9]{1,2}[a-z]?")
 
@@ -112,8 +113,9 @@ EVERYTHING = Domain()
 
 
 def domain_of(said: object) -> Domain:
-    """A declared domain: a table with any of M, N and K, each a number (that value alone) or a table of `least`, `most`
-    and `multiple`; and `architectures`, a list such as ["sm_80", "sm_90"]. Raises UsageError for anything else."""
+    """A declared domain: a table with any of M, N and K, each a number (that value alone), a range such as "1-65535" or
+    a table of `least`, `most` and `multiple`; and `architectures`, a list such as ["sm_80", "sm_90"]. Raises UsageError
+    for anything else."""
     if not isinstance(said, dict):
         raise UsageError('domain is a table such as {"M": 1, "K": {"multiple": 256}}')
     unknown = said.keys() - {"M", "N", "K", "architectures"}
@@ -127,11 +129,14 @@ def domain_of(said: object) -> Domain:
 
 
 def extent_of(name: str, said: object) -> Extent:
-    """The values that a dimension is declared to have: a number or a table. Raises UsageError."""
+    """The values that a dimension is declared to have: a number, a table or a range such as "1-65535". Raises
+    UsageError."""
+    if isinstance(said, str) and (ends := _RANGE.fullmatch(said)):
+        said = {"least": int(ends[1]), "most": int(ends[2])}
     if isinstance(said, int) and not isinstance(said, bool):
         said = {"least": said, "most": said}
     if not isinstance(said, dict) or said.keys() - set(_KEYS):
-        raise UsageError(f"{name} of a domain is a number, or a table of {', '.join(_KEYS)}")
+        raise UsageError(f'{name} of a domain is a number, a range such as "1-65535", or a table of {", ".join(_KEYS)}')
     for key, value in said.items():
         if (
             isinstance(value, bool)

@@ -29,6 +29,7 @@ from .explain import Explanations, Place, WrongCall
 from .generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes
 from .huge import HugeFound, HugeProbes
 from .judging import judge_output
+from .limits import limit_of, record_limit
 from .plan import PLAN, Probe, in_words, plan
 from .ranges import representable
 from .remade import KernelCall
@@ -97,6 +98,8 @@ class TypeProbes:
         self._size = fmt.unit // fmt.block_size * fmt.block_bytes
         self._units = rows[:, : rows.shape[1] // self._size * self._size].reshape(-1, self._size)
         self.found = _Found()
+        #: Dimension → the largest size at which CUDA makes the kernel's launches, where a call passed it.
+        self._limits: dict[str, int] = {}
         #: The largest utilisation.
         self.utilisation = 0.0
         #: Whether the gates of a product of the last call lacked power.
@@ -165,9 +168,7 @@ class TypeProbes:
         """What no host can run whole: grids and indices."""
         if not tested:
             return HugeFound()
-        probes = HugeProbes(
-            self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations, self._origin
-        )  # fmt: skip
+        probes = self._huge()
         if self._only is not None:
             (probes.check_grids if self._only.kind == "grid" else probes.check_indices)(domain)
             self._result.count(ALONE, len(probes.found.grids) + len(probes.found.indices))
@@ -180,6 +181,11 @@ class TypeProbes:
         else:
             probes.check_indices(domain)
         return probes.found
+
+    def _huge(self) -> HugeProbes:
+        return HugeProbes(
+            self._run, self._result, self._tensor, self._fmt, self._units, self._like, self._explanations, self._origin
+        )  # fmt: skip
 
     # ---- one probe ---------------------------------------------------------------------------------------------------
 
@@ -202,10 +208,16 @@ class TypeProbes:
         for m in probe.tokens:
             if self._only is not None and self._only.m != m:
                 continue
+            if any(
+                size > self._limits.get(name, size) for name, size in zip("MNK", (m, probe.n, probe.k), strict=True)
+            ):
+                continue
             call = replace(self._origin, number=number, m=m, n=probe.n, k=probe.k)
             try:
                 self._call(probe, call, m, rows, x, encoded, uploaded, products)
             except KernelFault as error:
+                if self._is_limit(probe, m):
+                    continue
                 if error.culprit == "oracle" and probe.values == "special":  # values beyond what its author thought of
                     self.found.not_covered.append(("activations of every size", str(error)))
                     return
@@ -218,6 +230,16 @@ class TypeProbes:
                 self._explanations.add_fault(error, tried, Place(who, name, printable(name, 64), call))
                 if error.culprit != "kernel" or self.found.faults >= _MOST_WRONG:
                     return
+
+    def _is_limit(self, probe: Probe, m: int) -> bool:
+        """Whether CUDA refuses the launches of a call only because of its sizes, which is recorded."""
+        probes, sizes = self._huge(), (m, probe.n, probe.k)
+        domain = self._run.kernel.domain if self._run.kernel.is_under_test(self._fmt) else EVERYTHING
+        limit = limit_of(probes.refused, sizes, domain, self._fmt.unit) if probes.refused(*sizes) else None
+        if limit is not None:
+            self._limits[limit.name] = limit.most
+            record_limit(self._result, limit, self._fmt.name, self._tensor.name)
+        return limit is not None
 
     def _call(
         self, probe: Probe, call: Call, m: int, rows: Bytes, x: Floats, encoded: Bytes, uploaded: dict[str, Weights],

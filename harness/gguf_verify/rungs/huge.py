@@ -35,6 +35,7 @@ from ..support.errors import EnvironmentFault, KernelFault
 from .explain import Explanations
 from .generated_inputs import any_blocks, drawn, held_by
 from .judging import KERNEL, leave_weak
+from .limits import limit_of, record_limit
 from .plan import Huge, huge, wide
 from .run import Run
 
@@ -123,7 +124,7 @@ class HugeProbes:
     # ---- grids -------------------------------------------------------------------------------------------------------
 
     def check_grids(self, domain: Domain) -> None:
-        """Fail the kernel where CUDA would not make its launches."""
+        """Record up to which sizes CUDA would make its launches. Fail the kernel where it would make none."""
         self._call = replace_fields(self._call, kind="grid", m=0, n=0, k=0)
         for m, n, k in wide(domain, self.unit):
             at = f"M={m}, N={n}, K={k}"
@@ -139,8 +140,20 @@ class HugeProbes:
             if refused is None:
                 self.found.grids.append(at)
                 continue
+            limit = limit_of(self.refused, (m, n, k), domain, self.unit)
+            if limit is not None:
+                record_limit(self._result, limit, self._fmt.name, self._tensor.name)
+                continue
             named = observed("launch-past-limit", f"at {at}: {refused}")
             self._fail(_Wrong(f"{self._fmt.name} at {at}: {refused}"), at, named)
+
+    def refused(self, m: int, n: int, k: int) -> str | None:
+        """Why CUDA refuses a launch of the kernel at these sizes; None where it makes all, or they cannot be seen."""
+        try:
+            launches = self._run.kernel.of(self._fmt, m, n, k).launches(self._fmt, m, n, k)
+        except KernelFault as error:
+            return str(error)
+        return next((launched.refused for launched in launches or () if launched.refused), None)
 
     # ---- indices -----------------------------------------------------------------------------------------------------
 

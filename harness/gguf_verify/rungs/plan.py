@@ -49,6 +49,9 @@ _WIDE, _BESIDE = 1 << 20, (64, 1024)
 #: By how much indices pass a limit.
 _BEYOND = 1.02
 
+#: The largest sizes at which a product is computed, as models have.
+PLANNED = {"M": 4099, "N": max(_MANY_ROWS), "K": _MOST_K}
+
 Blocks = Literal["the model's", "any bits"]
 Values = Literal["drawn", "special", "codes of -128"]
 
@@ -239,4 +242,4 @@ def in_words(numbers: Iterable[int]) -> str:
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
 
 
-__all__ = ["PLAN", "Huge", "Probe", "huge", "in_words", "near", "plan", "wide"]
+__all__ = ["PLAN", "PLANNED", "Huge", "Probe", "huge", "in_words", "near", "plan", "wide"]

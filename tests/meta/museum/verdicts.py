@@ -17,6 +17,8 @@ from tests.support.tools import FIXTURES
 from tests.support.typed_models import model_of
 
 RIGHT, UNKNOWN, WRONG = "right", "unknown", "wrong"
+#: The verdict on a kernel that is verified up to some size, beyond which CUDA refuses its launches.
+LIMITED = "verified within limits"
 #: Verdicts of a diagnosis that blame something in particular.
 _BLAMING = ("another definition", "known fault", "another order")
 
@@ -88,10 +90,10 @@ def of(report: Report) -> Said:
     rungs = report.rungs
     diagnoses = [r.diagnosis for r in rungs if r.diagnosis is not None]
     return Said(
-        report.verdict, report.environment.options.probes,
+        LIMITED if report.limits and not report.exit_code else report.verdict, report.environment.options.probes,
         tuple(r.name for r in rungs if r.verdict != "passed"), tuple(report.culprits),
         tuple([f.what for _, f in report.failures] + [f"{u.name}: {u.why}" for r in rungs for u in r.unverified]
-              + [r.fault for r in rungs if r.fault] + [n for r in rungs for n in r.notes]),
+              + [r.fault for r in rungs if r.fault] + report.limits + [n for r in rungs for n in r.notes]),
         tuple(line for d in diagnoses for line in d.lines),
         tuple(f.id for d in diagnoses for f in d.faults), tuple(d.verdict for d in diagnoses),
     )  # fmt: skip

@@ -264,11 +264,12 @@ def test_grids_that_cuda_refuses(source: Path, model: Model, host: CpuHost) -> N
     spec = KernelSpec("tried", str(source), "q8_1", None, "", Tried(TOKENS_IN_Y))
     probes, result = probes_of(ShippedKernel(spec, host), model)
     probes.check_grids(EVERYTHING)
-    (failure,) = result.failures
-    assert "at M=1048576, N=64, K=1024: its grid is 1 × 1048576 × 1, which CUDA does not launch" in failure.what
+    (skipped,) = result.skipped
+    assert (result.failures, result.unverified, result.diagnosis) == ([], [], None)
+    assert (skipped.check, skipped.scope) == ("grids", "up to M = 65,535")
+    assert "at M=65536, N=64, K=1024 its grid is 1 × 65536 × 1, which CUDA does not launch" in skipped.why
+    assert "domain = { M = { most = 65535 } }" in skipped.why
     assert probes.found.grids == ["M=64, N=1048576, K=1024"]
-    assert result.diagnosis is not None
-    assert [fault.id for fault in result.diagnosis.faults] == ["launch-past-limit"]
     inside, result = probes_of(ShippedKernel(spec, host), model)
     inside.check_grids(Domain(m=Extent(most=65_535)))
     assert result.failures == []

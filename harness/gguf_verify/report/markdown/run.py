@@ -31,6 +31,8 @@ def render(report: Report, limit: int = LIMIT) -> str:
         page.add(f"At fault: {escaped(report.at_fault)}.", "")
     if means := environment.kernel.verified_means:
         page.add(f"Verified here means: {escaped(means)}.", "")
+    for limit in report.limits[:2]:
+        page.add(f"Limit: {escaped(limit)}.", "")
     if report.fault:
         page.add(f"Broken off: {escaped(report.fault)}.", "")
     if report.unfinished:

@@ -78,6 +78,8 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
         yield from wrapped(said(("hint: ", BOLD), printable(hint, 300)), form.width, _INDENT)
     if means := report.environment.kernel.verified_means:
         yield from wrapped(Text(f"verified here means: {means}"), form.width)
+    for limit in report.limits[:2] if not report.n_failures else ():
+        yield from wrapped(said(("limit: ", BOLD), printable(limit, 400)), form.width, _INDENT)
     if report.unfinished:
         yield from wrapped(said(("INCOMPLETE: ", WARN), report.unfinished), form.width, _INDENT)
     if report.fault:
