@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from gguf_verify.checks import scope_of
@@ -16,11 +18,11 @@ from tests.support.shown import text_of
 EVERYTHING = Domain()
 
 
-def refusing(grid: Refusal | object) -> Refusal:
+def refusing(grid: Callable[[int, int, int], tuple[int, int, int, int]]) -> Refusal:
     """A kernel whose launch has the grid, and the shared memory, of M, N and K."""
 
     def refused(m: int, n: int, k: int) -> str | None:
-        x, y, z, shared = grid(m, n, k)  # type: ignore[operator]
+        x, y, z, shared = grid(m, n, k)
         return Launched((x, y, z), (128, 1, 1), shared).refused
 
     return refused

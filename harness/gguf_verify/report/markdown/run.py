@@ -31,8 +31,8 @@ def render(report: Report, limit: int = LIMIT) -> str:
         page.add(f"At fault: {escaped(report.at_fault)}.", "")
     if means := environment.kernel.verified_means:
         page.add(f"Verified here means: {escaped(means)}.", "")
-    for limit in report.limits[:2]:
-        page.add(f"Limit: {escaped(limit)}.", "")
+    for words_of_limit in report.limits[:2]:
+        page.add(f"Limit: {escaped(words_of_limit)}.", "")
     if report.fault:
         page.add(f"Broken off: {escaped(report.fault)}.", "")
     if report.unfinished:
