@@ -56,7 +56,7 @@ def limit_of(refused: Refusal, tried: tuple[int, int, int], domain: Domain, unit
         name, extent, step = extents[d]
 
         def fits(size: int, d: int = d) -> bool:
-            return refused(*(size if i == d else v for i, v in enumerate(tried))) is None  # type: ignore[arg-type]
+            return refused(*(size if i == d else v for i, v in enumerate(tried))) is None
 
         low = near(extent, 1, step)
         if low is None or low >= tried[d] or not fits(low):
