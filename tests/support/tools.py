@@ -134,7 +134,7 @@ def split_model(source: Path, folder: Path, tensors: int) -> list[Path]:
     return paths
 
 
-def rewritten(
+def edited_model(
     source: Path, target: Path, keys: Mapping[str, object] | None = None, without: Collection[str] = (),
     more: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> Path:  # fmt: skip

@@ -11,7 +11,7 @@ from gguf_verify.report.writer import Kind
 from tests.support import corpus
 from tests.support.audits import TINY, bytes_rung, rule, run
 from tests.support.shown import json_of, text_of
-from tests.support.tools import rewritten, split_model, write_model
+from tests.support.tools import edited_model, split_model, write_model
 
 Q4_0 = TINY["Q4_0"]
 #: What is changed, and llama.cpp's sentence.
@@ -30,7 +30,7 @@ NOT_LOADED: dict[str, tuple[dict[str, object], str]] = {
 @pytest.mark.parametrize("case", NOT_LOADED)
 def test_a_file_that_llama_does_not_load_is_wrong(case: str, tmp_path: Path) -> None:
     changes, said = NOT_LOADED[case]
-    result = run(rewritten(Q4_0, tmp_path / "m.gguf", **changes))  # type: ignore[arg-type]
+    result = run(edited_model(Q4_0, tmp_path / "m.gguf", **changes))  # type: ignore[arg-type]
     (found,) = [f for f in result.findings if f.severity == "error"]
     assert (found.id, result.exit_code) == (rule("llama-refuses"), 1)
     assert "error loading model: " in found.found
@@ -40,7 +40,7 @@ def test_a_file_that_llama_does_not_load_is_wrong(case: str, tmp_path: Path) -> 
 
 def test_a_file_that_crashes_llamas_loader_is_wrong(tmp_path: Path) -> None:
     """Its header does not: the tensors that llama.cpp sees are still compared."""
-    result = run(rewritten(Q4_0, tmp_path / "m.gguf", {"llama.block_count": 100_000}))
+    result = run(edited_model(Q4_0, tmp_path / "m.gguf", {"llama.block_count": 100_000}))
     (found,) = [f for f in result.findings if f.severity == "error"]
     assert (found.id, result.exit_code) == (rule("llama-refuses"), 1)
     assert found.found.startswith("llama.cpp crashed (SIGABRT): ")
@@ -70,7 +70,7 @@ def test_the_first_part_loads_all_of_a_split_model(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_model_is_not_loaded_and_that_is_reported(keys: dict[str, object], why: str, tmp_path: Path) -> None:
-    result = run(rewritten(Q4_0, tmp_path / "m.gguf", keys, without=["blk.1.ffn_up.weight"]))
+    result = run(edited_model(Q4_0, tmp_path / "m.gguf", keys, without=["blk.1.ffn_up.weight"]))
     assert result.exit_code == 0
     assert f"llama.cpp   accepted, 29 tensors: header only: {why}" in text_of(Kind.AUDIT, result)
 
@@ -103,7 +103,7 @@ def test_an_unknown_architecture_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_the_file_is_at_fault_in_a_verification(tmp_path: Path) -> None:
-    path = rewritten(Q4_0, tmp_path / "m.gguf", without=["blk.1.ffn_up.weight"])
+    path = edited_model(Q4_0, tmp_path / "m.gguf", without=["blk.1.ffn_up.weight"])
     report = bytes_rung(path)
     assert (report.verdict, report.culprits) == ("mismatch", {"file": 1})
     assert "error loading model: " in report.rungs[0].failures[0].what

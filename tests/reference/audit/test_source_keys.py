@@ -11,7 +11,7 @@ from gguf_verify.report.writer import Kind
 from tests.support.audits import TINY, rule, run
 from tests.support.importance_files import hugging_face
 from tests.support.shown import json_of, text_of
-from tests.support.tools import rewritten
+from tests.support.tools import edited_model
 
 Q4_0, F16 = TINY["Q4_0"], TINY["F16"]
 
@@ -34,7 +34,7 @@ Q4_0, F16 = TINY["Q4_0"], TINY["F16"]
     ],
 )
 def test_a_key_that_differs_is_a_warning(key: str, value: object, found: str, expected: str, tmp_path: Path) -> None:
-    result = run(rewritten(Q4_0, tmp_path / "m.gguf", {key: value}), source=F16, readers=False)
+    result = run(edited_model(Q4_0, tmp_path / "m.gguf", {key: value}), source=F16, readers=False)
     (one,) = result.findings
     assert (one.id, one.severity, one.owner) == (rule("source-key"), "warning", key)
     assert one.found == found
@@ -54,7 +54,7 @@ def test_a_key_that_differs_is_a_warning(key: str, value: object, found: str, ex
 def test_an_element_of_an_array_that_differs(key: str, at: int, value: object, found: str, tmp_path: Path) -> None:
     values = list(gguf.GGUFReader(Q4_0).fields[key].contents())
     values[at] = value
-    result = run(rewritten(Q4_0, tmp_path / "m.gguf", {key: values}), source=F16, readers=False)
+    result = run(edited_model(Q4_0, tmp_path / "m.gguf", {key: values}), source=F16, readers=False)
     assert [f.found for f in result.findings if f.id == rule("source-key")] == [found]
 
 
@@ -66,7 +66,7 @@ def test_an_element_of_an_array_that_differs(key: str, at: int, value: object, f
     ],
 )  # fmt: skip
 def test_keys_that_may_differ(key: str, value: object, tmp_path: Path) -> None:
-    result = run(rewritten(Q4_0, tmp_path / "m.gguf", {key: value}), source=F16, readers=False)
+    result = run(edited_model(Q4_0, tmp_path / "m.gguf", {key: value}), source=F16, readers=False)
     assert (result.findings, result.verdict) == ((), "clean")
     assert result.sentence.endswith("; all 21 keys that were compared agree")
 

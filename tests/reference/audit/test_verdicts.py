@@ -29,7 +29,7 @@ from tests.support import corpus
 from tests.support.audits import TINY, at_scan, bytes_rung, dies_at_scan, ids, one_tensor, rule, run
 from tests.support.processes import end_kept
 from tests.support.shown import json_of, text_of
-from tests.support.tools import FIXTURES, patched, patched_block, split_model, write_model
+from tests.support.tools import FIXTURES, edited_model, patched, patched_block, split_model, write_model
 
 
 @pytest.mark.parametrize("path", sorted(FIXTURES.glob("*.gguf")), ids=lambda p: p.name)
@@ -351,10 +351,7 @@ def test_warnings_as_errors(tmp_path: Path) -> None:
 
 
 def test_a_claim_is_a_note_of_the_bytes_rung(tmp_path: Path) -> None:
-    entry = next(e for e in corpus.CLAIMS if e.slug == "file-type")
-    path = tmp_path / entry.file_name
-    path.write_bytes(entry.build().data)
-    report = bytes_rung(path)
+    report = bytes_rung(edited_model(TINY["Q4_0"], tmp_path / "m.gguf", {"general.file_type": 7}))
     assert report.exit_code == 0
     assert [note for note in report.rungs[0].notes if rule("file-type") in note]
 
@@ -384,7 +381,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_bytes_rung_says_what_a_stopped_reader_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that gives up is no pass."""
     stopped = tuple(Reading(name, "stopped", "hung: no answer in 1 s") for name in ("gguf-py", "llama.cpp"))
-    monkeypatch.setattr(Readers, "read", lambda _self, _path, _seconds=None: stopped)
+    monkeypatch.setattr(Readers, "read", lambda *_, **__: stopped)
     report = bytes_rung(TINY["Q4_0"])
     assert report.exit_code == 5
     left = {(u.name, u.why) for u in report.rungs[0].unverified}
