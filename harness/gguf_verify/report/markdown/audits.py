@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...audit import Audit
-from ...audit.many import Audits
+from ...audit.many import PRECEDENCE, Audits
 from .audit import LEVELS
 from .page import LIMIT, MARKS, Page, escaped
 
@@ -14,7 +14,7 @@ def render(audits: Audits, limit: int = LIMIT) -> str:
     page.add(f"## {MARKS[LEVELS.get(verdict, 'warn')]} {verdict[0].upper()}{verdict[1:]}", "")
     counts = ", ".join(f"{n:,} {word}" for word, n in audits.verdicts.most_common())
     page.add(f"{len(audits.audits):,} files: {counts}.", "")
-    ordered = sorted(audits.audits, key=lambda a: LEVELS.get(a.verdict, "warn") == "good")
+    ordered = sorted(audits.audits, key=lambda a: (PRECEDENCE.index(a.exit_code), LEVELS.get(a.verdict) == "good"))
     rows = [
         (
             f"{MARKS[LEVELS.get(a.verdict, 'warn')]} {a.verdict}", escaped(str(a.path), 200),
