@@ -329,6 +329,8 @@ class BlockFormat:
 def decodes_rightly(fmt: BlockFormat, blocks: Bytes) -> bool:
     """Whether `BlockFormat.decode` gives what the format's slow decoder does, which shares nothing with it, for blocks
     uint8[n, block_bytes]."""
+    if not len(blocks):
+        return True
     with np.errstate(all="ignore"):
         ours = fmt.decode(blocks)
         slow = np.array([fmt.slow_decode(block.tobytes()) for block in blocks], np.float64).astype(np.float32)

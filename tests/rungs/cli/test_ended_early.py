@@ -169,7 +169,8 @@ def test_without_it_the_run_goes_on(wrong: Candidate) -> None:
     told = Told()
     report = verify(Q4_0, wrong, rungs=["bytes", "blocks", "layers"], options=ONE, watcher=told)
     failed = [line for line in told.said if line.startswith("failed")]
-    assert failed == [f"failed {rung.name}: {f.tensor}" for rung, f in report.failures]
+    # reported as they are found; the report has the most important ones first
+    assert sorted(failed) == sorted(f"failed {rung.name}: {f.tensor}" for rung, f in report.failures)
     assert {rung.name for rung, _ in report.failures} == {"blocks", "layers"}
     assert (report.verdict, report.ended_by, report.not_climbed) == ("mismatch", "", ())
 
