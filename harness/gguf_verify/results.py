@@ -1483,7 +1483,8 @@ class Report(Shown, msgspec.Struct, kw_only=True):
     @property
     def checks(self) -> list[Check]:
         """What became of every class of checks, in the order of `checks.CHECKS`."""
-        done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": 0}
+        alone = sum(rung.sampled.alone for rung in self.rungs if rung.sampled is not None)
+        done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": alone}
         for rung in self.rungs:
             whole = rung.substance if self.drawn is None or rung.name != BYTES else ()
             done[rung.name] = sum(rung.checked.get(kind, 0) for kind in whole if kind != ALONE)

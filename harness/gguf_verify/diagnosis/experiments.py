@@ -274,6 +274,8 @@ class Experiments:
     def _columns(self) -> FaultMatch | None:
         """Whether calls with some lengths of rows are wrong, and others right."""
         unit, k = self.fmt.unit, self._k
+        if k % unit:
+            return None
         few = {*range(1, 9), *_others(k // unit), *(64 << i for i in range(9)), k // unit}
         lengths = [length for length in sorted(few) if length * unit <= k]
         lengths = [length for length in lengths if length * unit in self.kernel.domain.k]

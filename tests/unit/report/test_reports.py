@@ -394,7 +394,7 @@ def test_a_cause_that_several_rungs_see_is_said_once() -> None:
         ("The offset of the codes is applied twice (explains 100 % of the error).", "subtract it once")
     ]
     assert [(where.partition(",")[0], len(more)) for where, more in first.places] == [
-        ("blocks: blk.9", 0), (f"layers: {WRONG}", 1),
+        (f"layers: {WRONG}", 1), ("blocks: blk.9", 0),
     ]  # fmt: skip
     assert second.found == [("Unknown: no fault explains it.", "")]
     assert second.places[0][1] == ["rows 3 to 5"]

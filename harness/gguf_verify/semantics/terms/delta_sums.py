@@ -31,7 +31,7 @@ def _sign(structs: Structs) -> npt.NDArray[np.int8]:
 
 def _read_codes(structs: Structs) -> Codes:
     eighths = IQ1_S.read_codes(structs).astype(np.int8)
-    codes: Codes = ((eighths - np.repeat(_sign(structs), _PART, axis=-1)) // 8 + 1).astype(np.uint8)
+    codes: Codes = (((eighths - np.repeat(_sign(structs), _PART, axis=-1)) >> 3) + 1).astype(np.uint8)  # multiples of 8
     return codes
 
 
