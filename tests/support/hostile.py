@@ -335,7 +335,11 @@ class Arena:
         return self.folder / "outside" / name
 
     def _environment(self) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if k in ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "CXX")}
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if k in ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "CXX", "GGUF_VERIFY_CUDA_COMPILER")
+        }
         path = f"{self.home}/.local/bin{os.pathsep}{os.environ['PATH']}"
         return {
             **kept, **SECRETS, "HOME": str(self.home), "TMPDIR": str(self.tmp), "XDG_CACHE_HOME": str(self.cache),

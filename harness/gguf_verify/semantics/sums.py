@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,6 +102,10 @@ class Product:
     scale: Doubles | None = None
     errors: ErrorsOf | None = None
     columns: int = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: the numbers, without what computes more of them."""
+        return {**self.__dict__, "of_rows": None, "lanes": None, "errors": None}
 
     def rows(self, index: Rows) -> Product:
         """The product of other rows of the same activations, in this order."""

@@ -222,7 +222,7 @@ def test_identified() -> None:
 
 
 def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that says nothing is tried three times in a run."""
+    """One that says nothing is tried three times in a run of each rank of calls: own products, and other shapes."""
     tried: list[int] = []
 
     def nothing(*_: object) -> object:
@@ -233,7 +233,7 @@ def test_diagnoses_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(probes="brief", progress=False, tensor="attn_q|attn_k|attn_v", n_predict=1)
     report = verify(Q4_0, f"{KERNELS}:drops_s", CpuHost(1), ["layers"], options)
     assert report.exit_code == 1
-    assert len(tried) == 3
+    assert len(tried) == 6
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -124,5 +124,5 @@ def test_a_night_of_a_device(tmp_path: Path) -> None:
     assert "llama-cpp-python" in right.versions
     assert right.host.endswith("GiB)")
     compared = nightly(ROOT, "compare", path, "--strict")
-    assert compared.returncode == 0, compared.stdout
+    assert compared.returncode == 3, compared.stdout  # that of the new night: a cell that still fails is no pass
     assert "1 still failing, 0 appeared, 0 utilisations drifted" in compared.stdout

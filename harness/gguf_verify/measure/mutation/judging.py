@@ -19,6 +19,7 @@ import numpy.typing as npt
 from ...hosts import CpuHost
 from ...hosts.base import GUARD_BYTES, POISON, Host, outside
 from ...hosts.cpu_host import ORDINARY, CheckedHost
+from ...hosts.launch_limits import LaunchLimits
 from ...hosts.schedule import Schedule
 from ...kernels import packed as packing
 from ...kernels.interface import Weights
@@ -44,7 +45,7 @@ class _Changed(CpuHost):
         path, name = self.changed[unit]
         function = getattr(ctypes.CDLL(str(path)), f"{name}_{entry}_launch")
         function.restype = ctypes.c_int
-        function.library = path
+        function.library, function.limits = path, LaunchLimits()
         return function
 
 
