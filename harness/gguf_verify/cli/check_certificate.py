@@ -12,7 +12,7 @@ from ..certificates.read import read_certificate
 from ..certificates.records import Predicate
 from ..certificates.signing import signature_path
 from ..support.command_line import shown
-from ..support.errors import UsageError
+from ..support.errors import EXIT_MISMATCH, UsageError
 from ..support.text import printable
 from .command import Command
 from .common import Parser, internal_errors, print_lines
@@ -79,12 +79,19 @@ def _signature(args: argparse.Namespace) -> Signature | None:
 
 def _told(checked: Checked) -> Iterator[str]:
     said = checked.statement.predicate
-    head = {0: "CERTIFIED AND THE SAME", 1: "NOT THE SAME, OR NOT VERIFIED", 5: "NOT EVERYTHING COULD BE COMPARED"}
-    yield f"{head[checked.exit_code]}: the certificate says {printable(said.words, 60).upper()}"
+    yield f"{_head(checked)}: the certificate says {printable(said.words, 60).upper()}"
     for label, text in _facts(said):
         yield from _wrapped(label, text)
     yield ""
     yield from _compared(checked.lines)
+
+
+def _head(checked: Checked) -> str:
+    if checked.exit_code == EXIT_MISMATCH:
+        return "NOT THE SAME, OR NOT VERIFIED"
+    if any(line.outcome != "matches" for line in checked.lines):
+        return "NOT EVERYTHING COULD BE COMPARED"
+    return "CERTIFIED AND THE SAME" + (", BUT NOT A WHOLE VERIFICATION" if checked.exit_code else "")
 
 
 def _facts(said: Predicate) -> Iterator[tuple[str, str]]:

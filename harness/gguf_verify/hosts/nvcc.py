@@ -58,7 +58,8 @@ def include_folder() -> Path | None:
     """The folder of CUDA's headers: of the toolkit, of the packages nvidia-cuda-runtime, or of CuPy."""
     for folder in _folders():
         if (folder / "cuda_fp16.h").is_file():
-            return folder
+            # A sandbox binds the folder at its own path, where a link to it cannot be made.
+            return folder.resolve()
     return None
 
 

@@ -330,7 +330,7 @@ class Forked(ChildProcess):
         from multiprocessing.connection import Connection
 
         kind = "off" if self._confined is None else sandbox.by_landlock().kind
-        spec = self._spec(lifeline, log, kind)
+        spec = self._spec(lifeline, log, kind) | {"fork": True}
         variables = None if kind == "off" or self.folder is None else sandbox.environment(self.folder)
 
         def run() -> None:

@@ -12,6 +12,8 @@ SPEC is JSON:
     watch       limits of the command and all that it started, together: "memory" (bytes), "processes" (and threads),
                 "log" (bytes printed), "folder_size" (bytes below "folder"). When one is exceeded, all are killed, and
                 the log says why.
+    fork        whether the command is a fork of this process rather than a program. What it inherits is then not
+                counted as its memory.
     namespace   whether the command makes a namespace of processes, with bubblewrap, which tells signals as exit codes.
 
 When the command is done, whatever it started is killed. That includes descendants in sessions of their own: as orphans
@@ -130,14 +132,18 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """Of a process: its threads, and its bytes of memory that no file holds."""
+    """Of a process: its threads, its bytes of memory that no file holds, and those of RLIMIT_DATA."""
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             lines = dict(line.split(b":", 1) for line in f.read().splitlines() if b":" in line)
     except OSError:
-        return {"processes": 0, "memory": 0}
-    kibibytes = sum(int(lines.get(name, b"0").split()[0]) for name in (b"RssAnon", b"RssShmem"))
-    return {"processes": int(lines.get(b"Threads", b"1")), "memory": kibibytes << 10}
+        return {"processes": 0, "memory": 0, "data": 0}
+
+    def sized(*names: bytes) -> int:
+        return sum(int(lines.get(name, b"0").split()[0]) for name in names) << 10
+
+    threads = int(lines.get(b"Threads", b"1"))
+    return {"processes": threads, "memory": sized(b"RssAnon", b"RssShmem"), "data": sized(b"VmData")}
 
 
 def _below(folder: str) -> int:
@@ -207,6 +213,8 @@ def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None) 
             os.dup2(output, 1)
             os.dup2(output, 2)
         if confine is not None:
+            if spec.get("fork") and "memory" in spec["confine"]["limits"]:
+                spec["confine"]["limits"]["memory"] += _status(os.getpid())["data"]
             confine.apply(spec["confine"])
         run()
         os._exit(0)
@@ -218,8 +226,9 @@ def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None) 
 class _Watch:
     """Looks whether the command stays within its limits."""
 
-    def __init__(self, limits: dict[str, Any], log: Log | None) -> None:
-        self._limits, self._log = limits, log
+    def __init__(self, limits: dict[str, Any], log: Log | None, inherited: int) -> None:
+        """`inherited`: bytes of memory that each process shares with the one that it is a fork of."""
+        self._limits, self._log, self._inherited = limits, log, inherited
         self._folder_at = 0.0
         self.every = _LOOK if limits else None
 
@@ -232,7 +241,7 @@ class _Watch:
             found = [_status(pid) for pid in _descendants(os.getpid())]
             if sum(f["processes"] for f in found) > limits.get("processes", 1 << 62):
                 return f"started more than {limits['processes']:,} processes and threads"
-            if sum(f["memory"] for f in found) > limits.get("memory", 1 << 62):
+            if sum(max(0, f["memory"] - self._inherited) for f in found) > limits.get("memory", 1 << 62):
                 return f"took more than {_bytes(limits['memory'])} of memory"
         if "folder_size" in limits and time.monotonic() - self._folder_at > _LOOK_AT_FOLDER:
             self._folder_at = time.monotonic()
@@ -293,11 +302,12 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
     os.set_blocking(ended, False)
     signal.set_wakeup_fd(note)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    inherited = _status(os.getpid())["memory"] if spec.get("fork") else 0
     pid = _start(run, spec, theirs)
     if theirs is not None:
         os.close(theirs)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what waits for the end of our own output must not wait for us
-    watch = _Watch(spec.get("watch", {}), log)
+    watch = _Watch(spec.get("watch", {}), log, inherited)
     reads = [lifeline, ended] + ([output.handle] if output is not None else [])
     status, looked = None, 0.0
     while status is None:

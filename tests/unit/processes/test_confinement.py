@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gguf_verify.processes import confine, sandbox
@@ -291,14 +292,34 @@ def test_a_fork() -> None:
                 os.setsid()
                 __import__("time").sleep(600)
 
+        ours_alone = np.ones(LIMITS.memory + (1 << 20), np.uint8)  # what a fork inherits does not count as its own
         made = Forked(run, False, 60.0, Confinement(LIMITS))
         try:
             assert made.link.recv_bytes().decode() == "PermissionError PermissionError PermissionError /dev/null"
             left = below(made.pid)
             assert made.wait(60) == 0
             assert gone(left[1:])
+            assert ours_alone[-1] == 1
         finally:
             made.close()
+
+
+def test_a_fork_that_takes_too_much() -> None:
+    if LACKS["landlock"] is not None:
+        pytest.skip(LACKS["landlock"])
+
+    def run(link: Connection) -> None:
+        try:
+            np.ones(LIMITS.memory + (64 << 20), np.uint8)
+        except MemoryError:
+            link.send_bytes(b"refused")
+        link.recv_bytes()
+
+    made = Forked(run, False, 60.0, Confinement(LIMITS))
+    try:
+        assert made.link.recv_bytes() == b"refused"
+    finally:
+        made.close()
 
 
 def test_turned_off(tmp_path: Path) -> None:
