@@ -31,6 +31,39 @@ def wrong(folder: Path) -> str:
     return f"{path}:gemm"
 
 
+#: A kernel of Q4_1, whose minimum's term is divided as if several threads shared a block.
+OF_Q4_1 = """
+import numpy as np
+
+from gguf_verify import kernel
+
+Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("qs", "u1", 16)])
+Q8_1 = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])
+
+
+@kernel(formats=["Q4_1"], semantics="q8_1")
+def gemm(weights, activations, shape):
+    w, x = weights.view(Q4_1), activations.view(Q8_1)
+    codes = np.concatenate([w["qs"] & 15, w["qs"] >> 4], axis=-1)
+    y = np.zeros((shape.m, shape.n), np.float32)
+    for b in range(shape.k // 32):
+        d, m, d_a, s = (v[:, b].astype(np.float32) for v in (w["d"], w["m"], x["d"], x["s"]))
+        products = x["qs"][:, b].astype(np.float32) @ codes[:, b].astype(np.float32).T
+        y += d_a[:, None] * d * products + s[:, None] * m / np.float32(THREADS)
+    return y
+"""
+
+
+@pytest.mark.parametrize(("threads", "said"), [(1, []), (4, ["the minimum's term is a quarter of what it should be"])])
+def test_a_share_of_the_minimum_taken_for_the_whole_is_named(tmp_path: Path, threads: int, said: list[str]) -> None:
+    path = tmp_path / "minimum.py"
+    path.write_text(OF_Q4_1.replace("THREADS", str(threads)))
+    report = verify(Drawn(("Q4_1",), (4,), (40,), (256,)), f"{path}:gemm", rungs=["layers"], options=BRIEF)
+    assert report.exit_code == (1 if said else 0)
+    diagnosis = report.rungs[0].diagnosis
+    assert [f.words for f in diagnosis.faults] == said if diagnosis else not said
+
+
 def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out, page, summary = tmp_path / "r.json", tmp_path / "r.html", tmp_path / "r.md"
     asked = ["--type", "Q4_0", "-M", "2,9", "-N", "5", "-K", "64", "--probes", "brief"]

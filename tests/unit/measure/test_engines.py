@@ -22,10 +22,12 @@ from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.measure.engines import _merged, page, runs
 from gguf_verify.measure.engines.catalogue import FOLDER, Catalogue, Engine, Finding, Kernel, explaining, read
 from gguf_verify.report.json import of_run
+from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
+from tests.support.shown import text_of
 
 ADAPTERS = sorted(p for p in FOLDER.iterdir() if p.suffix in (".py", ".cu") and p.name != "build.py")
 MOST_LINES = 60
@@ -265,3 +267,63 @@ def test_adapters_are_verified_on_drawn_data(name: str, rungs: list[str]) -> Non
     found = runs.row_of(json.loads(json.dumps(of_run(report))), "Q4_0")
     assert (found["verdict"], found["says"]) == ("verified", "")
     assert found["calls"] > 0
+
+
+# ---- llama.cpp-quant-gemm --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def build() -> Iterator[Any]:
+    yield from adapter("build")
+
+
+def checkout_of(folder: Path, *faults: str) -> Path:
+    """What `build.py` looks for in a checkout of llama.cpp-quant-gemm."""
+    header = folder / "checkout" / "kernels" / "gemm" / "gemm_quant_formats.cuh"
+    header.parent.mkdir(parents=True)
+    header.write_text("".join(f"x = {fault};\n" for fault in faults))
+    (folder / "checkout" / ".git").mkdir()
+    return folder / "checkout"
+
+
+def test_a_checkout_is_laid_out_as_it_is_or_mended(tmp_path: Path, build: Any) -> None:
+    checkout = checkout_of(tmp_path, *build.CURES)
+    made = tmp_path / "built" / "quant_gemm"
+    for cure, lines in ((True, build.CURES.values()), (False, build.CURES)):
+        build.quant_gemm(checkout, tmp_path / "built", cure)
+        text = (made / "kernels" / "gemm" / "gemm_quant_formats.cuh").read_text()
+        assert text == "".join(f"x = {line};\n" for line in lines)
+    assert not (made / ".git").exists()
+
+
+def test_a_checkout_without_the_faults_is_not_mended(tmp_path: Path, build: Any) -> None:
+    fault, *others = build.CURES
+    with pytest.raises(SystemExit, match=f"{re.escape(fault)} is not there"):
+        build.quant_gemm(checkout_of(tmp_path, *others), tmp_path / "built", True)
+
+
+#: A type → whether docs/what-passing-tests-could-not-see.md says that it is verified, and what it says else.
+SAID = {
+    "Q4_0": "", "Q5_0": "", "Q4_1": "the minimum's term is a quarter of what it should be",
+    "Q5_1": "the minimum's term is a quarter of what it should be", "Q8_0": "at byte 2 of its weights",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cure", [False, True])
+@pytest.mark.parametrize("kind", SAID)
+def test_the_teaching_kernels_are_judged_as_their_page_says(tmp_path: Path, build: Any, kind: str, cure: bool) -> None:
+    """With the sources in `built`, as they are; nothing fetches them for a test."""
+    source = FOLDER / "built" / "quant_gemm"
+    header = source / "kernels" / "gemm" / "gemm_quant_formats.cuh"
+    if not header.exists() or not all(fault in header.read_text() for fault in build.CURES):
+        pytest.skip("llama.cpp-quant-gemm is not there as it is: see examples/engines/build.py")
+    name = "quant_gemm_formats.cu"
+    (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
+    build.quant_gemm(source, tmp_path / "built", cure)
+    options = Options(reference="none", probes="brief", sanitize=True, progress=False)
+    kernel = f"{tmp_path / name}:gemm_quant_kernel<OF>"
+    report = verify(Drawn((kind,), k=(256,)), kernel, "cpu", rungs=["layers"], options=options)
+    said = "" if cure else SAID[kind]
+    assert report.exit_code == (1 if said else 0)
+    assert said in " ".join(text_of(Kind.RUN, report).split())
