@@ -17,16 +17,20 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from ..processes.child import Command
-from ..processes.sandbox import GIB, Confinement, Limits, machine_memory
+from ..processes.sandbox import GIB, Confinement, Limits, machine_memory, of_kernel
 from ..support import scratch
 from ..support.errors import EnvironmentFault
 
 #: Bytes that are read of what a compiler made.
 MOST_BUILT = 1 << 28
-#: Of a compiler and what it starts.
-_LIMITS = Limits(
-    memory=min(8 * GIB, machine_memory() * 3 // 4), processes=64, file_size=MOST_BUILT, log=1 << 24, cpu=3600
-)  # fmt: skip
+#: Bytes of memory that a compiler may take whatever a kernel may, and that it may take at most.
+_LEAST_MEMORY, _MOST_MEMORY = 2 * GIB, 8 * GIB
+
+
+def _limits() -> Limits:
+    """Those of a compiler and what it starts: a kernel's memory, within bounds."""
+    memory = min(max(of_kernel().limits.memory, _LEAST_MEMORY), _MOST_MEMORY, machine_memory() * 3 // 4)
+    return Limits(memory=memory, processes=64, file_size=MOST_BUILT, log=1 << 24, cpu=3600)
 
 
 class ForeignSource:
@@ -47,7 +51,7 @@ class ForeignSource:
         """Run a command that reads the source, confined to writing into a folder; its `stderr` is the first that it
         said on either stream. It may read what is `shown`, also below the user's own folders. Raises EnvironmentFault
         where the time is over, or it exceeds a limit."""
-        confined = Confinement(_LIMITS, folder=folder, shown=(scratch.top(), *shown))
+        confined = Confinement(_limits(), folder=folder, shown=(scratch.top(), *shown))
         process = Command(command, confined=confined)
         try:
             code = process.wait(max(0.0, self._deadline - time.monotonic()))

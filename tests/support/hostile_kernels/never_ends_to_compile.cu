@@ -6,7 +6,7 @@
 // exits = [2, 3]
 // stand_in = false
 // slow = true
-// seconds = 60
+// seconds = 200
 // [/attack]
 //
 // [gguf-verify]

@@ -23,8 +23,9 @@ from .sources import File, Object
 #: Kinds of code, by suffix; their declaration is in the file or beside it.
 _FILE = re.compile(r"(?s)(.*\.(py|cu|ptx|cubin|so)):([^/]+)")
 _FOREIGN = re.compile(r"(?s)\.(py|cu|ptx|cubin|so)(:|$)|\.toml$|^torch\.ops\.")
-#: Seconds for the compilers to compile a kernel for all of its types.
-_COMPILE_LIMIT = 600.0
+#: Compiling a kernel for one of its types may take this many times the time limit of a call, and at least so many
+#: seconds.
+_COMPILE_TIMES, _COMPILE_LEAST = 10, 120.0
 #: Bytes of code that is not compiled here.
 _MOST_CODE = 1 << 30
 
@@ -186,7 +187,7 @@ def _source(
     cuda = CudaSource(found.path, found.symbol, given, found.declaration)
     try:
         builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
-        kernels = CudaKernels(cuda, builder, _COMPILE_LIMIT)
+        kernels = CudaKernels(cuda, builder, max(_COMPILE_LEAST, _COMPILE_TIMES * time_limit))
         placed = {key: asdict(kernel) for key, kernel in kernels.all(wanted, progress).items()}
         asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
         source = File(found.shown, asked, _oracle(cuda.oracle), close=cuda.close, on_host=True, shown=(cuda.built,))

@@ -26,7 +26,7 @@ from ...kernels.interface import Weights
 from ...results import Options
 from ...rungs.schedules import difference, run_under, schedules, under_schedule
 from ...semantics import judge
-from ...support.errors import KernelFault
+from ...support.errors import KernelFault, KernelFinding
 from ..inputs import Bytes
 from ..results import OTHER_CHECKS
 from .recording import OLDER, SEED, Call, Calls, Recording, Subject
@@ -153,9 +153,11 @@ def judged(
                 found = _by_schedules(recording, host, name == CHECKED)
             else:
                 found = _by_rungs(recording, host) if name == RUNGS else _by_probes(recording, host)
-        except KernelFault as error:  # stuck at a barrier: no output comes, which any test notices
+        except KernelFault as error:
             if name == RUNGS:
-                return {"outcome": "killed", "by": str(error), "checks": OTHER_CHECKS}
+                # Any test notices a kernel that gives no output, stuck at a barrier; only walls show a read past them.
+                seen = not (isinstance(error, KernelFinding) and error.kind == "outside")
+                return {"outcome": "killed", "by": str(error), "checks": OTHER_CHECKS if seen else []}
             return {"outcome": "missed", "by": str(error)}
         if found is not None and found["outcome"] != "passed":
             return found
