@@ -115,8 +115,8 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     add("--load", dest="loads", type=_listed, default=(), metavar="LIBS",
         help="load these libraries, separated by commas, before operators of PyTorch are looked up")  # fmt: skip
     add("--kernel-time-limit", type=float, default=60.0, metavar="S",
-        help="seconds that one call of your own kernel may take (default: %(default)g); compiling it for a type may take "
-        "ten times that, and at least 120 s")  # fmt: skip
+        help="seconds that one call of your own kernel may take (default: %(default)g); compiling it for a type may "
+        "take ten times that, and at least 120 s")  # fmt: skip
     add("--kernel-memory", type=float, default=KERNEL_MEMORY, metavar="GIB",
         help="memory that your own kernel's processes may take together (default: %(default)g)")  # fmt: skip
     add("--probes", choices=("full", "brief"), default="full",
