@@ -148,7 +148,8 @@ def test_wrong_cuda(tmp_path: Path, what: str) -> None:
     [
         ("illegal_address", "CUDA|cuda", True),
         ("hangs", "did not return within 10 s", True),
-        ("unwritten", r"row 7 token 0 was never written|not deterministic", True),
+        # without the poison of the first answer in the buffer, it is left to the rung to see
+        ("unwritten", r"row 7 .*never written|not deterministic", False),
         ("modifies_weights", "not deterministic: a second run on the same inputs changed", True),
         ("slightly_off", "the output is outside the bound", False),
     ],

@@ -36,6 +36,23 @@ class Plain:
         return activations @ weights.T
 
 
+class _KeptApart:
+    """Its packed weights are no array of NumPy, as a GPU's would not be, and each call changes them."""
+
+    formats, semantics = ("Q4_0",), "f32"
+
+    def pack(self, rows, fmt):
+        return [plain.pack(rows, fmt)]
+
+    def __call__(self, w, x, shape):
+        y = x @ w[0].T
+        w[0][0, 5] += 1.0
+        return y
+
+
+modifies_packed = _KeptApart()
+
+
 class Tensor:
     """Something that is no NumPy array and speaks DLPack."""
 

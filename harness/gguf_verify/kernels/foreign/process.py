@@ -104,6 +104,8 @@ class ForeignKernel(Kernel):
             self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self.declaration.definition, time_limit, verbose)
+            #: Whether its process keeps weights in another form, whose changes no guard shows.
+            self._packs = said.get("packs") is True
             #: Whether a repacking brings what takes its weights apart again.
             self.unpacks = said.get("unpacks") is True if self._cuda is None else self._cuda.unpack is not None
             if self.declaration.computes not in TASKS:
@@ -340,7 +342,8 @@ class ForeignKernel(Kernel):
         experts = len(rows) // max(1, n)
         given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k, max(1, experts))
         more = {} if self.takes_experts is None else {"experts": experts}
-        self._products.load(weights, self.walls, [given], {"format": weights.fmt.name, "n": n, "k": k, **more})
+        asked = {"format": weights.fmt.name, "n": n, "k": k, **more}
+        self._products.load(weights, self.walls, [given], asked, once=self._packs)
 
     def _embedded(
         self, weights: Weights, experts: Experts, product_of: tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp]],

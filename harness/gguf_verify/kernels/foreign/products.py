@@ -101,13 +101,18 @@ class Products:
         same = self._conversation.ready()
         return same and self._held is not None and self._held.whose is whose and self._held.walls == walls
 
-    def load(self, whose: object, walls: tuple[Wall, ...], inputs: Sequence[Given], more: Mapping[str, Any]) -> None:
+    def load(
+        self, whose: object, walls: tuple[Wall, ...], inputs: Sequence[Given], more: Mapping[str, Any],
+        once: bool = False,
+    ) -> None:  # fmt: skip
         """Have the process take inputs, such as weights, for many calls.
 
         Args:
             whose: for `holds`.
             walls: where they lie in the runs of a call. Large inputs lie at one of these places in all runs.
             more: of the question.
+            once: they lie at one place in all runs, so that what the process made of them is not made again between
+                two runs of a call, and shows that the call changes it.
 
         Raises KernelFault.
         """
@@ -116,7 +121,7 @@ class Products:
             self._conversation.forget(held)
             held.close()
         wanted, key = [given.operand for given in inputs], _key(inputs)
-        small = sum(operand.nbytes for operand in wanted) <= _MOST_TWICE
+        small = not once and sum(operand.nbytes for operand in wanted) <= _MOST_TWICE
         used = walls if small else (walls[key % len(walls)],)
         file, places, start = MemoryFile(sum(_sizes(wanted, used, key))), deque[tuple[Operand, ...]](), 0
         for wall in used:

@@ -33,7 +33,7 @@ class PythonRunner:
             raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
 
     def declared(self) -> dict[str, Any]:
-        return {"declared": self._table}
+        return {"declared": self._table, "packs": self._pack is not None}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         self._fmt = question["format"]
