@@ -13,15 +13,17 @@ are within the bound of that sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from ..results import FaultMatch
 from .fault import Case
-from .observed import observed
+from .faults.tiles import END_OF_K_DROPPED
+from .observed import OBSERVED, observed
 from .operands import Doubles, Floats, Predicted
 
 #: Tokens and rows that factors are fitted to, at most; all others check them.
@@ -54,12 +56,15 @@ class Part:
         values: T, float64[M, N].
         meant: c, its factor in the definition.
         words: the part with another factor, as a clause.
+        many: the same of consecutive parts with one factor, given which and the factor; None where parts have no
+            order.
     """
 
     key: str
     values: Doubles
     meant: float
     words: Callable[[float], str]
+    many: Callable[[str, float], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,12 @@ class Split:
 
     Args:
         id: of the fault that wrong factors are.
+        along_k: parts are parts of K, one after the other.
     """
 
     id: str
     parts: Callable[[Case], Sequence[Part]]
+    along_k: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,33 @@ class Weighed:
 
     def words(self, case: Case) -> str:
         """The wrong factors, in words."""
-        wrong = [part.words(self.factors[part.key]) for part in self.split.parts(case) if part.key in self.factors]
+        wrong = list(self._clauses(self.split.parts(case)))
         more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
         return "; ".join(wrong[:_LISTED]) + more
+
+    def _clauses(self, parts: Sequence[Part]) -> Iterator[str]:
+        for factor, run in groupby(parts, lambda part: self.factors.get(part.key)):
+            some = list(run)
+            if factor is None:
+                continue
+            if len(some) > 1 and some[0].many is not None:
+                yield some[0].many(f"{some[0].key} to {some[-1].key}", factor)
+            else:
+                yield from (part.words(factor) for part in some)
+
+    def match(self, case: Case, share: float, worst: float) -> FaultMatch:
+        """The fault: the end of K is dropped where its last parts alone are missing, else that of the split.
+
+        Args:
+            share: of the error that the factors explain.
+            worst: |y - f| / bound.
+        """
+        parts = [part for part in self.split.parts(case) if part.many is not None]
+        factors = [self.factors.get(part.key) for part in parts]
+        kept = factors.index(0.0) if 0.0 in factors else len(factors)
+        dropped = self.split.along_k and kept > 0 and set(factors[:kept]) == {None} and set(factors[kept:]) == {0.0}
+        fault = END_OF_K_DROPPED if dropped and len(self.factors) == len(parts) - kept else OBSERVED[self.split.id]
+        return observed(fault.id, self.words(case), fault.fix, share, worst)
 
 
 def weighed(y: Floats, case: Case) -> tuple[Weighed, FaultMatch] | None:
@@ -109,8 +140,7 @@ def weighed(y: Floats, case: Case) -> tuple[Weighed, FaultMatch] | None:
         found = Weighed(split, _fitted(few_y, few, split.parts(few)))
         explained = _explained(y, case, found) if found.factors else None
         if explained is not None:
-            share, worst = explained
-            return found, observed(split.id, found.words(few), explained=share, utilisation=worst)
+            return found, found.match(few, *explained)
     return None
 
 
@@ -300,8 +330,12 @@ def _along(case: Case, place: npt.NDArray[np.intp], name: str, whole: bool) -> S
     def part(at: int) -> Part:
         here = place == at
         only = _product(case, p.q * here[:, None]) + (p.s @ (p.m * here).T if whole else 0.0)
-        words = name.format(at) + ("" if whole or not p.m.any() else ", but for its minimum or offset,")
-        return Part(str(at), only, 1.0, lambda c: f"{words} counts {c:g} times")
+        but = "" if whole or not p.m.any() else ", but for {} minimum or offset,"
+        one, many = name + but.format("its"), name.replace(" {}", "s {}", 1) + but.format("their")
+        return Part(
+            str(at), only, 1.0, lambda c: f"{one.format(at)} counts {c:g} times",
+            lambda which, c: f"{many.format(which)} count {c:g} times",
+        )  # fmt: skip
 
     return [*map(part, range(n)), *([] if whole else _minimum(case))]
 
@@ -319,9 +353,9 @@ SPLITS: tuple[Split, ...] = (
     Split("code-values", _of_values),
     Split("position-factor", _of_positions),
     Split("block-factor", _of_groups),
-    Split("block-factor", _of_blocks),
-    Split("block-factor", _of_whole_blocks),
-    Split("block-factor", _of_slices),
+    Split("block-factor", _of_blocks, along_k=True),
+    Split("block-factor", _of_whole_blocks, along_k=True),
+    Split("block-factor", _of_slices, along_k=True),
 )
 
 __all__ = ["SPLITS", "Weighed", "weighed"]

@@ -3,7 +3,7 @@
 // class = "end of K"
 // essence = "The dot product returns after its first 256 values."
 // shows_when = "K > 256"
-// names = ["end-of-k-dropped", "block-factor"]
+// names = ["end-of-k-dropped"]
 // says = []
 // [/museum]
 // [gguf-verify]

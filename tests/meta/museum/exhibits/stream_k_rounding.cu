@@ -4,7 +4,7 @@
 // essence = "The boundaries between the parts of K are rounded down to whole iterations of 128 values, also the
 //   last one: the rest of the row is dropped."
 // shows_when = "K is no multiple of 128 (DeepSeek)"
-// names = ["end-of-k-dropped", "block-factor", "window-of-k"]
+// names = ["end-of-k-dropped", "window-of-k"]
 // says = []
 // quick = true
 // [/museum]
