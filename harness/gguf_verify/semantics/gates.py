@@ -198,7 +198,8 @@ def _doubtful(
 
 def _ratio(difference: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """difference / scale; 0 where both are 0, infinite where it is not a number."""
-    ratio = np.where(difference == 0, 0.0, difference / scale)
+    with np.errstate(all="ignore"):
+        ratio = np.where(difference == 0, 0.0, difference / scale)
     return np.where(np.isnan(ratio), np.inf, ratio)
 
 
