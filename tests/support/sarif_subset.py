@@ -42,6 +42,7 @@ _RUN = _object(
     invocations={"type": "array", "items": _object(
         ["executionSuccessful"], executionSuccessful={"type": "boolean"}, exitCode={"type": "integer"},
         commandLine=_TEXT,
+        toolExecutionNotifications={"type": "array", "items": _object(["message"], level=_LEVEL, message=_MESSAGE)},
     )},
     results={"type": "array", "items": _RESULT},
 )  # fmt: skip

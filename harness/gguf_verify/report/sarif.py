@@ -51,7 +51,8 @@ def of_audits(audits: Audits) -> Json:
 
 
 def of_run(report: Report) -> Json:
-    """A run: every failure that was recorded, and everything that could not be verified."""
+    """A run: every failure that was recorded, everything that could not be verified, and, as notifications of the tool,
+    the classes of checks that were skipped."""
     results = []
     for rung, failure in report.failures:
         made = _failure(report, rung, failure)
@@ -68,7 +69,11 @@ def of_run(report: Report) -> Json:
         results.append(_result("run-not-verified", "warning", report.unfinished, report.environment.file.path, "", ""))
     if report.fault:
         results.append(_result("file-changed", "error", report.fault, report.environment.file.path, "", ""))
-    return _log(report.command, report.exit_code, results)
+    made = _log(report.command, report.exit_code, results)
+    notes = [{"level": "note", "message": {"text": f"skipped: {check.words}"}} for check in report.skipped]
+    if notes:
+        made["runs"][0]["invocations"][0]["toolExecutionNotifications"] = notes
+    return made
 
 
 def of_graph(report: GraphReport) -> Json:

@@ -85,6 +85,8 @@ def test_a_run_as_sarif() -> None:
         region = result["locations"][0]["physicalLocation"].get("region")
         assert (region is None) == (failure.byte_offset is None)
         assert result["properties"]["culprit"] == failure.culprit
+    notes = [note["message"]["text"] for note in run["invocations"][0].get("toolExecutionNotifications", [])]
+    assert notes == [f"skipped: {check.words}" for check in report.skipped] != []
 
 
 def test_a_run_that_could_not_judge_everything() -> None:
