@@ -75,7 +75,7 @@ def _versions(of_llama: Mapping[str, str]) -> Versions:
 
 
 def environment_of(run: Run, hashed: bool = True) -> Environment:
-    """The environment of a run. `hashed`: with the file's digests, although they take their time; else `with_digests`
+    """The environment of a run. `hashed`: with the file's digests, although they take their time; else `completed`
     adds them."""
     kernel, exact_on = run.kernel, run.exact_on[1]  # first what takes its time while the file is hashed
     return Environment(
@@ -97,9 +97,12 @@ def environment_of(run: Run, hashed: bool = True) -> Environment:
     )  # fmt: skip
 
 
-def with_digests(environment: Environment, run: Run, wait: bool = True) -> Environment:
-    """The environment of a run with its file's digests; those that are not there yet are waited for, or left out."""
-    return environment if environment.file.sha256 else replace(environment, file=run.file_info(wait))
+def completed(environment: Environment, run: Run, wait: bool = True) -> Environment:
+    """The environment of a run with what is known at its end alone: its file's digests, and the files that its kernel
+    has opened. Digests that are not there yet are waited for, or left out."""
+    kernel = replace(environment.kernel, opened=run.opened.with_(run.opened_here))
+    file = environment.file if environment.file.sha256 else run.file_info(wait)
+    return replace(environment, kernel=kernel, file=file)
 
 
 def _sandbox(run: Run) -> SandboxInfo:
@@ -124,4 +127,4 @@ def _element_kernels(run: Run) -> dict[str, str]:
     return {fmt.name: ELEMENT_KERNELS[fmt.name].name for fmt in ELEMENTS.values() if fmt in kinds}
 
 
-__all__ = ["UNKNOWN", "VERIFIED_BY_ITS_ORACLE", "environment_of", "unknown_environment", "with_digests"]
+__all__ = ["UNKNOWN", "VERIFIED_BY_ITS_ORACLE", "completed", "environment_of", "unknown_environment"]

@@ -211,6 +211,29 @@ class Versions(msgspec.Struct, frozen=True, kw_only=True):
     byte_order: str
 
 
+class OpenedFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What a foreign kernel is made of, as it was opened: what the loader mapped into its processes, and what compilers
+    read for it. The files of Python and of this project are not listed.
+
+    Args:
+        files: absolute path → sha256; null where it cannot be read or was replaced meanwhile. "/proc/self/maps" stands
+            for those of a process that hides them, and words for those that a compiler does not list.
+        packages: installed packages of which a file was opened → version; their files are not listed.
+    """
+
+    files: dict[str, str | None] = {}
+    packages: dict[str, str] = {}
+
+    def with_(self, other: OpenedFiles) -> OpenedFiles:
+        """These and others. A file that two processes opened with other content is null."""
+        files = {**self.files, **other.files}
+        for path in self.files.keys() & other.files.keys():
+            if self.files[path] != other.files[path]:
+                files[path] = None
+        packages = {**self.packages, **other.packages}
+        return OpenedFiles(files=dict(sorted(files.items())), packages=dict(sorted(packages.items())))
+
+
 class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel that is verified.
 
@@ -228,6 +251,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
             compiled; or the digest of a binary.
         hints: what its declaration may have wrong, by its source, each in a line.
         declares: what it declares beside the name of its definition, in words.
+        opened: the files that a foreign kernel is made of.
     """
 
     name: str
@@ -242,6 +266,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     code: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     declares: tuple[str, ...] = ()
+    opened: OpenedFiles = OpenedFiles()
 
     @property
     def declared(self) -> str:
@@ -1080,7 +1105,11 @@ class RungResult(msgspec.Struct, kw_only=True):
         self.not_checked[kind] = self.not_checked.get(kind, 0) + n
 
     def fail(self, failure: Failure, n: int = 1) -> None:
-        """Record a failure that stands for n of them; one of a cause that is recorded is only counted."""
+        """Record a failure that stands for n of them; one of a cause that is recorded is only counted. What was not run
+        has not failed: it could not be checked."""
+        if failure.culprit == "coverage":
+            self.leave_products(failure.tensor or "the kernel", failure.cause or failure.what, failure.tensor, n)
+            return
         self.fail_more(failure.culprit, n, failure.tensor)
         if failure.cause in self.same or (failure.cause and len(self.same) < self.most_causes):
             self.same[failure.cause] = self.same.get(failure.cause, 0) + n

@@ -13,7 +13,7 @@ from typing import Any
 from .cases import Keeper
 from .costs import Text, measure, open_source, read_text
 from .distributed import judges
-from .environment import environment_of, unknown_environment, with_digests
+from .environment import completed, environment_of, unknown_environment
 from .gguf import Model
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
@@ -184,13 +184,13 @@ def verify(
                 climb.all()
                 if before is not None and not model.changed:
                     report.costs = _costs(run, before, text)
-                report.environment = with_digests(report.environment, run)
+                report.environment = completed(report.environment, run)
                 report.changed = model.altered()
                 climb.over = True
             except KeyboardInterrupt as error:
                 if climb is None or not interrupted_report:
                     raise
-                report.environment = with_digests(report.environment, run, wait=False)
+                report.environment = completed(report.environment, run, wait=False)
                 climb.interrupted(signal_of(error))
             finally:
                 ahead.close()
@@ -258,7 +258,7 @@ class _Climb:
             self._report.rungs.append(result)
             self._under_way = None
             self._waive(())
-            self._report.environment = with_digests(self._report.environment, self._run, wait=False)
+            self._report.environment = completed(self._report.environment, self._run, wait=False)
             if self._run.model.changed:
                 result.fault = None  # it came of this, and this is said once
                 return

@@ -5,6 +5,7 @@ python -I -S nightly_stub.py MODEL --prompt=WORD … --json FILE
 With --device it stands in for `gguf-verify backend`.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -96,6 +97,12 @@ if log := os.environ.get("STUB_LOG"):
 made = graph() if device else report()
 if word == "pass":
     time.sleep(float(rest[0]) if rest else 0)
+    write(made)
+elif word == "opens":
+    with open(rest[0], "rb") as file:
+        made["environment"]["kernel"]["opened"] = {
+            "files": {rest[0]: hashlib.sha256(file.read()).hexdigest(), "/no/such.so": None}, "packages": {}
+        }  # fmt: skip
     write(made)
 elif word == "killed":
     os.kill(os.getpid(), getattr(signal, rest[0]))

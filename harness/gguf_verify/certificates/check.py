@@ -12,6 +12,7 @@ from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, Envi
 from ..support.paths import kernel_root
 from ..support.sources import file_digest
 from . import materials, signing
+from .materials import of_the_system
 from .records import Project, Statement
 
 #: What became of a comparison.
@@ -101,6 +102,8 @@ def compare(
     for name, why in said.kernel.unknown.items():
         lines.append(Line(f"kernel: {name}", "not checked", f"the certificate does not know it: {why}"))
     here = here or installed()
+    if said.kernel.system:
+        lines.append(_system(said.kernel.system))
     lines += [_project(said.project, here.project), _llama(said.reference.libraries, here.libraries)]
     if signature is not None:
         found = signing.verify(content, signature.file, signature.allowed, signature.signer)
@@ -173,6 +176,15 @@ def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Pl
 
 def _within(name: str, top: PurePosixPath) -> bool:
     return _safe(name) and PurePosixPath(name).is_relative_to(top)
+
+
+def _system(certified: dict[str, str]) -> Line:
+    """Files of the system: those of another machine, or after an update, are no fault of the kernel's."""
+    other = [path for path, digest in certified.items() if not of_the_system(path) or file_digest(path) != digest]
+    if not other:
+        return Line("system", "matches", f"{len(certified)} files that the kernel's loader and compilers opened")
+    names = f"{', '.join(other[:3])}{f' and {len(other) - 3} more' if len(other) > 3 else ''}"
+    return Line("system", "not checked", f"not the same here: {names}; run the command again")
 
 
 def _project(certified: Project, here: Project) -> Line:

@@ -43,6 +43,10 @@ def certify(
     changed = report.fault or before.difference(after)
     if changed:
         raise EnvironmentFault(f"no certificate is written: {changed}")
+    try:
+        before = before.with_opened(report.environment.kernel.opened)
+    except EnvironmentFault as fault:
+        raise EnvironmentFault(f"no certificate is written: {fault}") from None
     if report.environment.options.only_call:
         raise EnvironmentFault("no certificate is written of one call")
     e = report.environment
@@ -68,6 +72,7 @@ def certify(
                 "packages": before.packages, "unknown": before.unknown, "definition": e.kernel.declared,
                 "judged_by": e.kernel.judged_by, "order": e.kernel.order, "covers": e.kernel.covers,
                 "beside": e.kernel.element_kernels,
+                **({"system": before.system} if before.system else {}),
             },
             "host": e.host,
             "reference": {

@@ -1,13 +1,13 @@
 """What a verdict depends on, by digest: the kernel's sources, this project's files, llama.cpp's libraries.
 
-They are collected before a run and again after it. A file that was touched in between is not certified, also where it
-holds the same bytes again: what ran may have been something else.
+They are collected before a run and again after it, with what was opened for the kernel during the run. A file that was
+touched in between is not certified, also where it holds the same bytes again: what ran may have been something else.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +15,8 @@ from ..kernels import DEFAULT_KERNEL
 from ..kernels.foreign import Further, file_of, names_foreign
 from ..kernels.foreign.dependencies import dependencies
 from ..llama import Llama
+from ..processes.mapped import UNSEEN
+from ..results import OpenedFiles
 from ..support.errors import EnvironmentFault
 from ..support.paths import PACKAGE, kernel_root
 from ..support.sources import combined, file_digest
@@ -23,6 +25,7 @@ from .records import Project
 
 #: Folders of the package that hold no source of it; kernels are counted apart.
 _SKIPPED = {"__pycache__", "_kernels"}
+_SYSTEM = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/etc/", "/opt/", "/nix/store/", "/gnu/store/")
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Materials:
         kernel_name: as `--kernel` takes it, without folders that others do not have.
         project: of this installation.
         libraries: shared library of llama.cpp → digest.
+        system: path → digest of each file of the system that was opened for the kernel.
+        places: path without links → name of each file of the kernel; that of the main file first.
         touched: file → what changes when it is written to.
     """
 
@@ -47,6 +52,8 @@ class Materials:
     kernel_name: str
     project: Project
     libraries: dict[str, str]
+    system: dict[str, str] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
     touched: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def difference(self, later: Materials) -> str:
@@ -55,6 +62,30 @@ class Materials:
             if self.touched.get(path) != later.touched.get(path):
                 return f"{Path(path).name} was changed while the run went on"
         return "" if self == later else "the kernel's packages, or what is known of them, changed while the run went on"
+
+    def with_opened(self, opened: OpenedFiles) -> Materials:
+        """These and the files that were opened for the kernel during a run. Raises EnvironmentFault where one changed
+        while the run went on."""
+        files, unknown, system = {**self.kernel}, {**self.unknown}, {**self.system}
+        for path, sha256 in opened.files.items():
+            if path == UNSEEN:
+                unknown["the files that its processes opened"] = "they were hidden"
+            elif sha256 is None:
+                unknown[Path(path).name] = "it cannot be read, or was replaced while the run went on"
+            elif sha256 != file_digest(path) or (path in self.places and self.kernel[self.places[path]] != sha256):
+                raise EnvironmentFault(f"{Path(path).name} was changed while the run went on")
+            elif of_the_system(path):
+                system[path] = sha256
+            elif path not in self.places:
+                main, name = next(iter(self.places.items()), ("", ""))
+                files[_placed(name, os.path.relpath(path, os.path.dirname(main)), files)] = sha256
+        packages = {**self.packages, **opened.packages}
+        return replace(self, kernel=files, packages=packages, unknown=unknown, system=system)
+
+
+def of_the_system(path: str) -> bool:
+    """Whether a file lies in a folder of the system, whose name says nothing of a user."""
+    return os.path.normpath(path) == path and path.startswith(_SYSTEM)
 
 
 def shown_name(path: Path | str) -> str:
@@ -77,21 +108,25 @@ def collect(kernel: str = DEFAULT_KERNEL, further: Further | None = None) -> Mat
     if not names_foreign(kernel):
         root = kernel_root()
         files = {f"kernels/{name}": _digest(root / name, touched) for name in _below(root)}
-        return Materials(files, {}, {}, True, kernel, project, libraries, touched)
+        return Materials(files, {}, {}, True, kernel, project, libraries, touched=touched)
     further = further or Further()
     given, entry = file_of(kernel, further.declared)
     path = Path(os.path.abspath(given))
     made_of = dependencies(path, entry, further)
-    files, packages, unknown = {}, {}, {}
+    files, packages, unknown, places = {}, {}, {}, {}
     for name, value in sorted(made_of.items(), key=lambda item: (item[0] != path.name, item[0])):
         if name.startswith("package "):
             packages[name.removeprefix("package ")] = value
         elif file_digest(path.parent / name) == value:
-            files[_placed(shown_name(path), name, files)] = _digest(path.parent / name, touched)
+            placed = _placed(shown_name(path), name, files)
+            files[placed] = _digest(path.parent / name, touched)
+            places[os.path.realpath(path.parent / name)] = placed
         else:
             unknown[PurePosixPath(name).name] = value
     shown = entry if entry == kernel else f"{shown_name(path)}:{entry}" if entry else shown_name(path)
-    return Materials(files, packages, unknown, False, shown, project, libraries, touched)
+    return Materials(
+        files, packages, unknown, False, shown, project, libraries, places=places, touched=touched
+    )  # fmt: skip
 
 
 def _placed(main: str, name: str, taken: dict[str, str]) -> str:
@@ -154,4 +189,4 @@ def _digest(path: Path, touched: dict[str, tuple[int, ...]]) -> str:
     return digest
 
 
-__all__ = ["Materials", "collect", "llama_libraries", "llama_version", "project", "shown_name"]
+__all__ = ["Materials", "collect", "llama_libraries", "llama_version", "of_the_system", "project", "shown_name"]

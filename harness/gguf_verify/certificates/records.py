@@ -68,7 +68,8 @@ class CertifiedKernel(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         name: as `--kernel` takes it.
         shipped: it is one of this project's, so that its sources are the project's kernels.
-        files: names of subjects: every file that it is known to be made of, the one that was named first.
+        files: names of subjects: every file that it is known to be made of, the one that was named first. They include
+            what its loader and its compilers opened.
         packages: installed packages that it imports → version.
         unknown: what it is made of and is not known → why.
         definition: that it declares.
@@ -76,6 +77,8 @@ class CertifiedKernel(msgspec.Struct, frozen=True, kw_only=True):
         order: its declared order of summation, in words.
         covers: the quantized types that it multiplies.
         beside: type → the project's kernel that multiplied matrices of that type in its place.
+        system: path → digest of each file of the system that its loader and its compilers opened; not there for a
+            kernel of this project.
     """
 
     name: str
@@ -88,6 +91,7 @@ class CertifiedKernel(msgspec.Struct, frozen=True, kw_only=True):
     order: str
     covers: tuple[str, ...]
     beside: dict[str, str]
+    system: dict[str, Sha256] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):

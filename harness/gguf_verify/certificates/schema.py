@@ -31,7 +31,7 @@ def certificate_schema() -> dict[str, Any]:
 
 
 def _closed(schema: Any) -> Any:
-    """Every field is there and no other."""
+    """Every field is there, but those that may be unset, and no other."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -40,7 +40,8 @@ def _closed(schema: Any) -> Any:
     if isinstance(made.get("description"), str):
         made["description"] = " ".join(made["description"].split("\n\n")[0].split())
     if "properties" in schema:
-        made |= {"required": sorted(made["properties"]), "additionalProperties": False}
+        never_unset = {*schema.get("required", ()), *(n for n, of in schema["properties"].items() if "default" in of)}
+        made |= {"required": sorted(never_unset), "additionalProperties": False}
     return made
 
 

@@ -18,6 +18,7 @@ from ..gguf import Model, Tensor, open_model
 from ..gguf.mapped import Mapped
 from ..llama import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
+from ..results import OpenedFiles
 from ..rungs.budget import Budget
 from ..rungs.tasks import Step
 from ..support.errors import EnvironmentFault
@@ -47,7 +48,18 @@ def examiners(address: str, options: AuditOptions) -> Elsewhere:
 
 
 @dataclass
-class _Unlimited:
+class _WithoutKernel:
+    """An audit opens no kernel."""
+
+    opened: OpenedFiles = field(default_factory=OpenedFiles, kw_only=True)
+
+    @property
+    def opened_here(self) -> OpenedFiles:
+        return self.opened
+
+
+@dataclass
+class _Unlimited(_WithoutKernel):
     """An audit takes the time that it takes."""
 
     budget: Budget = field(default_factory=Budget)
@@ -84,7 +96,7 @@ class _Examiners:
 
 
 @dataclass
-class OpenAudit:
+class OpenAudit(_WithoutKernel):
     """What a worker has open."""
 
     model: Model

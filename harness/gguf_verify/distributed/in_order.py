@@ -141,6 +141,7 @@ class InOrder(ABC):
         if isinstance(found, Refused):
             raise found.error
         on.budget.cut |= found.cut
+        on.opened = on.opened.with_(found.opened)
         return found.found
 
 

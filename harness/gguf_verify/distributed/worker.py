@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..llama import LlamaRefused
+from ..results import OpenedFiles
 from ..rungs.budget import Budget, BudgetSpent
 from ..rungs.tasks import Task
 from ..support import scratch, stages
@@ -39,9 +40,16 @@ class Place:
 
 
 class Budgeted(Protocol):
-    """What tasks are judged on, in the time that is left."""
+    """What tasks are judged on, in the time that is left.
+
+    `opened` are the files that its kernel opened in other processes, `opened_here` those of this one.
+    """
 
     budget: Budget
+    opened: OpenedFiles
+
+    @property
+    def opened_here(self) -> OpenedFiles: ...
 
 
 class Work(Protocol):
@@ -58,10 +66,12 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Judged:
-    """What a task found, and whether the time that was left kept something from being looked for."""
+    """What a task found, whether the time that was left kept something from being looked for, and which files the
+    kernel has opened."""
 
     found: Any
     cut: bool
+    opened: OpenedFiles = field(default_factory=OpenedFiles)
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,7 @@ class Worker:
         part = getattr(found, "part", None)
         if part is not None:
             part.stages.update(stages.since(before))
-        return Judged(found, budget.cut)
+        return Judged(found, budget.cut, self._opened.opened_here)
 
     def close(self) -> None:
         """End what was started."""

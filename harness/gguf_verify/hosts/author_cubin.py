@@ -19,6 +19,9 @@ from . import nvcc, nvrtc
 from .compilation import Author, Compilation, architectures
 from .cubin import functions, registers
 from .for_cpu import without_host_code
+from .foreign_sources import as_foreign
+from .includes import included
+from .tables import headers
 
 #: What a file for nvcc, and what the same for NVRTC, is called: the second one has no code of the host.
 OF_NVCC, OF_NVRTC = "foreign.cu", "foreign-rtc.cu"
@@ -73,11 +76,21 @@ def author_cubin(
     if any(f"_{sm}a" in flag for flag in author.flags):
         sm = f"{sm}a"
     try:
-        return _kept(root, sm, defines, entries, author, lines, with_nvcc)
+        made = _kept(root, sm, defines, entries, author, lines, with_nvcc)
     except EnvironmentFault as error:
         if not with_nvcc or by or "nvcc fatal" not in str(error):
             raise
-        return _kept(root, sm, defines, entries, author, lines, False)  # it has no compiler for the host
+        with_nvcc = False
+        made = _kept(root, sm, defines, entries, author, lines, with_nvcc)  # it has no compiler for the host
+    if (foreign := as_foreign(root)) is not None:
+        files = included(root, OF_NVCC if with_nvcc else OF_NVRTC, headers(), defines, _folders(author))
+        foreign.note(files) if files is not None else foreign.note_unlisted(made.compilation.by)
+    return made
+
+
+def _folders(author: Author) -> list[str]:
+    """Where headers are looked for, below the sources' folder."""
+    return [below for folder in author.include for below in (folder, f"rtc/{folder}", f"device/{folder}")]
 
 
 @dataclass(frozen=True)
@@ -201,7 +214,7 @@ def _kept(
     arch = int("".join(c for c in sm if c.isdigit())) * 10
     compilation = Compilation(name, f"sm_{sm}", arch, tuple(entries), tuple(used), tuple(left))
     more = (name, str((nvcc if with_nvcc else nvrtc).include_folder()), *used, "--", *author.include, "--", *entries)
-    folders = [below for folder in author.include for below in (folder, f"rtc/{folder}", f"device/{folder}")]
+    folders = _folders(author)
     for _ in range(_MOST_TRIES):
         key = nvrtc.cubin_key(root, file, sm, defines, lines, folders, not with_nvcc)
         cubin = None if key is None else taken((*key, *more), ".cubin")

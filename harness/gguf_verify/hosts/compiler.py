@@ -2,9 +2,9 @@
 `kernels/`.
 
 A build is found again by what it was made of: the unit, the flags, the compiler, the variables that say where it looks
-for headers, and the content of every file that it read, as it lists them itself (`-MD`). The cache keeps that list
-under a key of all the others, and the library under that key and the digests of the listed files as they are now. So a
-library is never taken for that of other sources, whichever process writes what first.
+for headers, and the content of every file that compiler and assembler read, as they list them themselves (`-MD`). The
+cache keeps that list under a key of all the others, and the library under that key and the digests of the listed files
+as they are now. So a library is never taken for that of other sources, whichever process writes what first.
 
 A build is bytes, from the compiler or from the cache, which compares them with their digest: what was compared is what
 is loaded or linked.
@@ -59,6 +59,8 @@ _CLOCK_NS = 50_000_000
 _MOST_TRIES = 3
 #: Of a compiler's list of the files that it read, which a foreign source may have made: bytes, and files.
 _MOST_LISTED, _MOST_FILES = 1 << 22, 10_000
+#: A translation unit, in a folder of its own.
+_UNIT = "unit.cpp"
 #: What stands for the folder of the kernels in a list of files.
 _ROOT = "{root}"
 
@@ -155,14 +157,28 @@ def build(
     key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
     files = None if rebuild else _listed(key)
     if files is not None and (content := taken(_entry(key, files, root), suffix)) is not None:
+        _note(root, files, options, how)
         return content
     built = _bound(root, unit, options, how or _compile)
+    _note(root, built.files, options, how)
     _list(key, built.files, root)
     return kept(_entry(key, built.files, root), suffix, built.content)
 
 
+def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile | None) -> None:
+    """Note what was read for a foreign source. What the emulator itself includes is the host's: the compiler's version
+    says what it is."""
+    if (foreign := as_foreign(root)) is None:
+        return
+    flags = _flags_of_prelude([*CHECKS, *options] if how is _compile_checked else options)
+    hosts = set(_listed(_precompiled_key(_WITH_PRELUDE, flags)) or ())
+    foreign.note(path for path in files if not path.startswith(f"{_ROOT}/") and path not in hosts)
+
+
 def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | None) -> tuple[str, ...]:
     special = () if how is None else (how.__name__, *CHECKS)
+    if FOREIGN in unit:
+        special += ("-Wa,--MD",)  # older lists lack what the assembler read
     return (tree_hash(root), tables_hash(), unit, *FLAGS, *options, *special, *_compiler_key())
 
 
@@ -242,7 +258,7 @@ def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None
         flags: further flags, after `FLAGS`; of macros, `_CHECKED` alone may be among them.
         foreign: it is the prelude of foreign sources.
     """
-    if "Free Software Foundation" not in _said_of_version(compiler()):
+    if not _is_gcc():
         return None
     text = _WITH_PRELUDE if foreign else (kernel_root() / "emulator" / "standard.hpp").read_text()
     key = _precompiled_key(text, flags)
@@ -319,13 +335,40 @@ def _listing(path: Path) -> list[str]:
     return ["-MD", "-MF", str(path), "-MT", "made"]
 
 
+def _assembler_listing(path: Path) -> list[str]:
+    """Flags that make the assembler list every file that it reads: those of `.incbin` and `.include`, which the
+    compiler does not see. A pipe, since it would list the compiler's temporary file."""
+    return ["-pipe", f"-Wa,--MD,{path}"]
+
+
 def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
-    """The files that the compiler listed, but those of the temporary folder, which hold what the key has."""
+    """The files that the compiler or the assembler listed, but those of the temporary folder, which hold what the key
+    has."""
     text = read_limited(listed, _MOST_LISTED).decode(errors="surrogateescape")
     found = of_makefile(text)
     if len(found) > _MOST_FILES:
         raise EnvironmentFault(f"a kernel's source includes more than {_MOST_FILES:,} files")
     return tuple(dict.fromkeys(os.path.abspath(p) for p in found if not p.startswith(f"{folder}/")))
+
+
+def _read_by_assembler(listed: Path, folder: Path, sources: Iterable[str]) -> tuple[str, ...]:
+    """The files that the assembler listed of a foreign source. Clang's own assembler has no list, so that no source
+    may have it read a file. Raises EnvironmentFault."""
+    if _is_gcc():
+        # it also lists the source by the name that the compiler gives it, without the folder
+        return tuple(
+            path for path in _read_files(listed, folder) if path != os.path.abspath(_UNIT) or os.path.isfile(path)
+        )
+    for path in sources:
+        if b"incbin" in read_limited(Path(path)):
+            raise EnvironmentFault(
+                f"{Path(path).name} reads a file by .incbin, which {compiler_version()} does not list: set CXX to GCC"
+            )
+    return ()
+
+
+def _is_gcc() -> bool:
+    return "Free Software Foundation" in _said_of_version(compiler())
 
 
 def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
@@ -410,22 +453,26 @@ def _linked(
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
     """An object that can be linked into a shared library."""
     with scratch.temporary("compile") as folder:
-        source, compiled, listed = (folder / f"unit.{suffix}" for suffix in ("cpp", "o", "d"))
+        source = folder / _UNIT
+        compiled, listed, of_assembler = (folder / f"unit.{suffix}" for suffix in ("o", "d", "s.d"))
         source.write_text(unit)
         write_headers(folder)
-        plain, foreign = _plain(options), FOREIGN in unit
+        foreign = FOREIGN in unit
+        plain = _flags_of_prelude(options) if foreign else _plain(options)
         emulator = emulator_of(root, foreign)
         headers = root / CUDA_HEADERS if foreign else emulator / "include"
         folders = [f"-I{root}", f"-I{headers}", f"-I{folder}"]
         command = [compiler(), *FLAGS, *folders, *options, "-c", str(source), "-o", str(compiled)]
         command += ["-fno-diagnostics-show-caret", *_listing(listed)]
-        if foreign and _CHECKED in options:
-            plain = [*plain, _CHECKED]
+        if foreign and _is_gcc():
+            command += _assembler_listing(of_assembler)
         header = precompiled(plain, True) if foreign else precompiled(plain)
         if header and _run([*command, "-include", str(header)], root, folder).returncode == 0:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
-            return Built(read_limited(compiled), (*_read_files(listed, folder), *of_header))
+            read = _read_files(listed, folder)
+            also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
+            return Built(read_limited(compiled), (*read, *also, *of_header))
         if foreign:
             command += ["-include", str(emulator / _PRELUDE)]
         done = _run(command, root, folder)  # again, so that errors are about the unit alone
@@ -433,13 +480,20 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
             _not_precompiled(header)
         if done.returncode:
             raise _failed(done, command, unit)
-        return Built(read_limited(compiled), _read_files(listed, folder))
+        read = _read_files(listed, folder)
+        also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
+        return Built(read_limited(compiled), (*read, *also))
 
 
 def _plain(options: Sequence[str]) -> list[str]:
     """Those that are no macro, no folder, no warning and not the linker's: a precompiled header and the runner must be
     compiled with the same."""
     return [option for option in options if not option.startswith(("-D", "-I", "-W", *APART))]
+
+
+def _flags_of_prelude(options: Sequence[str]) -> list[str]:
+    """Those that the precompiled prelude of a foreign source must have as well."""
+    return [*_plain(options), *([_CHECKED] if _CHECKED in options else [])]
 
 
 #: Each function and each variable in a section of its own, so that the linker can omit those that nothing uses, and
@@ -493,7 +547,7 @@ _CHECKED_RUNNER = f"#define CUDA_ON_CPU_CHECKS\n{_RUNNER}"
 
 def checks_fault() -> str | None:
     """Why kernels cannot be checked here, or None if they can."""
-    if "Free Software Foundation" not in _said_of_version(compiler()):
+    if not _is_gcc():
         return f"{compiler_version()} is not GCC"
     return None if platform.system() == "Linux" else "the system is not Linux"
 

@@ -11,7 +11,7 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -43,7 +43,17 @@ class ForeignSource:
 
     def __init__(self, root: Path, seconds: float) -> None:
         self.root, self._seconds = root, seconds
+        #: Absolute paths of the files outside the folder that compilers read, as they list them; or words.
+        self.opened: set[str] = set()
         self._deadline = time.monotonic() + seconds
+
+    def note(self, files: Iterable[str]) -> None:
+        """Compilers have read these files."""
+        self.opened |= {path for path in map(os.path.abspath, files) if not Path(path).is_relative_to(self.root)}
+
+    def note_unlisted(self, compiler: str) -> None:
+        """A compiler has read files, and it is not known which."""
+        self.opened.add(f"what {compiler} read")
 
     def run(
         self, command: Sequence[str], folder: Path, shown: Sequence[Path] = ()
@@ -68,11 +78,12 @@ _NOW: ContextVar[ForeignSource | None] = ContextVar("foreign_source", default=No
 
 
 @contextmanager
-def foreign_source(root: Path, seconds: float) -> Iterator[None]:
+def foreign_source(root: Path, seconds: float) -> Iterator[ForeignSource]:
     """Inside, what is below `root` is foreign, and compiling it takes at most so many seconds in all."""
-    token = _NOW.set(ForeignSource(root, seconds))
+    source = ForeignSource(root, seconds)
+    token = _NOW.set(source)
     try:
-        yield
+        yield source
     finally:
         _NOW.reset(token)
 

@@ -14,7 +14,7 @@ from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host, Source, Written
 from ..hosts.schedule import Schedule
 from ..processes.sandbox import Sandbox
-from ..results import HostInfo
+from ..results import HostInfo, OpenedFiles
 from ..semantics import SEMANTICS, Order, Semantics
 from .domain import EVERYTHING, Domain
 from .experts import Taken
@@ -84,6 +84,11 @@ class Candidate(ABC):
     def code(self) -> tuple[str, ...]:
         """Which code is run, in words, one for each kind of code; none for a kernel of this project."""
         return ()
+
+    @property
+    def opened(self) -> OpenedFiles:
+        """The files that its processes and its compilers have opened until now; none for a kernel of this project."""
+        return OpenedFiles()
 
     @property
     def domain(self) -> Domain:

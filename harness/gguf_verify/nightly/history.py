@@ -296,6 +296,13 @@ class History:
                     content = zlib.compress(_json(kept).encode(), 6)
                     self._db.execute(f"INSERT INTO {table} VALUES (?, ?, ?, ?)", (number, found[0], content, schema))
 
+    def extend_fingerprint(self, number: int, more: Mapping[str, str]) -> None:
+        """Add entries to a night's fingerprint; those that it has stay as they are."""
+        with self._transaction(), self._checked():
+            (text,) = self._db.execute("SELECT fingerprint FROM night WHERE number = ?", (number,)).fetchone()
+            known = stored.words(text)
+            self._db.execute("UPDATE night SET fingerprint = ? WHERE number = ?", (_json({**more, **known}), number))
+
     def killed(self, number: int, key: Key, reason: str) -> int:
         """Record that somebody else ended a cell's run; returns how often that has happened to it in this night."""
         with self._transaction(), self._checked():
@@ -358,7 +365,7 @@ class History:
         )  # fmt: skip
 
     def fingerprint(self, number: int) -> dict[str, str]:
-        """The fingerprint that the night was begun with."""
+        """The fingerprint that the night was begun with, and what was added to it."""
         with self._faults(), self._checked():
             found = self._db.execute("SELECT fingerprint FROM night WHERE number = ?", (number,)).fetchone()
             return {} if found is None else stored.words(found[0])

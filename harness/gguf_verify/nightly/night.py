@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ..distributed import ray_at
+from ..distributed import LOCAL, ray_at
 from ..kernels.foreign import dependencies, file_of
 from ..processes.commands import Processes, Stopped
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
 from ..support.seeds import fresh_seed
+from ..support.sources import file_digest
 from ..support.text import printable
 from . import machine
 from .cells import CellRun, Crew, Killed, by_ray, threads, uses_gpu
@@ -137,6 +138,7 @@ class _Runner:
             night = found[0]
             before = self._history.fingerprint(night.number)
             fingerprint["seed"] = before.get("seed", "") if fixed is None else str(fixed)
+            fingerprint |= _opened_now(before)
             changed = sorted(n for n in before.keys() | fingerprint.keys() if before.get(n) != fingerprint.get(n))
             if night.planned != planned:
                 changed.append("the matrix")
@@ -244,6 +246,9 @@ class _Runner:
                 return
             cell = killed_for_good(cell.key, cell.how, cell.seconds)
         self._history.record(night.number, cell)
+        if self._settings.ray in (None, LOCAL) and cell.opened:  # another machine has files of its own
+            opened = {f"{_OPENED}{path}": sha256 for path, sha256 in cell.opened.items()}
+            self._history.extend_fingerprint(night.number, opened)
         progress.done(cell)
 
     def _run_of(self, key: Key, path: str) -> CellRun | Cell:
@@ -298,6 +303,16 @@ class _Runner:
 
     def _say(self, line: str) -> None:
         self._settings.say(line)
+
+
+#: Begins the name of a file that a kernel opened, in a fingerprint.
+_OPENED = "the kernel's file "
+
+
+def _opened_now(fingerprint: Mapping[str, str]) -> dict[str, str]:
+    """The files of a fingerprint that kernels opened, with what they hold now."""
+    names = [name for name in fingerprint if name.startswith(_OPENED)]
+    return {name: file_digest(name.removeprefix(_OPENED)) or "" for name in names}
 
 
 def _made(make: Callable[[S, Callable[[], object]], T], source: S, on_start: Callable[[], object]) -> T | str:

@@ -93,13 +93,19 @@ def cell_of(
         outcome, reason = Outcome.BROKEN_OFF, f"compiled by NVRTC {used or 'of no version'} instead of {nvrtc}"
     reason, code = printable(reason, MOST_CHARACTERS), exit_code(ended)
     if report is None or outcome is Outcome.TIMED_OUT:  # what was measured by then is no measure of the cell
-        return Cell(key, outcome, reason, code, ended.seconds)
+        return Cell(key, outcome, reason, code, ended.seconds, opened=_opened(report))
     return Cell(
         key, outcome, reason, code, ended.seconds, {rung.name: rung.seconds for rung in report.rungs}, versions,
         report.environment.host.words, _measures(report),
         {f"{rung.name}: {name}": value for rung in report.rungs for name, value in rung.figures.items()},
-        _gemms(report), report if keep_all or outcome is not Outcome.VERIFIED else None,
+        _gemms(report), report if keep_all or outcome is not Outcome.VERIFIED else None, opened=_opened(report),
     )  # fmt: skip
+
+
+def _opened(report: Report | None) -> dict[str, str]:
+    """The files that the kernel opened, and what they held."""
+    files = {} if report is None else report.environment.kernel.opened.files
+    return {path: sha256 or "" for path, sha256 in files.items()}
 
 
 def concluded(

@@ -97,6 +97,7 @@ class Cell:
         gemms: tensor → worst utilisation of the kernel in the layers rung; only in a night that is read by itself.
         report: the run's report, if it is kept; only in a night that is read with its reports. None of a graph.
         graph: likewise, the report of a graph's run.
+        opened: files that the kernel opened → sha256, or "" where that is not known; only of a run that has just ended.
     """
 
     key: Key
@@ -112,6 +113,7 @@ class Cell:
     gemms: Mapping[str, float] = field(default_factory=dict)
     report: Report | None = None
     graph: GraphReport | None = None
+    opened: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def verified(self) -> bool:

@@ -202,7 +202,7 @@ def _landlock(why_no_bubblewrap: str) -> Sandbox:
 # ---- bubblewrap ------------------------------------------------------------------------------------------------------
 
 
-def _bubblewrap_path() -> str | None:
+def bubblewrap_path() -> str | None:
     """The program, found in the system's folders alone: what decides what a process may do is not taken from a folder
     that somebody put on the path."""
     return shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin")
@@ -210,14 +210,14 @@ def _bubblewrap_path() -> str | None:
 
 @cache
 def _bubblewrap_version() -> str:
-    done = subprocess.run([_bubblewrap_path() or "bwrap", "--version"], capture_output=True, text=True, check=False)
+    done = subprocess.run([bubblewrap_path() or "bwrap", "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip().removeprefix("bubblewrap ") or "?"
 
 
 @cache
 def bubblewrap_fault() -> str | None:
     """Why bubblewrap cannot be used here, or None."""
-    if _bubblewrap_path() is None:
+    if bubblewrap_path() is None:
         return "it is not installed"
     command = [*bubblewrap(Confinement(), Path("/"), None), "true"]
     try:
@@ -238,7 +238,7 @@ def bubblewrap(confined: Confinement, folder: Path, seccomp: int | None) -> list
         seccomp: descriptor of a filter's program.
     """
     root = os.geteuid() == 0
-    out = [_bubblewrap_path() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net",
+    out = [bubblewrap_path() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net",
            "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]  # fmt: skip
     # root keeps the right to read files, such as a model in another user's home
     out += ["--cap-drop", "ALL", "--cap-add", "CAP_DAC_READ_SEARCH"] if root else ["--unshare-user"]
@@ -327,5 +327,6 @@ def _ancestors() -> list[int]:
 
 __all__ = [
     "GIB", "KERNEL_MEMORY", "MODES", "Confinement", "Limits", "Sandbox", "bubblewrap", "bubblewrap_fault",
-    "by_landlock", "current", "devices_of", "environment", "machine_memory", "of_kernel", "sandboxed", "spec_of",
+    "bubblewrap_path", "by_landlock", "current", "devices_of", "environment", "machine_memory", "of_kernel",
+    "sandboxed", "spec_of",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from ..hosts.cupy_arrays import arrays_for
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import Backend, start
-from ..results import Call, FileInfo, Options, RungResult
+from ..results import Call, FileInfo, OpenedFiles, Options, RungResult
 from ..semantics import Order, Product, Semantics, llama_cpu_semantics, screened
 from ..semantics.device import Device
 from ..support.arrays import get
@@ -58,6 +58,8 @@ class Run:
     judges: Judges = field(default_factory=Here)
     #: What it may take.
     budget: Budget = field(default_factory=Budget)
+    #: Files that the kernel opened in processes that judge for this one.
+    opened: OpenedFiles = field(default_factory=OpenedFiles)
 
     @cached_property
     def only(self) -> Call | None:
@@ -125,6 +127,11 @@ class Run:
         """End the process that holds the model, if it was started."""
         if "session" in self.__dict__:
             self.__dict__.pop("session").close()
+
+    @property
+    def opened_here(self) -> OpenedFiles:
+        """Files that the kernel has opened in this process."""
+        return self.kernel.opened
 
     @contextmanager
     def by(self, kernel: Candidate) -> Iterator[None]:

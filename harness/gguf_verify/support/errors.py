@@ -128,6 +128,16 @@ class KernelFault(HarnessError):
     call: Any = None
 
 
+class NotRun(KernelFault):
+    """A call was not made, since others did not return: nothing is known of what it would have given."""
+
+    culprit: ClassVar[Culprit] = "coverage"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.cause = message
+
+
 class OracleFault(KernelFault):
     """The oracle of a kernel's author broke its contract."""
 

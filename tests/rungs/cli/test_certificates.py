@@ -23,6 +23,11 @@ def gguf_verify(folder: Path, *arguments: object) -> subprocess.CompletedProcess
     return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
+#: Has the assembler read a file, in the words that a search of the source does not find.
+INCBIN = """#define JOINED(a, b) a##b
+JOINED(a, sm)(".pushsection .rodata\\ntable:\\n.inc" "bin \\"more/table.bin\\"\\n.popsection");"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model and a CUDA kernel that includes a file, and a signed certificate of both."""
@@ -31,7 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
     (folder / "more").mkdir()
     (folder / "more" / "empty.cuh").write_text("// nothing\n")
-    (folder / "my.cu").write_text(source.replace("extern", '#include "more/empty.cuh"\nextern', 1))
+    (folder / "more" / "table.bin").write_bytes(bytes(64))
+    added = f'#include "more/empty.cuh"\n{INCBIN}\nextern'
+    (folder / "my.cu").write_text(source.replace("extern", added, 1))
     mine = key(folder)
     allowed(folder, me=mine)
     entry = re.search(r"__global__ void (\w+)", source)[1]
@@ -55,23 +62,25 @@ def test_it_is_the_same_but_not_a_whole_run(folder: Path) -> None:
     assert done.stdout.startswith("CERTIFIED AND THE SAME, BUT NOT A WHOLE VERIFICATION: ")
     assert "--probes brief" in done.stdout
     assert len(done.stdout.splitlines()) <= 30
+    assert "matches     system: " in done.stdout
     said = json.loads((folder / "my.json").read_text())
     names = [subject["name"] for subject in said["subject"]]
-    assert names == ["my.gguf", "my.cu", "more/empty.cuh"]
+    assert names == ["my.gguf", "my.cu", "more/empty.cuh", "more/table.bin"]
     assert str(folder) not in (folder / "my.json").read_text()
     libraries = said["predicate"]["reference"]["libraries"]
     assert {"libllama", "libggml-base"} <= {name.partition(".")[0] for name in libraries}
 
 
 @pytest.mark.needs("ssh-keygen")
-def test_what_the_kernel_includes_counts(folder: Path) -> None:
-    included = folder / "more" / "empty.cuh"
+@pytest.mark.parametrize("name", ["more/empty.cuh", "more/table.bin"])
+def test_what_the_kernel_includes_counts(folder: Path, name: str) -> None:
+    included = folder / name
     before = included.read_bytes()
     try:
         included.write_text("// something\n")
         done = check(folder)
         assert done.returncode == 1
-        assert "differs     kernel: more/empty.cuh" in done.stdout
+        assert f"differs     kernel: {name}" in done.stdout
     finally:
         included.write_bytes(before)
 

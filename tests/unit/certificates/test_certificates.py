@@ -16,8 +16,9 @@ from gguf_verify.certificates import NotACertificate, canonical, certify, check,
 from gguf_verify.certificates.check import Checked, Installed, compare
 from gguf_verify.certificates.read import MOST_BYTES, parse
 from gguf_verify.certificates.records import Project, Statement
-from gguf_verify.results import Report, WaiverUse
+from gguf_verify.results import OpenedFiles, Report, WaiverUse
 from gguf_verify.support.errors import EnvironmentFault, UsageError
+from gguf_verify.support.sources import file_digest
 from tests.support.certificates import HERE, KERNEL, LIBRARIES, MODEL, RUNGS, files, materials, report, statement
 from tests.support.nights import HOSTILE
 from tests.support.tools import ROOT, command_here
@@ -227,6 +228,80 @@ def test_each_file_counts(tmp_path: Path, name: str) -> None:
     assert compared(folder).exit_code == 1
     (folder / name).unlink()
     assert compared(folder).exit_code == 5
+
+
+def opened(folder: Path, *paths: Path, **fields: Any) -> Statement:
+    """The certificate of a run for whose kernel these files were opened as well."""
+    found = report()
+    files = {str(path): file_digest(path) for path in (folder / "kernels" / "my.cu", *paths)} | fields
+    kernel = msgspec.structs.replace(found.environment.kernel, opened=OpenedFiles(files=files, packages={"torch": "2"}))
+    found.environment = msgspec.structs.replace(found.environment, kernel=kernel)
+    places = {str(folder / name): name for name in ("kernels/my.cu", "kernels/parts/my.cuh")}
+    return statement(found, places=places)
+
+
+def dependency(folder: Path, name: str = "kernels/deps/libimpl.so") -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(path.name.encode())
+    return path
+
+
+def test_what_was_opened_for_the_kernel_counts(tmp_path: Path) -> None:
+    """The files that its loader and its compilers opened are compared like its own, and those of the system."""
+    folder, of_system = files(tmp_path / "a"), Path(os.path.realpath("/usr/bin/env"))
+    beside, elsewhere = dependency(folder), dependency(tmp_path, "home/libother.so")
+    made = opened(folder, beside, elsewhere, of_system)
+    said = made.predicate.kernel
+    assert said.files == (
+        "kernels/my.cu", "kernels/parts/my.cuh", "kernels/deps/libimpl.so", "outside/libother.so"
+    )  # fmt: skip
+    assert said.packages == {"torch": "2"}
+    assert said.system == {str(of_system): file_digest(of_system)}
+    assert canonical(made) == canonical(msgspec.json.decode(canonical(made), type=Statement))
+    checked = compared(folder, made, kernel=[folder / "kernels" / "my.cu", elsewhere])
+    assert {line.outcome for line in checked.lines} == {"matches"}
+    assert checked.exit_code == 0
+    assert compared(folder, made).exit_code == 5, "what lies outside of the kernel's folder is not looked for"
+    beside.write_bytes(b"another")
+    checked = compared(folder, made, kernel=[elsewhere])
+    assert outcome(checked, "kernel: kernels/deps/libimpl.so") == "differs"
+    assert checked.exit_code == 1
+
+
+def test_another_file_of_the_system_is_said(tmp_path: Path) -> None:
+    folder, of_system = files(tmp_path), os.path.realpath("/usr/bin/env")
+    for path, digest_ in (
+        (of_system, "d" * 64),
+        ("/usr/lib/no/such.so", "d" * 64),
+        (str(tmp_path / "my.gguf"), "0" * 64),
+    ):
+        made = json.loads(canonical(opened(folder)))
+        made["predicate"]["kernel"]["system"] = {path: digest_}
+        checked = compared(folder, msgspec.convert(made, Statement))
+        assert outcome(checked, "system") == "not checked"
+        (line,) = [line for line in checked.lines if line.what == "system"]
+        assert path in line.remark
+        assert checked.exit_code == 5
+
+
+def test_a_library_that_changed_during_a_run_is_not_certified(tmp_path: Path) -> None:
+    folder = files(tmp_path)
+    library = dependency(folder)
+    for fields in ({str(library): "d" * 64}, {str(folder / "kernels" / "my.cu"): "d" * 64}):
+        with pytest.raises(EnvironmentFault, match=r"no certificate is written: \S+ was changed while the run went on"):
+            opened(folder, library, **fields)
+
+
+def test_what_is_not_known_of_what_was_opened_does_not_match(tmp_path: Path) -> None:
+    folder = files(tmp_path)
+    for fields, name in (
+        ({"/proc/self/maps": None}, "the files that its processes opened"),
+        ({str(folder / "libgone.so"): None}, "libgone.so"), ({"what NVRTC 13.0 read": None}, "what NVRTC 13.0 read"),
+    ):  # fmt: skip
+        checked = compared(folder, opened(folder, **fields))
+        assert outcome(checked, f"kernel: {name}") == "not checked"
+        assert checked.exit_code == 5
 
 
 def test_files_that_are_given(tmp_path: Path) -> None:

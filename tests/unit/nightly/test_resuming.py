@@ -186,6 +186,25 @@ def test_what_kernels_are_made_of_is_part_of_a_night(tmp_path: Path) -> None:
         assert night() == f"{what}: kernel kernels/{name} changed; a new night begins"
 
 
+def test_what_was_opened_for_a_kernel_is_part_of_a_night(tmp_path: Path) -> None:
+    """A library that the loader opened is no part of the kernel's text: the run's report has it."""
+    library = tmp_path / "libimpl.so"
+    library.write_bytes(b"one")
+    path = unfinished(tmp_path, a=f"opens {library}", b="pass")
+    said: list[str] = []
+    os.utime(library, (1, 1))
+    run_night(read_config(path), Settings(harness=STUB, say=said.append))
+    assert said[0] == "resuming night 1: 1 of 2 cells are recorded"
+    again = tmp_path / "again"
+    again.mkdir()
+    path = unfinished(again, a=f"opens {library}", b="pass")
+    library.write_bytes(b"two")
+    said.clear()
+    run_night(read_config(path), Settings(harness=STUB, say=said.append))
+    what = "night 1 was not finished and cannot be resumed"
+    assert said[0] == f"{what}: the kernel's file {library} changed; a new night begins"
+
+
 def test_a_kernel_that_cannot_be_imported_is_still_told_from_others(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import os\nos._exit(3)\n")

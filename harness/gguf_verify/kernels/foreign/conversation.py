@@ -19,6 +19,7 @@ from ...support.errors import (
     FindingKind,
     KernelFault,
     KernelFinding,
+    NotRun,
     NotTried,
     TraceFrame,
     UsageError,
@@ -26,6 +27,7 @@ from ...support.errors import (
 from ...support.stages import counted
 from .channel import Channel, Garbled, Late
 from .faults import MOST_FRAMES
+from .opened import Opened
 from .operands import MemoryFile
 
 #: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.
@@ -70,16 +72,20 @@ class Conversation:
         time_limit: seconds for a call.
         start_limit: seconds for the first message, which the process sends unasked.
         fault: what is raised.
+        opened: takes the files that its processes map.
     """
 
     def __init__(
         self, who: str, name: str, start: Callable[[], ChildProcess], time_limit: float, start_limit: float,
-        fault: type[KernelFault] = KernelFault,
+        fault: type[KernelFault] = KernelFault, opened: Opened | None = None,
     ) -> None:  # fmt: skip
         self.who, self._name, self._start, self._fault = who, name, start, fault
+        self._opened = Opened() if opened is None else opened
         self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
         self.process: ChildProcess | None = None
+        #: Calls that ran into the time limit, and rows and columns of those that were products.
         self.hangs = 0
+        self._hung: dict[tuple[int, ...], str] = {}
         self._channel: Channel | None = None
         #: Questions that were asked; an answer says which one it is of.
         self._asked = 0
@@ -97,14 +103,21 @@ class Conversation:
             if key in said:
                 self.stop()
                 raise kind(f"kernel {self._name}: {printable(str(said[key]), 600)}")
+        self.look()
         return said
+
+    def look(self) -> None:
+        """Note the files that the process has mapped now."""
+        if self.process is not None:
+            self._opened.look(self.process)
 
     def ready(self) -> bool:
         """Whether it is still the process of the last call. If not, it is started again. Raises KernelFault."""
         if self.process is not None:
             return True
         if self.hangs >= _MOST_HANGS:
-            raise self._fault(f"{self.who} was not run: it ran into the time limit {_MOST_HANGS} times before")
+            at = f" (at {'; '.join(self._hung.values())})" if self._hung else ""
+            raise NotRun(f"{self.who} was not run: it ran into the time limit {_MOST_HANGS} times before{at}")
         try:
             self.begin()
         except (UsageError, EnvironmentFault) as error:
@@ -133,9 +146,13 @@ class Conversation:
             budget: of the call that it belongs to; None: it is a call by itself.
             may_lack: whether it may be answered by what this machine lacks.
 
-        Raises KernelFault; with `may_lack`, EnvironmentFault.
+        Raises KernelFault; with `may_lack`, EnvironmentFault. NotRun where a product with as many rows and columns ran
+        into the time limit before, outside of a schedule.
         """
         assert self._channel is not None
+        shape = () if "schedule" in question else tuple(question.get("shape", ()))
+        if shape[1:] in self._hung:
+            raise NotRun(f"{self.who} was not run: it ran into the time limit at {self._hung[shape[1:]]} before")
         if not self._channel.quiet:  # nothing was asked that this could answer
             self.garbage()
         self._asked += 1
@@ -144,7 +161,12 @@ class Conversation:
         message = json.dumps({**question, **known, "of": self._asked}).encode()
         self._known.update(file.number for file in new)
         self._forgotten = []
-        said = self._exchange(budget or self.budget(), "return", message, [file.handle for file in new])
+        try:
+            said = self._exchange(budget or self.budget(), "return", message, [file.handle for file in new])
+        except KernelFault as error:
+            if error.late and shape:
+                self._hung[shape[1:]] = ", ".join(f"{name}={size}" for name, size in zip("MNK", shape, strict=True))
+            raise
         if said.get("of") != self._asked:
             self.garbage()
         if "environment" in said and may_lack:
@@ -216,6 +238,7 @@ class Conversation:
 
     def stop(self) -> None:
         """End the process."""
+        self.look()
         process, self.process, self._channel = self.process, None, None
         if process is not None:
             process.close(60.0)

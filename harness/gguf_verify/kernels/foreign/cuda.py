@@ -304,6 +304,8 @@ class CudaKernels:
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
         self._source, self.host, self._seconds = source, host, seconds
         self._placed: dict[tuple[str, bool], dict[str, Placed]] = {}
+        #: Absolute paths of the files that compilers read, without the copies in the source's folder.
+        self.opened: set[str] = set(source.files)
         #: Which code is run, for each type that was compiled.
         self.compilations: dict[str, Compilation] = {}
 
@@ -327,17 +329,22 @@ class CudaKernels:
         """For one type. Raises as `all` does."""
         self.host.check()
         try:
-            with foreign_source(self._source.root, self._seconds):
-                return self._of(fmt, None)
+            return self._of(fmt, None)
         except EnvironmentFault as error:
             raise self._source.plain(error) from None
 
     def under(self, fmt: str, schedule: Schedule) -> dict[str, Placed]:
         """For launches under a schedule. Raises EnvironmentFault."""
-        with foreign_source(self._source.root, self._seconds):
-            return self._of(fmt, schedule)
+        return self._of(fmt, schedule)
 
     def _of(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
+        with foreign_source(self._source.root, self._seconds) as source:
+            try:
+                return self._built(fmt, schedule)
+            finally:
+                self.opened |= source.opened
+
+    def _built(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
         checked = schedule is not None and schedule.checked
         if (fmt, checked) not in self._placed:
             source, declaration = self._source, self._source.declaration

@@ -33,7 +33,7 @@ class ForeignOracle:
         self._conversation = Conversation(
             "the kernel's oracle", source.name,
             lambda: source.start(verbose, max(time_limit, 1.0), oracle=True), time_limit, source.start_limit,
-            OracleFault,
+            OracleFault, source.opened,
         )  # fmt: skip
         self._last: dict[str, tuple[bytes, Doubles]] = {}
         try:

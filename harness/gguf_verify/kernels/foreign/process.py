@@ -25,7 +25,7 @@ from ...hosts import HOSTS, Host
 from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
-from ...results import HostInfo
+from ...results import HostInfo, OpenedFiles
 from ...semantics import ASCENDING, OWN, Order, Product, Semantics, by_oracle, product
 from ...semantics.drawn import keys_of_slots
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
@@ -96,7 +96,7 @@ class ForeignKernel(Kernel):
         # a side that stops in the middle of a message must not hold up the other
         self._conversation = Conversation(
             "the kernel", source.name, lambda: source.start(verbose, max(time_limit, 1.0)), time_limit,
-            source.start_limit,
+            source.start_limit, opened=source.opened,
         )  # fmt: skip
         self._products, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
         try:
@@ -183,6 +183,14 @@ class ForeignKernel(Kernel):
         run = [words if len(found) == 1 else f"{', '.join(of)}: {words}" for words, of in found.items()]
         also = dict.fromkeys(c.accepted for c in self._compiled.compilations.values() if c.accepted)
         return (*run, *also)
+
+    @property
+    def opened(self) -> OpenedFiles:
+        opened = self._source.opened
+        self._conversation.look()
+        if self._compiled is not None:
+            opened.take(sorted(self._compiled.opened))
+        return OpenedFiles(files=dict(sorted(opened.files.items())), packages=dict(sorted(opened.packages.items())))
 
     @property
     def domain(self) -> Domain:
@@ -482,7 +490,7 @@ class ForeignKernel(Kernel):
         """A further process of it. Its `close` is the caller's."""
         conversation = Conversation(
             who, self._source.name, lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
-            self._time_limit, self._source.start_limit,
+            self._time_limit, self._source.start_limit, opened=self._source.opened,
         )  # fmt: skip
         return Products(conversation)
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, by_landlock, current, of_kernel
 from .child import OracleRunner, serve, serve_oracle
+from .opened import Opened
 from .task_runner import runner_of
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
@@ -31,6 +33,11 @@ class Source(ABC):
 
     #: Which code it is, where nothing compiles it here, in words.
     code: tuple[str, ...] = ()
+
+    @cached_property
+    def opened(self) -> Opened:
+        """The files that its processes opened."""
+        return Opened()
 
     @property
     def sandbox(self) -> Sandbox:

@@ -15,7 +15,7 @@ from ...gguf import printable
 from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
-from ...results import HostInfo
+from ...results import HostInfo, OpenedFiles
 from ...semantics import F32, Semantics
 from ...semantics.quantization import encoding
 from ...support.errors import KernelFault
@@ -69,6 +69,10 @@ class ForeignTask(Task):
     @property
     def domain(self) -> Domain:
         return self.kernel.domain
+
+    @property
+    def opened(self) -> OpenedFiles:
+        return self.kernel.opened
 
     @property
     def sandbox(self) -> Sandbox:

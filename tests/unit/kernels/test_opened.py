@@ -1,0 +1,158 @@
+"""The files that a kernel is made of are those that its loader and its compilers opened."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gguf_verify.formats import FORMATS
+from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.author_cubin import SWITCH
+from gguf_verify.hosts.compiler import compiler
+from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
+from gguf_verify.results import OpenedFiles
+from gguf_verify.support.errors import UsageError
+from gguf_verify.support.sources import file_digest
+from tests.support.foreign_runs import operands
+
+DECLARED = """
+formats = ["Q4_0"]
+semantics = "f32"
+parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
+"""
+#: Writes what a library of a library says, and at its first call what one says that it opens then.
+GEMM = """
+#include <dlfcn.h>
+#include <stdint.h>
+extern float near(void);
+void gemm(const void* w, const float* x, float* y, int64_t M, int64_t N, int64_t K) {
+    float (*late)(void) = (float (*)(void))dlsym(dlopen(LATE, RTLD_NOW), "late");
+    for (int64_t i = 0; i < M * N; i++) y[i] = near() + late();
+}
+"""
+CUDA = """
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "f32"
+// parameters = ["weights", "activations", "output", "int32 M", "int32 N"]
+// grid = "M * N"
+// block = 1
+// [/gguf-verify]
+#define JOINED(a, b) a##b
+JOINED(a, sm)(".pushsection .rodata\\ntable:\\n.inc" "bin \\"TABLE\\"\\n.popsection");
+extern "C" __device__ const char table[];
+extern "C" __global__ void gemm(const char* w, const float* x, float* y, int M, int N) { y[blockIdx.x] = table[0]; }
+"""
+
+
+def library(folder: Path, name: str, code: str, *flags: str) -> Path:
+    (folder / f"{name}.cpp").write_text(f'extern "C" {{ {code} }}')
+    path = folder / f"lib{name}.so"
+    run = [compiler(), "-shared", "-fPIC", str(folder / f"{name}.cpp"), "-o", str(path), *flags]
+    subprocess.run(run, check=True)
+    return path
+
+
+def shared_kernel(folder: Path) -> Path:
+    """k.so, which needs libnear.so, which needs libdeep.so; and which opens liblate.so when it is called."""
+    below = folder / "below"
+    below.mkdir()
+    beside = [f"-L{below}", f"-Wl,-rpath,{below}"]
+    library(below, "deep", "float deep() { return 1; }")
+    library(below, "near", "float deep(); float near() { return deep(); }", *beside, "-ldeep")
+    late = library(below, "late", "float late() { return 1; }")
+    path, source = folder / "k.so", folder / "k.c"
+    source.write_text(GEMM)
+    flags = ["-x", "c", str(source), "-x", "none", *beside, "-lnear", f'-DLATE="{late}"']
+    subprocess.run([compiler(), "-shared", "-fPIC", *flags, "-o", str(path)], check=True)
+    path.with_suffix(".toml").write_text(DECLARED)
+    return path
+
+
+def product(kernel: ForeignKernel) -> float:
+    rows, x = operands()
+    made = kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    assert np.all(made == made[0, 0])
+    return float(made[0, 0])
+
+
+def opened(kernel: ForeignKernel, folder: Path) -> dict[str, str | None]:
+    """What it has opened below a folder."""
+    files = kernel.opened.files
+    return {str(Path(p).relative_to(folder)): v for p, v in files.items() if Path(p).is_relative_to(folder)}
+
+
+def test_libraries_that_a_library_needs_and_those_that_it_opens_later(tmp_path: Path) -> None:
+    path = shared_kernel(tmp_path)
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1))
+    try:
+        loaded = {"k.so", "below/libnear.so", "below/libdeep.so"}
+        assert opened(kernel, tmp_path) == {name: file_digest(tmp_path / name) for name in loaded}
+        assert product(kernel) == 2.0
+        assert opened(kernel, tmp_path).keys() == {*loaded, "below/liblate.so"}
+        others = [p for p in kernel.opened.files if not p.startswith(str(tmp_path))]
+        assert any(Path(p).name.startswith("libm.") for p in others)
+        assert not [p for p in others if "gguf_verify" in p or "-packages" in p]
+        assert "numpy" in kernel.opened.packages
+    finally:
+        kernel.close()
+    assert opened(kernel, tmp_path).keys() == {*loaded, "below/liblate.so"}
+
+
+def test_a_library_that_is_replaced_while_it_is_loaded_is_not_known(tmp_path: Path) -> None:
+    path = shared_kernel(tmp_path)
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1))
+    try:
+        late = tmp_path / "below" / "liblate.so"
+        (tmp_path / "copy").write_bytes(late.read_bytes())
+        product(kernel)
+        (tmp_path / "copy").replace(late)
+        assert opened(kernel, tmp_path)["below/liblate.so"] is None
+    finally:
+        kernel.close()
+
+
+def cuda(folder: Path, table: str) -> tuple[float, dict[str, str | None]]:
+    (folder / "table.bin").write_text(table)
+    (folder / "k.cu").write_text(CUDA.replace("TABLE", str(folder / "table.bin")))
+    kernel = open_foreign(f"{folder / 'k.cu'}:gemm", CpuHost(1))
+    try:
+        return product(kernel), opened(kernel, folder)
+    finally:
+        kernel.close()
+
+
+def test_what_the_assembler_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of `.incbin` is listed, also where the cache has the library, and another one is compiled again."""
+    monkeypatch.setenv(SWITCH, "off")
+    for table in "AAB":
+        value, files = cuda(tmp_path, table)
+        assert value == ord(table)
+        assert files == {name: file_digest(tmp_path / name) for name in ("k.cu", "table.bin")}
+
+
+CLANG = """#!/bin/sh
+case " $* " in *" --version "*) echo "clang version 19.1.0"; exit 0;; esac
+exec g++ "$@"
+"""
+
+
+def test_clang_does_not_list_what_its_assembler_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = tmp_path / "clang++"
+    stand_in.write_text(CLANG)
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("CXX", str(stand_in))
+    monkeypatch.setenv(SWITCH, "off")
+    (tmp_path / "table.bin").write_text("A")
+    (tmp_path / "k.cu").write_text(CUDA.replace('.inc" "bin', ".incbin").replace("TABLE", str(tmp_path / "table.bin")))
+    with pytest.raises(UsageError, match=r"k\.cu reads a file by \.incbin, which clang version 19\.1\.0 does not list"):
+        open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+
+
+def test_two_processes_that_opened_other_contents() -> None:
+    one, other = OpenedFiles(files={"/a": "1", "/b": "2"}), OpenedFiles(files={"/b": "3", "/c": "4"})
+    assert one.with_(other).files == {"/a": "1", "/b": None, "/c": "4"}
+    assert one.with_(one) == one
