@@ -2,8 +2,9 @@
 own tests.
 
 A matrix's test passes if the layers rung judged its GEMMs and found nothing wrong. It is skipped if the graph has no
-product with the matrix, and it fails if a product should have been checked and could not be. One more test fails if the
-kernel was never called. What is left out is the command line's default.
+product with the matrix, and it is an error if a product should have been checked and could not be, such as one that was
+not run since the kernel had hung in others. One more test fails if the kernel was never called. What is left out is the
+command line's default.
 
 With xdist, the run over all matrices is made once, by the worker that first needs it; the others wait for its report.
 pytest imports this module in every session, so its functions import what they need.
@@ -11,9 +12,10 @@ pytest imports this module in every session, so its functions import what they n
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ import pytest
 from .support import scratch
 
 if TYPE_CHECKING:
-    from .results import GemmRecord, Options, Report
+    from .results import Failure, GemmRecord, Options, Report, Unverified
 
 _SHARED = pytest.StashKey[Path]()
 _CLAIM = "gguf-verify"
@@ -39,6 +41,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gguf-prompt", metavar="TEXT", help="the prompt whose activations are multiplied")
     group.addoption(
         "--gguf-probes", choices=("full", "brief"), default="full", help="how many further shapes, as --probes takes it"
+    )
+    group.addoption(
+        "--gguf-kernel-time-limit", type=float, metavar="SECONDS", help="of one call, as --kernel-time-limit takes it"
     )
     group.addoption(
         "--gguf-seed", type=int, metavar="N", help="the seed, as --seed takes it (default: a new one for each run)"
@@ -101,6 +106,8 @@ def _options(config: pytest.Config, **other: Any) -> Options:
     chosen: dict[str, Any] = {"probes": config.getoption("--gguf-probes")}
     if config.getoption("--gguf-seed") is not None:
         chosen["seed"] = config.getoption("--gguf-seed")
+    if config.getoption("--gguf-kernel-time-limit") is not None:
+        chosen["kernel_time_limit"] = config.getoption("--gguf-kernel-time-limit")
     if config.getoption("--gguf-prompt") is not None:
         chosen["prompt"] = config.getoption("--gguf-prompt")
     return Options(**(chosen | other))
@@ -238,7 +245,7 @@ class _Item(pytest.Item):
     parent: _Model
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> str:
-        if isinstance(excinfo.value, _Wrong):
+        if isinstance(excinfo.value, _Wrong | _NotChecked):
             return str(excinfo.value)
         return str(super().repr_failure(excinfo, style))
 
@@ -264,15 +271,30 @@ class _Called(_Item):
 class _Matrix(_Item):
     tensor: str
 
+    def setup(self) -> None:
+        """What could not be checked has not failed: it is pytest's error."""
+        from .report.message import of_run
+
+        with contextlib.suppress(_Wrong):  # there is no report, which the test will say
+            report = _asked(lambda: self.parent.found(self.tensor))
+            if not self._fails(report) and self._of(report.rungs[0].unverified):
+                raise _NotChecked(of_run(report, self.tensor))
+
+    def _of(self, found: Sequence[Failure] | Sequence[Unverified]) -> bool:
+        """Whether any is about this matrix, or about all."""
+        return any(each.tensor in (self.tensor, "") for each in found)
+
+    def _fails(self, report: Report) -> bool:
+        result = report.rungs[0]
+        wrong = any(record.failures for record in _judged(report, self.tensor))
+        return wrong or bool(result.fault) or self._of(result.failures)
+
     def runtest(self) -> None:
         from .report.message import of_run
 
         report = _asked(lambda: self.parent.found(self.tensor))
-        result = report.rungs[0]
-        about = (self.tensor, "")
         judged = _judged(report, self.tensor)
-        wrong = [f for f in result.failures if f.tensor in about] or any(record.failures for record in judged)
-        if wrong or result.fault or any(left.tensor in about for left in result.unverified):
+        if self._fails(report):
             raise _Wrong(of_run(report, self.tensor))
         if not judged:
             pytest.skip("the graph has no product with this matrix")
@@ -292,3 +314,7 @@ def _asked(make: Callable[[], Report]) -> Report:
 
 class _Wrong(Exception):
     """Why a matrix is not verified."""
+
+
+class _NotChecked(Exception):
+    """Why a matrix was not checked."""

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from ..processes.child import Spawned
 from ..results import HostInfo
 from ..support import protocol
-from ..support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding
+from ..support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding, NotRun
 from ..support.records import record
 from ..support.text import printable
 from .base import Artefact, Before, Grid, Host, Placed, Sparse, Written
@@ -221,7 +221,7 @@ class ProcessHost(Host):
         **more: Any,
     ) -> tuple[int, Bytes | None]:  # fmt: skip
         if self._hangs >= _MOST_HANGS:
-            raise KernelFault(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
+            raise NotRun(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
         with self._asking:
             contents = [a.content if isinstance(a, Sparse) else a for a in args]
             for held in (kernel, *(a for a in contents if isinstance(a, _Held))):

@@ -50,7 +50,10 @@ class _Wrong:
         kernel, file = printable(e.kernel.name, 80), printable(e.file.path.rsplit("/", 1)[-1], 80)
         if self._tensor is not None:
             file = f"{printable(self._tensor, 64)} of {file}"
-        yield f"kernel {kernel} (declares {e.kernel.declared}) is not verified on {file}: {self._report.verdict}"
+        # of a matrix that was not checked, the verdict of the run says nothing
+        unchecked = self._tensor is not None and not self._failures and not self._report.fault
+        verdict = "it was not checked" if unchecked else self._report.verdict
+        yield f"kernel {kernel} (declares {e.kernel.declared}) is not verified on {file}: {verdict}"
         if self._report.fault:
             yield f"broken off: {printable(self._report.fault, _WIDTH)}"
         if not self._failures:

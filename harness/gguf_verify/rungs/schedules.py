@@ -23,7 +23,7 @@ from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..results import Call, Failure, Options, RungResult
 from ..semantics import judge, product
-from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from .calls import ALONE, calling
 from .explain import Explanations, Place, WrongCall
 from .generated_inputs import drawn
@@ -224,6 +224,8 @@ def run_under(
         return kernel.product(kernel.upload(fmt, rows), x), None
     except KernelFinding as finding:
         return None, finding
+    except NotRun as error:
+        raise NotTried(str(error)) from None
     except KernelFault as error:
         return None, KernelFault(f"{under_schedule(schedule)}: {error}")
 

@@ -48,6 +48,20 @@ def test_one_test_a_matrix(pytester: pytest.Pytester) -> None:
     assert "Traceback" not in done.stdout.str()
 
 
+def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pytester) -> None:
+    """The call that hung fails and is named; one of its shape is an error, and the others are judged."""
+    tensor = ("--gguf-tensor", r"blk\.0\.ffn_(gate|up)|^output\.", "--gguf-probes=brief")
+    done = run(pytester, f"--gguf-kernel={KERNELS}:hangs_for_768_rows", "--gguf-kernel-time-limit=2", *tensor)
+    assert done.parseoutcomes() == {"passed": 2, "failed": 1, "errors": 1}
+    said = done.stdout.str()
+    hung, other = sorted(re.findall(r"^(?:FAILED|ERROR) gguf::(\S+)", said, re.MULTILINE))
+    assert {hung, other} == {"blk.0.ffn_gate.weight", "blk.0.ffn_up.weight"}
+    assert f"FAILED gguf::{hung}" in said or f"FAILED gguf::{other}" in said
+    done.stdout.fnmatch_lines(["PASSED gguf::output.weight"])
+    done.stdout.fnmatch_lines(["*is not verified on blk.0.ffn_*.weight of tiny-Q4_0.gguf: it was not checked"])
+    done.stdout.fnmatch_lines(["*the kernel was not run: it ran into the time limit at M=*, N=768, K=256 before"])
+
+
 def test_more_failures_than_a_record_holds(pytester: pytest.Pytester) -> None:
     """Every matrix is wrong, and every test fails with a message of its own: of at most 15 lines, with numbers, place,
     explanation and the command that repeats the call."""

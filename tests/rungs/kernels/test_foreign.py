@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
@@ -19,12 +20,12 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import open_foreign, sources
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Options
+from gguf_verify.results import Failure, Options, RungResult
 from gguf_verify.rungs import explain
-from gguf_verify.support.errors import KernelFault, UsageError
+from gguf_verify.support.errors import KernelFault, NotRun, UsageError
 from gguf_verify.verification import verify
 from tests.support import foreign_kernels
-from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, altered, multiplied, opened, operands, verified
+from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, N, altered, multiplied, opened, operands, verified
 from tests.support.needs import need
 from tests.support.processes import gone
 from tests.support.shown import text_of
@@ -81,6 +82,29 @@ def test_an_endless_loop() -> None:
     with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times"):
         kernel.product(weights, x)
     kernel.close()
+
+
+def test_a_product_that_hung_is_not_tried_again_and_others_are() -> None:
+    """Of as many rows and columns, with whatever tokens; what was not run is no fault of the kernel."""
+    kernel = opened("hangs_for_768_rows", 1.0)
+    rows, x = operands()
+    wide = np.tile(rows, (110, 1))[:768]
+    weights, large = (kernel.upload(FORMATS["Q4_0"], of) for of in (rows, wide))
+    with pytest.raises(KernelFault, match="did not return within 1 s") as caught:
+        kernel.product(large, x)
+    assert not isinstance(caught.value, NotRun)
+    for tokens in (1, len(x)):
+        with pytest.raises(NotRun, match="was not run: it ran into the time limit at M=5, N=768, K=96 before"):
+            kernel.product(large, x[:tokens])
+        assert kernel.product(weights, x[:tokens]).shape == (tokens, N)
+    kernel.close()
+    result = RungResult(name="layers")
+    for error in (NotRun("was not run"), NotRun("was not run"), KernelFault("crashed")):
+        result.fail(Failure.of(error, f"a.weight: {error}", "a.weight"))
+    assert (result.n_failures, result.blamed, len(result.failures)) == (1, {"kernel": 1}, 1)
+    assert [(u.title, u.why, u.tensor, u.culprit) for u in result.unverified] == [
+        ("2 products of a.weight", "was not run", "a.weight", "coverage")
+    ]
 
 
 def test_what_the_process_says_is_not_trusted(tmp_path: Path) -> None:

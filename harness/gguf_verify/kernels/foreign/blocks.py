@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...hosts.base import MOST_ALONE, Written
+from ...support.errors import NotRun, NotTried
 from ..launches import SparseCall
 from .conversation import Conversation
 from .operands import MemoryFile, Operand, laid_out
@@ -45,7 +46,10 @@ class ThreadBlocks:
     def alone(self, call: SparseCall, launches: Sequence[dict[str, Any]]) -> Written:
         """What thread blocks of the last launch write, the "numbers" of each launch alone. Raises KernelFault,
         EnvironmentFault."""
-        self._conversation.ready()
+        try:
+            self._conversation.ready()
+        except NotRun as error:
+            raise NotTried(str(error)) from None
         file = self._place(call)
         asked = {"do": "alone", "launches": launches, "sizes": call.sizes, "scratch": sorted(call.scratch),
                  "operands": [operand.plain() for operand in self._operands]}  # fmt: skip

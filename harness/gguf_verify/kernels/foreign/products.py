@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...support.errors import KernelFault, NotTried
+from ...support.errors import KernelFault, NotRun, NotTried
 from .conversation import Budget, Conversation
 from .judge import FIXED, MOVED, guarded, same_bits, taken, unchanged, written_again
 from .operands import MemoryFile, Operand, Wall, laid_out
@@ -163,6 +163,10 @@ class Products:
             if runs.same != "nothing":
                 self._differ(made, operands, more, runs, budget)
             return made, said
+        except NotRun as error:
+            if runs.scheduled:
+                raise NotTried(str(error)) from None
+            raise
         except KernelFault as error:
             self._conversation.stop()  # what one call broke must not reach the next
             if runs.scheduled and error.late:
