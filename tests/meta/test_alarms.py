@@ -212,7 +212,6 @@ def test_an_alarm_is_kept_said_and_ends_with_1(
     results = tmp_path / "r.json"
     found: dict[str, Any] = {
         "host": "cpu", "outputs": 10, "alarms": 0, "listed": [], "by": {"kernel": {}}, "utilisation": {}, "score": {},
-        "score limit": 32,
     }  # fmt: skip
     monkeypatch.setattr(alarms, "measured", lambda _: found)
     assert main(["measure", "alarms", "--results", str(results)]) == 0
