@@ -84,7 +84,8 @@ def _past(night: Night, verdict: Verdict) -> dict[str, Any]:
 
 
 def _cell(cell: Cell) -> dict[str, Any]:
-    fields = {name: getattr(cell, name) for name in cell.__dataclass_fields__}
+    # what was opened is kept with the night, by which it is resumed; the report of a run has it, too
+    fields = {name: getattr(cell, name) for name in cell.__dataclass_fields__ if name != "opened"}
     report = None if cell.report is None else of_run(cell.report)
     graph = None if cell.graph is None else of_graph(cell.graph)
     return {

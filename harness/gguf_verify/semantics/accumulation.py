@@ -1,7 +1,9 @@
 """How a definition's products and sums are rounded: the record that its bound is made with.
 
 `float32`: sums are float32, in any order; u = 2^-24. Products of codes are integers, which are exact. A sum of
-magnitudes that may pass 2^128 may overflow in some order: then the definition has no finite value.
+magnitudes that may pass 2^128 may overflow in some order: then the definition has no finite value. A kernel may be
+compiled so that float32 operands and results below 2^-126 are zero (`-ftz=true`, `--use_fast_math`): what that takes,
+φ = 2^-126 a number, is no fault of the kernel's (`exact`, `values`).
 
 `values`: the same, but of codes too each product of two values is rounded and added by itself, as by a kernel that
 dequantizes both factors. A product (d_w·q_w)·(d_a·q_a), or (d_w·d_a)·(q_w·q_a), has at most three roundings, a weight
@@ -56,6 +58,7 @@ class Accumulation:
         unit: u, the most that one rounding takes, relative; of `tensor` e.
         underflow: η, the most that a result below the normal numbers loses.
         normal: the smallest normal number.
+        flushed: φ, what operands and results are below that may be taken for zero; 0 where none may.
         overflows: from where on a sum is infinite.
         products: L, products of one instruction; 1 where each is added by itself.
         fraction: F, of `tensor`; 0 for others.
@@ -69,6 +72,7 @@ class Accumulation:
     overflows: float
     products: int = 1
     fraction: int = 0
+    flushed: float = 2.0**-126
     deviations: float = SCORE_LIMIT
 
     @property
@@ -99,7 +103,7 @@ OVERFLOWS = 2.0**128 * (1 - 2.0**-25)
 
 IN_FLOAT32 = Accumulation("float32", 2.0**-24, 2.0**-150, 2.0**-126, OVERFLOWS)
 BY_VALUE = Accumulation("values", 2.0**-24, 2.0**-150, 2.0**-126, OVERFLOWS)
-IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, deviations=8.0)
+IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, flushed=0.0, deviations=8.0)
 
 
 #: L and F of published GPUs, the least and the most of each.

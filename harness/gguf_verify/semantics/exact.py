@@ -16,8 +16,12 @@ z is the zero point of formats whose codes have one, where a definition lets it 
 |q_w + z| + z is at most |q_w| + 2z. A product that underflows also loses up to η = 2^-150, times what it is then
 multiplied by. Where 0 < |d_w·d_a| < 2^-126, which needs scales that are not halves, that is
 η·(Σ(|q_w| + 2z)·|q_a| + |d_w| + |d_a| + 64) for the term, in any order of its factors; for products of values it is η
-each. The bound holds for any order of summation (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed.,
-§3.1 and §4.2). Its inner sum is per element, because SIMD code splits a block over lanes, which cancel only later.
+each. Where float32 numbers below φ = 2^-126 are flushed to zero, as the compilers of GPUs may, such a term is lost as a
+whole, |d_w·d_a|·Σ(|q_w| + 2z)·|q_a|, for no part of it is more; and so is one with a scale below φ, an operand that is
+flushed. Where neither is the case, all products are zero or at least φ. But each of the n additions may flush a result,
+for sums cancel: n·φ. With scales of ordinary size that is no part of a bound that float64 could hold.
+The bound holds for any order of summation (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and
+§4.2). Its inner sum is per element, because SIMD code splits a block over lanes, which cancel only later.
 
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
 within half an ulp. A score against it stays small at any row length, where the bound grows loose. L[b] stands for what
@@ -39,7 +43,7 @@ from ..support.arrays import get
 from ..support.errors import KernelFault
 from ..support.stages import counted
 from ..support.threads import each
-from .accumulation import Accumulation
+from .accumulation import EXTRA_ROUNDINGS, Accumulation
 from .agreement import computed_on
 from .definition import Oracle, Semantics
 from .device import Device
@@ -268,6 +272,7 @@ def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, or
     if accumulation.by_value:
         added, roundings = added + nb * (term_values(fmt) - 1), term_values(fmt)
     size = magnitude.sum(axis=0)
+    lost = lost + (size > 0) * accumulation.flushed * (added + EXTRA_ROUNDINGS)
     bound = accumulation.growth(added) * size + lost
     partial = None if accumulation.independent or second is None else partial_sums(first) + partial_sums(second)
     lanes = magnitude**2 / term_values(fmt)
@@ -283,12 +288,17 @@ def _lost(
 
     In half a product of one scale and a sum of codes may underflow where that of both scales does not.
     """
-    tiny = scale != 0
+    tiny = (scale != 0) & (codes > 0)
+    flushed = [(of != 0) & (np.abs(of) < accumulation.flushed) for of in (d_w, d_a)]
+    gone = (flushed[0] | flushed[1]) & np.isfinite(scale)
     if accumulation.name != "float16":
         tiny &= np.abs(scale) < accumulation.normal
-        if not tiny.any():
+        if not (tiny.any() or gone.any()):
             return 0.0
-    lost: Doubles = (tiny * accumulation.underflow * (codes + np.abs(d_w) + np.abs(d_a) + 64)).sum(axis=0)
+    often = codes + np.abs(d_w) + np.abs(d_a) + 64
+    lost: Doubles = np.where(tiny, accumulation.underflow * often, 0.0).sum(axis=0)
+    if accumulation.flushed:
+        lost += np.where(tiny | gone, np.abs(scale) * codes, 0.0).sum(axis=0)
     return lost
 
 

@@ -6,7 +6,9 @@ half or bfloat16,
     result  o = Σ_k a[k]·w[k]           bound  g(K)·Σ|a|·(|w| + e_w) + Σ|a|·e_w + τ
 
 where g is the growth of the accumulation (`accumulation`; γ_n with n = K + 8 for float32), τ what products that
-underflow lose, η each, and e_w what w itself may be off by:
+underflow lose, η each, and what is flushed to zero below φ: K products and as many sums, φ each, and all that comes of
+an operand below φ: of a value a, and of a weight below 2^8·φ, whose scale may be below φ (a code is below 2^8). e_w is
+what w itself may be off by:
 
 - `half_values`, `bfloat16_values`: w is rounded once, from d·q + m or from the float32 that is decoded. Where these two
   give neighbours, e_w is their distance; elsewhere 0.
@@ -42,6 +44,8 @@ Bytes = npt.NDArray[np.uint8]
 _NOTHING: Doubles = np.zeros(0)
 #: The root mean square of what decoding in steps takes of a weight, as a share of the most: see `closer`.
 _OF_STEPS = 0.3
+#: More than the magnitude of any code.
+_MOST_CODE = 2.0**8
 
 
 @dataclass(frozen=True)
@@ -196,10 +200,23 @@ def of_values(
     lanes = np.matmul(by_block**2, w_by_block**2)
     spread = spread_of(term, carried, lanes, size, accumulation, partial)
     magnitude = np.abs(a) @ np.abs(w).T
-    lost = (magnitude > 0) * accumulation.underflow * a.shape[1]
+    lost = (magnitude > 0) * (accumulation.underflow + 2 * accumulation.flushed) * a.shape[1]
+    lost = lost + _of_flushed_operands(a, w, accumulation.flushed)
     bound = accumulation.growth(a.shape[1]) * magnitude + lost
     made = Product(exact, bound, spread + lost, ordered, scale=np.sqrt(lanes.sum(axis=0)))
     return held(made, magnitude, accumulation)
+
+
+def _of_flushed_operands(a: Doubles, w: Doubles, flushed: float) -> Doubles | float:
+    """Σ|a|·|w| of the values below this, and of the weights below 2^8 times this, [M, n]."""
+    size_a, size_w = np.abs(a), np.abs(w)
+    small_a, small_w = size_a * (size_a < flushed), size_w * (size_w < _MOST_CODE * flushed)
+    lost: Doubles | float = 0.0
+    if small_a.any():
+        lost = small_a @ size_w.T
+    if small_w.any():
+        lost = lost + size_a @ small_w.T
+    return lost
 
 
 def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
@@ -234,7 +251,7 @@ def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
     lanes = d**2 * np.matmul(a**2, q**2) + least**2 * (a**2).sum(axis=-1, keepdims=True)
     columns = x.q.shape[1]
     scales = np.maximum(1, np.abs(d) + np.abs(least)).max(axis=0)
-    lost = (magnitude > 0) * accumulation.underflow * 2 * columns * scales
+    lost = (magnitude > 0) * (accumulation.underflow + _MOST_CODE * accumulation.flushed) * 2 * columns * scales
     # of a value: its product, the sum of its block, its scale, and the sums of blocks, of either kind
     bound = accumulation.growth(columns + 2 * len(q)) * magnitude + lost
     partial = None if accumulation.independent else partial_sums(first) + partial_sums(second)

@@ -31,7 +31,7 @@ from gguf_verify.nightly.history import History
 from gguf_verify.nightly.night import Settings, run_night
 from gguf_verify.nightly.records import Night
 from gguf_verify.report.json import of_audit, of_identification
-from gguf_verify.results import Options, Report
+from gguf_verify.results import OpenedFiles, Options, Report
 from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.rungs.tasks import Step
@@ -227,8 +227,8 @@ def test_cards_of_processes(tmp_path: Path) -> None:
 
 
 def run_of() -> Any:
-    """A run of which only the budget is asked."""
-    return SimpleNamespace(budget=Budget())
+    """A run of which only the budget is asked, and which files its kernel opened."""
+    return SimpleNamespace(budget=Budget(), opened=OpenedFiles(), opened_here=OpenedFiles())
 
 
 class Judge:
