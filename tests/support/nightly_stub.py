@@ -99,9 +99,9 @@ if word == "pass":
     time.sleep(float(rest[0]) if rest else 0)
     write(made)
 elif word == "opens":
-    with open(rest[0], "rb") as file:
+    with open(rest[0], "rb") as library:
         made["environment"]["kernel"]["opened"] = {
-            "files": {rest[0]: hashlib.sha256(file.read()).hexdigest(), "/no/such.so": None}, "packages": {}
+            "files": {rest[0]: hashlib.sha256(library.read()).hexdigest(), "/no/such.so": None}, "packages": {}
         }  # fmt: skip
     write(made)
 elif word == "killed":
