@@ -63,6 +63,13 @@ HIDDEN void __tsan_read_range(void* at, unsigned long size) {
 HIDDEN void __tsan_write_range(void* at, unsigned long size) {
     cuda_on_cpu::checks.access((uint64_t)at, size, true, __builtin_return_address(0));
 }
+// The pointer to a class's virtual functions, which constructors and destructors write.
+HIDDEN void __tsan_vptr_update(void** at, void*) {
+    cuda_on_cpu::checks.access((uint64_t)at, sizeof *at, true, __builtin_return_address(0));
+}
+HIDDEN void __tsan_vptr_read(void** at) {
+    cuda_on_cpu::checks.access((uint64_t)at, sizeof *at, false, __builtin_return_address(0));
+}
 HIDDEN void __tsan_init() {}
 HIDDEN void __tsan_func_entry(void* from) { cuda_on_cpu::checks.calls(from); }
 HIDDEN void __tsan_func_exit(void*) { cuda_on_cpu::checks.returns(); }

@@ -70,6 +70,13 @@ CASES = {
 void k(int* y, const int* x, int n) {
         y[threadIdx.x] = x[threadIdx.x RIGHT(% 64) WRONG(+ 2)];
     }"""),
+    "a virtual function": ("outside", "4 bytes outside its buffers at k.cu:8: 0 bytes past the end of its weights", """\
+void k(int* y, const int* x, int n) {
+        struct Same { virtual int of(int i) const { return i; } } same;
+        struct Next : Same { int of(int i) const override { return i RIGHT(% 64) WRONG(+ 1); } } next;
+        const Same& chosen = n < 0 ? same : next;
+        y[threadIdx.x] = x[chosen.of(threadIdx.x)];
+    }"""),
     "a write before the output": ("outside", "writes 4 bytes outside its buffers at k.cu:5: 4 bytes before", """\
 void k(int* y, const int* x, int n) {
         y[(int)threadIdx.x WRONG(- 1)] = 7;
