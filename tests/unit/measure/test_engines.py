@@ -327,3 +327,18 @@ def test_the_teaching_kernels_are_judged_as_their_page_says(tmp_path: Path, buil
     said = "" if cure else SAID[kind]
     assert report.exit_code == (1 if said else 0)
     assert said in " ".join(text_of(Kind.RUN, report).split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "row",
+    [r for r in page.load()["cpu"].rows if r.engine == "llama.cpp-quant-gemm" and "registers" not in r.says],
+    ids=lambda r: f"{r.adapter}-{r.type}",
+)
+def test_each_of_its_adapters_is_judged_as_the_table_says(row: runs.Row) -> None:
+    """But for registers, which only CUDA's compiler counts."""
+    if not (FOLDER / "built" / "quant_gemm").exists():
+        pytest.skip("llama.cpp-quant-gemm is not there: see examples/engines/build.py")
+    options = Options(reference="none", probes="brief", sanitize=True, progress=False)
+    report = verify(Drawn((row.type,), k=(256,)), f"{FOLDER / row.adapter}", "cpu", rungs=["layers"], options=options)
+    assert runs.VERDICTS[report.exit_code] == row.verdict
