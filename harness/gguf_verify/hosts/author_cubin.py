@@ -43,7 +43,8 @@ _LACKS = re.compile(
     r"(?:cannot|could not) open source file|No such file|nvcc fatal|\bstd\b|\"(?:cuda|cu|curand|cublas)[A-Z]\w*\"|"
     r"\"(?:FILE|printf|fprintf|stderr|stdout|malloc|free|exit|abort|getenv|c10|at|torch|thrust|cub|nvcuda)\"|\bTORCH_\w+"
 )
-
+#: An error in a header that is not the author's: a host's header, such as <cuda.h>, is no source for NVRTC.
+_IN_HEADER = re.compile(r"(?:^|\s)/[^\s()]+\(\d+\): error: ")
 
 #: The environment's variable that is "off" where sources that run on the CPU are not compiled for a GPU as well.
 SWITCH = "GGUF_VERIFY_CUDA_COMPILER"
@@ -177,7 +178,8 @@ def _device_code(
                 names = ", ".join(dict.fromkeys(undefined))
                 why = f"{names} is code of the host: mark it __device__"
                 raise EnvironmentFault(f"{error} ({why})", details=error.details) from None
-            if removed or not _REFUSED.search(str(error)) or any(_LACKS.search(line) for line in said):
+            missing = any(_LACKS.search(line) or _IN_HEADER.search(line) for line in said)
+            if removed or missing or not _REFUSED.search(str(error)):
                 raise _Lacking(" ".join(str(error).split())[:200]) from None
             raise
     raise _Lacking("it has too much code for the host")
