@@ -23,8 +23,10 @@ from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.llama import Llama
 from gguf_verify.support import scratch, seeds
 from gguf_verify.support.cache import cache_dir
-from tests.support import corpus, needs
+from tests.support import corpus, needs, validated
 from tests.support.blocks_by_hand import Make
+
+validated.install()
 
 #: In the order in which they run: files of many short tests last, so that parallel runs end together.
 TIERS = ("rungs", "fortress", "fuzz", "meta", "reference", "gpu", "unit")
@@ -123,6 +125,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     parts = [f"no {needs.NEEDS[n].what} ({count}; {needs.NEEDS[n].cure})" for n, count in by_need.most_common()]
     parts += [f"{reason} ({count})" for reason, count in others.most_common()]
     terminalreporter.write_line(f"{len(skipped)} skipped: {' · '.join(parts)}")
+
+
+@pytest.fixture(autouse=True)
+def valid_json() -> Iterator[None]:
+    """Every report and certificate that a test makes is valid by the schema that is shipped."""
+    validated.flaws()
+    yield
+    assert not (found := validated.flaws()), "\n".join(found)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -203,7 +203,8 @@ elif word == "changed":
 elif word == "hides-a-change":
     write(made | {"changed": "m.gguf was written to, cut or replaced"})
 elif word == "mismatch":
-    failed(made, "mismatch", 1, verdict="failed", failures=[{"what": "blk.0 row 3 is wrong"}], n_failures=4)
+    wrong = {"failures": [{"what": "blk.0 row 3 is wrong"}], "n_failures": 4, "blamed": {"kernel": 4}}
+    failed(made, "mismatch", 1, verdict="failed", **wrong)
 elif word in ("knows", "does-not-know"):  # what it found, once it is asked to end; the file says that it can be asked
     made["ended_by"], made["rungs"][3]["fault"] = "SIGTERM", "interrupted by SIGTERM before its end"
     made["rungs"][3] |= {"verdict": "unverified", "fault_culprit": "coverage"}

@@ -63,7 +63,7 @@ OUTCOMES = {
     "holds-failures": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "report-exit": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "contradicts": (Outcome.MISMATCH, "exit code 1, but its report says verified"),
-    "mismatch": (Outcome.MISMATCH, "layers: blk.0 row 3 is wrong (and 3 more)"),
+    "mismatch": (Outcome.MISMATCH, "layers: blk.0 row 3 is wrong (and 3 more); at fault: the kernel (4)"),
     "changed": (
         Outcome.BROKEN_OFF,
         "a file was changed while it was verified: m.gguf was written to, cut or replaced; at fault: this machine (1)",
