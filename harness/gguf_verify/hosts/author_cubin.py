@@ -85,6 +85,8 @@ def author_cubin(
         made = _kept(root, sm, defines, entries, author, lines, with_nvcc)  # it has no compiler for the host
     if (foreign := as_foreign(root)) is not None:
         files = included(root, OF_NVCC if with_nvcc else OF_NVRTC, headers(), defines, _folders(author))
+        if files is None and with_nvcc:
+            files = [*foreign.listed]  # a cubin of files that are not known is never kept, so nvcc has compiled it now
         foreign.note(files) if files is not None else foreign.note_unlisted(made.compilation.by)
     return made
 

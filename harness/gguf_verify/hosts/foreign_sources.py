@@ -45,6 +45,8 @@ class ForeignSource:
         self.root, self._seconds = root, seconds
         #: Absolute paths of the files outside the folder that compilers read, as they list them; or words.
         self.opened: set[str] = set()
+        #: The files that nvcc listed in its last compilation.
+        self.listed: tuple[str, ...] = ()
         self._deadline = time.monotonic() + seconds
 
     def note(self, files: Iterable[str]) -> None:

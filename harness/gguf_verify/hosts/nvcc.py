@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ..support import scratch
 from ..support.errors import EnvironmentFault
+from ..support.sources import of_makefile
 from .compilation import Author, failed, split_flags
 from .cubin import functions, lowered, marks
 from .foreign_sources import as_foreign, read_limited
@@ -109,7 +110,8 @@ def compile_cubin(
         command += [f"-I{root}", f"-I{folder}", *(f"-I{root / name}" for name in author.include)]
         command += ["-o", str(made), str(unit)]
         if foreign is not None:
-            done = foreign.run(command, folder)
+            listed = folder / "unit.d"
+            done = foreign.run([*command, "-MD", "-MF", str(listed)], folder)
         else:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder, check=False)
         if done.returncode:
@@ -117,7 +119,17 @@ def compile_cubin(
                 f"nvcc could not compile {file} for sm_{sm}", [*done.stderr.splitlines(), *done.stdout.splitlines()]
             )
         cubin = read_limited(made)
+        if foreign is not None:
+            foreign.listed = _read_files(listed, folder)
     return cubin, lowered(functions(cubin), entries)
+
+
+def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
+    """The files that nvcc listed, without CUDA's headers, which its version identifies, and those of a folder."""
+    headers = include_folder()
+    own = (f"{folder}/", *([] if headers is None else [f"{os.path.realpath(headers)}/"]))
+    read = of_makefile(read_limited(listed).decode(errors="surrogateescape"))
+    return tuple(path for path in read if not os.path.realpath(path).startswith(own))
 
 
 __all__ = ["compile_cubin", "include_folder", "path", "used_flags", "version"]

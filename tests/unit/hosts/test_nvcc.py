@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.hosts import nvcc
+from gguf_verify.hosts.author_cubin import OF_NVCC, author_cubin
 from gguf_verify.hosts.compilation import Author
+from gguf_verify.hosts.foreign_sources import foreign_source
 
 SOURCE = """
 typedef float (*Function)(float);
@@ -25,3 +27,18 @@ def test_macros_hold_commas_and_parameters(tmp_path: Path) -> None:
     cubin, names = nvcc.compile_cubin(tmp_path, "kernel.cu", "90", defines, ["kernel<OF>"], Author())
     assert cubin[:4] == b"\x7fELF"
     assert "kernelILi3E" in names["kernel<OF>"]
+
+
+@pytest.mark.needs("nvcc")
+@pytest.mark.parametrize("include", ['#include "{}"', '#define OTHER "{}"\n#include OTHER'])
+def test_what_it_reads_is_noted(tmp_path: Path, include: str) -> None:
+    """Also where the source does not say which file it is: nvcc lists it."""
+    root, header = tmp_path / "source", tmp_path / "other.h"
+    root.mkdir()
+    header.write_text("#define MORE(k) (k)\n")
+    source = SOURCE.replace("template", "template<int, Function> __global__ void kernel(float*);\ntemplate", 1)
+    (root / OF_NVCC).write_text(f"{include.format(header)}\n{source}")
+    with foreign_source(root, 300.0) as noted:
+        author_cubin(root, OF_NVCC, "90", {}, ["kernel<3, twice>"], Author(), by="nvcc")
+    assert str(header) in noted.opened
+    assert not [path for path in noted.opened if path.startswith(("what ", f"{root}/", str(nvcc.include_folder())))]
