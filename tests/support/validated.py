@@ -60,14 +60,16 @@ def install() -> None:
     begin, wait = subprocess.Popen.__init__, subprocess.Popen.wait
 
     def begun(process: subprocess.Popen[Any], *given: Any, **options: Any) -> None:
-        process.__dict__["folder"] = Path(options.get("cwd") or "").absolute()
+        folder, command = Path(options.get("cwd") or "").absolute(), given[0] if given else options.get("args")
+        files = [folder / path for path in _written_by(command)]
+        process.__dict__["files"] = [(path, _state(path)) for path in files]
         begin(process, *given, **options)
 
     def waited(process: subprocess.Popen[Any], timeout: float | None = None) -> int:
         code = wait(process, timeout)
-        folder = process.__dict__.pop("folder", None)  # once
-        for path in () if folder is None else _written_by(process):
-            _check_file(folder / path)
+        for path, before in process.__dict__.pop("files", ()):  # once
+            if _state(path) not in (before, None):
+                _check_file(path)
         return code
 
     subprocess.Popen.__init__ = begun  # type: ignore[method-assign, assignment]
@@ -83,9 +85,17 @@ def _checked(made_by: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[s
     return making
 
 
-def _written_by(process: subprocess.Popen[Any]) -> Iterator[Path]:
-    """The files that a process of the command line was to write; none of a stand-in's."""
-    given = process.args
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is written; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _written_by(given: Any) -> Iterator[Path]:
+    """The files that a command line is to write; none of a stand-in's."""
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         return
     words = [os.fsdecode(word) if isinstance(word, bytes | os.PathLike) else str(word) for word in given]
@@ -98,10 +108,9 @@ def _written_by(process: subprocess.Popen[Any]) -> Iterator[Path]:
 
 
 def _check_file(path: Path) -> None:
-    if path.is_file():
-        try:
-            made = json.loads(path.read_bytes())
-        except ValueError as error:
-            _flaws.append(f"{path} is no JSON: {error}")
-        else:
-            check(made, str(path))
+    try:
+        made = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        _flaws.append(f"{path} is no JSON: {error}")
+    else:
+        check(made, str(path))
