@@ -36,6 +36,8 @@ _FEWEST = 8
 _MOST_PARTS = 64
 #: A factor that is fitted is known to so many standard deviations.
 _DEVIATIONS = 6.0
+#: Beside that, what the fit itself rounds: of a factor, and of the largest one.
+_OF_FACTOR, _OF_FIT = 1e-7, 1e-9
 #: What the fit may leave of the squared error, for each output: errors within the bound have passed no test of size.
 _LEFT = 0.05
 #: Denominators of simple factors, and how many wrong factors are listed.
@@ -171,7 +173,7 @@ def _fitted(y: Floats, case: Case, parts: Sequence[Part]) -> dict[str, float]:
     deviations = np.sqrt(variance * np.diag(np.linalg.inv(columns.T @ columns)))
     found = {}
     for part, c, deviation in zip(at, fit / size, deviations / size, strict=True):
-        factor = _simple(float(c), part.meant, _DEVIATIONS * float(deviation) + 1e-7 * abs(float(c)))
+        factor = _simple(float(c), part.meant, _DEVIATIONS * float(deviation) + _OF_FACTOR * abs(float(c)) + _OF_FIT)
         if factor != part.meant:
             found[part.key] = factor
     return found

@@ -397,7 +397,23 @@ WEIGHED: dict[str, tuple[Callable[[Parts], Parts], str, str]] = {
         ),
         "block-factor", "block 2 of K counts 2 times",
     ),
+    "all but the first three blocks left out": (
+        lambda p: dataclasses.replace(
+            p, d=_some(p.d, lambda d: 0 * d, np.s_[:, 3:]), m=_some(p.m, lambda m: 0 * m, np.s_[:, 3:])
+        ),
+        "end-of-k-dropped", "blocks 3 to ",
+    ),
 }  # fmt: skip
+
+
+def test_a_constant_is_named(made: Callable[..., np.ndarray]) -> None:
+    """What rounding leaves of the other terms is no factor."""
+    rows, x = made("Q4_0", 0), activations(0)
+    found = diagnose(np.full((len(x), len(rows)), 12345, np.float32), FORMATS["Q4_0"], SEMANTICS["q8_1"], rows, x)
+    assert [f.id for f in found.faults] == ["term-factor"]
+    assert "the codes' term is missing; " in found.faults[0].words
+    assert "; 12345 is added to each output" in found.faults[0].words
+
 
 OUTSIDE: dict[str, Callable[[Parts], Parts]] = {
     "one code off by one": lambda p: dataclasses.replace(p, q=_some(p.q, lambda q: q + 1, np.s_[:, 3, 3])),
