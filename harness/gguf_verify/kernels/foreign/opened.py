@@ -48,11 +48,11 @@ class Opened:
         """Take these files; a name that ends in " (deleted)" is that of one that was replaced."""
         for path in paths:
             name = path.removesuffix(_DELETED)
-            if name in self.files or name.startswith(_not_the_kernels()):
+            if name in self.files or name.startswith(_ours()):
                 continue
             if owners := _owners(name):
                 self.packages |= owners
-            else:
+            elif _INSTALLED.search(name) or not name.startswith(_pythons()):
                 self.files[name] = file_digest(name) if name == path and os.path.isabs(name) else None
 
 
@@ -60,13 +60,18 @@ _DELETED = " (deleted)"
 
 
 @cache
-def _not_the_kernels() -> tuple[str, ...]:
-    """How the names of files begin that are Python's or this project's, or that a run makes."""
-    pythons = map(sysconfig.get_path, ("stdlib", "platstdlib"))
-    real = [os.path.realpath(folder) for folder in (*map(str, (PACKAGE, kernel_root(), scratch.top())), *pythons)]
+def _ours() -> tuple[str, ...]:
+    """How the names of files begin that are this project's, or that a run makes."""
+    return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in (PACKAGE, kernel_root(), scratch.top()))
+
+
+@cache
+def _pythons() -> tuple[str, ...]:
+    """How the names of files begin that are Python's. Installed packages may lie below."""
+    folders = [os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")]
     executable = os.path.realpath(sys.executable)
     library = os.path.join(os.path.dirname(os.path.dirname(executable)), "lib", "libpython")
-    return (*(f"{folder}{os.sep}" for folder in real), executable, library)
+    return (*folders, executable, library)
 
 
 def _owners(path: str) -> dict[str, str]:
