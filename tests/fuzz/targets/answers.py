@@ -25,7 +25,7 @@ from tests.support.refusals import refused_in_one_line
 class Scripted:
     """Stands for a `ChildProcess` that says what it is told to: one message at once, the rest when it is asked."""
 
-    pid, alive, stopped_for, folder = 0, False, "", None
+    pid, alive, stopped_for, folder = -1, False, "", None  # no process: those of 0 are all of this machine
 
     def __init__(self, data: bytes) -> None:
         first = mutations.frames(data)[:1]
