@@ -99,7 +99,7 @@ def environment_of(run: Run, hashed: bool = True) -> Environment:
 
 def completed(environment: Environment, run: Run, wait: bool = True) -> Environment:
     """The environment of a run with what is known at its end alone: its file's digests, and the files that its kernel
-    has opened. Digests that are not there yet are waited for, or left out."""
+    has opened. With `wait`, digests that are not there yet are waited for; else they are omitted."""
     kernel = replace(environment.kernel, opened=run.opened.with_(run.opened_here))
     file = environment.file if environment.file.sha256 else run.file_info(wait)
     return replace(environment, kernel=kernel, file=file)

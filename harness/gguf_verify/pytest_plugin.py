@@ -3,8 +3,8 @@ own tests.
 
 A matrix's test passes if the layers rung judged its GEMMs and found nothing wrong. It is skipped if the graph has no
 product with the matrix, and it is an error if a product should have been checked and could not be, such as one that was
-not run since the kernel had hung in others. One more test fails if the kernel was never called. What is left out is the
-command line's default.
+not run since the kernel had hung in others. One more test fails if the kernel was never called. Options that
+are not given have the command line's defaults.
 
 With xdist, the run over all matrices is made once, by the worker that first needs it; the others wait for its report.
 pytest imports this module in every session, so its functions import what they need.

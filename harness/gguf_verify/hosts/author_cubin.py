@@ -43,8 +43,8 @@ _LACKS = re.compile(
     r"(?:cannot|could not) open source file|No such file|nvcc fatal|\bstd\b|\"(?:cuda|cu|curand|cublas)[A-Z]\w*\"|"
     r"\"(?:FILE|printf|fprintf|stderr|stdout|malloc|free|exit|abort|getenv|c10|at|torch|thrust|cub|nvcuda)\"|\bTORCH_\w+"
 )
-#: An error in a header that is not the author's: a host's header, such as <cuda.h>, is no source for NVRTC.
-_IN_HEADER = re.compile(r"(?:^|\s)/[^\s()]+\(\d+\): error: ")
+#: Code of the host in a header that is not the author's, such as <cuda.h>: NVRTC refuses it, and nvcc does not.
+_IN_HEADER = re.compile(r"(?:^|\s)/[^\s()]+\(\d+\): error: A (?:function|namespace scope variable) without")
 
 #: The environment's variable that is "off" where sources that run on the CPU are not compiled for a GPU as well.
 SWITCH = "GGUF_VERIFY_CUDA_COMPILER"

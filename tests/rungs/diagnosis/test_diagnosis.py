@@ -397,7 +397,7 @@ WEIGHED: dict[str, tuple[Callable[[Parts], Parts], str, str]] = {
         ),
         "block-factor", "block 2 of K counts 2 times",
     ),
-    "all but the first three blocks left out": (
+    "all blocks but the first three skipped": (
         lambda p: dataclasses.replace(
             p, d=_some(p.d, lambda d: 0 * d, np.s_[:, 3:]), m=_some(p.m, lambda m: 0 * m, np.s_[:, 3:])
         ),

@@ -189,6 +189,17 @@ def test_types_of_cudas_driver(tmp_path: Path) -> None:
     assert launched(compiled(tmp_path, text + KERNEL.format(bounds="", body="y[0] = sizeof(CUdeviceptr);")), 64) == 8
 
 
+@pytest.mark.usefixtures("cuda")
+def test_an_error_in_a_header_elsewhere_is_the_sources(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    header = tmp_path / "elsewhere" / "h.h"
+    header.write_text('#ifdef __CUDACC_RTC__\nstatic_assert(sizeof(int) == 8, "wide");\n#endif\n')
+    (tmp_path / "here").mkdir()
+    text = f'#include "{header}"\n' + KERNEL.format(bounds="", body="y[0] = 1.0f;")
+    with pytest.raises(UsageError, match="static assertion failed"):
+        compiled(tmp_path / "here", text)
+
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
