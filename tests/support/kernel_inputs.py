@@ -145,6 +145,19 @@ def random_weights(rng: np.random.Generator, fmt: BlockFormat, n: int, k: int) -
     return structs.view(np.uint8).reshape(n, -1)
 
 
+def usual_weights(fmt: BlockFormat, n: int, k: int) -> np.ndarray:
+    """Random codes under scales with which all weights are finite halves."""
+    rng = np.random.default_rng(n)
+    structs = fmt.view(random_blocks(rng, fmt, max(n, 64), k))  # of few, none may be usual
+    for field in fmt.fields:
+        if field.dtype == "<f2":
+            structs[field.name] = rng.normal(0, 0.01, structs[field.name].shape)
+    blocks = structs.view(np.uint8).reshape(-1, fmt.block_bytes)
+    with np.errstate(all="ignore"):
+        fits = np.abs(fmt.decode(blocks)).max(axis=-1) < 1000
+    return blocks[np.resize(np.flatnonzero(fits), n * k // fmt.block_size)].reshape(n, -1)
+
+
 def random_blocks(rng: np.random.Generator, fmt: BlockFormat, n: int, k: int) -> np.ndarray:
     """Random bytes in every field: uint8[n, blocks of k values, bytes]."""
     return rng.integers(0, 256, (n, k // fmt.block_size, fmt.block_bytes), dtype=np.uint8)

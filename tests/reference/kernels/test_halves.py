@@ -24,7 +24,7 @@ from gguf_verify.semantics import IN_TENSOR_CORES, judge, product
 from gguf_verify.semantics.declared import declared
 from gguf_verify.support.errors import KernelFault
 from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import random_blocks, random_weights, stack_bytes
+from tests.support.kernel_inputs import random_weights, stack_bytes, usual_weights
 from tests.support.needs import need
 from tests.support.tools import altered_kernel
 
@@ -37,19 +37,6 @@ def of_types(*often: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "fmt", [pytest.param(f, id=f.name, marks=[] if f.name in often else [pytest.mark.slow]) for f in WEIGHTS]
     )
-
-
-def usual_weights(fmt: BlockFormat, n: int, k: int) -> np.ndarray:
-    """Random codes under scales with which all weights are finite halves."""
-    rng = np.random.default_rng(n)
-    structs = fmt.view(random_blocks(rng, fmt, max(n, 64), k))  # of few, none may be usual
-    for field in fmt.fields:
-        if field.dtype == "<f2":
-            structs[field.name] = rng.normal(0, 0.01, structs[field.name].shape)
-    blocks = structs.view(np.uint8).reshape(-1, fmt.block_bytes)
-    with np.errstate(all="ignore"):
-        fits = np.abs(fmt.decode(blocks)).max(axis=-1) < 1000
-    return blocks[np.resize(np.flatnonzero(fits), n * k // fmt.block_size)].reshape(n, -1)
 
 
 def right(kernel: ShippedKernel, fmt: BlockFormat, m: int, n: int, k: int) -> bool:
