@@ -189,13 +189,16 @@ class _Sample:
 @dataclass
 class _Found:
     """What judging by one definition found. `suspected`: outputs that only their score fails, and no lane order
-    explains; they are not among the wrong ones, since a captured product cannot be made again."""
+    explains; they are not among the wrong ones, since a captured product cannot be made again. `typical`: the median
+    square of an error, of the first part of the outputs: some that are far off, such as two exchanged rows, say nothing
+    about the definition that the others were made by, and their squares are all that a mean shows."""
 
     wrong: int = 0
     suspected: int = 0
     utilisation: float = 0.0
     score: float = 0.0
     error: float = 0.0
+    typical: float = math.inf
     energy: float = 0.0
     ambiguous: int = 0
     first: tuple[int, int, float, float, float] | None = None
@@ -323,16 +326,16 @@ def _judged(
     some = sample.some()
     first = {s.name: s for s in [*definitions(sample.fmt), *wider(sample.fmt)]}
     tried = first if claimed == AUTO else {claimed: names[claimed]}
-    candidates: list[Candidate] = []
+    tries: list[tuple[Candidate, float]] = []
     # nobody declares anything here, so the wide bounds of weights decoded in steps would admit what is wrong
     pairs = [s for s in names.values() if s.name not in first and not s.term.steps]
     for semantics in [*tried.values(), *pairs] if claimed == AUTO else tried.values():
-        if semantics.name not in tried and any(c.within for c in candidates):
+        if semantics.name not in tried and any(c.within for c, _ in tries):
             break  # every pair of an encoding and a term, where no known definition fits
         found = _by(some, semantics, threads, fast_math)
         within = found.verified and found.energy > 0  # all zeros are every definition's answer, and say nothing
-        candidates.append(Candidate(semantics.name, found.utilisation, found.score, found.nmse, within))
-    candidates.sort(key=lambda c: (not c.within, c.nmse if math.isfinite(c.nmse) else math.inf))
+        tries.append((Candidate(semantics.name, found.utilisation, found.score, found.nmse, within), found.typical))
+    candidates = [c for c, _ in sorted(tries, key=lambda t: (not t[0].within, t[1]))]
     fits = [c.name for c in candidates if c.within]
     results = {}
     for name in fits or [candidates[0].name]:
@@ -421,6 +424,8 @@ def _by(sample: _Sample, semantics: Semantics, threads: int, fast_math: bool) ->
                 judgement = judge(y, p, slack)
                 difference = (y.astype(np.float64) - p.exact) ** 2
                 found.error += float(difference.sum()) if np.isfinite(difference).all() else math.inf
+                if not first and not start and np.isfinite(middle := np.median(difference)):
+                    found.typical = float(middle)
                 found.energy += float(np.where(np.isfinite(p.exact), p.exact**2, 0).sum())
             hard = judgement.bad & ~judgement.suspected
             found.wrong += int(hard.sum())

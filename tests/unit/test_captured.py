@@ -84,6 +84,17 @@ def test_a_known_fault_is_named(case: Case) -> None:
     assert any("Fix: " in line for line in judged.lines)
 
 
+@pytest.mark.parametrize("definition", ["q8_1", "mmq", "f32"])
+def test_two_exchanged_rows_are_named(case: Case, definition: str) -> None:
+    """The other rows say by which definition the engine computes, however far off these two are."""
+    y = case.y(definition)
+    y[:, [5, 9]] = y[:, [9, 5]]
+    judged = judge_captured(MODEL, TENSOR, case.x, y, threads=1)
+    assert (judged.exit_code, judged.wrong, judged.definition) == (1, 2 * M, definition)
+    assert [fault.id for fault in judged.faults] == ["rows-exchanged"]
+    assert "row 5 gets that of 9, row 9 gets that of 5" in str(judged)
+
+
 def test_rows_of_a_tensor(case: Case) -> None:
     y = case.y("q8_1")[:, 10:20]
     assert judge_captured(MODEL, TENSOR, case.x, y, rows=(10, 20), threads=1)

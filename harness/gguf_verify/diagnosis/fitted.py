@@ -21,8 +21,8 @@ Bools = npt.NDArray[np.bool_]
 _FEWEST = 8
 #: What it may leave of the squared error: errors within the bound have passed no test of their size.
 _LEFT = 0.05
-#: Rows or tokens are named as exchanged where so many are, and this share of all wrong ones.
-_FEWEST_EXCHANGED, _MOSTLY = 4, 0.95
+#: Rows or tokens are named as exchanged where so many are, this share of all wrong ones, with `_FEWEST` outputs.
+_FEWEST_EXCHANGED, _MOSTLY = 2, 0.95
 
 
 def fitted(y: Floats, case: Case, bad: Bools) -> Explanation | None:
@@ -73,14 +73,16 @@ def _exchanged(
     if len(y) < 2 or len(wrong) < _FEWEST_EXCHANGED or not np.isfinite(exact).all():
         return None
     found: dict[int, int] = {}
+    outputs = 0
     for n in wrong:
         # what lies within the bound of a column, and tells it from the one that should be there by two outputs
         fits = (np.abs(y[:, n, None] - exact) <= bound).all(axis=0)
-        apart = (np.abs(exact - exact[:, n, None]) > bound + bound[:, n, None]).sum(axis=0) >= 2
-        of = np.flatnonzero(fits & apart)
+        apart = (np.abs(exact - exact[:, n, None]) > bound + bound[:, n, None]).sum(axis=0)
+        of = np.flatnonzero(fits & (apart >= 2))
         if len(of):
-            found[int(n)] = int(of[np.abs(of - n).argmin()])
-    if len(found) < max(_FEWEST_EXCHANGED, _MOSTLY * len(wrong)):
+            found[int(n)] = nearest = int(of[np.abs(of - n).argmin()])
+            outputs += int(apart[nearest])
+    if outputs < _FEWEST or len(found) < max(_FEWEST_EXCHANGED, _MOSTLY * len(wrong)):
         return None
     some = ", ".join(f"{what} {n} gets that of {j}" for n, j in list(found.items())[:3])
     words = f"outputs are those of other {what}s: {some}"

@@ -70,9 +70,13 @@ def of_run(report: Report) -> Json:
     if report.fault:
         results.append(_result("file-changed", "error", report.fault, report.environment.file.path, "", ""))
     made = _log(report.command, report.exit_code, results)
-    notes = [{"level": "note", "message": {"text": f"skipped: {check.words}"}} for check in report.skipped]
+    kernel = report.environment.kernel
+    notes = [f"the kernel declares {printable(kernel.declared)}"] if report.kernel_ran and kernel.declares else []
+    notes += [f"skipped: {check.words}" for check in report.skipped]
     if notes:
-        made["runs"][0]["invocations"][0]["toolExecutionNotifications"] = notes
+        made["runs"][0]["invocations"][0]["toolExecutionNotifications"] = [
+            {"level": "note", "message": {"text": note}} for note in notes
+        ]
     return made
 
 

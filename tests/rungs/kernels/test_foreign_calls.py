@@ -3,6 +3,7 @@ code that is no CUDA C++: a shared library, a FILE.toml."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
 from gguf_verify.semantics import SEMANTICS, judge, product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, UsageError
 from tests.support.foreign_runs import K, M, N, operands
+from tests.support.tools import ROOT
 
 TWO_LAUNCHES = """
 // [gguf-verify]
@@ -232,6 +234,18 @@ def test_a_function_of_c(tmp_path: Path) -> None:
     more = np.concatenate([rows, rows[:2]])
     with pytest.raises(KernelFault, match="function returned 3, and 0 means success"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], more), x)
+    kernel.close()
+
+
+def test_the_library_of_the_tutorial(tmp_path: Path) -> None:
+    """What the page for maintainers declares opens a function of its interface; this one computes float32 products."""
+    text = (ROOT / "docs" / "tutorials" / "engine-maintainer.md").read_text()
+    (declared,) = (block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "parameters" in block)
+    path = library(tmp_path, C_SOURCE.replace("int32_t N, int64_t K, float scale, void* stream", "int64_t N, int64_t K")
+                   .replace("if (stream) return 7;", "const float scale = 1;"))  # fmt: skip
+    path.with_suffix(".toml").write_text(declared.replace('"q8_1"', '"f32"'))
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1), 20.0)
+    assert right(made(kernel))
     kernel.close()
 
 

@@ -49,6 +49,18 @@ def wrong(tensor: str = "blk.0.attn_q.weight", lines: tuple[str, ...] = ("nibble
     return report
 
 
+def test_every_form_has_what_is_declared_beside_the_definition() -> None:
+    report = right()
+    declared = msgspec.structs.replace(report.environment.kernel, declares=("sums in halves",))
+    report.environment = msgspec.structs.replace(report.environment, kernel=declared)
+    # heat maps are pictures of one rung, and annotations say nothing of a pass
+    lists = [w for w in writers(Kind.RUN) if not w.rung and w.flag != "--annotations"]
+    forms = {writer.flag: writer.renders[Kind.RUN](report, Form(verbose=True)) for writer in lists}
+    assert len(forms) > 5
+    assert "q8_1, sums in halves" in report._repr_html_()
+    assert [flag for flag, text in forms.items() if "sums in halves" not in str(text)] == []
+
+
 def test_a_report_is_true_where_everything_is_verified() -> None:
     assert right()
     assert not wrong()

@@ -40,6 +40,8 @@ def _parts(report: Report) -> Iterator[str]:
     file = printable(e.file.path.rsplit("/", 1)[-1], 100)
     kernel = printable(e.kernel.name, 100) if report.kernel_ran else "no kernel"
     yield verdict(report.words, report.exit_code, f"{kernel} on {file}")
+    if report.kernel_ran:
+        yield paragraph(f"The kernel declares {printable(e.kernel.declared, 300)}.")
     if report.culprits:
         yield paragraph(f"At fault: {report.at_fault}")
     for _, diagnosis in report.diagnosed[:1]:
