@@ -125,7 +125,15 @@ class Semantics:
     @property
     def order_known(self) -> bool:
         """`exact` states the order in which a kernel may declare that it adds the terms."""
-        return self.any_format and self.term.order_known and self.accumulation.name == "float32"
+        return (self.inside or self).fused_in_half or (
+            self.any_format and self.term.order_known and self.accumulation.name == "float32"
+        )
+
+    @property
+    def fused_in_half(self) -> bool:
+        """Values are halves and their products are added in half, so `__hfma` in ascending k has known bits."""
+        halves = self.encoding.dtype == self.term.weights == self.accumulation.name == "float16"
+        return halves and not self.term.steps
 
     @property
     def declarable(self) -> bool:

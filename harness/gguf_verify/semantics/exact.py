@@ -10,7 +10,8 @@ larger blocks, or groups of 16 where these have a scale of their own. In float64
             on the condition that the integers Σ q_w·q_a are exact. Where each product of two values is added by itself,
             K stands for the first nb (`accumulation`, `values`)
     order   S ← fma(d_w·d_a, Σ q_w·q_a, S), then S ← fma(m_w, s, S);
-            where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S)
+            where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S);
+            of values S ← fma(a[k], w[k], S), where values are halves and added in half by `__hfma`
 
 z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
 |q_w + z| + z is at most |q_w| + 2z. A product that underflows also loses up to η = 2^-150, times what it is then
@@ -163,7 +164,7 @@ def unstored(
     device: Device | None = None,
 ) -> Product:  # fmt: skip
     """The product before anything is fused behind it, and before it is rounded to the type of the output."""
-    if order is not None and semantics.accumulation.name != "float32":
+    if order is not None and semantics.accumulation.name != "float32" and not semantics.order_known:
         raise ValueError(f"no definition states the order {order} of sums in {semantics.accumulation}")
     fmt = semantics.term.reads(fmt)
     if semantics.inside is not None:

@@ -73,7 +73,7 @@ def stored(p: Product, output: str) -> Product:
         return p
     with np.errstate(invalid="ignore", over="ignore"):
         error = np.minimum(p.bound, p.limit * p.spread)
-        reach = np.abs(p.exact) + error
+        reach = np.abs(p.exact) + error if p.ordered is None else np.abs(p.ordered.astype(np.float64))
         step = narrow.half_ulp(np.where(np.isfinite(reach), reach, 0.0))
         exact = np.where(reach < narrow.overflows, p.exact, np.copysign(np.inf, p.exact))
         ordered: Floats | None = None

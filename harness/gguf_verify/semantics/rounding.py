@@ -110,6 +110,21 @@ def multiply_adds(
     return acc
 
 
+def half_multiply_adds(a: npt.NDArray[np.float64], w: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Σ_k a[k]·w[k], float32[M, n], by the fused multiply-add of halves in ascending k from +0, of halves a[M, K] and
+    w[n, K].
+
+    A product of two halves has 22 bits. float64 holds its sum with a third half, unless the product is less than 2^-29
+    of that half, which is then the result, or the sum is past 2^16 and infinite.
+    """
+    acc = np.zeros((len(a), len(w)), np.float16)
+    left, right = np.ascontiguousarray(a.T)[:, :, None], np.ascontiguousarray(w.T)[:, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        for k in range(len(left)):
+            acc = (left[k] * right[k] + acc).astype(np.float16)
+    return acc.astype(np.float32)
+
+
 def to_float32(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Rounded to float32, as float64."""
     if (library := library_of(values)) is not None:

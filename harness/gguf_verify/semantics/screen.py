@@ -325,7 +325,7 @@ def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Acti
     """The bits of a declared order, float32[M, n]."""
     if semantics.term.of_values:
         assert not isinstance(w, Placed)
-        return values_in_order(fmt, w, x, order)
+        return values_in_order(semantics, fmt, w, x, order)
     values, blocks = term_values(fmt), blocks_of(fmt, w)
     q = contiguous(codes_of(semantics, fmt, blocks).reshape(len(w), -1, values).transpose(1, 2, 0))
 

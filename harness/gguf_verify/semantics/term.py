@@ -62,7 +62,7 @@ class Term:
         steps: these values may have been rounded in every step of their decoding: the exact product is that of d·q + m,
             and the bound has a slack for the steps.
         reads: as which format it reads weights of one, where it takes them apart in another way.
-        order_known: `exact` states the order in which a kernel may declare that it adds the terms.
+        order_known: `exact` states the order in which a kernel may declare that it adds the terms in float32.
     """
 
     name: str

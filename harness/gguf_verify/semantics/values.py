@@ -34,9 +34,9 @@ from . import half_sums
 from .accumulation import SCORE_LIMIT, Accumulation
 from .definition import Semantics
 from .device import Device
-from .narrow import NARROW
+from .narrow import HALF, NARROW
 from .order import Order
-from .rounding import multiply_adds
+from .rounding import half_multiply_adds, multiply_adds
 from .sums import Doubles, Errors, Floats, Product, in_float32_range, partial_sums, spread_of, walk
 from .term import Term
 
@@ -136,9 +136,9 @@ def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
     wide, off = weights_of(term, fmt, w)
     result = None
     if order is not None:
-        if term.weights != "float32":
+        if term.weights != "float32" and not semantics.fused_in_half:
             raise ValueError(f"no definition states the order {order} for values of activations")
-        result = values_in_order(fmt, w, x, order)
+        result = values_in_order(semantics, fmt, w, x, order)
     made = of_values(x.wide, wide, term_values(fmt), accumulation, result)
     if off is None:
         return made
@@ -176,11 +176,13 @@ def value_errors(semantics: Semantics, fmt: BlockFormat, w: Bytes, a: Doubles) -
     return Errors(made.tolerance + slack, made.drift, deviation)
 
 
-def values_in_order(fmt: BlockFormat, w: Bytes, x: Activations, order: Order) -> Floats:
+def values_in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order) -> Floats:
     """The bits of the declared order of decoded weights uint8[n, row bytes], float32[M, n]. Raises ValueError."""
     if order.part is not None:
         raise ValueError(f"no definition states the order {order} for values of activations")
     values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1)
+    if semantics.fused_in_half:  # w is the half of what is decoded to float32
+        return half_multiply_adds(x.wide, HALF.rounded(values))
     return multiply_adds(contiguous(x.q.T), contiguous(values.T))
 
 

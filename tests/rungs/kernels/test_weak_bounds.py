@@ -34,6 +34,12 @@ def added_in_half(a, w):
         total = half(total[..., ::2] + total[..., 1::2])
     return total[..., 0].astype(np.float32)
 
+def fused_in_half(a, w):
+    total = np.zeros((len(a), len(w)))
+    for k in range(a.shape[1]):
+        total = half(a[:, None, k] * w[None, :, k] + total)
+    return total.astype(np.float32)
+
 SHARE = 1
 
 @kernel(formats=["Q4_0"], semantics="f16", accumulates="float16", domain={"K": {"most": 256}, "N": {"most": 256}})
@@ -71,6 +77,19 @@ def test_a_correct_kernel_that_adds_in_half_is_verified(source: Path) -> None:
 def test_a_share_of_its_outputs_is_a_mismatch(source: Path) -> None:
     source.write_text(KERNELS.replace("SHARE = 1", "SHARE = 0.9"))
     assert verified(f"{source}:honest", "layers").exit_code == 1
+
+
+@pytest.mark.parametrize(("added", "exit_code"), [("fused_in_half", 0), ("added_in_half", 1)])
+def test_a_declared_order_of_sums_in_half_is_judged_by_its_bits(source: Path, added: str, exit_code: int) -> None:
+    text = KERNELS.replace("* added_in_half", f"* {added}").replace(
+        '"float16", domain', '"float16", ordered=True, domain'
+    )
+    source.write_text(text)
+    report = verified(f"{source}:honest", "layers")
+    assert report.exit_code == exit_code, words(report)
+    layers = report.rung("layers")
+    assert layers is not None
+    assert layers.closer is None
 
 
 def test_a_product_whose_bound_cannot_refuse_zeros_is_not_verified(source: Path) -> None:

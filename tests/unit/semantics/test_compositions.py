@@ -129,8 +129,39 @@ def test_one_wrong_code_is_seen_in_one_block(accumulates: str) -> None:
         assert judge(added(a, b).astype(np.float32), p).bad.any(), name
 
 
-def test_no_order_of_sums_in_half_is_stated() -> None:
-    semantics = declared("f32", takes="float16", accumulates="float16")
+@pytest.mark.parametrize(("fmt", "k"), [(Q4_0, 4096), (Q4_K, 512), (Q8_0, 64)], ids=["Q4_0", "Q4_K", "Q8_0"])
+@pytest.mark.parametrize("takes", ["float16", "float32"])
+def test_bits_of_fused_multiply_adds_in_half(fmt: BlockFormat, k: int, takes: str) -> None:
+    """However long the row is, one unit in the last place is seen, and so is another order."""
+    semantics, w = declared("f16", accumulates="float16", takes=takes), real_weights(fmt, 8, k)
+    assert semantics.order_known
+    x = (30 * generator("half bits", str(k)).standard_normal((3, k))).astype(np.float32)
+    p = product(semantics, fmt, w, semantics.bytes_of(x), ASCENDING)
+    decoded = fmt.decode(w.reshape(8, -1, fmt.block_bytes)).reshape(8, k)
+    right = HALF_SUMS[0](half(x.astype(np.float64)), half(decoded.astype(np.float64))).astype(np.float32)
+    assert judge(right, p).verified
+    wrong = right.copy()
+    wrong[1, 5] = np.nextafter(wrong[1, 5].astype(np.float16), np.float16(np.inf))
+    assert np.argwhere(judge(wrong, p).bad).tolist() == [[1, 5]]
+    other = HALF_SUMS[2](half(x.astype(np.float64)), half(decoded.astype(np.float64))).astype(np.float32)
+    assert judge(other, p).bad.any()
+
+
+def test_in_a_declared_order_a_half_overflows_only_if_its_sums_do() -> None:
+    """In another order the sums of the first token might, too."""
+    semantics, w = declared("f16", accumulates="float16", output="float16"), real_weights(Q8_0, 4, 8192)
+    x = np.array([[2000], [45000]], np.float32) * np.ones((2, 8192), np.float32)
+    given = semantics.bytes_of(x)
+    assert not np.isfinite(product(semantics, Q8_0, w, given).exact).any()
+    right = HALF_SUMS[0](*values(semantics, Q8_0, w, x))
+    assert np.isfinite(right[0]).all()
+    assert not np.isfinite(right[1]).all()
+    judged = judge(right.astype(np.float32), product(semantics, Q8_0, w, given, ASCENDING))
+    assert judged.bad.tolist() == (~np.isfinite(right)).tolist()
+
+
+def test_no_order_of_float32_values_that_are_added_in_half_is_stated() -> None:
+    semantics = declared("f32_apart", accumulates="float16")
     w, x = real_weights(Q4_0, 2, 32), inputs(32)["normal"]
     assert not semantics.order_known
     with pytest.raises(ValueError, match="no definition states the order ascending k of sums in float16"):

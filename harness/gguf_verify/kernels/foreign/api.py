@@ -51,7 +51,7 @@ from .layouts import Layouts, layouts_of, no_operand
 from .task_declaration import check_task
 
 #: Definitions of which `gguf_verify.semantics.exact` states an order.
-_ORDERS = tuple(name for name, s in SEMANTICS.items() if s.order_known)
+_ORDERS = ", ".join(name for name, s in SEMANTICS.items() if s.order_known) + ', and f16 with accumulates "float16"'
 #: Types of values.
 FLOAT32 = "float32"
 HALVES = (FLOAT32, "float16", "bfloat16")
@@ -199,7 +199,7 @@ class Declaration:
         if self.takes not in ("", *may):
             raise UsageError(f"takes {_short(self.takes)} is not one of {', '.join(may)}{meant(self.takes, may)}")
         if own and self.ordered:
-            raise UsageError(f"no order of an oracle is known: ordered goes with {', '.join(_ORDERS)}")
+            raise UsageError(f"no order of an oracle is known: ordered goes with {_ORDERS}")
         if own and (self.activations or self.term):
             raise UsageError("activations and term are of a definition of this project, and an Oracle is in its place")
         definition = self.definition
@@ -211,7 +211,7 @@ class Declaration:
             except ValueError as error:
                 raise UsageError(str(error)) from None
         if self.ordered and not definition.order_known:
-            raise UsageError(f"no order of {definition.name} is known: ordered goes with {', '.join(_ORDERS)}")
+            raise UsageError(f"no order of {definition.name} is known: ordered goes with {_ORDERS}")
 
     @property
     def definition(self) -> Semantics:
