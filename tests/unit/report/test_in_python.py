@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def wrong(tensor: str = "blk.0.attn_q.weight", lines: tuple[str, ...] = ("nibble
     return report
 
 
-def test_every_form_has_what_is_declared_beside_the_definition() -> None:
+def test_every_form_has_what_is_declared_and_what_was_skipped() -> None:
     report = right()
     declared = msgspec.structs.replace(report.environment.kernel, declares=("sums in halves",))
     report.environment = msgspec.structs.replace(report.environment, kernel=declared)
@@ -59,6 +60,9 @@ def test_every_form_has_what_is_declared_beside_the_definition() -> None:
     assert len(forms) > 5
     assert "q8_1, sums in halves" in report._repr_html_()
     assert [flag for flag, text in forms.items() if "sums in halves" not in str(text)] == []
+    assert report.skipped
+    for check in report.skipped:
+        assert [flag for flag, text in forms.items() if check.title not in unescape(str(text))] == []
 
 
 def test_a_report_is_true_where_everything_is_verified() -> None:
