@@ -48,9 +48,10 @@ def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint
     return np.ctypeslib.as_array(whole)
 
 
-def mapped_between_walls(handle: int, at: int, nbytes: int) -> npt.NDArray[np.uint8]:
+def mapped_between_walls(handle: int, at: int, nbytes: int, private: bool = False) -> npt.NDArray[np.uint8]:
     """uint8[nbytes], the bytes of a memory file from `at` on, mapped between two pages that cannot be accessed.
-    Where in a page they begin and end is as in the file. Raises EnvironmentFault."""
+    Where in a page they begin and end is as in the file. What is written to a private mapping is not written to the
+    file. Raises EnvironmentFault."""
     libc, page = _libc(), mmap.PAGESIZE
     first = at // page * page
     inside = max(1, -(-(at + nbytes - first) // page)) * page
@@ -58,7 +59,8 @@ def mapped_between_walls(handle: int, at: int, nbytes: int) -> npt.NDArray[np.ui
     if start in (None, _FAILED):
         raise EnvironmentFault("the memory does not suffice")
     access = mmap.PROT_READ | mmap.PROT_WRITE
-    made = libc.mmap(start + page, inside, access, mmap.MAP_SHARED | _MAP_FIXED, handle, first)
+    kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+    made = libc.mmap(start + page, inside, access, kind | _MAP_FIXED, handle, first)
     if made != start + page:
         libc.munmap(start, inside + 2 * page)
         raise EnvironmentFault("the memory does not suffice")

@@ -3,6 +3,7 @@ that a kernel which reads past one, or whose outputs depend on an address, is fo
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
+from gguf_verify.kernels.foreign.products import Products
 from gguf_verify.kernels.foreign.task_runner import TaskRunner
 from gguf_verify.kernels.foreign.tasks import ForeignRepacker, as_task
 from gguf_verify.semantics import judge, product
@@ -135,7 +137,76 @@ def test_a_library_that_reads_past_the_end() -> None:
         made(open_foreign(reads, CpuHost(1)))
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 5])
+@pytest.mark.parametrize("before", [False, True], ids=["behind", "before"])
+@pytest.mark.parametrize("where", ["weights", "packed", "pack", "activations"])
+def test_both_ends_of_every_operand(where: str, before: bool) -> None:
+    """Whatever the operands hold, and however large they are: here weights of 4.5 MiB."""
+
+    def peek(array):
+        at = array.ctypes.data
+        ctypes.string_at(at - 1 if before else at + -(-array.nbytes // 16) * 16, 1)
+
+    def pack(rows, format):
+        if where == "pack":
+            peek(rows)
+        return rows
+
+    @declared(formats=["Q4_0"], semantics="f32")
+    def gemm(weights, activations, shape):
+        if where != "pack":
+            peek(activations if where == "activations" else weights)
+        return np.zeros((shape.m, shape.n), np.float32)
+
+    if where.startswith("pack"):
+        gemm.pack = pack
+    kernel = open_foreign(gemm, CpuHost(1))
+    for filled in range(3):
+        rows, x = np.full((64, 18 * 4096), filled, np.uint8), np.full((1, 32 * 4096), filled + 1, np.float32)
+        with pytest.raises(KernelFault, match="SIGSEGV"):
+            kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    kernel.close()
+
+
+def test_where_the_weights_of_each_run_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call with a matrix has each place; what was packed is not packed again between its last two runs, nor
+    later, and may be made in place."""
+    packs = []
+
+    def pack(rows, format):
+        rows[0] ^= 1
+        packs.append(rows)
+        return rows
+
+    @declared(formats=["Q4_0"], semantics="f32", deterministic=False)
+    def gemm(weights, activations, shape):
+        y = np.zeros((shape.m, shape.n), np.float32)
+        y[0, :2] = len(packs), weights.ctypes.data % 4096
+        return y
+
+    told = []
+
+    def call(*asked):
+        answers, said = Products.call(kernel._products, *asked)
+        told.append([answer["output"][0, :2].astype(int).tolist() for answer in answers])
+        return answers, said
+
+    gemm.pack = pack
+    kernel = open_foreign(gemm, CpuHost(1))
+    monkeypatch.setattr(kernel._products, "call", call)
+    rows, x = operands()
+    weights = kernel.upload(FORMATS["Q4_0"], rows)
+    for tokens in (x, x[:1]):
+        kernel.product(weights, tokens)
+    kernel.close()
+    behind = [3, -rows.size // 16 * 16 % 4096]
+    first, later = told
+    assert [packed for packed, _ in first] == [1, 2, 3, 3]
+    assert first[1:] == [[2, 0], behind, behind]
+    assert first[0][1] % 32 != behind[1] % 32
+    assert later == [behind]  # both runs have the same bits
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 6])
 def test_each_answer_of_a_kernel_with_any_bits_is_judged(wrong: int) -> None:
     """A state that one call leaves to the next may not hide which of its answers are wrong."""
     calls = iter(range(1 << 20))
@@ -151,7 +222,7 @@ def test_each_answer_of_a_kernel_with_any_bits_is_judged(wrong: int) -> None:
                                                                      kernel.quantize(x))  # fmt: skip
     right = [judge(kernel.product(weights, x), expected).passed for _ in range(3)]
     kernel.close()
-    assert right == [wrong // 2 != i for i in range(3)]
+    assert right == [wrong not in runs for runs in ((0, 1, 2), (3, 4), (5, 6))]
 
 
 def test_other_bits_within_the_bound_are_right() -> None:

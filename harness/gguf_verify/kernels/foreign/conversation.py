@@ -38,10 +38,14 @@ _SEEN_THERE = get_args(FindingKind)
 
 
 class Budget:
-    """The time that one call may take, over all of its exchanges with a process."""
+    """The time that one call may take, over all of its exchanges with a process.
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = self._left = seconds
+    Args:
+        seconds: for a call that is made twice; those of more runs have more.
+    """
+
+    def __init__(self, seconds: float, runs: int = 2) -> None:
+        self.seconds, self._left = seconds, seconds * max(1.0, runs / 2)
 
     @contextmanager
     def spent(self) -> Iterator[float]:
@@ -124,9 +128,9 @@ class Conversation:
             raise self._fault(f"{self.who} could not be started again: {error}") from None
         return False
 
-    def budget(self) -> Budget:
-        """The time of a call."""
-        return Budget(self._time_limit)
+    def budget(self, runs: int = 2) -> Budget:
+        """The time of a call that is made so often."""
+        return Budget(self._time_limit, runs)
 
     def forget(self, file: MemoryFile) -> None:
         """The process does not need this file any more."""

@@ -207,16 +207,21 @@ class Mapped:
 
     Args:
         handle: the file's descriptor.
+        private: what is written to it is not written to the file.
     """
 
-    def __init__(self, operand: Operand, handle: int) -> None:
-        self.operand, self._handle = operand, handle
+    def __init__(self, operand: Operand, handle: int, private: bool = False) -> None:
+        self.operand, self._handle, self._private = operand, handle, private
+
+    def copy(self) -> Mapped:
+        """The same bytes at the same place among pages, which may be written."""
+        return Mapped(self.operand, self._handle, True)
 
     @cached_property
     def _memory(self) -> tuple[Operand, Bytes]:
         """What is mapped, and the operand with its place in that. Raises EnvironmentFault."""
         first, last = self.operand.reach
-        memory = mapped_between_walls(self._handle, first, last - first)
+        memory = mapped_between_walls(self._handle, first, last - first, self._private)
         return replace(self.operand, at=self.operand.at - first), memory
 
     @property

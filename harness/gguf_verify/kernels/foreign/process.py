@@ -46,7 +46,7 @@ from .cuda import CudaKernels, CudaSource
 from .declared import CallDeclaration
 from .operands import Wall
 from .oracle import ForeignOracle
-from .products import TWICE, Arrays, Given, Products, Runs
+from .products import ORDINARY, Arrays, Given, Products, Runs
 from .sources import Source
 
 Bytes = npt.NDArray[np.uint8]
@@ -63,7 +63,7 @@ class ForeignKernel(Kernel):
     Args:
         source: where it comes from.
         host: where shipped kernels multiply the matrices whose types are not quantized.
-        time_limit: seconds for a call (which runs the kernel twice), and for loading a matrix.
+        time_limit: seconds for two runs of a call, and for loading a matrix.
         verbose: what the kernel prints goes to standard error.
         cuda: a kernel in CUDA C++, and what compiles it.
         plan: what is declared of code that is not compiled here.
@@ -473,7 +473,7 @@ class ForeignKernel(Kernel):
     def walls(self) -> tuple[Wall, ...]:
         """Where its operands lie in the runs of a call."""
         if self._schedule is None:
-            return TWICE
+            return ORDINARY
         return ("before",) if self._schedule.wall_before else ("behind",)
 
     @property

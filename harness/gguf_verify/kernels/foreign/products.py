@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,15 +20,16 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 #: A memory file is used again for a call that needs at least this part of it, or where it is small.
 _PART, _SMALL = 4, 1 << 24
-#: Bytes of inputs, beyond which they are held once for all runs of a call; and of each input that tell calls apart.
-_MOST_TWICE, _OF_KEY = 1 << 22, 64
+#: Bytes of each input that tell calls apart.
+_OF_KEY = 64
 
-#: Signals of bad accesses, and what follows of them where a call without walls next to its operands had been made.
+#: Signals of bad accesses, and what follows of them where the same call had ended with its operands elsewhere.
 _OF_ACCESS = ("SIGSEGV", "SIGBUS")
 _AT_WALL = (
-    "; the same call had ended where its operands lie apart from pages that cannot be accessed, and died where such a "
-    "page lies directly behind each of them: it reads or writes past the end of one"
+    "; the same call had ended where no page that cannot be accessed lies directly {0} its operands, and died where "
+    "one does: it reads or writes {1} one"
 )
+_BEYOND: dict[Wall, str] = {"before": "before the start of", "behind": "past the end of"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,8 @@ class Runs:
     """How often a call is made, and what is expected of its answers.
 
     Args:
-        walls: where its operands lie in each run.
+        walls: where its operands lie in each run of the first call that has these weights. A later one is made at the
+            last of these places and at one before, which its contents choose.
         scheduled: a schedule orders the call, which is given everything anew.
         same: what must have the same bits in each run: "nothing"; "fixed", outputs where the operands lie at the same
             addresses; or "all", outputs wherever they lie.
@@ -65,7 +66,7 @@ class Runs:
 
 
 #: Where operands lie in the runs of an ordinary call.
-TWICE: tuple[Wall, ...] = ("apart", "behind")
+ORDINARY: tuple[Wall, ...] = ("apart", "before", "behind")
 
 
 @dataclass
@@ -74,17 +75,31 @@ class _Held:
 
     Args:
         whose, walls: for `Products.holds`.
-        places: its operands, at each of the places where they lie in the file; the process holds the first of them.
         inputs: the caller's copies of the bytes.
-        question: asks the process to take it.
+        file: has room for them at each of the places.
+        question: asks the process to take them.
+        once: they stay where they are between two runs at one place and from the first call on.
+        wall, operands: where they lie now.
+        called: whether a call was made at all of the places.
     """
 
     whose: object
     walls: tuple[Wall, ...]
-    places: deque[tuple[Operand, ...]]
-    file: MemoryFile
     inputs: Sequence[Given]
+    file: MemoryFile
     question: dict[str, Any]
+    once: bool
+    wall: Wall
+    operands: tuple[Operand, ...] = ()
+    called: bool = False
+
+    def put(self, wall: Wall) -> None:
+        """Lay them there."""
+        self.wall = wall
+        wanted = [given.operand for given in self.inputs]
+        self.operands, _ = laid_out(wanted, self.file.number, wall, 0, _key(self.inputs))
+        for operand, given in zip(self.operands, self.inputs, strict=True):
+            _begin(operand, given, self.file.bytes, 0)
 
 
 class Products:
@@ -109,10 +124,10 @@ class Products:
 
         Args:
             whose: for `holds`.
-            walls: where they lie in the runs of a call. Large inputs lie at one of these places in all runs.
+            walls: where they lie in the runs of a call.
             more: of the question.
-            once: they lie at one place in all runs, so that what the process made of them is not made again between
-                two runs of a call, and shows that the call changes it.
+            once: they are taken once for the last two runs of the first call and for all later ones, so that what the
+                process made of them is not made again, and shows that a call changes it.
 
         Raises KernelFault.
         """
@@ -121,22 +136,23 @@ class Products:
             self._conversation.forget(held)
             held.close()
         wanted, key = [given.operand for given in inputs], _key(inputs)
-        small = not once and sum(operand.nbytes for operand in wanted) <= _MOST_TWICE
-        used = walls if small else (walls[key % len(walls)],)
-        file, places, start = MemoryFile(sum(_sizes(wanted, used, key))), deque[tuple[Operand, ...]](), 0
-        for wall in used:
-            operands, start = laid_out(wanted, file.number, wall, start, key)
-            for operand, given in zip(operands, inputs, strict=True):
-                _begin(operand, given, file.bytes, 0)
-            places.append(operands)
-        loaded = _Held(whose, walls, places, file, inputs, {"do": "load", **more})
-        self._take(loaded)
+        file = MemoryFile(max(_sizes(wanted, walls, key)))
+        loaded = _Held(whose, walls, inputs, file, {"do": "load", **more}, once, walls[0])
+        self._take(loaded, walls[0])
         self._held = loaded
 
-    def _take(self, held: _Held, budget: Budget | None = None) -> None:
-        """Have the process take what lies at the first place."""
-        operands = [operand.plain() for operand in held.places[0]]
-        self._conversation.ask({**held.question, "operands": operands}, [held.file], budget)
+    def _take(self, held: _Held, wall: Wall) -> None:
+        """Have the process take what is held, at this place."""
+        held.put(wall)
+        operands = [operand.plain() for operand in held.operands]
+        self._conversation.ask({**held.question, "operands": operands}, [held.file])
+
+    def _walls(self, runs: Runs, key: int) -> tuple[Wall, ...]:
+        """Where the operands lie in the runs of a call with contents of this key."""
+        held, (*others, last) = self._held, runs.walls
+        if held is not None and held.called and len(others) > 1:
+            return others[key % len(others)], last
+        return (*runs.walls, last) if held is not None and held.once and others else runs.walls
 
     def call(
         self, operands: Sequence[Given], more: Mapping[str, Any], runs: Runs
@@ -150,18 +166,18 @@ class Products:
 
         Raises KernelFault; in scheduled runs, EnvironmentFault.
         """
-        budget, made = self._conversation.budget(), list[Arrays]()
+        walls, made = self._walls(runs, _key(operands)), list[Arrays]()
+        budget = self._conversation.budget(len(walls))
         try:
-            for turn, wall in enumerate(runs.walls):
-                if turn and self._held is not None and len(self._held.places) > 1:
-                    self._held.places.rotate()
-                    self._take(self._held, budget)
-                answer, said = self._once(operands, more, runs, wall, turn, budget)
+            for turn, wall in enumerate(walls):
+                answer, said = self._once(operands, more, runs, (wall, turn), budget)
                 made.append(answer)
+            if self._held is not None and len(walls) > 1:
+                self._held.called = True
             if _all_same(made):
                 return made[:1], said
             if runs.same != "nothing":
-                self._differ(made, operands, more, runs, budget)
+                self._differ(made, operands, more, (runs, walls[0]), budget)
             return made, said
         except NotRun as error:
             if runs.scheduled:
@@ -172,36 +188,51 @@ class Products:
             if runs.scheduled and error.late:
                 self._conversation.hangs -= 1  # in the usual order it may return
                 raise NotTried(str(error)) from None
-            if made and error.cause in _OF_ACCESS:
-                fault = KernelFault(f"{error}{_AT_WALL}")
+            if error.cause in _OF_ACCESS and (words := _at_wall(walls, len(made))):
+                fault = KernelFault(f"{error}{words}")
                 fault.cause = error.cause
                 raise fault from None
             raise
 
     def _differ(
-        self, made: Sequence[Arrays], operands: Sequence[Given], more: Mapping[str, Any], runs: Runs, budget: Budget
+        self, made: Sequence[Arrays], operands: Sequence[Given], more: Mapping[str, Any], of: tuple[Runs, Wall],
+        budget: Budget,
     ) -> None:  # fmt: skip
         """Raises KernelFinding where two runs gave different bits that should not have. Two more, where the operands
-        lie as they did in the first, tell whether their addresses are why."""
-        for name in made[0]:
-            written_again(made[0][name], made[1][name])
-        if self._held is not None and len(self._held.places) > 1:
-            self._held.places.rotate()
-            self._take(self._held, budget)
-        again = [self._once(operands, more, runs, runs.walls[0], 1, budget)[0] for _ in range(2)]
-        moved = _all_same([made[0], *again])
-        for name in made[0] if not moved or runs.same == "all" else ():
-            same_bits(made[0][name], made[1][name], MOVED if moved else FIXED)
+        lie as they did in the first, tell whether their addresses are why.
+
+        Args:
+            of: the runs, and where the operands lay in the first.
+        """
+        first, *others = made
+        other = next(answer for answer in others if not _all_same([first, answer]))
+        for name in first:
+            written_again(first[name], other[name])
+        runs, wall = of
+        if self._held is not None and self._held.wall != wall:
+            self._take(self._held, wall)
+        again = [self._once(operands, more, runs, (wall, turn), budget)[0] for turn in (1, 2)]
+        moved = _all_same([first, *again])
+        for name in first if not moved or runs.same == "all" else ():
+            same_bits(first[name], other[name], MOVED if moved else FIXED)
 
     def _once(
-        self, given: Sequence[Given], more: Mapping[str, Any], runs: Runs, wall: Wall, turn: int, budget: Budget
+        self, given: Sequence[Given], more: Mapping[str, Any], runs: Runs, at: tuple[Wall, int], budget: Budget
     ) -> tuple[Arrays, dict[str, Any]]:  # fmt: skip
+        """One run: what it made, and what the process said.
+
+        Args:
+            at: where the operands lie, and the number of the run.
+        """
+        wall, turn = at[0], at[1] % 2
+        if self._held is not None and self._held.wall != wall and not (self._held.once and self._held.called):
+            self._take(self._held, wall)
         held, wanted, key = self._held, [one.operand for one in given], _key(given)
         room = max(_sizes(wanted, runs.walls, key))
-        file = self._file(room * len(runs.walls))
+        file = self._file(2 * room if len(runs.walls) > 1 else room)
         placed, _ = laid_out(wanted, file.number, wall, turn * room, key)
         before = [_begin(operand, one, file.bytes, turn) for operand, one in zip(placed, given, strict=True)]
-        named = (*held.places[0], *placed) if runs.scheduled and held is not None else placed
+        named = (*held.operands, *placed) if runs.scheduled and held is not None else placed
         question = {"do": "run", **more, "operands": [operand.plain() for operand in named]}
         files = [file] if held is None else [held.file, file]
         said = self._conversation.ask(question, files, budget, may_lack=runs.scheduled)
@@ -213,7 +244,7 @@ class Products:
             elif operand.role == "input":
                 unchanged(operand.name, operand.bytes_in(file.bytes), content)
         if held is not None:
-            for operand, one in zip(held.places[0], held.inputs, strict=True):
+            for operand, one in zip(held.operands, held.inputs, strict=True):
                 assert one.content is not None
                 guarded(operand, held.file.bytes)
                 unchanged(operand.name, operand.bytes_in(held.file.bytes), one.content)
@@ -254,6 +285,12 @@ def _sizes(wanted: Sequence[Operand], walls: Sequence[Wall], key: int) -> list[i
     return [laid_out(wanted, 0, wall, 0, key)[1] for wall in walls]
 
 
+def _at_wall(walls: Sequence[Wall], ended: int) -> str:
+    """What follows of a bad access in the run after so many that ended; "" where nothing does."""
+    at = walls[ended] if ended < len(walls) else "apart"
+    return _AT_WALL.format(at, _BEYOND[at]) if ended and at in _BEYOND and at not in walls[:ended] else ""
+
+
 def _all_same(made: Sequence[Arrays]) -> bool:
     """Whether the outputs of several runs have the same bits."""
     first = made[0]
@@ -271,4 +308,4 @@ def _begin(operand: Operand, given: Given, memory: Bytes, turn: int) -> Bytes:
     return content
 
 
-__all__ = ["TWICE", "Given", "Products", "Runs"]
+__all__ = ["ORDINARY", "Given", "Products", "Runs"]

@@ -39,7 +39,9 @@ class PythonRunner:
         self._fmt = question["format"]
         self._held = operands
         self._holding.settle()
-        arrays = {name: self._holding.array(mapped) for name, mapped in operands.items()}
+        # a pack in NumPy may write into what it is given
+        own = self._pack is not None and self.declaration.arrays == "numpy"
+        arrays = {name: self._holding.array(mapped.copy() if own else mapped) for name, mapped in operands.items()}
         self._weights: Any = arrays.pop("weights")
         if "experts" in question:
             self._weights = self._weights.reshape(question["experts"], question["n"], -1)
@@ -47,9 +49,8 @@ class PythonRunner:
         #: Of packed weights, which only this process has.
         self._kept: Any = None
         if self._pack is not None:
-            given = self._weights.copy() if isinstance(self._weights, np.ndarray) else self._weights
             try:
-                self._weights = self._pack(given, self._fmt)
+                self._weights = self._pack(self._weights, self._fmt)
             except BaseException as error:
                 raise raised("pack", error) from None
             self._kept = self._weights.copy() if isinstance(self._weights, np.ndarray) else None
