@@ -151,14 +151,12 @@ def test_both_ends_of_every_operand(where: str, before: bool) -> None:
             peek(rows)
         return rows
 
-    @declared(formats=["Q4_0"], semantics="f32")
+    @declared(formats=["Q4_0"], semantics="f32", pack=pack if where.startswith("pack") else None)
     def gemm(weights, activations, shape):
         if where != "pack":
             peek(activations if where == "activations" else weights)
         return np.zeros((shape.m, shape.n), np.float32)
 
-    if where.startswith("pack"):
-        gemm.pack = pack
     kernel = open_foreign(gemm, CpuHost(1))
     for filled in range(3):
         rows, x = np.full((64, 18 * 4096), filled, np.uint8), np.full((1, 32 * 4096), filled + 1, np.float32)
@@ -177,20 +175,19 @@ def test_where_the_weights_of_each_run_lie(monkeypatch: pytest.MonkeyPatch) -> N
         packs.append(rows)
         return rows
 
-    @declared(formats=["Q4_0"], semantics="f32", deterministic=False)
+    @declared(formats=["Q4_0"], semantics="f32", deterministic=False, pack=pack)
     def gemm(weights, activations, shape):
         y = np.zeros((shape.m, shape.n), np.float32)
         y[0, :2] = len(packs), weights.ctypes.data % 4096
         return y
 
-    told = []
+    told: list[list[list[int]]] = []
 
     def call(*asked):
         answers, said = Products.call(kernel._products, *asked)
         told.append([answer["output"][0, :2].astype(int).tolist() for answer in answers])
         return answers, said
 
-    gemm.pack = pack
     kernel = open_foreign(gemm, CpuHost(1))
     monkeypatch.setattr(kernel._products, "call", call)
     rows, x = operands()

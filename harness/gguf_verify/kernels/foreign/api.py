@@ -9,7 +9,7 @@
 
 `gguf-verify MODEL.gguf --kernel FILE.py:my_gemm` verifies it. The function is called with
 
-    weights       uint8[N, row bytes], the file's rows; or what `pack(rows, format)` made of them, once for a matrix
+    weights       uint8[N, row bytes], the file's rows; or what `pack(rows, format)` made of them for each matrix
     activations   what the kernel takes: float32[M, K], or Q8_1 blocks uint8[M, K/32·36] (halves d and s, 32 codes)
     shape         Shape: format, m, n, k
     out           float32[M, N] to write into, only where the kernel declares out=True; its return value is then ignored
