@@ -440,9 +440,12 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         if unknown := [name for name in fields if name not in cls.__struct_fields__]:
             raise UsageError(f"--only-call: a call has no {unknown[0]}; copy it from a report")
         try:
-            return msgspec.convert(fields, cls)
+            made = msgspec.convert(fields, cls)
         except msgspec.ValidationError:
             raise UsageError(f"--only-call: no kind of call is {kind[:40]!a}; copy it from a report") from None
+        if made.kind in ("other-m", "again", "quantizer") and not made.m:
+            raise UsageError(f"--only-call: a call of kind {made.kind} has m=NUMBER; copy it from a report")
+        return made
 
 
 class Frame(msgspec.Struct, frozen=True):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -27,6 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    _as_started_alone()
     try:
         with interruptible():
             check_machine()
@@ -37,6 +40,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         say(f"interrupted by {signal_of(error)}: there is no result")
         return EXIT_INTERRUPTED[signal_of(error)]
+
+
+def _as_started_alone() -> None:
+    """What a parent process may have left: ends of children that are ignored, which nothing can wait for then, and
+    blocked signals."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _run(argv: list[str]) -> int:

@@ -105,11 +105,6 @@ def run(argv: list[str]) -> int:
         return _audit(args, argv)
 
 
-def _inputs(args: argparse.Namespace) -> list[Path]:
-    files = [model for model in args.model if isinstance(model, Path)]
-    return [*files, *filter(None, (args.source, args.imatrix, args.waivers))]
-
-
 def _spelled(argv: list[str]) -> str:
     """The command line as `spell` has it, without the secrets that an address may hold."""
     return spell([text if Address.of(text) is None else str(Address(text)) for text in argv])
@@ -127,7 +122,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
         )
     one = len(args.model) == 1 and (remote or not args.model[0].is_dir())
     kind = Kind.AUDIT if one else Kind.AUDITS
-    files = asked_for(args, kind, *_inputs(args))
+    files = asked_for(args, kind)
     seed = fresh_seed() if args.seed is None else args.seed
     command = _spelled([*argv, "--seed", str(seed)] if remote and args.seed is None else argv)
     llama = not args.no_llama and why_missing() is None
@@ -189,7 +184,7 @@ def _xray(args: argparse.Namespace) -> int:
         raise UsageError("the x-ray of one block is one of one file")
     if isinstance(args.model[0], Address):
         raise UsageError("the x-ray of one block reads a file of this machine: download it first")
-    files = asked_for(args, Kind.XRAY, *_inputs(args))
+    files = asked_for(args, Kind.XRAY)
     offset = None if args.offset is None else parse_offset(args.offset)
     with open_model(args.model[0]) as model:
         tensor, row, block = find_block(

@@ -106,7 +106,7 @@ def run(argv: list[str]) -> int:
         check_pattern(args.ops)
         if not args.device:
             raise UsageError("--device needs a name; `gguf-verify devices` lists them")
-        files = asked_for(args, Kind.GRAPH, args.model)
+        files = asked_for(args, Kind.GRAPH)
         options = GraphOptions(
             device=args.device, llama="" if args.llama is None else str(args.llama), prompt=prompt_of(args, PROMPT),
             n_predict=args.n_predict, micro_batches=args.ubatch_size, slots=args.slots, fused=args.fused,

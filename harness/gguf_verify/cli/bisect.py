@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         check_ranges(("--run-limit", args.run_limit, 1, _LONGEST), ("--install-limit", args.install_limit, 1, _LONGEST))
-        files = asked_for(args, Kind.BISECTION, args.model)
+        files = asked_for(args, Kind.BISECTION)
         prompt = _check_passed_to_verify(args) if args.nvrtc else _check_passed(args)
         own = ("--host=gpu",) if args.nvrtc else (f"--device={_device(args)}",)
         keep = cache_dir() / "bisections" if args.keep is None else args.keep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,9 @@ from ..certificates.signing import check_signing, sign, signature_path
 from ..kernels.foreign import Further
 from ..results import Report
 from ..support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
+from ..support.files import write_output
 from ..support.text import printable
-from .common import Files, check_output, write_whole
+from .common import Files, check_kernel, check_output
 
 
 @dataclass(frozen=True)
@@ -36,18 +38,18 @@ class Certificates:
 
     @classmethod
     def asked_for(
-        cls, path: Path | None, key: Path | None, kernel: str, rungs: Sequence[str] | None, inputs: Sequence[Path],
-        files: Files, further: Further,
-    ) -> Certificates | None:  # fmt: skip
+        cls, args: argparse.Namespace, rungs: Sequence[str] | None, files: Files, further: Further
+    ) -> Certificates | None:
         """None where none was asked for. Raises UsageError where it cannot be written or signed, EnvironmentFault where
         llama.cpp or the project's files cannot be read."""
+        path, key, kernel = args.certificate, args.sign_with, args.kernel
         if path is None:
             if key is not None:
                 raise UsageError("--sign-with signs a certificate: name its file by --certificate")
             return None
         made = [path] if key is None else [path, signature_path(path)]
         for file in made:
-            check_output(file, *inputs, flag="--certificate")
+            check_output(file, args, flag="--certificate")
             if any(file.resolve() == other.resolve() for other in files.values()):
                 raise UsageError("--certificate and another report name the same file")
         if key is not None:
@@ -59,14 +61,16 @@ class Certificates:
         written, which is said. A certificate or signature of an earlier run does not stay in its place."""
         signature = signature_path(self.path)
         try:
+            for made in (signature, self.path):
+                check_kernel(made, report)
             for old in (signature, self.path):
                 if not old.is_symlink() and old.is_file():
                     old.unlink()
             after = collect(self.kernel, self.further)
             content = canonical(certify(report, self.before, after, self.rungs, self.kernel))
-            write_whole(self.path, content)
+            write_output(self.path, content)
             if self.key is not None:
-                write_whole(signature, sign(content, self.key))
+                write_output(signature, sign(content, self.key))
         except HarnessError as error:
             say(str(error))
             return exit_code or EXIT_ENVIRONMENT

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..processes.sandbox import MODES
 from ..report.writer import Form, Kind, Writer, terminal, writers
+from ..results import Report
 from ..support.command_line import program, quoted
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, HarnessError, UsageError, say
+from ..support.files import read_input, write_output
 from ..support.near import nearest
 from ..support.text import printable
 from ..support.version import project_version
 from .interrupts import came, undisturbed
 
 MOST_THREADS = 512
+MOST_PROMPT_BYTES = 1 << 24
+#: Of errors that say that a limit of the process or of the machine is reached.
+_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN}
 
 #: What the exit codes mean, for the help of every command; the meaning of 0 and 1 is the command's own.
 EXIT_CODES = """\
@@ -67,9 +73,9 @@ def prompt_of(args: argparse.Namespace, default: str) -> str:
             raise UsageError("the prompt is not UTF-8")
         return prompt
     try:
-        return str(args.file.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the prompt from {args.file}: {error}") from None
+        return read_input(args.file, "prompt", MOST_PROMPT_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"cannot read the prompt {printable(args.file.name)}: {error}") from None
 
 
 def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
@@ -168,14 +174,24 @@ def internal_errors(verbose: bool) -> Iterator[None]:
         raise
     except MemoryError:
         raise EnvironmentFault("out of memory") from None
+    except OSError as error:
+        if error.errno not in _LIMITS:
+            raise _internal(error, verbose) from None
+        at = f" ({printable(str(error.filename), 100)})" if error.filename else ""
+        raise EnvironmentFault(f"a limit of this machine or of the process is reached: {error.strerror}{at}") from None
     except Exception as error:
-        if (interrupt := came()) is not None:
-            raise interrupt from None
-        if verbose:
-            traceback.print_exc()
-        raise EnvironmentFault(f"internal error, please report it: {type(error).__name__}: {error}") from None
+        raise _internal(error, verbose) from None
     finally:
         log.removeHandler(said)
+
+
+def _internal(error: Exception, verbose: bool) -> BaseException:
+    """What is raised in its place: the signal that came, if one did."""
+    if (interrupt := came()) is not None:
+        return interrupt
+    if verbose:
+        traceback.print_exc()
+    return EnvironmentFault(f"internal error, please report it: {type(error).__name__}: {error}")
 
 
 class _Said(logging.Handler):
@@ -216,7 +232,7 @@ def add_reports(parser: argparse.ArgumentParser, *kinds: Kind) -> None:
             parser.add_argument(writer.flag, type=Path, metavar="FILE", help=writer.help)
 
 
-def asked_for(args: argparse.Namespace, kind: Kind, *inputs: Path) -> Files:
+def asked_for(args: argparse.Namespace, kind: Kind) -> Files:
     """The reports that were asked for of a kind of result.
 
     Raises UsageError where one of them cannot be of this kind, cannot be written, or would overwrite an input or
@@ -226,7 +242,7 @@ def asked_for(args: argparse.Namespace, kind: Kind, *inputs: Path) -> Files:
     for writer, path in flags.items():
         if kind not in writer.renders:
             raise UsageError(f"{writer.flag} cannot write this kind of result: {kind}")
-        check_output(path, *inputs, flag=writer.flag or "")
+        check_output(path, args, flag=writer.flag or "")
         if writer.suffixes and path.suffix not in writer.suffixes:
             raise UsageError(f"{writer.flag} writes {' or '.join(f'FILE{s}' for s in writer.suffixes)}")
     for (one, path), (other, also) in combinations(flags.items(), 2):
@@ -235,16 +251,35 @@ def asked_for(args: argparse.Namespace, kind: Kind, *inputs: Path) -> Files:
     return flags
 
 
-def check_output(path: Path, *inputs: Path, flag: str) -> None:
-    """That a file can be written, and would not overwrite a model. Raises UsageError."""
+def check_output(path: Path, args: argparse.Namespace, flag: str) -> None:
+    """That a file can be written, and is no model and nothing else that the command line names. Raises UsageError."""
     folder = path.absolute().parent
     held = path.exists() and not os.access(path, os.W_OK)
     if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir() or held:
         raise UsageError(f"cannot write {printable(str(path))}")
     if path.suffix == ".gguf":
         raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
-    if path.exists() and any(given.exists() and path.samefile(given) for given in inputs):
+    if _overwrites(path, inputs_of(args)):
         raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
+
+
+def inputs_of(args: argparse.Namespace) -> list[Path]:
+    """Every file that the command line names, but those of outputs: whole arguments, FILE of FILE:NAME, and what lies
+    beside it under that name, such as its declaration."""
+    outputs = {"certificate", *(w.argument for w in writers())}
+    given = [value for name, value in vars(args).items() if name not in outputs]
+    words = [str(one) for value in given for one in (value if isinstance(value, list | tuple) else [value])
+             if isinstance(one, str | Path)]  # fmt: skip
+    files = {Path(name) for word in words for name in (word, word.partition(":")[0]) if name and "\0" not in name}
+    return [*files, *(path.with_suffix(".toml") for path in files if path.suffix)]
+
+
+def _overwrites(path: Path, inputs: Iterable[Path]) -> bool:
+    """Whether an output would take the place of one of these files."""
+    try:
+        return path.exists() and any(given.exists() and path.samefile(given) for given in inputs)
+    except OSError:  # a name that is no path
+        return False
 
 
 #: Columns of a report that is piped.
@@ -282,10 +317,10 @@ def shows_blocks() -> bool:
 def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, files: Files | None = None) -> int:
     """The result to standard output, and to the files that were asked for; returns the exit code.
 
-    Where a file cannot be written, that is said, and is the exit code if all else went well.
+    Where something cannot be written, that is said, and is the exit code if all else went well.
     """
     with undisturbed():
-        _print(terminal(kind, result, form() if shown is None else shown))
+        exit_code = _print(terminal(kind, result, form() if shown is None else shown), exit_code)
         return write_files(kind, result, exit_code, files)
 
 
@@ -293,8 +328,9 @@ def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) ->
     """The result to the files that were asked for; returns the exit code, as `deliver`."""
     for writer, path in (files or {}).items():
         try:
+            check_kernel(path, result)
             made = writer.renders[kind](result, Form(suffix=path.suffix))
-            write_whole(path, made.encode() if isinstance(made, str) else made)
+            write_output(path, made.encode() if isinstance(made, str) else made)
         except OSError as error:
             say(f"cannot write {printable(str(path))}: {error.strerror}")
             exit_code = exit_code or EXIT_ENVIRONMENT
@@ -304,26 +340,26 @@ def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) ->
     return exit_code
 
 
+def check_kernel(path: Path, result: Any) -> None:
+    """That an output is none of the files that the kernel was found to be made of. Raises EnvironmentFault."""
+    if isinstance(result, Report) and _overwrites(path, map(Path, result.environment.kernel.opened.files)):
+        raise EnvironmentFault(f"{printable(str(path))} is not written: the kernel is made of it")
+
+
 def print_lines(*lines: str, exit_code: int = EXIT_VERIFIED) -> int:
     """Lines to standard output; returns the exit code."""
-    _print("".join(f"{line}\n" for line in lines))
-    return exit_code
+    return _print("".join(f"{line}\n" for line in lines), exit_code)
 
 
-def _print(text: str) -> None:
+def _print(text: str, exit_code: int) -> int:
+    """To standard output. Returns the exit code, which is another where a success could not be written."""
     try:
         if sys.stdout is not None:
             sys.stdout.write(text)
             sys.stdout.flush()
-    except OSError:  # nobody reads, or the disk is full: the verdict stands, and is the exit code
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Whole or not at all, where the path is no device and no link. Raises OSError."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_bytes(content)
-        return
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
+        if error.errno != errno.EPIPE:  # who reads no further has seen enough
+            say(f"cannot write to standard output: {error.strerror}")
+            return exit_code or EXIT_ENVIRONMENT
+    return exit_code

@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose), sandboxed(args.sandbox):
         check_ranges(("-t", args.threads, 0, MOST_THREADS))
-        files = asked_for(args, Kind.JUDGEMENT, *(p for p in (args.model, args.x, args.y) if p is not None))
+        files = asked_for(args, Kind.JUDGEMENT)
         if args.model.is_dir():
             if any(v is not None for v in (args.tensor, args.x, args.y, args.rows)):
                 raise UsageError("a case holds its tensor, x, y and rows: leave --tensor, --x, --y and --rows out")

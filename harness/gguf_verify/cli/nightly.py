@@ -105,7 +105,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.jobs is not None:
         check_ranges(("-j", args.jobs, 1, 256))
     config = read_config(args.config)
-    files = asked_for(args, Kind.NIGHT, args.config, config.history)
+    files = asked_for(args, Kind.NIGHT)
     night = run_night(config, Settings(jobs=args.jobs, new=args.new, ray=args.ray, terminal=on_terminal()))
     earlier: list[Night] = []
     whole = night

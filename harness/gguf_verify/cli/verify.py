@@ -194,8 +194,7 @@ def run(argv: list[str]) -> int:
 def _run(args: argparse.Namespace) -> int:
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
-    inputs = [path for path in (args.model, args.source, args.source_text, args.waivers) if path is not None]
-    files = asked_for(args, kind, *inputs)
+    files = asked_for(args, kind)
     shown = (None, *(_rungs(args) or rungs_for()))
     if any(writer.rung not in shown for writer in files):
         wrong = next(w for w in files if w.rung not in shown)
@@ -212,9 +211,7 @@ def _run(args: argparse.Namespace) -> int:
             args.model, args.kernel, args.host, options, _command(args, options), args.ray, args.jobs
         )
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    certificate = Certificates.asked_for(
-        args.certificate, args.sign_with, args.kernel, _rungs(args), inputs, files, further(options)
-    )  # fmt: skip
+    certificate = Certificates.asked_for(args, _rungs(args), files, further(options))
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
         source_text=args.source_text, waivers=args.waivers, watcher=watcher(args, options), interrupted_report=True,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from .errors import UsageError
+from .files import read_input
 from .text import printable
 
 _MOST_BYTES = 1 << 20
@@ -26,19 +27,14 @@ class Mistake(Exception):
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """The file's table. Raises UsageError with one line that names the file, `what` it should be, and the flaw."""
-    shown = printable(path.name or str(path))
+    raw = read_input(path, what, _MOST_BYTES)
     try:
-        with path.open("rb") as file:
-            raw = file.read(_MOST_BYTES + 1)
-        if len(raw) > _MOST_BYTES:
-            raise UsageError(f"{shown}: the file has more than {_MOST_BYTES:,} bytes")
         return tomllib.loads(raw.decode())
-    except OSError as error:
-        raise UsageError(f"cannot read the {what} {shown}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        shown = printable(path.name or str(path))
         raise UsageError(f"{shown}: this is not TOML: {printable(str(error), 200)}") from None
-    except ValueError as error:  # of a path that holds a NUL, for example, or of a number with too many digits
-        raise UsageError(f"cannot read the {what} {shown}: {printable(str(error), 200)}") from None
+    except ValueError as error:  # of a number with too many digits
+        raise UsageError(f"cannot read the {what} {path.name}: {printable(str(error), 200)}") from None
 
 
 def typed(value: Any, kind: Any, place: str) -> Any:

@@ -1,0 +1,129 @@
+"""Files that a command line names: inputs are regular files of limited size, outputs never take an input's place."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.support.errors import UsageError
+from gguf_verify.support.files import read_input, write_output
+from tests.support.tools import FIXTURES, ROOT, assert_one_line, command_here
+
+Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
+AUDIT = [sys.executable, "-m", "gguf_verify", "audit", "--no-llama", str(Q4_0)]
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Path:
+    path = tmp_path / "k.py"
+    path.write_text((ROOT / "examples" / "numpy_q4_0.py").read_text())
+    return path
+
+
+def test_what_is_read_is_a_regular_file_of_limited_size(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for flags in (["-f"], ["--waivers"]):
+        for path in (tmp_path / "pipe", Path("/dev/zero")):
+            assert_one_line(command_here(Q4_0, *flags, path), 2, "it is not a regular file")
+    assert_one_line(command_here("nightly", "run", tmp_path / "pipe"), 2, "it is not a regular file")
+    (tmp_path / "large").write_bytes(b"a" * 101)
+    assert len(read_input(tmp_path / "large", "prompt", 101)) == 101
+    with pytest.raises(UsageError, match="more than 100 bytes"):
+        read_input(tmp_path / "large", "prompt", 100)
+
+
+@pytest.mark.parametrize("flag", ["--json", "--html", "--certificate"])
+def test_no_report_takes_the_place_of_the_kernel(kernel: Path, flag: str) -> None:
+    """Nor of its declaration, nor of a library that is loaded; by whatever name, also before anything runs."""
+    source = kernel.read_bytes()
+    declared, library = kernel.with_suffix(".toml"), kernel.with_name("more.so")
+    declared.write_text("")
+    library.write_text("")
+    named = kernel.with_name("other-name")
+    named.hardlink_to(kernel)
+    for path in (kernel, named, declared, library):
+        asked = [Q4_0, "--kernel", f"{kernel}:gemm", "--load", library, flag, path]
+        assert_one_line(command_here(*asked), 2, f"{flag} would overwrite {path.name}, which is an input")
+    assert kernel.read_bytes() == source
+
+
+def test_no_report_takes_the_place_of_what_the_kernel_reads(tmp_path: Path) -> None:
+    """A header that no flag names is known once the kernel was opened."""
+    text = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
+    (tmp_path / "k.cu").write_text('#include "more.h"\n' + text)
+    header = tmp_path / "more.h"
+    header.write_text("// nothing\n")
+    asked = ["kernel", f"{tmp_path / 'k.cu'}:gemm", "--type", "Q4_0", "--rungs", "blocks", "--seed", "0", "-N", "32"]
+    done = command_here(*asked, "-K", "32", "--probes", "brief", "--json", header)
+    assert header.read_text() == "// nothing\n"
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "more.h is not written: the kernel is made of it" in done.stderr
+
+
+def test_an_output_is_whole_and_follows_no_link_that_waits_for_it(tmp_path: Path) -> None:
+    path, victim = tmp_path / "out.json", tmp_path / "victim"
+    victim.write_bytes(b"theirs")
+    (tmp_path / ".out.json.part").symlink_to(victim)
+    mask = os.umask(0o027)
+    try:
+        write_output(path, b"ours")
+    finally:
+        os.umask(mask)
+    assert (path.read_bytes(), victim.read_bytes()) == (b"ours", b"theirs")
+    assert path.stat().st_mode & 0o777 == 0o640
+    path.chmod(0o600)
+    write_output(path, b"again")
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"again", 0o600)
+    (tmp_path / "link").symlink_to(victim)
+    write_output(tmp_path / "link", b"through")
+    assert victim.read_bytes() == b"through"
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".out.json.part", "link", "out.json", "victim"]
+
+
+def run(command: list[str], **how: object) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(command, stderr=subprocess.PIPE, timeout=120, check=False, **how)  # type: ignore[call-overload]
+
+
+def test_a_report_that_cannot_be_written_is_no_success() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = run(AUDIT, stdout=full)
+    assert done.returncode == 3
+    assert done.stderr.decode() == "gguf-verify: cannot write to standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(("limit", "said"), [("-n 12", "Too many open files"), ("-f 0", "File too large")])
+def test_a_limit_of_the_process_is_one_line(tmp_path: Path, limit: str, said: str) -> None:
+    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    script = f'ulimit {limit}; exec "$0" "$@"'
+    done = run(["bash", "-c", script, *AUDIT, "--json", str(tmp_path / "a.json")], stdout=subprocess.DEVNULL, env=env)
+    lines = done.stderr.decode().splitlines()
+    assert done.returncode == 3, lines
+    assert said in lines[-1]
+    assert "internal error" not in done.stderr.decode()
+    assert not [line for line in lines if not line.startswith("gguf-verify: ")]
+
+
+def test_a_caller_that_ignores_its_children_and_blocks_signals() -> None:
+    """What it left to this process: children are waited for, and a signal ends it."""
+    script = (
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])\n"
+        "os.execv(sys.argv[1], sys.argv[1:])\n"
+    )
+    shown = "import signal, sys; from gguf_verify.cli import main; main(['explain', 'launch-past-limit'])"
+    state = "; print(signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, signal.pthread_sigmask(0, ()))"
+    done = run([sys.executable, "-c", script, sys.executable, "-c", shown + state], stdout=subprocess.PIPE)
+    assert done.stdout.decode().splitlines()[-1] == "True set()"
+    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("call", ["other-m", "other-m,m=0", "again,n=5", "quantizer"])
+def test_a_call_without_its_size_is_refused(call: str) -> None:
+    done = command_here(Q4_0, "--rungs", "layers", "--only-call", call)
+    assert_one_line(done, 2, "has m=NUMBER; copy it from a report")
