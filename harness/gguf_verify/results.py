@@ -908,7 +908,7 @@ class Closer(msgspec.Struct, frozen=True):
         products: that were judged so.
         outputs: of these products.
         judged: outputs that were judged so; the others were judged by the bound alone.
-        together: products of which the outputs of each token were judged together.
+        together: products of which the outputs of each token, or of all tokens, were judged together.
     """
 
     products: int
@@ -932,8 +932,8 @@ class Closer(msgspec.Struct, frozen=True):
         if not self.together:
             return words
         return (
-            f"{words}; in {self.together:,} of them all outputs of a token together: an error of more than twice their "
-            "limit is missed with a probability of at most 1e-09"
+            f"{words}; in {self.together:,} of them all outputs of a token, or of all tokens, together: a correct "
+            "kernel fails with a probability of at most 1e-09, and errors of twice their limit are missed as seldom"
         )
 
 

@@ -1,24 +1,31 @@
 """A closer judgement of products whose gates lack power (`power`): what correct kernels really lose, output by output.
 
-The bound of sums in half holds for any order, so it grows as if all roundings went one way. Of values that are
-multiplied and added in half, `half_sums` computes what the orders that kernels have lose: for an output a drift, which
-is certain, and the deviation σ of roundings that are as good as independent. Weights that are decoded in narrow steps
-(`values`) are off by e_w at most, in any direction. Four roundings, each with a root mean square of 1/√3 of its most,
-come to 0.29 of e_w; the scale's is common to a block, so the parts of different blocks are taken for independent, and
+The bound of sums in half holds for any order, so it grows as if all roundings went one way. `half_sums` (values that
+are multiplied and added in half) and `lanes` (block sums) compute what the orders that kernels have lose: for an output
+a drift, which is certain, and the deviation σ of roundings that are as good as independent. Weights that are decoded in
+narrow steps (`values`) are off by e_w at most, in any direction. Four roundings, each with a root mean square of 1/√3
+of its most, come to 0.29 of e_w; the scale's is common to a block, so the parts of different blocks are taken for
+independent, and
 
     σ² = σ_sums² + 0.3²·Σ_blocks (Σ_k |a|·e_w)²
 
 An output is then judged by its tolerance, drift + 8·σ. Where most outputs are weak even so, those of one token are
-judged together. In units of σ, their errors are a vector of drifts and a normal vector of n independent parts, so
+judged together and, where that does not suffice, those of all tokens. In units of σ, the n errors are a vector of
+drifts, with λ = ‖drift/σ‖², and a normal vector of independent parts, so ‖(y - o)/σ‖² has a noncentral χ² distribution:
 
-    ‖(y - o)/σ‖ ≤ ‖drift/σ‖ + √(n·x)        but with a probability of at most (x·e^(1-x))^(n/2)
+    ‖(y - o)/σ‖² ≤ n + λ + 2·√((n + 2λ)·t) + 2t        but with a probability of at most e^-t
 
-(Chernoff's bound of χ²). x is chosen so that this is `MISSED`: a correct kernel fails that seldom, and errors e of a
-token with ‖e/σ‖ more than twice the right side are missed that seldom. The outputs of such a token are weak where this
-limit is at least ‖0.1·o/σ‖. Different outputs have different weights or activations, so their roundings are
-independent.
+(Birgé, "An alternative point of view on Lepski's method", 2001, Lemma 8.1). t is chosen so that this is `MISSED`: a
+correct kernel fails that seldom, and errors e with ‖e/σ‖² more than four times the right side are missed that seldom.
+Such outputs are weak where this limit is at least ‖0.1·o/σ‖².
 
-Of large products only a sample of outputs is judged so; it depends on the outputs' bytes.
+The roundings of outputs are independent where these have different weights or activations. Of equal rows and equal
+tokens, and of ones that differ by a power of two, drift/σ is the same (or |o|/σ, where there is no drift). Of outputs
+that share it the mean of (y - o)²/σ² stands for one part of the n: for any s, the expected value of e^(s·mean) is at
+most that of one of these squares, since the exponential function is convex.
+
+Of large products only a sample of outputs is judged so; it depends on the outputs' bytes. Where a small sample has no
+power, a larger one is judged.
 """
 
 from __future__ import annotations
@@ -26,21 +33,20 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from ..support.arrays import get
 from .power import FEW, SHARE, Power, power
-from .sums import Doubles, Errors, Floats, Product
+from .sums import Doubles, Errors, ErrorsOf, Floats, Product
 
 Index = npt.NDArray[np.intp]
 
 #: The probability of either error of the judgement of a token.
 MISSED = 1e-9
-#: Terms of the outputs that are judged so, and tokens of a sample.
-_TERMS, _TOKENS = 1 << 19, 4
+#: Terms of the outputs that are judged so: at first, and where that has no power; and tokens of a sample.
+_TERMS, _TOKENS = (1 << 19, 1 << 22), 4
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Closer:
     Args:
         judged: outputs that were.
         outputs: of the product.
-        together: tokens' outputs were judged together.
+        together: outputs of a token, or of all, were judged together.
         tokens, rows: which outputs.
         bad: which of them fail, bool[tokens, rows].
         power: of this judgement.
@@ -69,56 +75,76 @@ def judge_closer(y: Floats, p: Product) -> Closer | None:
     """Judge outputs float32[M, N] by what correct kernels lose; None where that is not known of the product."""
     if p.errors is None:
         return None
-    tokens, rows = _sample(y, p.columns)
+    found = None
+    for terms in _TERMS:
+        tokens, rows = _sample(y, max(1, terms // max(1, p.columns)))
+        if found is None or len(tokens) * len(rows) > found.judged:
+            found = _judged(y, p, p.errors, tokens, rows)
+        if not found.power.lacking:
+            break
+    return found
+
+
+def _judged(y: Floats, p: Product, errors: ErrorsOf, tokens: Index, rows: Index) -> Closer:
+    """Judge the outputs of these tokens and rows."""
     at = np.ix_(tokens, rows)
     exact, given = get(p.exact)[at], get(y)[at].astype(np.float64)
     scale = None if p.scale is None else get(p.scale)[at]
     with np.errstate(all="ignore"):
-        lost = p.errors(tokens, rows)
+        lost = errors(tokens, rows)
         off = np.abs(given - exact)
         bad = ~(off <= lost.tolerance) & np.isfinite(exact)
         found = power(Product(exact, lost.tolerance, lost.tolerance, None, scale=scale))
         together = found.lacking
         if together:
-            more, found = _by_token(off, exact, lost)
-            bad |= more.reshape(bad.shape)
+            more, found = _together(off, exact, lost)
+            bad |= more
     return Closer(exact.size, y.size, together, tokens, rows, bad, found)
 
 
-def _by_token(off: Doubles, exact: Doubles, lost: Errors) -> tuple[npt.NDArray[np.bool_], Power]:
-    """Which outputs [M, n] fail because those of their token do together, and the power of that."""
+def _together(off: Doubles, exact: Doubles, lost: Errors) -> tuple[npt.NDArray[np.bool_], Power]:
+    """Which outputs [M, n] fail because those of their token do together, or those of all tokens, and the power."""
     known = (lost.deviation > 0) & np.isfinite(exact)
-    if known.shape[1] < FEW:  # too few of each token: all are judged together
-        off, exact, known = off.reshape(1, -1), exact.reshape(1, -1), known.reshape(1, -1)
-        lost = Errors(*(of.reshape(1, -1) for of in (lost.tolerance, lost.drift, lost.deviation)))
-    counts = known.sum(axis=1)
-
-    def norm(values: Doubles) -> Doubles:
-        """Of the known outputs of each token, in units of their deviation."""
-        return np.asarray(np.linalg.norm(np.where(known, values / lost.deviation, 0.0), axis=1))
-
-    limit = norm(lost.drift) + np.array([math.sqrt(n * factor(int(n))) for n in counts])
-    fails = ~(norm(off) <= limit)
-    weak = ~(limit < SHARE * norm(exact))
-    counted = known & (exact != 0)
-    bad = fails[:, None] & known & (off >= lost.deviation)
-    return bad, Power(int(counted.sum()), int((counted & weak[:, None]).sum()))
+    tokens = [known & (np.arange(len(known))[:, None] == m) for m in range(len(known))]
+    groups = [token for token in tokens if token.sum() >= FEW]
+    bad, found = _by_group(off, exact, lost, groups)
+    if len(groups) < len(tokens) or found.lacking:
+        more, found = _by_group(off, exact, lost, [known])
+        bad |= more
+    return bad & (off >= lost.deviation), found
 
 
-@cache
-def factor(n: int) -> float:
-    """x with (x·e^(1-x))^(n/2) = MISSED."""
-    low, high, goal = 1.0, 1e4, 2 * math.log(MISSED) / max(1, n)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if math.log(middle) + 1 - middle > goal else (low, middle)
-    return high
+def _by_group(
+    off: Doubles, exact: Doubles, lost: Errors, groups: list[npt.NDArray[np.bool_]]
+) -> tuple[npt.NDArray[np.bool_], Power]:
+    bad, outputs, weak = np.zeros(off.shape, bool), 0, 0
+    for group in filter(np.any, groups):
+        deviation = lost.deviation[group]
+        drift = lost.drift[group] / deviation
+        kind = np.where(drift > 0, drift, np.abs(exact[group]) / deviation).astype(np.float32)
+        _, alike, counts = np.unique(kind, return_inverse=True, return_counts=True)
+
+        def square(values: Doubles, alike: Index = alike, counts: Index = counts) -> float:
+            """The sum of squares, where those of outputs that are alike count once."""
+            return float((np.bincount(alike, values**2) / counts).sum())
+
+        allowed = limit(len(counts), square(drift))
+        bad |= group & (not square(off[group] / deviation) <= allowed)
+        counted = int((exact[group] != 0).sum())
+        outputs += counted
+        weak += counted * (not allowed < square(SHARE * exact[group] / deviation))
+    return bad, Power(outputs, weak)
 
 
-def _sample(y: Floats, columns: int) -> tuple[Index, Index]:
-    """Tokens and rows of the outputs [M, N] that are judged: all, or a sample."""
+def limit(n: int, noncentral: float = 0.0) -> float:
+    """Above which a noncentral χ² of n parts is with a probability of at most MISSED."""
+    t = -math.log(MISSED)
+    return n + noncentral + 2 * math.sqrt((n + 2 * noncentral) * t) + 2 * t
+
+
+def _sample(y: Floats, most: int) -> tuple[Index, Index]:
+    """Tokens and rows of the outputs [M, N] that are judged: all, or a sample of about so many."""
     m, n = y.shape
-    most = max(1, _TERMS // max(1, columns))
     if m * n <= most:
         return np.arange(m), np.arange(n)
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(get(y).tobytes()).digest()[:8], "little"))
@@ -127,4 +153,4 @@ def _sample(y: Floats, columns: int) -> tuple[Index, Index]:
     return np.sort(rng.choice(m, tokens, replace=False)), np.sort(rng.choice(n, rows, replace=False))
 
 
-__all__ = ["MISSED", "Closer", "factor", "judge_closer"]
+__all__ = ["MISSED", "Closer", "judge_closer", "limit"]

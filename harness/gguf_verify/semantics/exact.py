@@ -49,7 +49,7 @@ from .agreement import computed_on
 from .definition import Oracle, Semantics
 from .device import Device
 from .elements import element_product
-from .lanes import lanes_of, with_lanes
+from .lanes import half_errors, lanes_of, with_lanes
 from .narrow import stored
 from .order import Order
 from .sums import (
@@ -192,13 +192,16 @@ def unstored(
             return tile(semantics, fmt, w[span], prepared, order)
 
     whole = concatenated(each(one, spans, threads))
-    if not (term.of_values and in_16_bits(semantics)):
+    columns = nb * term_values(fmt)
+    if semantics.accumulation.name == "float16" and not (term.of_values and in_16_bits(semantics)):
+        return replace(whole, errors=half_errors(semantics, fmt, w, x), columns=columns)
+    if not in_16_bits(semantics):
         return whole
 
     def errors(tokens: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> Errors:
         return value_errors(semantics, fmt, w[rows], prepared.wide[tokens])
 
-    return replace(whole, errors=errors, columns=prepared.wide.shape[1])
+    return replace(whole, errors=errors, columns=columns)
 
 
 def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:

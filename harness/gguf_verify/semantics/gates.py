@@ -132,6 +132,8 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         bad, suspected = bad | put(found.wrong | found.suspected, bad), found.suspected
         p, doubtful = replace(p, spread=put(found.spread, p.spread)), doubtful & ~found.wrong
         score = _ratio(difference, p.spread if slack is None else p.spread + slack)
+        if p.errors is not None:  # what only lane orders explain may be so wide that zeros pass
+            of_gates = power(p, slack)
     closer = judge_closer(y, p) if of_gates.lacking and slack is None else None
     at = int(np.argmax(utilisation))
     denominator = float((p.exact**2).sum())

@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT16, SCORE_LIMIT
 from .narrow import HALF
@@ -86,13 +87,20 @@ def _errors(a: Doubles, w: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     return tolerance + lost, drift + lost, deviation
 
 
+def half_grid(sums: npt.NDArray[np.floating]) -> Floats:
+    """The distance of halves at sums, but for those that overflow."""
+    power = (sums.astype(np.float32, copy=False).view(np.uint32) & _EXPONENT).view(np.float32)
+    grid: Floats = np.maximum(power * _STEP, np.float32(2 * HALF.underflow))
+    return grid
+
+
 def _one_order(terms: Floats, rounded: Floats) -> tuple[Doubles, Doubles]:
     """|Σ e|, and Σ S² + 8·Σ s² of terms [M, n, steps, lanes] and of what they are rounded to, [M, n] each."""
     sums = np.cumsum(terms, axis=2)
-    grid = np.maximum((sums.view(np.uint32) & _EXPONENT).view(np.float32) * _STEP, np.float32(2 * HALF.underflow))
+    grid = half_grid(sums)
     off = [(np.rint(each / grid) * grid - terms).sum(axis=(2, 3), dtype=np.float64) for each in (terms, rounded)]
     carried = np.einsum("mnkl,mnkl->mn", sums, sums) + EXTRA_ROUNDINGS * (sums[:, :, -1] ** 2).sum(axis=2)
     return np.abs(off).max(axis=0), carried.astype(np.float64)
 
 
-__all__ = ["errors", "sharpened"]
+__all__ = ["errors", "half_grid", "sharpened"]

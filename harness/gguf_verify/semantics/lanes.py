@@ -24,22 +24,29 @@ explains it.
 
 Where a term has two parts (a minimum or a zero point), these may be added apart, together, or in turn: the variances of
 the sum and of both parts are added up. Of a stored s each lane may take its share.
+
+Sums in half are judged by the same orders where their score fails, and where their bound has no power (`closer`). Their
+roundings may go one way, so
+of each order the drift counts too, as in `half_sums`: |Σ e| of the terms, and of their halves. Of two parts it is that
+of their sum or of both, whichever is larger. A scale d_w·d_a that underflows is off by η = 2^-25 at most, times the
+block's integer sum, in either direction; each product of values by η. The tolerance is drift + 8 deviations, as there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..formats import SLICE, BlockFormat, ElementFormat, WeightFormat
-from .accumulation import LANES_LIMIT
+from .accumulation import IN_FLOAT16, LANES_LIMIT, SCORE_LIMIT
 from .definition import Semantics
 from .elements import round_to
+from .half_sums import half_grid
 from .narrow import HALF
-from .sums import UNIT_ROUNDOFF, Doubles, Lanes, LaneSpread, Product, Rows
+from .sums import UNIT_ROUNDOFF, Doubles, Errors, ErrorsOf, Lanes, LaneSpread, Product, Rows
 from .terms_of_blocks import blocks_of, codes_of, scales_of
 from .values import Activations, term_values, weights_of
 
@@ -57,10 +64,22 @@ class _Parts:
 
     Args:
         each_value: values are added one by one, not as exact sums of a block's.
+        integers: Σ q_w·q_a of each block float64[nb, outputs], which a scale is multiplied by; None for values.
     """
 
     parts: tuple[Doubles, ...]
     each_value: bool
+    integers: Doubles | None = None
+
+    @property
+    def ways(self) -> tuple[Doubles, ...]:
+        """The sum of the parts, and each of them where there are two."""
+        return self.parts if len(self.parts) == 1 else (self.parts[0] + self.parts[1], *self.parts)
+
+    def orders(self, few: bool = False) -> Iterator[tuple[Doubles, ...]]:
+        """In every order, or in a few that differ most, the terms of each way: float64[steps, lanes, outputs]."""
+        of = _by_value if self.each_value else _by_block
+        return zip(*(of(terms, few) for terms in self.ways), strict=True)
 
 
 def with_lanes(p: Product, semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Product:
@@ -79,22 +98,83 @@ def _rounds_sums_alone(semantics: Semantics) -> bool:
 
 def lanes_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Lanes | None:
     """The spread by lane orders of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes],
-    before anything is fused behind it; None where the sums are not float32, whose spread holds the running error
-    already, or an author's oracle says what is added."""
-    if semantics.oracle is not None or not (semantics.inside or semantics).accumulation.independent:
+    before anything is fused behind it; None for sums in tensor cores, whose spread holds the running error already, and
+    where an author's oracle says what is added."""
+    accumulation = (semantics.inside or semantics).accumulation
+    in_half = accumulation.name == "float16"
+    if semantics.oracle is not None or not (accumulation.independent or in_half):
         return None
-    k = max(1, w.shape[1] // fmt.block_bytes * fmt.block_size)
+    k = _columns(fmt, w)
 
     def of(tokens: Rows, rows: Rows) -> LaneSpread:
-        step, found = max(1, _HELD // k), []
-        with np.errstate(all="ignore"):
-            for at in range(0, len(rows), step):
-                made = _parts_of(semantics, fmt, w[rows[at : at + step]], x[tokens[at : at + step]])
-                found += [_widest(parts) for parts in made]
-        deviation = np.concatenate([of.deviation for of in found])
-        return LaneSpread(deviation, np.concatenate([of.roundings for of in found]))
+        if in_half:  # an error beyond the tolerance is no suspicion
+            tolerance = _tolerance(*_half_sums(semantics, fmt, w[rows], x[tokens], few=False))
+            return LaneSpread(tolerance / SCORE_LIMIT, np.zeros(len(rows)))
+        found = _of_outputs(lambda parts: astuple(_widest(parts)), semantics, fmt, w[rows], x[tokens])
+        return LaneSpread(*found)
 
     return Lanes(of, max(1, _MOST // k))
+
+
+def half_errors(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> ErrorsOf:
+    """What sums in half lose of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes], where
+    block sums are added or minima are added apart; `half_sums` has those of values."""
+
+    def of(tokens: Rows, rows: Rows) -> Errors:
+        at = np.repeat(tokens, len(rows)), np.tile(rows, len(tokens))
+        found = _half_sums(semantics, fmt, w[at[1]], x[at[0]], few=True)
+        drift, deviation = (each.reshape(len(tokens), -1) for each in found)
+        return Errors(_tolerance(drift, deviation), drift, deviation)
+
+    return of
+
+
+def _columns(fmt: WeightFormat, w: Bytes) -> int:
+    return max(1, int(w.shape[1]) // fmt.block_bytes * fmt.block_size)
+
+
+def _of_outputs(
+    made_of: Callable[[_Parts], tuple[Doubles, ...]], semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes
+) -> tuple[Doubles, ...]:
+    """What is made of the parts of outputs, each of a row of weights uint8[E, row bytes] and of its own activations."""
+    step, found = max(1, _HELD // _columns(fmt, w)), []
+    with np.errstate(all="ignore"):
+        for at in range(0, len(w), step):
+            found += [made_of(parts) for parts in _parts_of(semantics, fmt, w[at : at + step], x[at : at + step])]
+    return tuple(np.concatenate(each) for each in zip(*found, strict=True))
+
+
+def _half_sums(
+    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, few: bool
+) -> tuple[Doubles, ...]:  # fmt: skip
+    """Drift and deviation of outputs, as `_of_outputs` has them."""
+    k = _columns(fmt, w)
+    return _of_outputs(lambda parts: _half_errors(parts, k, few), semantics, fmt, w, x)
+
+
+def _tolerance(drift: Doubles, deviation: Doubles) -> Doubles:
+    return drift + IN_FLOAT16.deviations * deviation
+
+
+def _half_errors(of: _Parts, k: int, few: bool) -> tuple[Doubles, Doubles]:
+    """Drift and deviation of sums in half, in the order where each is largest."""
+    outputs = of.parts[0].shape[-1]
+    drift, squares = np.zeros(outputs), np.zeros(outputs)
+    for ways in of.orders(few):
+        together, *apart = (half_drift(terms) for terms in ways)
+        drift = np.fmax(drift, np.fmax(together, sum(apart)) if apart else together)
+        squares = np.fmax(squares, sum(variance(terms) for terms in ways))
+    squares *= IN_FLOAT16.unit**2
+    if of.integers is not None:
+        squares += IN_FLOAT16.underflow**2 * (of.integers**2).sum(axis=0)
+    return drift + k * IN_FLOAT16.underflow, np.sqrt(squares / 3)
+
+
+def half_drift(terms: Doubles) -> Doubles:
+    """|Σ e| of terms float64[steps, lanes, E] that are added in half: see `half_sums`."""
+    grid = half_grid(np.cumsum(terms, axis=0))
+    off = [(np.rint(added / grid) * grid - terms).sum(axis=(0, 1)) for added in (terms, HALF.rounded(terms))]
+    return np.asarray(np.abs(off).max(axis=0))
 
 
 def _parts_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Iterator[_Parts]:
@@ -137,25 +217,24 @@ def _of_blocks(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations)
     d, least = scales_of(semantics, fmt, blocks)  # [nb, 1, E]
     q_a, d_a, s = (of.transpose(0, 2, 1) for of in (x.q.astype(np.float64), x.d, x.s))
     scale = HALF.rounded(d_a * d) if traits.half_products(fmt) else d_a * d
-    first, each_value = scale * q_a * q, semantics.accumulation.by_value
+    first, each_value, integers = scale * q_a * q, semantics.accumulation.by_value, (q_a * q).sum(axis=1)
     if semantics.uses_sum(fmt):
-        return _Parts((first, np.broadcast_to(least * s / values, first.shape)), each_value)
+        return _Parts((first, np.broadcast_to(least * s / values, first.shape)), each_value, integers)
     if fmt.has_min:
-        return _Parts((first, least * d_a * q_a), each_value)
+        return _Parts((first, least * d_a * q_a), each_value, np.hypot(integers, q_a.sum(axis=1)))
     if traits.zero_apart and fmt.zero:
         zero = fmt.zero * scale * q_a
-        return _Parts((first + zero, -zero), each_value)
-    return _Parts((first,), each_value)
+        return _Parts((first + zero, -zero), each_value, np.hypot(integers, fmt.zero * q_a.sum(axis=1)))
+    return _Parts((first,), each_value, integers)
 
 
 def _widest(of: _Parts) -> LaneSpread:
     """The largest deviation of all orders, and of how many roundings the largest error is made, as a multiple of it."""
     outputs = of.parts[0].shape[-1]
     widest, most = np.zeros(outputs), np.zeros(outputs)
-    parts = of.parts if len(of.parts) == 1 else (of.parts[0] + of.parts[1], *of.parts)
-    for orders in zip(*map(_by_value if of.each_value else _by_block, parts), strict=True):
+    for ways in of.orders():
         roundings, found = 0, np.zeros(outputs)
-        for terms in orders:
+        for terms in ways:
             found += variance(terms)
             roundings += 3 * terms.shape[0] * terms.shape[1] + terms.shape[1]
         widest, most = np.fmax(widest, found), np.fmax(most, roundings * found)
@@ -163,22 +242,22 @@ def _widest(of: _Parts) -> LaneSpread:
     return LaneSpread(deviation, np.divide(most, widest, out=np.ones(outputs), where=widest > 0))
 
 
-def _by_block(products: Doubles) -> Iterator[Doubles]:
+def _by_block(products: Doubles, few: bool) -> Iterator[Doubles]:
     """Terms of blocks float64[nb, values, E] in every order: float64[steps, lanes, E]."""
     nb, values, outputs = products.shape
-    for lane in _within_block(values):
+    for lane in _within_block(values, (4, values // 2) if few else (1, 2, 4, 8, 16)):
         sums = np.stack([products[:, lane == i].sum(axis=1) for i in range(lane.max() + 1)], axis=1)
-        for lanes in _BLOCK_LANES:
+        for lanes in _BLOCK_LANES[::2] if few else _BLOCK_LANES:
             if lanes == 1 or nb >= 2 * lanes:
                 filled = np.pad(sums, ((0, -nb % lanes), (0, 0), (0, 0)))
                 yield filled.reshape(-1, lanes * sums.shape[1], outputs)
 
 
-def _within_block(values: int) -> Iterator[npt.NDArray[np.intp]]:
-    """Which lane takes each value of a block."""
+def _within_block(values: int, sizes: tuple[int, ...]) -> Iterator[npt.NDArray[np.intp]]:
+    """Which lane takes each value of a block: runs and steps of these sizes."""
     at = np.arange(values)
     yield np.zeros(values, np.intp)
-    for size in (1, 2, 4, 8, 16):
+    for size in sizes:
         if size < values:
             yield at // size
             if size > 1:
@@ -187,12 +266,12 @@ def _within_block(values: int) -> Iterator[npt.NDArray[np.intp]]:
         yield at % 16 // 4
 
 
-def _by_value(products: Doubles) -> Iterator[Doubles]:
+def _by_value(products: Doubles, few: bool) -> Iterator[Doubles]:
     """Values float64[nb, values, E] in every order: float64[steps, lanes, E]."""
     outputs = products.shape[-1]
     flat = products.reshape(-1, outputs)
-    for lanes in _VALUE_LANES:
-        for run in _RUNS if lanes > 1 else (1,):
+    for lanes in _VALUE_LANES[:3] if few else _VALUE_LANES:
+        for run in _RUNS[: 1 if few else None] if lanes > 1 else (1,):
             if lanes == 1 or len(flat) >= 2 * lanes * run:
                 filled = np.pad(flat, ((0, -len(flat) % (lanes * run)), (0, 0)))
                 turns = filled.reshape(-1, lanes, run, outputs).swapaxes(1, 2)
@@ -217,4 +296,4 @@ def variance(terms: Doubles) -> Doubles:
     return np.asarray(held)
 
 
-__all__ = ["lanes_of", "variance", "with_lanes"]
+__all__ = ["half_drift", "half_errors", "lanes_of", "variance", "with_lanes"]

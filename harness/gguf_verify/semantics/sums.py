@@ -29,7 +29,8 @@ class LaneSpread:
 
     Args:
         deviation: the largest standard deviation of the rounding errors.
-        roundings: n; an error is at most √(3n) such deviations, even if all roundings go one way.
+        roundings: n; an error is at most √(3n) such deviations, even if all roundings go one way. 0 where none may be
+            more than the limit of the score.
     """
 
     deviation: Doubles
