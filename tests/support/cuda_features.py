@@ -220,6 +220,13 @@ FEATURES: dict[str, Feature] = {
         lambda x: x[T ^ 1],
         shared=256,
     ),
+    "extern_shared_in_extern_c": Feature(
+        "y[t] = exchanged(x[t]);",
+        lambda x: x[T ^ 1],
+        before='extern "C" __device__ unsigned exchanged(unsigned v) {\n    extern __shared__ unsigned room[];\n'
+        "    room[threadIdx.x] = v; __syncthreads(); return room[threadIdx.x ^ 1];\n}\n",
+        shared=256,
+    ),
     "extern_shared_aliases": Feature(
         "extern __shared__ __align__(16) float as_floats[]; extern __shared__ int as_ints[];\n"
         "    as_floats[t] = t; __syncthreads(); y[t] = as_ints[63 - t];",

@@ -268,8 +268,12 @@ class _Text:
 
     def _extern_shared(self, at: int) -> int | None:
         """`extern __shared__ T name[]…;` as a pointer, or as what stands for it from there on."""
-        end = next((i for i in range(at, min(at + _MOST_TOKENS, len(self.tokens))) if self.tokens[i].text == ";"), None)
-        if end is None or not any(t.text == "__shared__" for t in self.tokens[at:end]):
+        within = range(at, min(at + _MOST_TOKENS, len(self.tokens)))
+        # a function that is `extern "C"` has a body, which may begin with such a declaration
+        end = next((i for i in within if self.tokens[i].text in (";", "{") or self.tokens[i].kind == "string"), None)
+        if end is None or self.tokens[end].text != ";":
+            return None
+        if not any(t.text == "__shared__" for t in self.tokens[at:end]):
             return None
         left, i = list[Token](), at
         while i < end:
