@@ -121,12 +121,12 @@ IN_RUNNER void proxy_fence();
 // ---- launch --------------------------------------------------------------------------------------------------------
 
 // Memory that a launch was given. hosts/cpu_host.py has the same structs. With a `content`, the memory is sparse: it is
-// made page by page when it is first accessed, and the content repeats in it every `period` bytes. Inputs then cannot
-// be written.
+// made page by page when it is first accessed, and the content repeats in it every `period` bytes, up to its last
+// `zeros` bytes, which are zero. Inputs then cannot be written.
 struct Range {
     uint64_t begin, size;
     const uint8_t* content;
-    uint64_t period;
+    uint64_t period, zeros;
     uint32_t output, unused;
 };
 

@@ -875,6 +875,11 @@ inline bool make_page(const Request& request, Report& report, uint64_t address) 
             memcpy((char*)page + at, range.content + from, count);
             at += count, from = 0;
         }
+        const uint64_t zeros = range.begin + range.size - range.zeros;
+        if (range.zeros && zeros < page + request.page) {
+            const uint64_t at = std::max(page, zeros);
+            memset((void*)at, 0, page + request.page - at);
+        }
         if (!range.output) mprotect((void*)page, request.page, PROT_READ);
         request.made[report.n_made++] = page;
         return true;

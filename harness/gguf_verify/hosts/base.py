@@ -24,6 +24,8 @@ from .schedule import Schedule
 
 #: A NaN that no arithmetic produces: an output element that still holds it was never written.
 POISON = np.uint32(0x7FC0DEAD)
+#: The same in half and in bfloat16.
+POISON_16 = np.uint16(0x7FAD)
 GUARD_BYTES = 4096
 _GUARD_FILL = 0xA5
 #: Bytes of memory that a thread block may touch that runs alone.
@@ -65,6 +67,8 @@ class Sparse:
     Args:
         nbytes: its size, which may be many times the machine's.
         content: a buffer that `upload` made, whose bytes repeat in it; None: poison.
+        zeros: its last bytes, which are zero.
+        unit: bytes of a number of it: `Written` counts these.
         what: names it in faults, and tells it from the others of a call.
         role: an input cannot be written; what is written into scratch memory is not looked at.
     """
@@ -73,6 +77,8 @@ class Sparse:
     content: Any
     what: str
     role: Role = "input"
+    zeros: int = 0
+    unit: int = 4
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,8 @@ class Written:
     """What one thread block wrote into its output.
 
     Args:
-        at: int64[n], the places in words of 4 bytes, ascending.
-        words: uint32[n].
+        at: int64[n], the places in numbers of the output (`Sparse.unit`), ascending.
+        words: uint32[n], or uint16[n].
     """
 
     at: npt.NDArray[np.int64]

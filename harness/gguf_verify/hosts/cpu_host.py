@@ -22,6 +22,7 @@ from .base import (
     GUARD_BYTES,
     MOST_ALONE,
     POISON,
+    POISON_16,
     Artefact,
     Before,
     Grid,
@@ -70,7 +71,7 @@ class Range(ctypes.Structure):
 
     _fields_ = [
         ("begin", ctypes.c_uint64), ("size", ctypes.c_uint64), ("content", ctypes.c_uint64),
-        ("period", ctypes.c_uint64), ("output", ctypes.c_uint32), ("_", ctypes.c_uint32),
+        ("period", ctypes.c_uint64), ("zeros", ctypes.c_uint64), ("output", ctypes.c_uint32), ("_", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -121,7 +122,7 @@ class Buffer:
 
     def range(self) -> Range:
         """As the runner takes it."""
-        return Range(self.address, self.size, 0, 0, int(self.is_output), 0)
+        return Range(self.address, self.size, output=int(self.is_output))
 
 
 class SparseBuffer:
@@ -129,18 +130,28 @@ class SparseBuffer:
 
     def __init__(self, argument: Sparse, address: int) -> None:
         self.address, self.size, self.what, self.role = address, argument.nbytes, argument.what, argument.role
+        self.poison = _POISONS[argument.unit]
         self._content: Buffer | None = argument.content
+        self._zeros = argument.zeros
 
     def range(self) -> Range:
         """As the runner takes it."""
         written = int(self.role != "input")
+        content, period = self.poison.ctypes.data, self.poison.nbytes
+        if self._content is not None:
+            content, period = self._content.address, self._content.size
+        return Range(self.address, self.size, content, period, self._zeros, written)
+
+    def page(self, at: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """The numbers of a page of it, from its byte `at` on, before anything is written."""
         if self._content is None:
-            return Range(self.address, self.size, _A_PAGE_OF_POISON.ctypes.data, _A_PAGE_OF_POISON.nbytes, written, 0)
-        return Range(self.address, self.size, self._content.address, self._content.size, written, 0)
+            return self.poison
+        content = self._content.array
+        return content[(at + np.arange(mmap.PAGESIZE)) % len(content)].view(self.poison.dtype)
 
 
-#: Its content is poison.
-_A_PAGE_OF_POISON = np.full(mmap.PAGESIZE // 4, POISON)
+#: Pages of poison, by the bytes of a number.
+_POISONS = {poison.nbytes: np.full(mmap.PAGESIZE // poison.nbytes, poison) for poison in (POISON, POISON_16)}
 
 
 def place(address: int, buffers: Sequence[Buffer | SparseBuffer]) -> str:
@@ -383,15 +394,16 @@ class CpuHost(Host):
 
     @staticmethod
     def _written(output: SparseBuffer, made: Collection[int]) -> Written:
-        """What the output holds that is no poison. Raises KernelFault where that is past its end."""
-        at, words = [np.zeros(0, np.int64)], [np.zeros(0, np.uint32)]
+        """What the output holds that it did not hold before. Raises KernelFault where that is past its end."""
+        number = output.poison.dtype
+        at, words = [np.zeros(0, np.int64)], [np.zeros(0, number)]
         for page in sorted(p for p in made if 0 <= p - output.address < output.size):
-            held = np.ctypeslib.as_array((ctypes.c_uint32 * (mmap.PAGESIZE // 4)).from_address(page))
-            found = np.flatnonzero(held != POISON)
-            at.append((page - output.address) // 4 + found)
+            held = np.ctypeslib.as_array((ctypes.c_uint8 * mmap.PAGESIZE).from_address(page)).view(number)
+            found = np.flatnonzero(held != output.page(page - output.address))
+            at.append((page - output.address) // number.itemsize + found)
             words.append(held[found])
         written = Written(np.concatenate(at), np.concatenate(words))
-        if len(written.at) and written.at[-1] >= output.size // 4:
+        if len(written.at) and written.at[-1] >= output.size // number.itemsize:
             raise KernelFault(f"the kernel writes past the end of its {output.what} ({output.size:,} bytes)")
         return written
 

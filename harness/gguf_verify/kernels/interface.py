@@ -193,6 +193,15 @@ class Kernel(Candidate):
         Raises KernelFault; EnvironmentFault where it takes too much memory."""
         raise NotImplementedError
 
+    def together(self, product: SparseProduct) -> npt.NDArray[np.float32]:
+        """The whole output of a product that is small enough, float32[M, N]. Raises KernelFault."""
+        weights = self.upload(product.fmt, product.rows(range(product.n)))
+        return self.gemm(weights, product.tokens(range(product.m)))
+
+    def tail(self, fmt: WeightFormat, m: int, n: int, k: int, name: str) -> int:
+        """Bytes of zeros behind an operand of what is fused behind the product. Raises KernelFault."""
+        return 0
+
     def quantizer_launch(self, m: int, k: int) -> Launched | str | None:
         """As `only_launch`, of its quantizer; None where it launches none."""
         return None

@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..hosts.base import Grid, Host, Source, Written
+from ..semantics.drawn import Place
 from ..support.errors import KernelFault
 
 Bytes = npt.NDArray[np.uint8]
@@ -27,6 +29,8 @@ Bytes = npt.NDArray[np.uint8]
 #: CUDA launches (CUDA Programming Guide, compute capabilities; sm_90 has the most shared memory).
 MOST_BLOCKS, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
 MOST_IN_BLOCK, MOST_SHARED = 1024, 232448
+#: Bytes of rows that repeat, at most, and how many rows these are at least.
+_MOST_REPEATED, _FEWEST_ROWS = 1 << 22, 31
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,8 @@ class Lies:
         of_unit: bytes of a unit.
         units: in a row.
         nbytes: of all.
+        filled: units of zeros that follow those of a row.
+        tail: bytes of zeros at the end of all.
     """
 
     row: int
@@ -100,6 +106,28 @@ class Lies:
     of_unit: int
     units: int
     nbytes: int
+    filled: int = 0
+    tail: int = 0
+
+    @property
+    def by_row(self) -> bool:
+        """Whether the units of a row lie together, and no transposed matrix."""
+        return self.row > self.unit or (self.row == self.unit and self.units + self.filled == 1)
+
+    @property
+    def zeros(self) -> int:
+        """Bytes of zeros at the end, behind what repeats."""
+        return self.tail + (0 if self.by_row else self.filled * self.unit)
+
+    def content(self, units: Bytes) -> Bytes:
+        """What repeats in it, of units that repeat in its rows: these, or whole rows that are filled up with zeros. The
+        number of rows has no factor 2 either."""
+        if not self.filled or not self.by_row:
+            return units
+        count = min(_MOST_REPEATED // self.row, len(units) // self.of_unit)
+        rows, width = np.zeros((prime(max(_FEWEST_ROWS, count)), self.row), np.uint8), self.units * self.of_unit
+        rows[:, :width] = np.resize(units, (len(rows), width))
+        return rows.reshape(-1)
 
     @classmethod
     def plain(cls, rows: int, of_unit: int, units: int) -> Lies:
@@ -114,16 +142,39 @@ class Lies:
         return np.asarray(content[at % len(content)]).reshape(len(which), self.units * self.of_unit)
 
     def places(self, words: npt.NDArray[np.int64], rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Rows and columns of words of 4 bytes in a matrix of such numbers. Raises KernelFault where one lies between
-        its rows."""
-        by_row = self.row > self.unit or (self.row == self.unit and self.units == 1)
-        first, second = (self.row, self.unit) if by_row else (self.unit, self.row)
-        outer, inner = 4 * words // first, 4 * words % first // second
-        row, column = (outer, inner) if by_row else (inner, outer)
+        """Rows and columns of numbers in a matrix of such. Raises KernelFault where one lies between its rows."""
+        first, second = (self.row, self.unit) if self.by_row else (self.unit, self.row)
+        at_byte = self.of_unit * words
+        outer, inner = at_byte // first, at_byte % first // second
+        row, column = (outer, inner) if self.by_row else (inner, outer)
         if (row >= rows).any() or (column >= self.units).any():
-            at = 4 * int(words[(row >= rows) | (column >= self.units)][0])
+            at = int(at_byte[(row >= rows) | (column >= self.units)][0])
             raise KernelFault(f"the kernel writes between the rows of its output, at byte {at:,}")
         return row, column
+
+
+@dataclass(frozen=True, eq=False)
+class Repeated:
+    """An operand of what is fused behind a product of any size.
+
+    Args:
+        place: of what it has one number; None: a second matrix of weights.
+        numbers: what repeats in it, of its type: a prime number of them. Of a matrix, uint8[…]: blocks.
+        tail: bytes of zeros behind it.
+    """
+
+    place: Place | None
+    numbers: npt.NDArray[Any]
+    tail: int = 0
+
+    @property
+    def content(self) -> Bytes:
+        """The bytes that repeat."""
+        return np.ascontiguousarray(self.numbers).view(np.uint8)
+
+    def at(self, which: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Its numbers of these places."""
+        return np.asarray(self.numbers[which % len(self.numbers)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +189,7 @@ class SparseProduct:
             factor 2, so that what lies a power of two away differs.
         lies: where operands lie, by their names, that do not lie as rows one behind the other.
         needs: what a thread block of the last launch needs of each earlier one.
+        fused: operands of what is fused behind it, by their names; "output" is what the output holds before.
     """
 
     fmt: WeightFormat
@@ -149,6 +201,7 @@ class SparseProduct:
     x: Bytes
     lies: Mapping[str, Lies] = field(default_factory=dict)
     needs: tuple[Needs, ...] = ()
+    fused: Mapping[str, Repeated] = field(default_factory=dict)
 
     def _of(self, name: str) -> Lies:
         if name in self.lies:
@@ -159,21 +212,58 @@ class SparseProduct:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Bytes of the three operands."""
-        return {name: self._of(name).nbytes for name in ("weights", "activations", "output")}
+        """Bytes of the operands."""
+        found = {name: self._of(name).nbytes for name in ("weights", "activations", "output")}
+        counts = {"one": 1, "row": self.n, "token": self.m, "output": self.m * self.n, None: self._up.nbytes}
+        for name, operand in self.fused.items():
+            if name != "output":
+                found[name] = counts[operand.place] * operand.numbers.itemsize + operand.tail
+        return found
 
     @property
+    def zeros(self) -> dict[str, int]:
+        """Bytes of zeros at the ends of inputs."""
+        found = {name: self._of(name).zeros for name in ("weights", "activations")}
+        return found | {name: operand.tail for name, operand in self.fused.items()}
+
+    @property
+    def unit(self) -> int:
+        """Bytes of a number of the output."""
+        return self._of("output").of_unit
+
+    @cached_property
     def contents(self) -> dict[str, Bytes]:
-        """What repeats in the inputs."""
-        return {"weights": self.weights, "activations": self.x}
+        """What repeats in the inputs, and in an output that holds something before."""
+        weights, x = self._of("weights").content(self.weights), self._of("activations").content(self.x)
+        fused = {name: operand.content for name, operand in self.fused.items()}
+        return {"weights": weights, "activations": x, **fused}
 
     def rows(self, which: Sequence[int]) -> Bytes:
         """uint8[len(which), row bytes]."""
-        return self._of("weights").cut(self.weights, which)
+        return self._of("weights").cut(self.contents["weights"], which)
 
     def tokens(self, which: Sequence[int]) -> Bytes:
         """uint8[len(which), token bytes]."""
-        return self._of("activations").cut(self.x, which)
+        return self._of("activations").cut(self.contents["activations"], which)
+
+    @property
+    def _up(self) -> Lies:
+        """Where a second matrix of weights lies."""
+        return Lies.plain(self.n, self.fmt.block_bytes, self.k // self.fmt.block_size)
+
+    def beside(self, tokens: Sequence[int], rows: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
+        """The operands of what is fused, of a product of these tokens and rows: `Epilogue.operands`."""
+        m, n, found = np.array(tokens, np.int64), np.array(rows, np.int64), {}
+        out = self._of("output")
+        for name, operand in self.fused.items():
+            if operand.place is None:
+                found[name] = self._up.cut(operand.numbers, rows)
+            elif operand.place == "output" and name == "output":
+                found[name] = operand.at((m[:, None] * out.row + n * out.unit) // out.of_unit)
+            else:
+                at = {"one": np.zeros(1, np.int64), "row": n, "token": m, "output": m[:, None] * self.n + n}
+                found[name] = operand.at(at[operand.place])
+        return found
 
     def places(self, words: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Tokens and rows of words of the output. Raises KernelFault where one lies between these."""
@@ -189,12 +279,16 @@ class SparseCall:
         sizes: bytes of the operands.
         of: the product that it makes; calls of one product have the same contents. None: of no product.
         scratch: operands that launches write for later ones.
+        zeros: bytes of zeros at the ends of operands.
+        unit: bytes of a number of the output.
     """
 
     contents: dict[str, Bytes]
     sizes: dict[str, int]
     of: SparseProduct | None = None
     scratch: frozenset[str] = frozenset()
+    zeros: Mapping[str, int] = field(default_factory=dict)
+    unit: int = 4
 
 
 @dataclass(frozen=True)
@@ -276,7 +370,12 @@ class Unforeseen(Exception):
     """What follows depends on contents, which a recorder has none of."""
 
 
+def prime(most: int) -> int:
+    """The largest prime that is not larger; 1 where there is none."""
+    return next((p for p in range(most, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 1)
+
+
 __all__ = [
-    "Foresight", "LargeCall", "Launched", "Lies", "Needs", "Placeholder", "Recorder", "SparseCall", "SparseProduct",
-    "Unforeseen", "needed", "possible_needs",
+    "Foresight", "LargeCall", "Launched", "Lies", "Needs", "Placeholder", "Recorder", "Repeated", "SparseCall",
+    "SparseProduct", "Unforeseen", "needed", "possible_needs", "prime",
 ]  # fmt: skip

@@ -131,8 +131,7 @@ class ShippedKernel(Kernel):
 
     def alone(self, product: SparseProduct, number: int) -> Written:
         launched = self.only_launch(product.fmt, product.m, product.n, product.k)
-        contents = {"weights": product.weights, "activations": product.x}
-        return self._alone(launched, product, contents, product.sizes, number)
+        return self._alone(launched, product, product.contents, product.sizes, number)
 
     def quantizer_launch(self, m: int, k: int) -> Launched | str | None:
         if not (self.site.quantizes or self.site.halves):

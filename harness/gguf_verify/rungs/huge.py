@@ -9,6 +9,9 @@ A thread block can only be judged by itself if it needs no other. That is tried 
 each by itself, and must together give the outputs of the whole launch. Where they do not (parts of sums that are added
 up, barriers of the whole grid), or where each block computes too many outputs (it loops over tiles), the report lists
 large indices as not covered.
+
+Rows that are filled up with zeros repeat as whole rows. Operands of what is fused repeat a prime number of drawn
+numbers, whatever rows and tokens they belong to, and the product is judged with these.
 """
 
 from __future__ import annotations
@@ -28,12 +31,13 @@ from ..gguf import Tensor, printable
 from ..hosts.base import POISON, Written
 from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
-from ..kernels.launches import Launched, Needs, SparseProduct, needed, possible_needs
+from ..kernels.launches import Launched, Needs, Repeated, SparseProduct, needed, possible_needs, prime
 from ..results import Call, Failure, FaultMatch, LocatedDiagnosis, RungResult
-from ..semantics import Order, Semantics, judge, product
+from ..semantics import Epilogue, Order, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault
 from .explain import Explanations
 from .generated_inputs import any_blocks, drawn, held_by
+from .huge_fused import repeated, widened
 from .judging import KERNEL, leave_weak
 from .limits import limit_of, record_limit
 from .plan import Huge, huge, wide
@@ -53,8 +57,9 @@ _SMALL = (3, 150)
 #: exactly at a time.
 _DRAWN, _JUDGED, _PAIRS = 6, 4, 12
 #: Blocks beyond the last that writes anything which are tried; and further ones of those before it, where these may
-#: leave outputs unwritten, which is said of at least one in so many.
-_BEYOND, _MORE, _SHARE = 6, 128, 16
+#: leave outputs unwritten, which is said of at least one in so many; of sums into the output, which a product of zero
+#: leaves as they were, of every other one.
+_BEYOND, _MORE, _SHARE, _SHARE_OF_SUMS = 6, 128, 16, 2
 #: Thread blocks of an earlier launch that run before one of the last, at most; ways in which blocks may depend on those
 #: of earlier launches that are tried.
 _MOST_NEEDED, _MOST_NEEDS = 2048, 256
@@ -107,6 +112,7 @@ class HugeProbes:
         self._of_x = SLICE if takes is None else math.lcm(SLICE, takes.block_size)
         #: K is a multiple of this.
         self.unit = math.lcm(fmt.unit, self._of_x)
+        self._fused: dict[int, dict[str, Repeated]] = {}
         self._weights = self._repeated(units)
         self._floats = drawn((1, _TOKENS_REPEATED * self._of_x), like, self._seed)
         self._x = self._semantics.bytes_of(self._floats).reshape(-1)
@@ -119,7 +125,7 @@ class HugeProbes:
             drawn_units = any_blocks(self._fmt, _REPEATED, self._seed)
             held = drawn_units[held_by(self._semantics, self._fmt, drawn_units)]
             units = held if len(held) > len(units) else units
-        return np.ascontiguousarray(units[: _prime(min(len(units), _REPEATED))]).reshape(-1)
+        return np.ascontiguousarray(units[: prime(min(len(units), _REPEATED))]).reshape(-1)
 
     # ---- grids -------------------------------------------------------------------------------------------------------
 
@@ -280,7 +286,13 @@ class HugeProbes:
     def _sparse(self, kernel: Kernel, shape: tuple[int, int, int], needs: tuple[Needs, ...] = ()) -> SparseProduct:
         token = len(self._x) // _TOKENS_REPEATED * (shape[2] // self._of_x)
         lies = kernel.lies(self._fmt, *shape)
-        return SparseProduct(self._fmt, *shape, token, self._weights, self._x, lies, needs)
+        of = SparseProduct(self._fmt, *shape, token, self._weights, self._x, lies, needs)
+        if not isinstance(self._semantics.epilogue, Epilogue) or not isinstance(self._fmt, BlockFormat):
+            return of
+        if of.k not in self._fused:
+            self._fused[of.k] = repeated(of, self._semantics.epilogue, self._fmt, self._semantics.output)
+        tails = {name: kernel.tail(self._fmt, *shape, name) for name in self._fused[of.k]}
+        return replace(of, fused={n: replace(one, tail=tails[n]) for n, one in self._fused[of.k].items()})
 
     def _dependent(self, kernel: Kernel, k: int) -> str | tuple[Needs, ...]:
         """What thread blocks of the last launch need of the earlier ones; or why they cannot be judged by themselves.
@@ -295,7 +307,7 @@ class HugeProbes:
         if launched.blocks > _MOST_SMALL:
             return f"it has {launched.blocks:,} thread blocks for {m * n} outputs"
         small = self._sparse(kernel, (m, n, k))
-        together = kernel.gemm(kernel.upload(self._fmt, small.rows(range(n))), small.tokens(range(m)))
+        together = kernel.together(small)
         each = [possible_needs(one.grid, _MOST_NEEDED) for one in kernel.earlier(self._fmt, m, n, k)]
         why = "its thread blocks need too many of an earlier launch"
         for needs in itertools.islice(itertools.product(*each), _MOST_NEEDS):
@@ -309,6 +321,8 @@ class HugeProbes:
         """Why a small product's thread blocks do not give, each by itself, what all of them give together; None where
         they do."""
         alone = np.full(together.shape, POISON)
+        if "output" in small.fused:  # what a sum leaves as it was
+            alone = widened(small.beside(range(small.m), range(small.n))["output"]).view(np.uint32)
         for number in range(blocks):
             try:
                 written = kernel.alone(small, number)
@@ -324,8 +338,8 @@ class HugeProbes:
         self, kernel: Kernel, of: SparseProduct, launched: Launched, crossings: tuple[float, ...]
     ) -> tuple[_Wrong | None, int]:
         """What is wrong with chosen thread blocks, and how many ran. Raises OracleFault, EnvironmentFault."""
-        key = self._seed, of.m, of.n, of.k
-        blocks = BlocksAlone(lambda number: kernel.alone(of, number), launched, of.m * of.n, key)
+        key, share = (self._seed, of.m, of.n, of.k), _SHARE_OF_SUMS if "output" in of.fused else _SHARE
+        blocks = BlocksAlone(lambda number: kernel.alone(of, number), launched, of.m * of.n, key, share)
         return self._wrong(kernel, of, blocks, crossings), len(blocks.written)
 
     def _wrong(
@@ -354,7 +368,10 @@ class HugeProbes:
         at_tokens, at_rows = of.places(np.array([place for _, place, _ in pairs], np.int64))
         places = list(zip(at_tokens.tolist(), at_rows.tolist(), strict=True))
         rows, tokens = of.rows([n for _, n in places]), of.tokens([m for m, _ in places])
-        whole = product(self._semantics, self._fmt, rows, tokens, order, self._run.options.threads)
+        operands = of.beside([m for m, _ in places], [n for _, n in places]) if of.fused else None
+        whole = product(
+            self._semantics, self._fmt, rows, tokens, order, self._run.options.threads, operands=operands
+        )  # fmt: skip
         expected = whole.at(np.arange(len(places)), np.arange(len(places)))
         y = np.array([[bits for _, _, bits in pairs]], np.uint32).view(np.float32)
         judgement = judge(y, expected)
@@ -406,14 +423,15 @@ class BlocksAlone:
 
     Args:
         run: runs one.
-        words: of the whole output, of 4 bytes.
+        words: numbers of the whole output.
         key: of what is drawn.
+        share: unwritten outputs are said of at least one in so many.
     """
 
     def __init__(
-        self, run: Callable[[int], Written], launched: Launched, words: int, key: tuple[int, ...]
+        self, run: Callable[[int], Written], launched: Launched, words: int, key: tuple[int, ...], share: int = _SHARE
     ) -> None:  # fmt: skip
-        self._run, self.launched, self._words = run, launched, words
+        self._run, self.launched, self._words, self._share = run, launched, words, share
         self._rng = np.random.default_rng(key)
         #: How many words each wrote, by number.
         self.written: dict[int, int] = {}
@@ -452,7 +470,7 @@ class BlocksAlone:
             for at in zip(*(self._rng.integers(0, end, _MORE).tolist() for end in ends), strict=True):
                 self._wrote(self._number(at))
         left = self._left(ends)
-        if left * _SHARE <= self._words:
+        if left * self._share <= self._words:
             return None
         return f"{left:,} or more of {self._words:,} words of its output are never written"
 
@@ -500,11 +518,6 @@ def _some(count: int, seed: int) -> list[int]:
         return list(range(count))
     between = np.random.default_rng(seed).integers(1, count - 1, _JUDGED - 2)
     return [0, *map(int, between), count - 1]
-
-
-def _prime(most: int) -> int:
-    """The largest prime that is not larger; 1 where there is none."""
-    return next((p for p in range(most, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 1)
 
 
 __all__ = ["BlocksAlone", "HugeFound", "HugeProbes"]

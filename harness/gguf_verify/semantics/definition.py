@@ -6,9 +6,9 @@ contributes, the `Accumulation` of the terms, the type of the output, and fused 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -41,13 +41,15 @@ class Epilogue(Protocol):
     """Operations that a kernel fuses behind its product."""
 
     def applied(
-        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Callable[[Bytes], Product]
+        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Callable[[Bytes], Product], *,
+        operands: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Product:  # fmt: skip
         """What they make of the product of weights uint8[N, row bytes] and activations.
 
         Args:
             x: uint8[M, …], what their operands are drawn from: the activations, if nothing else is said.
             multiply: gives the product of other weights and the same activations.
+            operands: their operands, by their names; None: they are drawn.
         """
 
 

@@ -46,6 +46,13 @@ def stored(values: Doubles, dtype: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values, _STORED[dtype])
 
 
+def _numbers(operand: npt.NDArray[Any]) -> Doubles:
+    """What `stored` made, as numbers."""
+    if operand.dtype == np.uint16:
+        operand = (operand.astype(np.uint32) << 16).view(np.float32)
+    return operand.astype(np.float64)
+
+
 @dataclass(frozen=True)
 class Epilogue:
     """Operations behind a product, in order.
@@ -124,7 +131,7 @@ class Epilogue:
 
     def applied(
         self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Multiply | None = None,
-        operations: Sequence[Operation] | None = None,
+        operations: Sequence[Operation] | None = None, operands: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Product:  # fmt: skip
         """The fused result, its bound and its spread, before the output's rounding.
 
@@ -133,6 +140,7 @@ class Epilogue:
             x: what `operands` drew from.
             multiply: weights → their product with the same activations by the same definition, for a gate.
             operations: others than its own, in order: what a wrong kernel may do.
+            operands: as `operands` returns them; None: drawn ones.
 
         Where the product has the bits of a declared order, it begins with these. The result has none: `ordered` is
         None.
@@ -143,14 +151,17 @@ class Epilogue:
         def companion() -> Product:
             if multiply is None:
                 raise ValueError("a gate needs a second product")
-            return multiply(companions(fmt, w)).in_order
+            return multiply(companions(fmt, w) if operands is None else operands["up"]).in_order
 
         k, behind = w.shape[1] // fmt.block_bytes * fmt.block_size, product.ordered is not None
         fused, product = Fused(k, companion, self.roundoff, behind), product.in_order
         with np.errstate(all="ignore"):
             for operation in self.operations if operations is None else operations:
                 none = operation.place is None
-                operand = np.zeros(0) if none else self._values(operation, fmt, w, x)
+                drawn = operands is None and not none
+                operand = self._values(operation, fmt, w, x) if drawn else np.zeros(0)
+                if operands is not None and not none:
+                    operand = _numbers(operands[operation.operand])
                 product = operation.apply(product, operand, fused)
         return product
 

@@ -33,8 +33,9 @@ at least a[b]²/32 a block, where a[b] is the block's term of the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -99,7 +100,7 @@ _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 @counted("exact product")
 def product(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
-    device: Device | None = None, keys: Bytes | None = None,
+    device: Device | None = None, keys: Bytes | None = None, operands: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Product:  # fmt: skip
     """The product of weights and activations in a GEMM's own layout.
 
@@ -115,6 +116,7 @@ def product(
         device: where it is computed; None: by NumPy. Products of weights that are not quantized, of an author's oracle
             and of fused operations are computed by NumPy, and put there.
         keys: uint8[M, …], what the operands of fused operations are drawn from for each token; None: from x.
+        operands: those of fused operations, by their names; None: they are drawn.
 
     Returns:
         a Product of `[M, N]` arrays, on the device if there is one.
@@ -131,7 +133,7 @@ def product(
     inner = made = unstored(semantics, fmt, w, x, order, threads, device)
     if semantics.epilogue is not None:
         of_gate = lambda other: unstored(semantics, fmt, other, x, order, threads)  # noqa: E731
-        made = semantics.epilogue.applied(made, fmt, w, x if keys is None else keys, of_gate)
+        made = semantics.epilogue.applied(made, fmt, w, x if keys is None else keys, of_gate, operands=operands)
     return _with_lanes(stored(made, semantics.output), inner, semantics, fmt, w, x)
 
 

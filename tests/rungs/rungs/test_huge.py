@@ -384,6 +384,134 @@ def test_launches_strides_and_transposed_outputs(
     assert left == ([many_tokens] if right else [])
 
 
+#: What turned the checks off once: rows that are filled up, outputs that are halves, operands beside the product.
+DECLARED = {
+    "filled up": """
+// domain = { M = { most = 3 } }
+// operands.weights = { columns = "ceil(K, 64) * 64 + 64", stride = "ceil(K, 64) * 64 + 96" }
+// operands.activations = { columns = "ceil(K, 64) * 64 + 64", tail = 64 }
+""",
+    "filled up, transposed": """
+// domain = { M = { most = 3 } }
+// operands.weights = { columns = "ceil(K, 64) * 64 + 64", transposed = true }
+// operands.activations = { columns = "ceil(K, 64) * 64 + 64", transposed = true }
+""",
+    "float16": """
+// domain = { K = { most = 32 } }
+// output = "float16"
+""",
+    "bfloat16": """
+// domain = { K = { most = 32 } }
+// output = "bfloat16"
+// operands.output = { transposed = true, stride = "M + 3" }
+""",
+    "residual": """
+// domain = { K = { most = 32 } }
+// output = "float16"
+// epilogue = ["bias", "row_scale", "token_scale", "scale", "residual"]
+""",
+    "accumulate": """
+// domain = { K = { most = 32 } }
+// epilogue = ["accumulate"]
+// operands.output = { stride = "N + 5" }
+""",
+    "up": """
+// domain = { M = { most = 3 } }
+// epilogue = ["silu_gate"]
+// operands.up = { tail = 64 }
+""",
+}  # fmt: skip
+#: A kernel of any of them. The index that overflows where INDEX is no long long is that of the operand in question.
+OF_ANY = r"""
+// [gguf-verify]
+// formats = ["Q4_0"]
+// semantics = "f32"
+// parameters = ["weights", "activations", "output"BESIDE, "int32 M", "int32 N", "int32 K"]
+// grid = ["ceil(N, 32)", "M"]
+// block = 32DECLARED// [/gguf-verify]
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+typedef long long i64;
+struct Q4_0 { __half d; unsigned char qs[16]; };
+__device__ float value(const void* w, i64 at, int j) {
+    const Q4_0& b = *(const Q4_0*)((const char*)w + at);
+    return __half2float(b.d) * ((j < 16 ? b.qs[j] & 15 : b.qs[j - 16] >> 4) - 8);
+}
+extern "C" __global__ void any(const void* w, const float* x, OUT* yPARAMETERS, int M, int N, int K) {
+    const i64 n = blockIdx.x * 32 + threadIdx.x, m = blockIdx.y;
+    if (n >= N) return;
+    const int filled = (K + 63) / 64 * 64 + 64;
+    float sum = 0.0f, other = 0.0f;
+    for (int b = 0; b < COLUMNS / 32; ++b)
+        for (int j = 0; j < 32; ++j) {
+            const float a = x[TOKEN];
+            sum += value(w, (INDEX_W)(18 * (ROW)), j) * a;
+            if (HAS_UP) other += value(UP, (INDEX)(18 * (n * (K / 32) + b)), j) * a;
+        }
+    BEHIND
+}
+"""
+PARTS = {
+    "filled up": ("filled", "m * filled + 32 * b + j", "n * (filled / 32 + 1) + b"),
+    "filled up, transposed": ("filled", "(32ll * b + j) * M + m", "(i64)b * N + n"),
+}
+BEHIND = {
+    "float16": "y[(INDEX)(m * N + n)] = __float2half(sum);",
+    "bfloat16": "y[(INDEX)(n * (M + 3) + m)] = __float2bfloat16(sum);",
+    "residual": "y[m * N + n] = __float2half((sum + bias[n]) * row_scale[n] * token_scale[m] * scale[0] + "
+                "__half2float(residual[(INDEX)(m * N + n)]));",
+    "accumulate": "y[m * (N + 5) + n] = y[(INDEX)(m * (N + 5) + n)] + sum;",
+    "up": "y[m * N + n] = sum / (1.0f + expf(-sum)) * other;",
+}  # fmt: skip
+OUT = {"float16": "__half", "bfloat16": "__nv_bfloat16", "residual": "__half"}
+BESIDE = {
+    "residual": [("float", name) for name in ("bias", "row_scale", "token_scale", "scale")] + [("__half", "residual")],
+    "up": [("char", "up")],
+}
+
+
+def of_any(name: str, index: str) -> str:
+    """The source of a kernel whose index is of this type."""
+    columns, token, row = PARTS.get(name, ("K", "m * K + 32 * b + j", "n * (K / 32) + b"))
+    beside = BESIDE.get(name, [])
+    return replaced(OF_ANY, {
+        "BESIDE": "".join(f', "{what}"' for _, what in beside), "DECLARED": DECLARED[name],
+        "PARAMETERS": "".join(f", const {kind}* {what}" for kind, what in beside), "OUT": OUT.get(name, "float"),
+        "COLUMNS": columns, "TOKEN": token, "ROW": row, "HAS_UP": str(int(name == "up")),
+        "UP": "up" if name == "up" else "w", "BEHIND": BEHIND.get(name, "y[m * N + n] = sum;"),
+        "INDEX_W": index if name in PARTS else "i64", "INDEX": index,
+    })  # fmt: skip
+
+
+def replaced(text: str, words: dict[str, str]) -> str:
+    """The text with each word replaced."""
+    for word, new in words.items():
+        text = text.replace(word, new)
+    return text
+
+
+@pytest.mark.parametrize("index", ["long long", "unsigned"], ids=["right", "wrong"])
+@pytest.mark.parametrize("name", DECLARED)
+def test_what_else_is_declared(name: str, index: str, tmp_path: Path, model: Model, host: CpuHost) -> None:
+    path = tmp_path / "kernel.cu"
+    path.write_text(of_any(name, index))
+    foreign = open_foreign(f"{path}:any", host)
+    try:
+        probes, result = probes_of(foreign, model)
+        probes.check_indices(foreign.domain)
+    finally:
+        foreign.close()
+    assert {why for _, why in probes.found.not_covered} == {"its domain ends before"}
+    if index == "long long":
+        assert result.failures == []
+        assert {said.split("(")[1].split(" =")[0] for said in probes.found.indices} == (
+            {"M·N"} if "K = {" in DECLARED[name] else {"N·K"}
+        )
+    else:
+        (failure,) = result.failures
+        assert "overflows 32 bits" in failure.what
+
+
 def test_what_a_block_needs_of_an_earlier_launch() -> None:
     assert possible_needs((1, 1, 1), 1) == [(None, None, None)]
     assert possible_needs((5, 1, 2), 2)[0] == (0, None, 0)

@@ -33,8 +33,8 @@ class ThreadBlocks:
         self._drop()
         contents = call.contents
         wanted = [Operand(what, "input", "uint8", content.shape) for what, content in contents.items()]
-        wanted += [Operand(name, "output", dtype, (MOST_ALONE // 4,))
-                   for name, dtype in (("at", "int64"), ("words", "uint32"))]  # fmt: skip
+        wanted += [Operand(name, "output", dtype, (MOST_ALONE // call.unit,))
+                   for name, dtype in (("at", "int64"), ("words", f"uint{8 * call.unit}"))]  # fmt: skip
         _, size = laid_out(wanted, 0)
         file = self._file = MemoryFile(size)
         self._operands, _ = laid_out(wanted, file.number)
@@ -52,13 +52,14 @@ class ThreadBlocks:
             raise NotTried(str(error)) from None
         file = self._place(call)
         asked = {"do": "alone", "launches": launches, "sizes": call.sizes, "scratch": sorted(call.scratch),
+                 "zeros": dict(call.zeros), "unit": call.unit,
                  "operands": [operand.plain() for operand in self._operands]}  # fmt: skip
         n = self._conversation.ask(asked, [file], may_lack=True).get("written")
-        if type(n) is not int or not 0 <= n <= MOST_ALONE // 4:
+        if type(n) is not int or not 0 <= n <= MOST_ALONE // call.unit:
             self._conversation.garbage()
         at, words = (operand.array_in(file.bytes)[:n].copy() for operand in self._operands[-2:])
         written = Written(at, words)
-        most = call.sizes["output"] // 4
+        most = call.sizes["output"] // call.unit
         if (np.diff(written.at) <= 0).any() or (n and not 0 <= written.at[0] <= written.at[-1] < most):
             self._conversation.garbage()
         return written

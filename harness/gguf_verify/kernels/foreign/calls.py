@@ -11,11 +11,11 @@ import numpy.typing as npt
 from ...formats import WeightFormat
 from ...semantics import Semantics
 from ..launches import Lies
-from .api import HALVES, Declaration
+from .api import Declaration
 from .beside import NOTHING, Beside
 from .expressions import names_of
 from .judge import widened
-from .layouts import MATRICES, Unit
+from .layouts import Further, Unit, tail_of
 from .operands import Operand
 from .products import Given
 
@@ -73,8 +73,12 @@ class Operands:
         for name, (unit, rows, values) in sizes.items():
             layout = self._declared.layouts.of(name)
             operand = layout.operand(name, "input", unit, rows, values, names)
-            found[name] = lies_of(operand, unit, layout.transposed)
+            found[name] = lies_of(operand, unit, layout.transposed, values // unit.values)
         return found
+
+    def tail(self, name: str, names: Mapping[str, int]) -> int:
+        """Bytes that may be read behind an operand of what is fused. Raises KernelFault."""
+        return tail_of(self._declared.layouts.further.get(name, Further()).tail, names)
 
     def own(self, names: Mapping[str, int]) -> dict[str, tuple[Operand, Bytes | None]]:
         """Memory of a call's own. Raises KernelFault."""
@@ -97,24 +101,16 @@ class Operands:
 
 def sparse_fault(declared: Declaration, names: Mapping[str, int]) -> str | None:
     """Why single thread blocks of products past memory cannot be run of such a kernel, in words, or None."""
-    layouts = declared.layouts
-    if declared.output != HALVES[0]:
-        return f"its outputs are {declared.output}"
-    if declared.fused or declared.computes != "gemm":
-        return "it has further operands"
-    for name in MATRICES:
-        if (columns := layouts.of(name).columns) is not None and columns.value(names) != names["K"]:
-            return f"its {name} are filled up with zeros"
-    return None
+    return "the experts of its tokens are lists of any length" if declared.computes != "gemm" else None
 
 
-def lies_of(operand: Operand, unit: Unit, transposed: bool) -> Lies:
-    """Where an operand of a matrix lies."""
+def lies_of(operand: Operand, unit: Unit, transposed: bool, units: int) -> Lies:
+    """Where an operand of a matrix lies, whose rows have so many units before they are filled up."""
     outer, inner = operand.shape[0], operand.shape[1] // unit.count
     step = operand.strides[0] if operand.strides is not None else inner * unit.nbytes
-    if transposed:
-        return Lies(unit.nbytes, step, unit.nbytes, outer, operand.nbytes)
-    return Lies(step, unit.nbytes, unit.nbytes, inner, operand.nbytes)
+    row, apart = (unit.nbytes, step) if transposed else (step, unit.nbytes)
+    filled = (outer if transposed else inner) - units
+    return Lies(row, apart, unit.nbytes, units, operand.nbytes, filled, operand.tail)
 
 
 __all__ = ["Operands", "lies_of", "sparse_fault"]

@@ -27,9 +27,10 @@ which is taken only of runs under a schedule and of single thread blocks. "not_t
              "placed" kernel of it, whether it "adds_floats", and all of its operands: it finds nothing loaded. The
              answer says whether it "adds_floats", and what it reads "unset".
     alone    single thread blocks of "launches" whose operands are sparse: "numbers" of each, one of the last; "sizes"
-             of all operands in bytes, of which "scratch" are written for later launches. The operands of the question
-             are what repeats in them. "written" of the answer is how many places and words the last block wrote to the
-             outputs "at" int64[…] and "words" uint32[…].
+             of all operands in bytes, of which "scratch" are written for later launches; bytes at their ends that are
+             "zeros"; and of a number of the output ("unit"). The operands of the question are what repeats in them.
+             "written" of the answer is how many places and numbers the last block wrote to the outputs "at" int64[…]
+             and "words" uint32[…] or uint16[…].
 
 What the answers say beyond "ok" only this process can see. It is believed where it is against the kernel.
 

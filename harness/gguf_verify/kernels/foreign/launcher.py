@@ -67,12 +67,12 @@ class Launcher:
             host.close()
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        host, scratch = self._host, question["scratch"]
+        host, scratch, zeros = self._host, question["scratch"], question["zeros"]
         roles: dict[str, Role] = {"output": "output", **dict.fromkeys(scratch, "scratch")}
         try:
             sparse = {
                 what: Sparse(size, _buffer(host, operands[what]) if what in operands else None, what,
-                             roles.get(what, "input"))
+                             roles.get(what, "input"), zeros.get(what, 0), question["unit"] if what == "output" else 4)
                 for what, size in question["sizes"].items()
             }  # fmt: skip
             *before, last = (

@@ -295,5 +295,5 @@ def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, 
 
 __all__ = [
     "MATRICES", "NUMBERS", "Further", "Layout", "Layouts", "Number", "Own", "Unit", "layouts_of", "no_operand",
-    "number_of",
+    "number_of", "tail_of",
 ]  # fmt: skip

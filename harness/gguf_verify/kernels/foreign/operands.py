@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import GUARD_BYTES, POISON
+from ...hosts.base import GUARD_BYTES, POISON, POISON_16
 from ...hosts.memory import ALIGNMENT, mapped_between_walls
 from ...support.errors import EnvironmentFault
 
@@ -31,10 +31,9 @@ Bytes = npt.NDArray[np.uint8]
 Role = Literal["input", "output", "scratch"]
 #: The bytes of guards. Those of inputs are NaN in every type, so that an output that depends on them shows it.
 _GUARD_FILL, _INPUT_GUARD_FILL = 0xA5, 0xFF
-#: What outputs and scratch memory hold that nothing has written: by the size of an element, a NaN that no arithmetic
-#: produces, the same in half and bfloat16; otherwise, and in a second run, something else. What may be of any type
-#: holds NaN of every type at first, so that it shows where it is multiplied by zero.
-POISON_16 = np.uint16(0x7FAD)
+#: What outputs and scratch memory hold that nothing has written where their elements have no poison, and in a second
+#: run something else. What may be of any type holds NaN of every type at first, so that it shows where it is multiplied
+#: by zero.
 _OTHER_FILLS = (0xFF, 0x52)
 #: Where an operand lies: less than its alignment before a page that cannot be accessed; directly behind one; or apart
 #: from both, with its guards between.

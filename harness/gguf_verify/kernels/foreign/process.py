@@ -44,7 +44,8 @@ from .child import MOST_UNSET
 from .conversation import Conversation
 from .cuda import CudaKernels, CudaSource
 from .declared import CallDeclaration
-from .operands import Wall
+from .judge import widened
+from .operands import Wall, dtype_of
 from .oracle import ForeignOracle
 from .products import ORDINARY, Arrays, Given, Products, Runs
 from .sources import Source
@@ -245,9 +246,27 @@ class ForeignKernel(Kernel):
         contents = {name: content for name, (_, content) in own.items() if content is not None}
         call = SparseCall(
             {**product.contents, **contents}, {**product.sizes, **{name: of.nbytes for name, (of, _) in own.items()}},
-            product, frozenset(name for name, (of, _) in own.items() if of.role == "scratch"),
+            product, frozenset(name for name, (of, _) in own.items() if of.role == "scratch"), product.zeros,
+            product.unit,
         )  # fmt: skip
-        return self.alone_in(call, product.fmt.name, names, number, product.needs)
+        written = self.alone_in(call, product.fmt.name, names, number, product.needs)
+        output = self.declaration.output
+        return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
+
+    def together(self, product: SparseProduct) -> npt.NDArray[np.float32]:
+        if not product.fused:
+            return super().together(product)
+        shape = product.m, product.n, product.k
+        tokens, rows = range(product.m), range(product.n)
+        weights = self.upload(product.fmt, product.rows(rows))
+        self._products.holds(weights, self.walls)
+        self._load(weights, weights.buffer, product.n, product.k)
+        beside = Beside(product.beside(tokens, rows))
+        made = self._made(product.fmt, product.tokens(tokens), shape, beside)
+        return np.asarray(made[0], np.float32)
+
+    def tail(self, fmt: WeightFormat, m: int, n: int, k: int, name: str) -> int:
+        return self._operands.tail(name, self._operands.names(fmt, m, n, k))
 
     def alone_in(
         self, call: SparseCall, fmt: str, names: Mapping[str, int], number: int, needs: Sequence[Needs] = ()
