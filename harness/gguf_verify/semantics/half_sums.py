@@ -13,8 +13,10 @@ the sums s of lanes, and η = 2^-25 for a product below the normal halves, a sum
     spread²     u²/3·(Σ S² + Σ t² + 8·(Σ s² + o²))          8 roundings for adding up lanes
     tolerance   drift + 8·spread + K·η                       8: `semantics.accumulation`, IN_FLOAT16.deviations
 
-and the largest tolerance of these orders counts: lanes of every L-th term, L = 1, 2, 4, … 32, in ascending order, and
-all terms in descending order. Parts of a row that are added up apart, and trees, have smaller sums.
+and the largest tolerance of these orders counts: lanes of every L-th term, L = 1, 2, 4, … 32, in ascending order, two
+lanes that take runs of 2, 4, … 32 terms in turn, and all terms in descending order. Where factors alternate in such
+runs, the terms of a lane have one sign, and two lanes hold the largest sums. Parts of a row that are added up apart,
+and trees, have smaller sums.
 
 `exact` knows the sums of whole blocks alone, and of these admits the running-error bound, as if all roundings went one
 way: of 1536 terms of one sign that is 0.4 of the sum, and right outputs are off by a tenth of it at most.
@@ -24,6 +26,7 @@ This takes all terms of each output, so a product is judged so where it needs it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -35,7 +38,7 @@ from .sums import Doubles, Errors, Floats, Product
 
 #: Terms of all outputs up to which they are added up, which takes seconds; terms that are held at a time.
 _MOST, _AT_ONCE = 1 << 25, 1 << 18
-_LANES = (1, 2, 4, 8, 16, 32)
+_LANES, _RUNS = (1, 2, 4, 8, 16, 32), (2, 4, 8, 16, 32)
 #: Bits of a float32's exponent, and the distance of halves at 1.
 _EXPONENT, _STEP = np.uint32(0x7F800000), np.float32(2.0**-10)
 
@@ -67,7 +70,7 @@ def errors(a: Doubles, w: Doubles) -> Errors:
 def _errors(a: Doubles, w: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     """Tolerance, drift and deviation of factors [M, K] and [n, K], [M, n]."""
     u, k = IN_FLOAT16.unit, a.shape[1]
-    filled = ((0, 0), (0, -k % _LANES[-1]))
+    filled = ((0, 0), (0, -k % (2 * _RUNS[-1])))
     left, right = (np.pad(each, filled) for each in (a, w))
     products = left[:, None] * right[None]
     with np.errstate(over="ignore"):
@@ -76,15 +79,21 @@ def _errors(a: Doubles, w: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     exact = products.sum(axis=2)
     squares = np.einsum("mnk,mnk->mn", terms, terms).astype(np.float64) + EXTRA_ROUNDINGS * exact**2
     tolerance, drift, deviation = (np.zeros_like(exact) for _ in range(3))
-    for lanes in (*_LANES, -1):
-        off, carried = _one_order(*(
-            each[..., ::-1, None] if lanes < 0 else each.reshape(*exact.shape, -1, lanes) for each in (terms, rounded)
-        ))  # fmt: skip
+    for in_order in zip(_orders(terms), _orders(rounded), strict=True):
+        off, carried = _one_order(*in_order)
         spread = u * np.sqrt((carried + squares) / 3)
         tolerance = np.maximum(tolerance, off + IN_FLOAT16.deviations * spread)
         drift, deviation = np.maximum(drift, off), np.maximum(deviation, spread)
     lost = k * IN_FLOAT16.underflow
     return tolerance + lost, drift + lost, deviation
+
+
+def _orders(terms: Floats) -> Iterator[Floats]:
+    """Terms [M, n, K] in every order, [M, n, steps, lanes] each."""
+    yield terms[..., ::-1, None]
+    for lanes, run in (*((lanes, 1) for lanes in _LANES), *((2, run) for run in _RUNS)):
+        in_turn = terms.reshape(*terms.shape[:2], -1, lanes, run).swapaxes(3, 4)
+        yield in_turn.reshape(*terms.shape[:2], -1, lanes)
 
 
 def half_grid(sums: npt.NDArray[np.floating]) -> Floats:

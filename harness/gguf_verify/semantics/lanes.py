@@ -25,10 +25,10 @@ explains it.
 Where a term has two parts (a minimum or a zero point), these may be added apart, together, or in turn: the variances of
 the sum and of both parts are added up. Of a stored s each lane may take its share.
 
-Sums in half are judged by the same orders where their score fails, and where their bound has no power (`closer`). Their
-roundings may go one way, so
-of each order the drift counts too, as in `half_sums`: |Σ e| of the terms, and of their halves. Of two parts it is that
-of their sum or of both, whichever is larger. A scale d_w·d_a that underflows is off by η = 2^-25 at most, times the
+Sums in half are judged by one lane, and by two that take runs of 1 to 32 values in turn, where their score fails, and
+where their bound has no power (`closer`). Their roundings may go one way, so of each order the drift counts too, as in
+`half_sums`: |Σ e| of the terms, and of their halves. Of two parts it is that of their sum or of both, whichever is
+larger. A scale d_w·d_a that underflows is off by η = 2^-25 at most, times the
 block's integer sum, in either direction; each product of values by η. The tolerance is drift + 8 deviations, as there.
 """
 
@@ -76,10 +76,15 @@ class _Parts:
         """The sum of the parts, and each of them where there are two."""
         return self.parts if len(self.parts) == 1 else (self.parts[0] + self.parts[1], *self.parts)
 
-    def orders(self, few: bool = False) -> Iterator[tuple[Doubles, ...]]:
-        """In every order, or in a few that differ most, the terms of each way: float64[steps, lanes, outputs]."""
-        of = _by_value if self.each_value else _by_block
-        return zip(*(of(terms, few) for terms in self.ways), strict=True)
+    def orders(self) -> Iterator[tuple[Doubles, ...]]:
+        """In every order, the terms of each way: float64[steps, lanes, outputs]."""
+        return zip(*map(_by_value if self.each_value else _by_block, self.ways), strict=True)
+
+    def few_orders(self) -> Iterator[tuple[Doubles, ...]]:
+        """The same in one lane, and in two lanes that take runs in turn: of the orders in lanes, where the signs of
+        what a lane adds are alike, these have the largest sums."""
+        for run in (None, 1, 2, 4, 8, 16, 32):
+            yield tuple(_in_turn(terms, run, self.each_value) for terms in self.ways)
 
 
 def with_lanes(p: Product, semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Product:
@@ -108,7 +113,7 @@ def lanes_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Lan
 
     def of(tokens: Rows, rows: Rows) -> LaneSpread:
         if in_half:  # an error beyond the tolerance is no suspicion
-            tolerance = _tolerance(*_half_sums(semantics, fmt, w[rows], x[tokens], few=False))
+            tolerance = _tolerance(*_half_sums(semantics, fmt, w[rows], x[tokens]))
             return LaneSpread(tolerance / SCORE_LIMIT, np.zeros(len(rows)))
         found = _of_outputs(lambda parts: astuple(_widest(parts)), semantics, fmt, w[rows], x[tokens])
         return LaneSpread(*found)
@@ -122,7 +127,7 @@ def half_errors(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> 
 
     def of(tokens: Rows, rows: Rows) -> Errors:
         at = np.repeat(tokens, len(rows)), np.tile(rows, len(tokens))
-        found = _half_sums(semantics, fmt, w[at[1]], x[at[0]], few=True)
+        found = _half_sums(semantics, fmt, w[at[1]], x[at[0]])
         drift, deviation = (each.reshape(len(tokens), -1) for each in found)
         return Errors(_tolerance(drift, deviation), drift, deviation)
 
@@ -144,23 +149,21 @@ def _of_outputs(
     return tuple(np.concatenate(each) for each in zip(*found, strict=True))
 
 
-def _half_sums(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, few: bool
-) -> tuple[Doubles, ...]:  # fmt: skip
+def _half_sums(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> tuple[Doubles, ...]:
     """Drift and deviation of outputs, as `_of_outputs` has them."""
     k = _columns(fmt, w)
-    return _of_outputs(lambda parts: _half_errors(parts, k, few), semantics, fmt, w, x)
+    return _of_outputs(lambda parts: _half_errors(parts, k), semantics, fmt, w, x)
 
 
 def _tolerance(drift: Doubles, deviation: Doubles) -> Doubles:
     return drift + IN_FLOAT16.deviations * deviation
 
 
-def _half_errors(of: _Parts, k: int, few: bool) -> tuple[Doubles, Doubles]:
+def _half_errors(of: _Parts, k: int) -> tuple[Doubles, Doubles]:
     """Drift and deviation of sums in half, in the order where each is largest."""
     outputs = of.parts[0].shape[-1]
     drift, squares = np.zeros(outputs), np.zeros(outputs)
-    for ways in of.orders(few):
+    for ways in of.few_orders():
         together, *apart = (half_drift(terms) for terms in ways)
         drift = np.fmax(drift, np.fmax(together, sum(apart)) if apart else together)
         squares = np.fmax(squares, sum(variance(terms) for terms in ways))
@@ -242,22 +245,36 @@ def _widest(of: _Parts) -> LaneSpread:
     return LaneSpread(deviation, np.divide(most, widest, out=np.ones(outputs), where=widest > 0))
 
 
-def _by_block(products: Doubles, few: bool) -> Iterator[Doubles]:
+def _in_turn(products: Doubles, run: int | None, each_value: bool) -> Doubles:
+    """Products float64[nb, values, E] in two lanes that take runs of so many values in turn, or in one lane:
+    float64[steps, lanes, E]."""
+    nb, values, outputs = products.shape
+    terms = products.reshape(-1, outputs) if each_value else products.sum(axis=1)
+    if run is None:
+        return terms[:, None]
+    if run < values and not each_value:
+        return np.asarray(products.reshape(nb, -1, 2, run, outputs).sum(axis=(1, 3)))
+    run = run if each_value else run // values
+    filled = np.pad(terms, ((0, -len(terms) % (2 * run)), (0, 0)))
+    return filled.reshape(-1, 2, run, outputs).swapaxes(1, 2).reshape(-1, 2, outputs)
+
+
+def _by_block(products: Doubles) -> Iterator[Doubles]:
     """Terms of blocks float64[nb, values, E] in every order: float64[steps, lanes, E]."""
     nb, values, outputs = products.shape
-    for lane in _within_block(values, (4, values // 2) if few else (1, 2, 4, 8, 16)):
+    for lane in _within_block(values):
         sums = np.stack([products[:, lane == i].sum(axis=1) for i in range(lane.max() + 1)], axis=1)
-        for lanes in _BLOCK_LANES[::2] if few else _BLOCK_LANES:
+        for lanes in _BLOCK_LANES:
             if lanes == 1 or nb >= 2 * lanes:
                 filled = np.pad(sums, ((0, -nb % lanes), (0, 0), (0, 0)))
                 yield filled.reshape(-1, lanes * sums.shape[1], outputs)
 
 
-def _within_block(values: int, sizes: tuple[int, ...]) -> Iterator[npt.NDArray[np.intp]]:
-    """Which lane takes each value of a block: runs and steps of these sizes."""
+def _within_block(values: int) -> Iterator[npt.NDArray[np.intp]]:
+    """Which lane takes each value of a block."""
     at = np.arange(values)
     yield np.zeros(values, np.intp)
-    for size in sizes:
+    for size in (1, 2, 4, 8, 16):
         if size < values:
             yield at // size
             if size > 1:
@@ -266,12 +283,12 @@ def _within_block(values: int, sizes: tuple[int, ...]) -> Iterator[npt.NDArray[n
         yield at % 16 // 4
 
 
-def _by_value(products: Doubles, few: bool) -> Iterator[Doubles]:
+def _by_value(products: Doubles) -> Iterator[Doubles]:
     """Values float64[nb, values, E] in every order: float64[steps, lanes, E]."""
     outputs = products.shape[-1]
     flat = products.reshape(-1, outputs)
-    for lanes in _VALUE_LANES[:3] if few else _VALUE_LANES:
-        for run in _RUNS[: 1 if few else None] if lanes > 1 else (1,):
+    for lanes in _VALUE_LANES:
+        for run in _RUNS if lanes > 1 else (1,):
             if lanes == 1 or len(flat) >= 2 * lanes * run:
                 filled = np.pad(flat, ((0, -len(flat) % (lanes * run)), (0, 0)))
                 turns = filled.reshape(-1, lanes, run, outputs).swapaxes(1, 2)

@@ -107,6 +107,19 @@ def test_lanes_that_hold_large_sums_are_no_reason_to_fail() -> None:
     assert (judge(rounded(p.exact + 1.1 * explained * wide), p).bad == wide).all()
 
 
+@pytest.mark.parametrize("fmt", [Q4_0, Q8_0], ids=["Q4_0", "Q8_0"])
+def test_lanes_whose_values_have_one_sign_are_no_mismatch(fmt: BlockFormat) -> None:
+    """Four lanes that take two values in turn, of rows of equal blocks and of activations that alternate in fours."""
+    x = np.where(np.arange(8192) // 4 % 2, -1, 1).astype(np.float32)[None]
+    w = np.tile(real_weights(fmt, 24, 8192)[:, : fmt.block_bytes], 8192 // 32)
+    a, b = values(IN_HALF, fmt, w, x)
+    total = np.zeros((1, 24))
+    for lane in range(4):
+        of_lane = np.arange(8192) // 2 % 4 == lane
+        total = half(total + HALF_SUMS[0](a[:, of_lane], b[:, of_lane]))
+    assert judge(rounded(total), product(IN_HALF, fmt, w, IN_HALF.bytes_of(x))).passed
+
+
 def test_of_a_long_row_one_wrong_token_is_found() -> None:
     """Each of its outputs is within the bound of any order, and within what one output may be off by."""
     x, w = normal(4, 2048), real_weights(Q4_0, 40, 2048)
