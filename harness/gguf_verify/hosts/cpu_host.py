@@ -57,9 +57,6 @@ _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
 #: Shared memory of a function template would else be that of the first library that has such a function.
 _OWN = "-fvisibility=hidden"
-#: Bytes of inputs that are copied between pages that cannot be accessed in launches without a schedule, too, unless a
-#: sanitizer looks for bad accesses itself; larger ones are used where they are.
-_MOST_WALLED = 1 << 22
 #: Bytes from a buffer within which an address is said relative to it.
 _NEAR = 1 << 30
 #: Bytes without memory around sparse buffers: an index that wrapped, in values of 4 bytes, leads there.
@@ -224,8 +221,8 @@ class CpuHost(Host):
     Args:
         threads: operating-system threads of a launch; 0 takes every core that this process may use.
         flags: further flags of the compiler, such as a sanitizer's.
-        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer (otherwise only small
-            inputs), and unless the order is ascending a launch takes one operating-system thread.
+        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer (otherwise each
+            input), and unless the order is ascending a launch takes one operating-system thread.
     """
 
     name = "cpu"
@@ -318,7 +315,7 @@ class CpuHost(Host):
 
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Buffer:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if self.schedule is not None or (raw.size <= _MOST_WALLED and not self._flags):
+        if self.schedule is not None or not self._flags:  # a sanitizer looks for bad accesses itself
             walled = between_walls(raw.size, self.schedule is not None and self.schedule.wall_before)
             walled[:] = raw
             return Buffer(walled, what)

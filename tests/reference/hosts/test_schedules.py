@@ -197,6 +197,18 @@ def test_reads_outside_inputs_are_one_line(build: Build, schedule: Schedule) -> 
         assert str(said.value) == f"the kernel reads outside its buffers: {where} its weights ({4 * n:,} bytes)"
 
 
+@pytest.mark.parametrize("n", [1000, 1 << 21])
+def test_inputs_of_ordinary_launches_have_a_page_behind_them(n: int, build: Build) -> None:
+    """However large they are: here 4,000 bytes and 8 MiB."""
+    host = CpuHost(1)
+    kernel = build("void k(int* y, const int* x, int64_t at) { y[threadIdx.x] = x[at]; }", host)
+    out, x = host.output(4), host.upload(np.arange(n, dtype=np.int32), "weights")
+    host.launch(kernel, (1, 1, 1), (1, 1, 1), [out, x, np.int64(n - 1)])
+    assert host.download(out).view(np.int32)[0] == n - 1
+    with pytest.raises(KernelFault, match="reads outside its buffers: 0 bytes past the end of its weights"):
+        host.launch(kernel, (1, 1, 1), (1, 1, 1), [out, x, np.int64(n)])
+
+
 FAULTS = {
     "a null pointer": "void k(int* y, const int* x) { y[0] = *(const int*)(8 * (int64_t)x[1]); }",
     "the kernel divides an integer by zero": "void k(int* y, const int* x) { y[0] = 7 / (x[0] - 1); }",
