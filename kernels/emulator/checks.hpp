@@ -251,9 +251,37 @@ class Checks {
             });
     }
 
-    AsyncWrite begin_copy(void* to, const void* from, int size, const void* line) {
-        access((uint64_t)from, (uint64_t)size, false, line);
-        within((uint64_t)to, (uint64_t)size, true, at_of(line));
+    // Of an asynchronous copy (PTX ISA 9.0, 9.7.9.25: cp.async), and a bulk one: its size, and that both addresses are
+    // multiples of it, or of 16.
+    void copies(const void* to, const void* from, uint64_t bytes, uint64_t zeros, const void* line) {
+        if (bytes != 4 && bytes != 8 && bytes != 16)
+            illegal_operand(line, "copies %lld bytes, and CUDA copies 4, 8 or 16", (long long)bytes);
+        if (zeros > bytes)
+            illegal_operand(line, "sets more than its %lld bytes to zero, or fewer than none", (long long)bytes);
+        for (const void* at : {from, to}) must_align(at, bytes, "an asynchronous copy of", bytes, line);
+    }
+    void copies_bulk(const void* to, const void* from, int bytes, const void* line) {
+        if (bytes <= 0 || bytes % 16) illegal_operand(line, "copies %lld bytes, which is no multiple of 16", bytes);
+        for (const void* at : {from, to}) must_align(at, 16, "a bulk copy of", (uint64_t)bytes, line);
+    }
+    void must_align(const void* at, uint64_t alignment, const char* what, uint64_t bytes, const void* line) {
+        if ((uint64_t)at % alignment == 0) return;
+        char text[64];
+        snprintf(text, sizeof text, "'%s %llu bytes'", what, (unsigned long long)bytes);
+        misaligned((uint64_t)at, alignment, line, text);
+    }
+    // An instruction that has no such operand.
+    void illegal_operand(const void* line, const char* format, long long value) {
+        if (!on || !in_kernel()) return;
+        flush();
+        char text[64];
+        snprintf(text, sizeof text, format, value);
+        add_one(OPERAND, 0, 0, at_of(line), text, false);
+        stop_launch();
+    }
+    AsyncWrite begin_copy(void* to, uint64_t size, const void* from, uint64_t read, const void* line) {
+        access((uint64_t)from, read, false, line);
+        within((uint64_t)to, size, true, at_of(line));
         flush();
         AsyncWrite write;
         write.known = order().known(current_thread());
@@ -261,13 +289,13 @@ class Checks {
         write.thread = threads_ + copy_ % COPIES, write.clock = ++copy_, write.at = at_of(line);
         return write;
     }
-    void copied(const AsyncWrite& write, void* to, int size) {
+    void copied(const AsyncWrite& write, void* to, uint64_t size) {
         flush();
         const Touch mine{write.clock, write.at, block_, (uint16_t)write.thread, 0, 0, 0};
-        Region* r = within((uint64_t)to, (uint64_t)size, true, write.at);
+        Region* r = within((uint64_t)to, size, true, write.at);
         if (!r) return;
         Cell* cells = r->cells_at((uint64_t)to);
-        for (int i = 0; i < size; ++i) {
+        for (uint64_t i = 0; i < size; ++i) {
             for_each(cells[i], [&](const Touch& t, bool wrote) {
                 if (t.clock && t.block == block_ && write.known[t.thread] < t.clock)
                     race(t, wrote, mine, true, (uint64_t)to + i, 1);
@@ -576,7 +604,8 @@ class Checks {
         const uint32_t most = sizeof report_->findings / sizeof *report_->findings;
         if (report_->n_findings < most) report_->findings[report_->n_findings++] = f;
         // what ends the launch is always told
-        else if (f.kind == OUTSIDE || f.kind == MISALIGNED || f.kind == DIVISION) report_->findings[most - 1] = f;
+        else if (f.kind == OUTSIDE || f.kind == MISALIGNED || f.kind == DIVISION || f.kind == OPERAND)
+            report_->findings[most - 1] = f;
     }
 
     Report* report_ = nullptr;

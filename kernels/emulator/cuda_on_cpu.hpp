@@ -81,10 +81,17 @@ IN_RUNNER uint8_t* dynamic_shared();
 // Shared memory is within 2^31 bytes of where it begins, so an address in it is known by its lower half.
 IN_RUNNER void* of_shared_address(uint32_t address);
 
-// Copies of this thread, in groups.
-IN_RUNNER void copy_later(void* to, const void* from, int bytes);
+// Copies of this thread, in groups; the last `zeros` bytes become 0.
+IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t zeros = 0);
 IN_RUNNER void commit_copies();
 IN_RUNNER void wait_copies(unsigned pending);
+
+// An access to so many bytes, whose address must be a multiple of that, though it is made in parts.
+#if defined(CUDA_ON_CPU_CHECKS)
+IN_RUNNER void must_align(const void* at, uint64_t bytes);
+#else
+inline void must_align(const void*, uint64_t) {}
+#endif
 
 // A barrier with phases, which ends one when all have arrived and all expected bytes have been copied.
 struct Phases;
@@ -148,7 +155,7 @@ struct Request {
 // UNFENCED: a race with a bulk copy that barriers do not end.
 enum Kind : uint32_t {
     RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7, UNFENCED = 8,
-    SHIFT = 9, DIVISION = 10, NO_VALUE = 11, LEFT_OUT = 12, MASK = 13
+    SHIFT = 9, DIVISION = 10, NO_VALUE = 11, LEFT_OUT = 12, MASK = 13, OPERAND = 14
 };
 
 // What an access does. UPDATES: an atomic operation.

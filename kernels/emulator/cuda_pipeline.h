@@ -37,12 +37,8 @@ __device__ __forceinline__ void __pipeline_wait_prior(size_t pending) {
 #else
 #include "cuda_on_cpu.hpp"
 
-namespace cuda_on_cpu {
-static const uint8_t ZEROS[16] = {};
-}
 TO_RUNNER void __pipeline_memcpy_async(void* to, const void* from, size_t bytes, size_t zeros = 0) {
-    if (zeros < bytes) cuda_on_cpu::copy_later(to, from, (int)(bytes - zeros));
-    if (zeros) cuda_on_cpu::copy_later((uint8_t*)to + (bytes - zeros), cuda_on_cpu::ZEROS, (int)zeros);
+    cuda_on_cpu::copy_later(to, from, bytes, zeros);
 }
 TO_RUNNER void __pipeline_commit() { cuda_on_cpu::commit_copies(); }
 TO_RUNNER void __pipeline_wait_prior(size_t pending) { cuda_on_cpu::wait_copies((unsigned)pending); }

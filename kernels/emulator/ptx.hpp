@@ -377,6 +377,12 @@ inline uint64_t of_shared(uint64_t address) { return (uint64_t)(uintptr_t)of_sha
 template <class T>
 using Stored = std::conditional_t<std::is_base_of<f16, T>::value || std::is_base_of<bf16, T>::value,
                                   std::conditional_t<T::LANES == 2, uint32_t, uint16_t>, typename T::type>;
+// Where a vector of so many begins.
+template <class T, int COUNT>
+TO_RUNNER uint8_t* vector(uint8_t* at) {
+    must_align(at, COUNT * sizeof(Stored<T>));
+    return at;
+}
 template <class T>
 uint64_t load(const uint8_t* at, int i) {
     typedef Stored<T> V;
@@ -392,10 +398,7 @@ void store(uint8_t* at, int i, uint64_t v) {
 }
 // `bytes` to shared memory, of which those from `taken` on become zeros.
 TO_RUNNER void copy_async(uint8_t* to, const uint8_t* from, uint64_t bytes, uint64_t taken) {
-    static const uint8_t ZEROS[16] = {};
-    taken = std::min((uint64_t)(uint32_t)taken, bytes);
-    if (taken) copy_later(to, from, (int)taken);
-    if (taken < bytes) copy_later(to + taken, ZEROS, (int)(bytes - taken));
+    copy_later(to, from, bytes, bytes - (uint32_t)taken);
 }
 template <class T>
 using Word = std::conditional_t<T::LANES == 2 || sizeof(typename T::type) == 4, uint32_t,
@@ -467,6 +470,7 @@ template <int COUNT, bool TRANSPOSED>
 TO_RUNNER void ldmatrix(uint32_t (&d)[4], const uint8_t* row) {
     const uint64_t* rows = gather((uint64_t)(uintptr_t)row);
     const int self = lane();
+    if (self < 8 * COUNT) must_align(row, 16);
     for (int i = 0; i < COUNT; ++i) {
         uint16_t two[2];
         for (int j = 0; j < 2; ++j) {

@@ -240,7 +240,7 @@ struct Warp : Group {
 struct Copy {
     void* to;
     const void* from;
-    int bytes;
+    uint64_t bytes, zeros;  // and how many of them, the last, become 0
     unsigned group;
     Phases* phases;              // of a bulk copy
     std::vector<uint8_t> taken;  // what it read when it was issued, if it did
@@ -248,7 +248,11 @@ struct Copy {
     AsyncWrite write;
 #endif
 
-    void complete() const { memcpy(to, taken.empty() ? from : taken.data(), (size_t)bytes); }
+    void complete() const {
+        memcpy(to, taken.empty() ? from : taken.data(), bytes - zeros);
+        memset((uint8_t*)to + (bytes - zeros), 0, zeros);
+    }
+    void take() { taken.assign((const uint8_t*)from, (const uint8_t*)from + (bytes - zeros)); }
 };
 
 struct Fiber {
@@ -469,7 +473,7 @@ class BlockRunner {
         checks.copied(copy.write, copy.to, copy.bytes);
         checks.copied_into(copy.write, copy.phases->gathered);
 #endif
-        copy.phases->pending -= copy.bytes;
+        copy.phases->pending -= (int)copy.bytes;
         copy.phases->end_phase();
     }
 
@@ -768,12 +772,14 @@ IN_RUNNER uint64_t clock_now() {
 IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
 IN_RUNNER void* of_shared_address(uint32_t address) { return runner->of_shared_address(address); }
 
-IN_RUNNER void copy_later(void* to, const void* from, int bytes) {
-    CHECKED(AsyncWrite write = checks.begin_copy(to, from, bytes, KERNELS_LINE);)
-    if (CHECKED(!checks.on &&) !runner->later()) return (void)memcpy(to, from, (size_t)bytes);
+IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t zeros) {
+    CHECKED(checks.copies(to, from, bytes, zeros, KERNELS_LINE);)
+    zeros = std::min(zeros, bytes);
+    CHECKED(AsyncWrite write = checks.begin_copy(to, bytes, from, bytes - zeros, KERNELS_LINE);)
     Fiber& f = runner->fiber();
-    Copy copy{to, from, bytes, f.copy_groups, nullptr, {} CHECKED(, std::move(write))};
-    if (runner->reads_at_once()) copy.taken.assign((const uint8_t*)from, (const uint8_t*)from + bytes);
+    Copy copy{to, from, bytes, zeros, f.copy_groups, nullptr, {} CHECKED(, std::move(write))};
+    if (CHECKED(!checks.on &&) !runner->later()) return copy.complete();
+    if (runner->reads_at_once()) copy.take();
     f.copies.push_back(std::move(copy));
 }
 IN_RUNNER void commit_copies() { ++runner->fiber().copy_groups; }
@@ -788,6 +794,13 @@ IN_RUNNER void wait_copies(unsigned pending) {
         }
     f.copies.erase(std::remove_if(f.copies.begin(), f.copies.end(), done), f.copies.end());
 }
+
+#if defined(CUDA_ON_CPU_CHECKS)
+IN_RUNNER void must_align(const void* at, uint64_t bytes) {
+    checks.must_align(at, bytes, "an access to", bytes, KERNELS_LINE);
+    asm volatile("");  // no tail call: the return address is the kernel's line
+}
+#endif
 
 IN_RUNNER Phases* phases(const void* at, int arrivals) {
     Phases& found = runner->phases[at];
@@ -809,11 +822,12 @@ IN_RUNNER void wait_phase(Phases* phases, int parity) {
     CHECKED(checks.acquire(phases->gathered);)
 }
 IN_RUNNER void bulk_copy(void* to, const void* from, int bytes, Phases* phases) {
+    CHECKED(checks.copies_bulk(to, from, bytes, KERNELS_LINE);)
     CHECKED(checks.overwrites((uint64_t)to, (uint64_t)bytes, KERNELS_LINE);)
-    CHECKED(AsyncWrite write = checks.begin_copy(to, from, bytes, KERNELS_LINE);)
-    Copy copy{to, from, bytes, 0, phases, {} CHECKED(, std::move(write))};
+    CHECKED(AsyncWrite write = checks.begin_copy(to, (uint64_t)bytes, from, (uint64_t)bytes, KERNELS_LINE);)
+    Copy copy{to, from, (uint64_t)bytes, 0, 0, phases, {} CHECKED(, std::move(write))};
     if (CHECKED(!checks.on &&) !runner->later()) return runner->finish(copy);
-    if (runner->reads_at_once()) copy.taken.assign((const uint8_t*)from, (const uint8_t*)from + bytes);
+    if (runner->reads_at_once()) copy.take();
     runner->copies().push_back(std::move(copy));
 }
 

@@ -78,6 +78,10 @@ OBSERVED = {
             "the branch", _CHECKED,
         ),
         ObservedFault(
+            "illegal-operand", "an instruction is given a number that it cannot have",
+            "copy 4, 8 or 16 bytes by cp.async, and multiples of 16 by a bulk copy", _CHECKED,
+        ),
+        ObservedFault(
             "impossible-launch", "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",
             "launch fewer threads or less shared memory, or change the kernel's __launch_bounds__", _CHECKED,
         ),

@@ -11,6 +11,7 @@ _KINDS = {
     "race": "data-race", "outside": "outside-buffers", "unset": "uninitialized-memory",
     "misaligned": "misaligned-access", "overflow": "signed-overflow", "divergent": "divergent-barrier",
     "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
+    "operand": "illegal-operand",
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
     "address": "address-dependent",
 }  # fmt: skip

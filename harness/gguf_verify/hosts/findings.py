@@ -14,7 +14,7 @@ from .compiler import source_lines
 #: `cuda_on_cpu::Kind`.
 _KINDS = {
     1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input", 8: "unfenced",
-    9: "shift", 10: "division", 11: "no value", 12: "left out", 13: "mask",
+    9: "shift", 10: "division", 11: "no value", 12: "left out", 13: "mask", 14: "operand",
 }  # fmt: skip
 #: What some of them are called in a report.
 _NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask"}
@@ -112,6 +112,7 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
             f"thread {raw.thread[1]} does not execute the warp instruction at {lines[0]}, whose mask names it: it goes "
             f"on to {lines[1]}, which thread {raw.thread[0]} of block {raw.block[0]} reaches after the instruction"
         ),
+        "operand": lambda: f"the instruction at {lines[0]} {raw.text.decode(errors='replace')} ({who})",
         "mask": lambda: (
             f"the warp instruction at {lines[0]} {raw.text.decode(errors='replace')} ({who})"
             if raw.text

@@ -323,7 +323,9 @@ class _Block:
         space, targets = _space(said), [self._target(part) for part in self._parts(o[0])]
         load = _strong("load", said, types[0])
         lines = [f"{to} = {_NS}{load}(gguf_verify_a, {i});" for i, to in enumerate(targets)]
-        return f"{{ const auto gguf_verify_a = {self._address(o[1], space)}; {' '.join(lines)} }}"
+        return (
+            f"{{ const auto gguf_verify_a = {self._vector_at(o[1], space, types[0], len(lines))}; {' '.join(lines)} }}"
+        )
 
     _ldu_ = _ld_
 
@@ -331,7 +333,13 @@ class _Block:
         space, parts = _space(said), self._parts(o[1])
         store = _strong("store", said, types[0])
         lines = [f"{_NS}{store}(gguf_verify_a, {i}, {self._value(v, types[0])});" for i, v in enumerate(parts)]
-        return f"{{ const auto gguf_verify_a = {self._address(o[0], space)}; {_released(said)}{' '.join(lines)} }}"
+        at = self._vector_at(o[0], space, types[0], len(lines))
+        return f"{{ const auto gguf_verify_a = {at}; {_released(said)}{' '.join(lines)} }}"
+
+    def _vector_at(self, operand: str, space: str, type_: str, count: int) -> str:
+        """The address of so many elements."""
+        at = self._address(operand, space)
+        return at if count == 1 else f"{_NS}vector<{_tag(type_)}, {count}>({at})"
 
     def _atom_(self, opcode: str, said: set[str], types: list[str], o: list[str], to: str = "") -> str | None:
         found = said & _ATOMICS

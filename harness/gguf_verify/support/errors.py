@@ -155,6 +155,7 @@ FindingKind = Literal[
     "division",
     "divergent",
     "mask",
+    "operand",
     "limit",
     "input",
     "unwritten",

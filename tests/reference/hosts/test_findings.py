@@ -97,6 +97,52 @@ void k(int* y, const int* x, int n) {
     "a misaligned vector": ("misaligned", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = ((const uint4*)(x RIGHT(+ 4) WRONG(+ 1)))->z;
     }"""),
+    "a misaligned asynchronous copy": ("misaligned", "k.cu:6: an asynchronous copy of 8 bytes at an address", """\
+void k(int* y, const int* x, int n) {
+        __shared__ __align__(16) int s[64];
+        if (threadIdx.x < 8) __pipeline_memcpy_async(s + 4 * threadIdx.x, x + 4 * threadIdx.x WRONG(+ 1), 8);
+        __pipeline_commit(), __pipeline_wait_prior(0);
+        if (threadIdx.x == 0) y[threadIdx.x] = s[0] + s[1];
+    }"""),
+    "an asynchronous copy to a misaligned address": ("misaligned", "no multiple of 16", """\
+void k(int* y, const int* x, int n) {
+        __shared__ __align__(16) int s[64];
+        if (threadIdx.x == 0) async_copy16(s RIGHT(+ 4) WRONG(+ 2), x), async_commit(), async_wait<0>(), y[0] = s[4];
+    }"""),
+    "an asynchronous copy of 12 bytes": ("operand", "k.cu:6 copies 12 bytes, and CUDA copies 4, 8 or 16", """\
+void k(int* y, const int* x, int n) {
+        __shared__ __align__(16) int s[64];
+        if (threadIdx.x == 0) __pipeline_memcpy_async(s, x, RIGHT(16) WRONG(12), 4);
+        __pipeline_commit(), __pipeline_wait_prior(0);
+        if (threadIdx.x == 0) y[threadIdx.x] = s[0] + s[2];
+    }"""),
+    "more zeros than bytes": ("operand", "k.cu:6 sets more than its 8 bytes to zero", """\
+void k(int* y, const int* x, int n) {
+        __shared__ __align__(16) int s[64];
+        if (threadIdx.x == 0) __pipeline_memcpy_async(s, x, 8, RIGHT(8) WRONG(16));
+        __pipeline_commit(), __pipeline_wait_prior(0);
+        if (threadIdx.x == 0) y[threadIdx.x] = s[0] + s[1];
+    }"""),
+    "a bulk copy of 40 bytes": ("operand", "copies 40 bytes, which is no multiple of 16", """\
+void k(int* y, const int* x, int n) {
+        __shared__ __align__(16) int s[16];
+        __shared__ MBarrier full;
+        if (threadIdx.x == 0) mbarrier_init(&full, 1), before_bulk_copies();
+        if (threadIdx.x == 0) mbarrier_expect(&full, RIGHT(48) WRONG(40)), bulk_copy(s, x, RIGHT(48) WRONG(40), &full);
+        __syncthreads();
+        mbarrier_wait(&full, 0);
+        y[threadIdx.x] = s[threadIdx.x % 10];
+    }"""),
+    "a misaligned bulk copy": ("misaligned", "a bulk copy of 32 bytes at an address that is no multiple of 16", """\
+void k(int* y, const int* x, int n) {
+        __shared__ __align__(16) int s[16];
+        __shared__ MBarrier full;
+        if (threadIdx.x == 0) mbarrier_init(&full, 1), before_bulk_copies();
+        if (threadIdx.x == 0) mbarrier_expect(&full, 32), bulk_copy(s, x RIGHT(+ 4) WRONG(+ 2), 32, &full);
+        __syncthreads();
+        mbarrier_wait(&full, 0);
+        y[threadIdx.x] = s[threadIdx.x % 8];
+    }"""),
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
     }"""),
@@ -169,7 +215,8 @@ def launched(build: Build, source: str, right: bool) -> CpuHost:
     host = CpuHost(1).under(Schedule(checked=True))
     assert isinstance(host, CpuHost)
     # the fixture writes one line and `extern "C" __global__` before it
-    kernel = build(f'void u() {{}}\n#include "async.cuh"\n{macros}#line 4\nextern "C" __global__ {source}', host)
+    headers = '#include "async.cuh"\n#include <cuda_pipeline.h>\n'
+    kernel = build(f'void u() {{}}\n{headers}{macros}#line 4\nextern "C" __global__ {source}', host)
     x = host.upload(np.arange(64, dtype=np.int32), "weights")
     host.launch(kernel, (2, 1, 1), (64, 1, 1), [host.output(256), x, np.int32(1)], shared=256)
     return host

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,10 @@ from gguf_verify.hosts.author_cubin import OF_NVCC, OF_NVRTC, author_cubin
 from gguf_verify.hosts.base import Artefact
 from gguf_verify.hosts.compilation import Author, split_flags
 from gguf_verify.hosts.cubin import functions
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource
 from gguf_verify.kernels.foreign.declared import parse
-from gguf_verify.support.errors import KernelFault, UsageError, say
+from gguf_verify.support.errors import KernelFault, KernelFinding, UsageError, say
 from tests.support import cuda_features as probe
 
 DECLARED = """
@@ -197,6 +199,44 @@ def test_a_kernel_that_traps(body: str, said: str, tmp_path: Path) -> None:
     x, y = host.upload(np.zeros(1, np.int32)), host.output(4)
     with pytest.raises(KernelFault, match=said):
         host.launch(host.load_placed(kernels.of("Q4_0")["Q4_0/k"]), (1, 1, 1), (32, 1, 1), [x, x, y])
+
+
+#: Instructions whose address is no multiple of what they access; {at} is what makes it wrong.
+MISALIGNED = {
+    "a load of four words": (
+        'int a, b, c, d; asm volatile("ld.global.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(a), "=r"(b), "=r"(c), '
+        '"=r"(d) : "l"(w + {at})); y[t] = (float)(a + b + c + d);', "an access to 16 bytes",
+    ),
+    "a store of two words": (
+        'if (t == 0) asm volatile("st.global.v2.u32 [%0], {{%1, %2}};" :: "l"(y + {at}), "r"(t), "r"(t));',
+        "an access to 8 bytes",
+    ),
+    "a matrix": (
+        'for (int i = 0; i < 8; ++i) s[8 * t + i] = w[t % 8]; __syncwarp(); unsigned m; '
+        'asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%0}}, [%1];" : "=r"(m) : '
+        '"r"((unsigned)__cvta_generic_to_shared(s + 8 * (t % 8) + {at}))); y[t] = (float)m;', "an access to 16 bytes",
+    ),
+    "an asynchronous copy": (
+        'if (t == 0) asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: '
+        '"r"((unsigned)__cvta_generic_to_shared(s)), "l"(w + {at})); asm volatile("cp.async.wait_all;");',
+        "an asynchronous copy of 16 bytes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISALIGNED)
+def test_a_checked_build_names_misaligned_instructions(name: str, tmp_path: Path) -> None:
+    body, said = MISALIGNED[name]
+    body = f"const int t = threadIdx.x; __shared__ __align__(16) int s[512];\n{body}"
+    checked = Schedule(checked=True)
+    host = CpuHost(1).under(checked)
+    assert isinstance(host, CpuHost)
+    x, y = host.upload(np.arange(64, dtype=np.int32), "weights"), host.output(256)
+    for at in (8, 1):
+        kernels = CudaKernels(opened(tmp_path, KERNEL.format(body=body.format(at=at))), CpuHost(1), 300.0)
+        kernel = host.load_placed(kernels.under("Q4_0", checked)["Q4_0/k"])
+        with pytest.raises(KernelFinding, match=f"misaligned access at k.cu:3: {said}") if at == 1 else nullcontext():
+            host.launch(kernel, (1, 1, 1), (32, 1, 1), [x, x, y])
 
 
 def test_flags_are_taken_apart() -> None:
