@@ -95,6 +95,14 @@ HIDDEN void __ubsan_handle_shift_out_of_bounds(cuda_on_cpu::Shift* said, unsigne
     const int64_t amount = said->by->info & 1 && by_bits < 64 ? (int64_t)(by << (64 - by_bits)) >> (64 - by_bits) : (int64_t)by;
     cuda_on_cpu::checks.shifts(amount, bits, __builtin_return_address(0));
 }
+HIDDEN void __ubsan_handle_builtin_unreachable(void*) {
+    cuda_on_cpu::checks.false_assumption("__builtin_unreachable is reached", __builtin_return_address(0));
+    abort();
+}
+HIDDEN void __ubsan_handle_missing_return(void*) {
+    cuda_on_cpu::checks.false_assumption("a function ends without its value", __builtin_return_address(0));
+    abort();
+}
 HIDDEN void __ubsan_handle_negate_overflow(void*, unsigned long) {
     cuda_on_cpu::checks.overflows(__builtin_return_address(0), "negation");
 }

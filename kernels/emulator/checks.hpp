@@ -270,6 +270,19 @@ class Checks {
         snprintf(text, sizeof text, "'%s %llu bytes'", what, (unsigned long long)bytes);
         misaligned((uint64_t)at, alignment, line, text);
     }
+    // PTX ISA 9.0, 9.7.13.1 (barrier).
+    void named_barrier(int id, int threads, bool arrives, const void* line) {
+        if (id < 0 || id > 15) illegal_operand(line, "names barrier %lld of 0 to 15", id);
+        if (threads < 0 || threads % 32) illegal_operand(line, "is of %lld threads, which are no whole warps", threads);
+        if (!threads && arrives) illegal_operand(line, "arrives at a barrier of %lld threads", threads);
+    }
+    // What the kernel promises the compiler is not so: compiled for a GPU, it may do anything.
+    void false_assumption(const char* text, const void* line) {
+        if (!on || !in_kernel()) return;
+        flush();
+        add_one(ASSUMPTION, 0, 0, at_of(line), text, false);
+        stop_launch();
+    }
     // An instruction that has no such operand.
     void illegal_operand(const void* line, const char* format, long long value) {
         if (!on || !in_kernel()) return;
@@ -604,7 +617,7 @@ class Checks {
         const uint32_t most = sizeof report_->findings / sizeof *report_->findings;
         if (report_->n_findings < most) report_->findings[report_->n_findings++] = f;
         // what ends the launch is always told
-        else if (f.kind == OUTSIDE || f.kind == MISALIGNED || f.kind == DIVISION || f.kind == OPERAND)
+        else if (f.kind == OUTSIDE || f.kind == MISALIGNED || f.kind == DIVISION || f.kind >= OPERAND)
             report_->findings[most - 1] = f;
     }
 

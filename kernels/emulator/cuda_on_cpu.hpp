@@ -22,7 +22,14 @@
 #define __constant__
 #define __align__(...) __attribute__((aligned(__VA_ARGS__)))
 #define __builtin_align__(...) __attribute__((aligned(__VA_ARGS__)))
+// What the kernel promises the compiler. A checked build evaluates it (and -fsanitize=unreachable,return).
+#if defined(CUDA_ON_CPU_CHECKS)
+#define __builtin_assume(...) ((__VA_ARGS__) ? (void)0 : ::cuda_on_cpu::false_assumption())
+#define __builtin_assume_aligned(...) ::cuda_on_cpu::assume_aligned(__VA_ARGS__)
+#else
 #define __builtin_assume(...) ((void)0)
+#endif
+#define __assume(...) __builtin_assume(__VA_ARGS__)
 #define __nv_pure__
 // One block at a time runs on an operating-system thread, so its shared memory is that thread's. A launch begins with
 // a byte of the schedule's choice in all of it: what no thread has written is as good as what a GPU has there.
@@ -62,6 +69,7 @@ IN_RUNNER void sync_block();
 IN_RUNNER void sync_warp(uint32_t mask);
 // Those of the block's threads that give true, once all that have not exited have given theirs.
 IN_RUNNER uint32_t sync_block_count(bool value);
+// Barrier `id` (0 … 15) of so many threads, in whole warps; 0: of all.
 IN_RUNNER void sync_named(int id, int threads);
 IN_RUNNER void arrive_named(int id, int threads);
 IN_RUNNER int lane();
@@ -89,6 +97,8 @@ IN_RUNNER void wait_copies(unsigned pending);
 // An access to so many bytes, whose address must be a multiple of that, though it is made in parts.
 #if defined(CUDA_ON_CPU_CHECKS)
 IN_RUNNER void must_align(const void* at, uint64_t bytes);
+IN_RUNNER void false_assumption();
+IN_RUNNER void* assume_aligned(const void* at, uint64_t alignment, uint64_t past = 0);
 #else
 inline void must_align(const void*, uint64_t) {}
 #endif
@@ -155,7 +165,7 @@ struct Request {
 // UNFENCED: a race with a bulk copy that barriers do not end.
 enum Kind : uint32_t {
     RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7, UNFENCED = 8,
-    SHIFT = 9, DIVISION = 10, NO_VALUE = 11, LEFT_OUT = 12, MASK = 13, OPERAND = 14
+    SHIFT = 9, DIVISION = 10, NO_VALUE = 11, LEFT_OUT = 12, MASK = 13, OPERAND = 14, ASSUMPTION = 15
 };
 
 // What an access does. UPDATES: an atomic operation.

@@ -450,7 +450,7 @@ inline uint64_t thread() {
 }
 TO_RUNNER void sync(int id, int threads) {
     if (!id && !threads) sync_block();
-    else sync_named(id, threads ? threads : (int)blockDim.count());
+    else sync_named(id, threads);
 }
 TO_RUNNER void arrive(int id, int threads) { arrive_named(id, threads); }
 TO_RUNNER uint64_t shuffle(char way, uint32_t a, uint32_t b, uint32_t c, unsigned mask) {

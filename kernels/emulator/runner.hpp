@@ -441,7 +441,7 @@ class BlockRunner {
 
     Barrier& block() { return block_; }
     Barrier& named(int id, int threads) {
-        named_[id & 15].alive = threads;
+        named_[id & 15].alive = threads ? threads : (int)threads_;
         return named_[id & 15];
     }
     Warp& warp() { return warps_[current_->thread / 32]; }
@@ -722,12 +722,14 @@ IN_RUNNER void sync_warp(uint32_t mask) {
     (void)got;
 }
 IN_RUNNER void sync_named(int id, int threads) {
+    CHECKED(checks.named_barrier(id, threads, false, KERNELS_LINE);)
     Barrier& barrier = runner->named(id, threads);
     CHECKED(checks.release(barrier.gathered);)
     runner->wait(barrier);
     CHECKED(checks.acquire(barrier.gathered);)
 }
 IN_RUNNER void arrive_named(int id, int threads) {
+    CHECKED(checks.named_barrier(id, threads, true, KERNELS_LINE);)
     Barrier& barrier = runner->named(id, threads);
     CHECKED(checks.release(barrier.gathered);)
     barrier.arrive();
@@ -798,7 +800,15 @@ IN_RUNNER void wait_copies(unsigned pending) {
 #if defined(CUDA_ON_CPU_CHECKS)
 IN_RUNNER void must_align(const void* at, uint64_t bytes) {
     checks.must_align(at, bytes, "an access to", bytes, KERNELS_LINE);
-    asm volatile("");  // no tail call: the return address is the kernel's line
+}
+IN_RUNNER void false_assumption() { checks.false_assumption("the condition of __builtin_assume is false", KERNELS_LINE); }
+IN_RUNNER void* assume_aligned(const void* at, uint64_t alignment, uint64_t past) {
+    if (alignment && ((uint64_t)at - past) % alignment) {
+        char text[64];
+        snprintf(text, sizeof text, "an address is no multiple of %llu", (unsigned long long)alignment);
+        checks.false_assumption(text, KERNELS_LINE);
+    }
+    return (void*)at;
 }
 #endif
 

@@ -79,7 +79,12 @@ OBSERVED = {
         ),
         ObservedFault(
             "illegal-operand", "an instruction is given a number that it cannot have",
-            "copy 4, 8 or 16 bytes by cp.async, and multiples of 16 by a bulk copy", _CHECKED,
+            "copy 4, 8 or 16 bytes by cp.async, and multiples of 16 by a bulk copy; a named barrier is one of 0 to 15, "
+            "of whole warps", _CHECKED,
+        ),
+        ObservedFault(
+            "false-assumption", "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "
+            "__builtin_unreachable) is not so", "promise what holds in every launch, or nothing", _CHECKED,
         ),
         ObservedFault(
             "impossible-launch", "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",

@@ -11,7 +11,7 @@ _KINDS = {
     "race": "data-race", "outside": "outside-buffers", "unset": "uninitialized-memory",
     "misaligned": "misaligned-access", "overflow": "signed-overflow", "divergent": "divergent-barrier",
     "shift": "undefined-shift", "division": "division-by-zero", "mask": "warp-mask", "limit": "impossible-launch",
-    "operand": "illegal-operand",
+    "operand": "illegal-operand", "assumption": "false-assumption",
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
     "address": "address-dependent",
 }  # fmt: skip

@@ -15,6 +15,7 @@ from .compiler import source_lines
 _KINDS = {
     1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input", 8: "unfenced",
     9: "shift", 10: "division", 11: "no value", 12: "left out", 13: "mask", 14: "operand",
+    15: "assumption",
 }  # fmt: skip
 #: What some of them are called in a report.
 _NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask"}
@@ -111,6 +112,10 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
         "left out": lambda: (
             f"thread {raw.thread[1]} does not execute the warp instruction at {lines[0]}, whose mask names it: it goes "
             f"on to {lines[1]}, which thread {raw.thread[0]} of block {raw.block[0]} reaches after the instruction"
+        ),
+        "assumption": lambda: (
+            f"the kernel promises the compiler at {lines[0]} what is not so: {raw.text.decode(errors='replace')} "
+            f"({who})"
         ),
         "operand": lambda: f"the instruction at {lines[0]} {raw.text.decode(errors='replace')} ({who})",
         "mask": lambda: (

@@ -156,6 +156,7 @@ FindingKind = Literal[
     "divergent",
     "mask",
     "operand",
+    "assumption",
     "limit",
     "input",
     "unwritten",

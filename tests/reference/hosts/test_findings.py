@@ -143,6 +143,39 @@ void k(int* y, const int* x, int n) {
         mbarrier_wait(&full, 0);
         y[threadIdx.x] = s[threadIdx.x % 8];
     }"""),
+    "a false assumption": ("assumption", "at k.cu:5 what is not so: the condition of", """\
+void k(int* y, const int* x, int n) {
+        __builtin_assume(n % 2 == RIGHT(1) WRONG(0));
+        y[threadIdx.x] = n;
+    }"""),
+    "an assumption of an address": ("assumption", "at k.cu:5 what is not so: an address is no multiple of 16", """\
+void k(int* y, const int* x, int n) {
+        const int* four = (const int*)__builtin_assume_aligned(x RIGHT(+ 4) WRONG(+ 2), 16);
+        y[threadIdx.x] = four[n];
+    }"""),
+    "what is unreachable": ("assumption", "at k.cu:7 what is not so: __builtin_unreachable", """\
+void k(int* y, const int* x, int n) {
+        switch (n) {
+            case RIGHT(1) WRONG(2): y[threadIdx.x] = n; break;
+            default: __builtin_unreachable();
+        }
+    }"""),
+    "a function without its value": ("assumption", "a function ends without its value", """\
+void helper();
+__device__ __attribute__((noinline)) int chosen(int v) { if (v < RIGHT(64) WRONG(60)) return v + 1; }
+__global__ void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = chosen(x[threadIdx.x]);
+    }"""),
+    "a named barrier of 48 threads": ("operand", "at k.cu:6 is of 48 threads", """void k(int* y, const int* x, int n) {
+        if (threadIdx.x < RIGHT(32) WRONG(48))
+            barrier_sync(1, RIGHT(32) WRONG(48));
+        y[threadIdx.x] = n;
+    }"""),
+    "a named barrier that is not there": ("operand", "at k.cu:5 names barrier 16", """\
+void k(int* y, const int* x, int n) {
+        barrier_sync(RIGHT(15) WRONG(16), 64);
+        y[threadIdx.x] = n;
+    }"""),
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
     }"""),
