@@ -373,6 +373,20 @@ class Checks {
         else read(*r, at, size, touch(here));
     }
 
+    // A load that may see what memory held before the launch, whatever orders it after a store (PTX ISA 9.0, ld.global.nc).
+    void read_as_constant(uint64_t at, uint64_t size, const void* line) {
+        if (!on || !in_kernel()) return;
+        flush();
+        const uint32_t here = at_of(line);
+        Region* r = within(at, size, false, here);
+        if (!r || r->input || r->shared) return;
+        const Cell* cells = r->cells_at(at);
+        for (uint64_t i = 0; i < size; ++i)
+            for_each(cells[i], [&](const Touch& t, bool wrote) {
+                if (t.clock && wrote) race(t, true, touch(here), false, at + i, size, RACE, STALE);
+            });
+    }
+
     void misaligned(uint64_t at, uint64_t alignment, const void* line, const char* type) {
         if (!on || !in_kernel()) return;
         flush();
@@ -397,6 +411,8 @@ class Checks {
     }
 
   private:
+    static constexpr char STALE[] = "but ld.global.nc (__ldg) is for what a launch never writes";
+
     // Writes that would race are reported once the bytes have changed: where all threads write the same, all is well.
     struct Pending {
         Region* region = nullptr;

@@ -136,12 +136,16 @@ CUDA_ON_CPU_DP2A(__dp2a_hi, 2)
     inline __attribute__((always_inline)) CudaValue NAME(const CudaValue* at) {                                      \
         return *at;                                                                                                  \
     }
+template <class CudaValue>
+inline __attribute__((always_inline)) CudaValue __ldg(const CudaValue* at) {
+    cuda_on_cpu::read_as_constant(at, sizeof *at);
+    return *at;
+}
 #define CUDA_ON_CPU_STORE(NAME)                                                                                      \
     template <class CudaValue>                                                                                       \
     inline __attribute__((always_inline)) void NAME(CudaValue* at, std::common_type_t<CudaValue> value) {            \
         *at = value;                                                                                                 \
     }
-CUDA_ON_CPU_LOAD(__ldg)
 CUDA_ON_CPU_LOAD(__ldca)
 CUDA_ON_CPU_LOAD(__ldcg)
 CUDA_ON_CPU_LOAD(__ldcs)

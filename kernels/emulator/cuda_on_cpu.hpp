@@ -97,10 +97,13 @@ IN_RUNNER void wait_copies(unsigned pending);
 // An access to so many bytes, whose address must be a multiple of that, though it is made in parts.
 #if defined(CUDA_ON_CPU_CHECKS)
 IN_RUNNER void must_align(const void* at, uint64_t bytes);
+// ld.global.nc: of memory that the launch does not write.
+IN_RUNNER void read_as_constant(const void* at, uint64_t bytes);
 IN_RUNNER void false_assumption();
 IN_RUNNER void* assume_aligned(const void* at, uint64_t alignment, uint64_t past = 0);
 #else
 inline void must_align(const void*, uint64_t) {}
+inline void read_as_constant(const void*, uint64_t) {}
 #endif
 
 // A barrier with phases, which ends one when all have arrived and all expected bytes have been copied.

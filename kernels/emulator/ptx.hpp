@@ -383,6 +383,10 @@ TO_RUNNER uint8_t* vector(uint8_t* at) {
     must_align(at, COUNT * sizeof(Stored<T>));
     return at;
 }
+template <class T, int COUNT>
+TO_RUNNER void constant(const uint8_t* at) {
+    read_as_constant(at, COUNT * sizeof(Stored<T>));
+}
 template <class T>
 uint64_t load(const uint8_t* at, int i) {
     typedef Stored<T> V;

@@ -801,6 +801,9 @@ IN_RUNNER void wait_copies(unsigned pending) {
 IN_RUNNER void must_align(const void* at, uint64_t bytes) {
     checks.must_align(at, bytes, "an access to", bytes, KERNELS_LINE);
 }
+IN_RUNNER void read_as_constant(const void* at, uint64_t bytes) {
+    checks.read_as_constant((uint64_t)at, bytes, KERNELS_LINE);
+}
 IN_RUNNER void false_assumption() { checks.false_assumption("the condition of __builtin_assume is false", KERNELS_LINE); }
 IN_RUNNER void* assume_aligned(const void* at, uint64_t alignment, uint64_t past) {
     if (alignment && ((uint64_t)at - past) % alignment) {

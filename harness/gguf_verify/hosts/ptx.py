@@ -323,9 +323,10 @@ class _Block:
         space, targets = _space(said), [self._target(part) for part in self._parts(o[0])]
         load = _strong("load", said, types[0])
         lines = [f"{to} = {_NS}{load}(gguf_verify_a, {i});" for i, to in enumerate(targets)]
-        return (
-            f"{{ const auto gguf_verify_a = {self._vector_at(o[1], space, types[0], len(lines))}; {' '.join(lines)} }}"
-        )
+        at = self._vector_at(o[1], space, types[0], len(lines))
+        if "nc" in said:
+            lines.insert(0, f"{_NS}constant<{_tag(types[0])}, {len(targets)}>(gguf_verify_a);")
+        return f"{{ const auto gguf_verify_a = {at}; {' '.join(lines)} }}"
 
     _ldu_ = _ld_
 

@@ -176,6 +176,14 @@ void k(int* y, const int* x, int n) {
         barrier_sync(RIGHT(15) WRONG(16), 64);
         y[threadIdx.x] = n;
     }"""),
+    "a constant that the launch writes": ("race", "at k.cu:7, but ld.global.nc (__ldg) is for what", """\
+void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = x[threadIdx.x];
+        __syncthreads();
+        const int v = RIGHT(__ldcg)WRONG(__ldg)(y + (63 - threadIdx.x)) + __ldg(x + threadIdx.x);
+        __syncthreads();
+        y[threadIdx.x] = v;
+    }"""),
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
     }"""),

@@ -239,6 +239,25 @@ def test_a_checked_build_names_misaligned_instructions(name: str, tmp_path: Path
             host.launch(kernel, (1, 1, 1), (32, 1, 1), [x, x, y])
 
 
+def test_a_checked_build_names_loads_of_constants_that_are_none(tmp_path: Path) -> None:
+    checked = Schedule(checked=True)
+    host = CpuHost(1).under(checked)
+    assert isinstance(host, CpuHost)
+    x, y = host.upload(np.arange(64, dtype=np.int32), "weights"), host.output(256)
+    body = (
+        'float v; y[threadIdx.x] = 1;\nasm volatile("ld.global{kind}.f32 %0, [%1];" : "=f"(v) : "l"(y + threadIdx.x));'
+    )
+    for kind, expected in (
+        (".cg", nullcontext()),
+        (".nc", pytest.raises(KernelFinding, match=r"race: .* at k\.cu:3, but")),
+    ):
+        text = KERNEL.format(body=body.format(kind=kind) + " y[threadIdx.x] = v;")
+        kernels = CudaKernels(opened(tmp_path, text), CpuHost(1), 300.0)
+        kernel = host.load_placed(kernels.under("Q4_0", checked)["Q4_0/k"])
+        with expected:
+            host.launch(kernel, (1, 1, 1), (32, 1, 1), [x, x, y])
+
+
 def test_flags_are_taken_apart() -> None:
     used, left = split_flags(["-D", "A=1", "-O3", "-gencode", "arch=compute_80,code=sm_80", "-DB"], ["-D"])
     assert (used, left) == (["-DA=1", "-DB"], ["-O3", "-gencode=arch=compute_80,code=sm_80"])
