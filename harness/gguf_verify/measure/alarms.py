@@ -335,9 +335,14 @@ class Worker:
         taken, given = definition_of(job.semantics, fmt).bytes_of(x), job.kind == "codes of -128"
         if given:
             taken = with_least_codes(taken)
-        if job.kind == "special":  # what is not finite is a matter of the definition's range
-            finite = np.isfinite(self._product(job.semantics, matrix, taken, None, tally).exact).all(axis=1)
-            x, taken = x[finite], taken[finite]
+        if job.kind == "special" or job.semantics == "f16":  # what is not finite is a matter of the definition's range
+            finite = np.isfinite(self._product(job.semantics, matrix, taken, None, tally).exact)
+            rows = finite.any(axis=0)
+            tokens = finite[:, rows].all(axis=1)
+            matrix = replace(matrix, rows=matrix.rows[rows])
+            x, taken, n = x[tokens], taken[tokens], len(matrix.rows)
+            if not len(x):
+                return
         products: dict[Order | None, Product] = {}
         uploaded: dict[str, Weights] = {}
         checked: set[int] = set()

@@ -280,8 +280,10 @@ class _Output:
 
     def drain(self) -> None:
         """What is left when nobody can write any more."""
+        rest = select.poll()
+        rest.register(self.handle, select.POLLIN)
         with contextlib.suppress(OSError):
-            while select.select([self.handle], [], [], 0)[0] and self.read():
+            while rest.poll(0) and self.read():
                 pass
 
 
@@ -308,16 +310,19 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
         os.close(theirs)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what waits for the end of our own output must not wait for us
     watch = _Watch(spec.get("watch", {}), log, inherited)
-    reads = [lifeline, ended] + ([output.handle] if output is not None else [])
+    reads = select.poll()  # unlike select(), of descriptors above 1023 too
+    for each in (lifeline, ended, *([output.handle] if output is not None else [])):
+        reads.register(each, select.POLLIN)
     status, looked = None, 0.0
     while status is None:
         done, how = os.waitpid(pid, os.WNOHANG)
         if done:
             status = how
             break
-        ready, _, _ = select.select(reads, [], [], watch.every)
+        wait = None if watch.every is None else 1000 * watch.every
+        ready = {each for each, _ in reads.poll(wait)}
         if output is not None and output.handle in ready and not output.read():
-            reads.remove(output.handle)
+            reads.unregister(output.handle)
         if ended in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(ended, 4096)

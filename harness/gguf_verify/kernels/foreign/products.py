@@ -170,7 +170,8 @@ class Products:
         budget = self._conversation.budget(len(walls))
         try:
             for turn, wall in enumerate(walls):
-                answer, said = self._once(operands, more, runs, (wall, turn), budget)
+                # what nothing has written holds no number in the first run, and a small one in all others
+                answer, said = self._once(operands, more, runs, (wall, min(turn, 1)), budget)
                 made.append(answer)
             if self._held is not None and len(walls) > 1:
                 self._held.called = True

@@ -92,7 +92,9 @@ def _answer(work: Callable[[Callable[[str], None]], Answer], seconds: float, wri
 def _read_all(descriptor: int, seconds: float) -> tuple[bytes, bool]:
     """All bytes up to the end, and whether the time ran out before it."""
     said, end = b"", time.monotonic() + seconds
-    while select.select([descriptor], [], [], max(0.0, end - time.monotonic()))[0]:
+    rest = select.poll()
+    rest.register(descriptor, select.POLLIN)
+    while rest.poll(1000 * max(0.0, end - time.monotonic())):
         part = os.read(descriptor, 65536)
         if not part:
             return said, False
