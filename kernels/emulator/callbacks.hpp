@@ -21,6 +21,15 @@ struct Shift {
     SourceLocation location;
     const TypeDescriptor *of, *by;
 };
+struct Indexed {
+    SourceLocation location;
+    const TypeDescriptor *array, *index;
+};
+// An integer as the sanitizers give it.
+inline int64_t value_of(const TypeDescriptor& type, unsigned long value) {
+    const unsigned bits = 1u << (type.info >> 1);
+    return type.info & 1 && bits < 64 ? (int64_t)(value << (64 - bits)) >> (64 - bits) : (int64_t)value;
+}
 
 }  // namespace cuda_on_cpu
 
@@ -91,9 +100,11 @@ HIDDEN void __ubsan_handle_divrem_overflow(void*, unsigned long, unsigned long b
     else cuda_on_cpu::checks.divides_by_zero(__builtin_return_address(0));
 }
 HIDDEN void __ubsan_handle_shift_out_of_bounds(cuda_on_cpu::Shift* said, unsigned long, unsigned long by) {
-    const unsigned bits = 1u << (said->of->info >> 1), by_bits = 1u << (said->by->info >> 1);
-    const int64_t amount = said->by->info & 1 && by_bits < 64 ? (int64_t)(by << (64 - by_bits)) >> (64 - by_bits) : (int64_t)by;
-    cuda_on_cpu::checks.shifts(amount, bits, __builtin_return_address(0));
+    const unsigned bits = 1u << (said->of->info >> 1);
+    cuda_on_cpu::checks.shifts(cuda_on_cpu::value_of(*said->by, by), bits, __builtin_return_address(0));
+}
+HIDDEN void __ubsan_handle_out_of_bounds(cuda_on_cpu::Indexed* said, unsigned long index) {
+    cuda_on_cpu::checks.indexes(cuda_on_cpu::value_of(*said->index, index), said->array->name, __builtin_return_address(0));
 }
 HIDDEN void __ubsan_handle_builtin_unreachable(void*) {
     cuda_on_cpu::checks.false_assumption("__builtin_unreachable is reached", __builtin_return_address(0));

@@ -537,7 +537,8 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
 #: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
 CHECKS = [
     "-O1", "-g1", _CHECKED,
-    "-fsanitize=thread,alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return",
+    "-fsanitize=thread,alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return,"
+    "bounds",
     "-fsanitize-coverage=trace-pc", "--param=tsan-distinguish-volatile=1",
 ]  # fmt: skip
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]

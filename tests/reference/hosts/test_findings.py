@@ -184,6 +184,13 @@ void k(int* y, const int* x, int n) {
         __syncthreads();
         y[threadIdx.x] = v;
     }"""),
+    "past a local array": ("outside", "takes element 4 of an array at k.cu:7, which is int [4]", """\
+void k(int* y, const int* x, int n) {
+        int sums[4] = {};
+        for (int i = 0; i < 8; ++i) sums[i & 3] += x[i];
+        sums[RIGHT(2) WRONG(3) + (n & 1)] += n;
+        y[threadIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
+    }"""),
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
     }"""),
@@ -320,6 +327,14 @@ RIGHT = {
     "bits that a shift drops": """void k(int* y, const int* x, int n) {
         const unsigned char c = (unsigned char)(0xFF * n);
         y[threadIdx.x] = (int)__funnelshift_l(c, c, 40) + (c << 20) + (-1 << n) + ((1 << 31) >> 31);
+    }""",
+    "ends of arrays, and one of no size": """void k(int* y, const int* x, int n) {
+        struct Rest { int first, rest[1]; };
+        __shared__ int s[64];
+        int sums[4] = {n, n, n, n}, sum = 0;
+        for (const int* p = sums; p != &sums[4]; ++p) sum += *p;
+        for (int *p = s + threadIdx.x; p < &s[64]; p += 64) *p = sum;
+        y[threadIdx.x] = s[threadIdx.x] + ((const Rest*)x)->rest[threadIdx.x % 32];
     }""",
     "a float beyond an integer's range": """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)(1e30f * (float)n) == 0;
