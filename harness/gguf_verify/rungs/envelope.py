@@ -287,7 +287,7 @@ class TypeProbes:
                 )  # fmt: skip
         found = self.found
         found.calls += len(right)
-        if self._weak and all(right):  # recorded as not verified
+        if self._weak and all(right):  # recorded as not verified, or no evidence at all
             return
         found.outputs += m * probe.n * len(right)
         if all(right):
@@ -323,7 +323,7 @@ class TypeProbes:
                 span.start, None, detail, call=call, again=made_by.remade(self._run, span),
             )  # fmt: skip
             self.utilisation = max(self.utilisation, judgement.utilisation)
-            self._weak |= judgement.power.lacking
+            self._weak |= judgement.power.lacking or judgement.power.empty
             if not judgement.passed and first is None:
                 row, token = (int(i) for i in np.argwhere(judgement.bad.T)[0])
                 first = token, span.start + row

@@ -44,8 +44,14 @@ INSIDE = (
 )
 #: Why a product is not verified whose outputs pass by gates that cannot fail.
 WEAK = (
-    "its bound would accept zero, or 0.9 times the exact output, for most outputs: the declared rounding loses too "
-    "much over so many columns. Declare a domain with a smaller K, or a rounding that loses less"
+    "its bound would accept zero, or 0.9 times the exact output, for most outputs: the declared rounding loses too much"
+)
+_FEWER_COLUMNS = " over so many columns. Declare a domain with a smaller K, or a rounding that loses less"
+_LESS_LOST = ". Declare a rounding that loses less"
+#: Why a product is not verified of which no output says anything.
+UNDERFLOWS = (
+    "all its outputs that are not zero are too small for the declared rounding to tell them from zero: they underflow. "
+    "Declare outputs, and sums, of a wider type"
 )
 #: Wrong elements of one output matrix that are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
@@ -129,6 +135,8 @@ def judge_output(
         judgement = judgement.cleared(np.zeros(y.shape[1], bool))
     if judgement.power.lacking:
         leave_weak(result, side, tensor, tensor.k if call is None else call.k or tensor.k)
+    elif judgement.power.empty and at_block is None and (call is None or call.rank == OWN):
+        result.leave_products(f"{side.name}, {tensor.type.name}, K = {tensor.k:,}", UNDERFLOWS, tensor.name)
     elif (closer := judgement.closer) is not None:
         result.keep_closer(Closer(1, closer.outputs, closer.judged, int(closer.together)))
     if judgement.passed:
@@ -179,7 +187,9 @@ def judge_output(
 
 def leave_weak(result: RungResult, side: Side, tensor: Tensor, k: int) -> None:
     """Record that a product of k columns was judged by gates that most of its outputs cannot fail."""
-    result.leave_products(f"{side.name}, {tensor.type.name}, K = {k:,}", WEAK, tensor.name)
+    fmt = tensor.type.weights
+    cure = _LESS_LOST if fmt is not None and k <= fmt.unit else _FEWER_COLUMNS
+    result.leave_products(f"{side.name}, {tensor.type.name}, K = {k:,}", WEAK + cure, tensor.name)
 
 
 class _Blamed:

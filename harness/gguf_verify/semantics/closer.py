@@ -94,7 +94,7 @@ def _judged(y: Floats, p: Product, errors: ErrorsOf, tokens: Index, rows: Index)
         lost = errors(tokens, rows)
         off = np.abs(given - exact)
         bad = ~(off <= lost.tolerance) & np.isfinite(exact)
-        found = power(Product(exact, lost.tolerance, lost.tolerance, None, scale=scale))
+        found = power(Product(exact, lost.tolerance, lost.tolerance, None, scale=scale, underflow=p.underflow))
         together = found.lacking
         if together:
             more, found = _together(off, exact, lost)

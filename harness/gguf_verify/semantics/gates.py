@@ -84,7 +84,7 @@ class Judgement:
     @property
     def verified(self) -> bool:
         """No output fails, and most could have."""
-        return self.passed and not self.power.lacking
+        return self.passed and not self.power.lacking and not self.power.empty
 
 
 def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None = None) -> Judgement:

@@ -81,7 +81,7 @@ def stored(p: Product, output: str) -> Product:
             ordered = narrow.rounded(p.ordered).astype(np.float32)
         return replace(
             p, exact=exact, bound=p.bound + step, spread=p.spread + step / p.limit, ordered=ordered,
-            errors=loosened_errors(p.errors, step),
+            errors=loosened_errors(p.errors, step), underflow=p.underflow + narrow.underflow,
         )  # fmt: skip
 
 

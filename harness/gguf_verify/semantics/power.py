@@ -12,6 +12,11 @@ Two kinds of outputs are zero for good reasons, and do not count as weak for tha
   float32 itself leaves some 2^-24·r·√K of it. So |o| counts as at least r·2^-9: only tolerances below r·2^-12, as those
   of float32 sums are, profit from that. Likewise results that underflow in float32 count as at least 2^-100.
 
+Outputs of half and of bfloat16, and sums in half, underflow at sizes that occur: a half is a multiple of 2^-24, so of
+an output of 2^-26 zero is the rounding. With η what underflow may take of an output (`Product.underflow`), zero, or
+nearly, is right up to η/0.1, whatever a kernel does: outputs below twice that are no evidence for or against it, and
+are not counted. A product that has no others was not verified by them: it is `empty`.
+
 A product of few outputs may have a small one by chance: tensor cores leave 0.01·r at K = 32768, and one output in
 thirteen is less than 0.1·r. Of fewer than `FEW` outputs |o| therefore counts as at least r/4.
 """
@@ -41,21 +46,30 @@ class Power:
     """Of the gates of one product.
 
     Args:
-        outputs: whose exact value is finite and not zero.
+        outputs: whose exact value is finite, not zero, and does not underflow.
         weak: of these, the ones of which 0.9 times the exact value would pass.
+        underflowing: other outputs that are not zero, too small for their type to tell from zero.
     """
 
     outputs: int
     weak: int
+    underflowing: int = 0
 
     @property
     def lacking(self) -> bool:
         """Whether most outputs are weak, so that to pass says nothing."""
         return 2 * self.weak > self.outputs
 
+    @property
+    def empty(self) -> bool:
+        """Whether all outputs that are not zero underflow, so that none says anything."""
+        return not self.outputs and self.underflowing > 0
+
     def joined(self, other: Power) -> Power:
         """Of both together, where a product is judged in parts."""
-        return Power(self.outputs + other.outputs, self.weak + other.weak)
+        return Power(
+            self.outputs + other.outputs, self.weak + other.weak, self.underflowing + other.underflowing
+        )  # fmt: skip
 
 
 def power(p: Product, slack: Array | None = None) -> Power:
@@ -69,15 +83,18 @@ def power(p: Product, slack: Array | None = None) -> Power:
         tolerance = np.minimum(p.bound, SCORE_LIMIT * p.spread)
         size = np.abs(p.exact)
         counted = np.isfinite(size) & (size > 0)
-        outputs = int(counted.sum())
         if p.ordered is not None:  # judged by their bits
-            return Power(outputs, 0)
+            return Power(int(counted.sum()), 0)
+        underflows = counted & (size < 2 * p.underflow / SHARE)
+        counted &= ~underflows
+        outputs = int(counted.sum())
         least = np.maximum(size, _LEAST)
         if p.scale is not None:
             least = np.maximum(least, p.scale * (_OF_FEW if outputs < FEW else _CANCELLED))
         if slack is not None:
             tolerance = tolerance + slack
-        return Power(outputs, int((counted & ~(tolerance < SHARE * least)).sum()))
+        weak = int((counted & ~(tolerance < SHARE * least)).sum())
+    return Power(outputs, weak, int(underflows.sum()))
 
 
 __all__ = ["FEW", "SHARE", "Power", "power"]

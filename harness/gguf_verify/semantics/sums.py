@@ -91,6 +91,8 @@ class Product:
         errors: gives what correct kernels lose of some outputs, for a `closer` judgement; None where only the bound is
             known.
         columns: K, where `errors` is known.
+        underflow: the most that an output below the normal numbers of its type, or of its sums, loses by that; 0 where
+            these are float32.
     """
 
     exact: Doubles
@@ -103,6 +105,7 @@ class Product:
     scale: Doubles | None = None
     errors: ErrorsOf | None = None
     columns: int = 0
+    underflow: float = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process: the numbers, without what computes more of them."""
@@ -118,7 +121,7 @@ class Product:
         scale, losses = None if self.scale is None else self.scale[there], self.errors
         errors: ErrorsOf | None = None if losses is None else lambda tokens, rows: losses(index[tokens], rows)
         return Product(
-            exact, bound, spread, ordered, other, of_lanes, self.limit, scale, errors, self.columns
+            exact, bound, spread, ordered, other, of_lanes, self.limit, scale, errors, self.columns, self.underflow
         )  # fmt: skip
 
     def at(self, tokens: Rows, rows: Rows) -> Product:
@@ -127,7 +130,9 @@ class Product:
         of_lanes = None if lanes is None else Lanes(lambda _, at: lanes.of(tokens[at], rows[at]), lanes.most)
         exact, bound, spread = (of[tokens, rows][None] for of in (self.exact, self.bound, self.spread))
         scale = None if self.scale is None else self.scale[tokens, rows][None]
-        return Product(exact, bound, spread, ordered, None, of_lanes, self.limit, scale)
+        return Product(
+            exact, bound, spread, ordered, None, of_lanes, self.limit, scale, underflow=self.underflow
+        )  # fmt: skip
 
     def loosened(self, slack: Doubles | float) -> Product:
         """The same, with bound and spread that are larger by float64[M, N] of NumPy."""
@@ -197,6 +202,7 @@ def concatenated(parts: Sequence[Product]) -> Product:
         np.concatenate([p.spread for p in parts], axis=1),
         np.concatenate(ordered, axis=1) if ordered else None,
         scale=np.concatenate(scales, axis=1) if len(scales) == len(parts) else None,
+        underflow=max(p.underflow for p in parts),
     )
 
 

@@ -205,7 +205,10 @@ def of_values(
     lost = (magnitude > 0) * (accumulation.underflow + 2 * accumulation.flushed) * a.shape[1]
     lost = lost + _of_flushed_operands(a, w, accumulation.flushed)
     bound = accumulation.growth(a.shape[1]) * magnitude + lost
-    made = Product(exact, bound, spread + lost, ordered, scale=np.sqrt(lanes.sum(axis=0)))
+    underflow = a.shape[1] * accumulation.underflow if accumulation.name == "float16" else 0.0
+    made = Product(
+        exact, bound, spread + lost, ordered, scale=np.sqrt(lanes.sum(axis=0)), underflow=underflow
+    )  # fmt: skip
     return held(made, magnitude, accumulation)
 
 

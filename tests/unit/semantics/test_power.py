@@ -9,8 +9,19 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
-from gguf_verify.semantics import SCORE_LIMIT, SEMANTICS, Product, Semantics, declared, judge, product, screened
+from gguf_verify.semantics import (
+    SCORE_LIMIT,
+    SEMANTICS,
+    Judgement,
+    Product,
+    Semantics,
+    declared,
+    judge,
+    product,
+    screened,
+)
 from gguf_verify.semantics.closer import MISSED, limit
+from gguf_verify.semantics.power import FEW
 from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.narrow_sums import HALF_SUMS, Doubles, half
 from tests.unit.semantics.test_compositions import values
@@ -193,6 +204,31 @@ def test_zero_outputs_do_not_count() -> None:
         p = product(semantics, Q4_0, twice, semantics.bytes_of(given))
         assert (np.abs(p.exact) < 1e-4).all()
         assert judge(rounded(p.exact), p).verified
+
+
+@pytest.mark.parametrize(("output", "sums"), [("float16", "float32"), ("float32", "float16"), ("float16", "float16")])
+def test_outputs_that_underflow_are_no_evidence(output: str, sums: str) -> None:
+    """Of blocks with tiny scales zero is correct in halves: a correct product of them and few others has power, one of
+    them alone is not verified, and zeros never are."""
+    semantics, x = declared("f16", accumulates=sums, output=output), normal(40, 32, 0.05)
+    w = real_weights(Q4_0, 3, 32)
+    w[1:, :2] = np.array([2.0**-24], np.float16).view(np.uint8)
+
+    def judged(rows: Bytes, share: float) -> Judgement:
+        a, b = values(semantics, Q4_0, rows, x)
+        y = HALF_SUMS[0](a, b) if sums == "float16" else a @ b.T
+        y = y.astype(np.float16) if output == "float16" else y
+        p = product(semantics, Q4_0, rows, semantics.bytes_of(x))
+        return judge(rounded(share * y.astype(np.float64)), p)
+
+    mixed = judged(w, 1.0)
+    assert mixed.verified
+    assert mixed.power.underflowing > mixed.power.outputs > 0
+    assert not judged(w, 0.0).verified
+    tiny = judged(w[1:], 1.0)
+    assert tiny.passed
+    assert not tiny.verified
+    assert tiny.power.outputs < FEW
 
 
 def test_a_bound_that_is_not_finite_verifies_nothing() -> None:
