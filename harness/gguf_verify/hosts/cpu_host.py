@@ -348,7 +348,7 @@ class CpuHost(Host):
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int,
         buffers: Sequence[Buffer | SparseBuffer], request: Request,
     ) -> LaunchReport:  # fmt: skip
-        if (refused := kernel.limits.refused(block, shared)) is not None:
+        if (refused := kernel.limits.refused(grid, block, shared)) is not None:
             raise KernelFinding("limit", f"no GPU runs the launch: {refused}")
         cells = [np.array(np.uint64(a.address) if isinstance(a, Buffer | SparseBuffer) else a) for a in args]
         pointers = (ctypes.c_void_p * len(cells))(*(c.ctypes.data for c in cells))

@@ -1,6 +1,8 @@
-"""What a kernel allows of its launches: the threads of its `__launch_bounds__`, and its static shared memory.
+"""What a kernel allows of its launches: the threads of its `__launch_bounds__`, its static shared memory, and the
+thread blocks of its clusters, which its text says.
 
-Both are read off the object that the C++ compiler makes of a foreign source (ELF of 64 bits, System V ABI, chapter 4).
+The first two are read off the object that the C++ compiler makes of a foreign source
+(ELF of 64 bits, System V ABI, chapter 4).
 Each function and each variable lies in a section of its own there. So a kernel's shared memory is what its function
 reaches by relocations, as ptxas counts it. `__launch_bounds__(N)` becomes N bytes without effect before the function
 (`patchable_function_entry`), whose beginning the compiler lists.
@@ -9,6 +11,7 @@ reaches by relocations, as ptxas counts it. `__launch_bounds__(N)` becomes N byt
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..support.errors import EnvironmentFault
+from .cuda_text import tokens_of
 
 #: Bytes of static shared memory that CUDA allows, on any GPU.
 MOST_STATIC = 49152
@@ -28,6 +32,8 @@ _MOST_SHARED = {
 MOST_SHARED = 232448
 #: Registers of a multiprocessor, which the threads of one block may take.
 MOST_REGISTERS = 65536
+#: Thread blocks of a cluster that any GPU with clusters runs; more take an attribute of the function.
+_MOST_IN_CLUSTER = 8
 _SYMBOLS, _RELOCATIONS, _THREAD_LOCAL, _FUNCTION = 2, 4, 0x400, 2
 _MOST_SECTIONS, _MOST_ENTRIES = 1 << 15, 1 << 20
 _LISTED = b"__patchable_function_entries"
@@ -46,6 +52,7 @@ class LaunchLimits:
         registers: of a thread; None: not known.
         shared: the most bytes of shared memory that a GPU it is compiled for gives a block.
         line: FILE:LINE of the kernel, or "".
+        cluster: thread blocks of a cluster in x, y and z (`__cluster_dims__`); None: none are known.
     """
 
     threads: int | None = None
@@ -54,11 +61,23 @@ class LaunchLimits:
     registers: int | None = None
     shared: int = MOST_SHARED
     line: str = ""
+    cluster: tuple[int, int, int] | None = None
 
-    def refused(self, block: Sequence[int], shared: int) -> str | None:
-        """Why a GPU does not run a launch with so many threads and bytes of dynamic shared memory, or None."""
-        found = self._refused(block, shared)
+    def refused(self, grid: Sequence[int], block: Sequence[int], shared: int) -> str | None:
+        """Why a GPU does not run a launch of so many blocks, threads and bytes of dynamic shared memory, or None."""
+        found = self._refused(block, shared) or self._refused_cluster(grid)
         return None if found is None else f"{found} ({self.line})" if self.line else found
+
+    def _refused_cluster(self, grid: Sequence[int]) -> str | None:
+        if self.cluster is None:
+            return None
+        said = "×".join(map(str, self.cluster))
+        if not 1 <= math.prod(self.cluster) <= _MOST_IN_CLUSTER:
+            return f"its __cluster_dims__ are {said} thread blocks, and a cluster has 1 to {_MOST_IN_CLUSTER}"
+        if any(blocks % of for blocks, of in zip(grid, self.cluster, strict=True)):
+            blocks = "×".join(map(str, grid))
+            return f"its grid of {blocks} thread blocks is no multiple of its __cluster_dims__, {said}"
+        return None
 
     def _refused(self, block: Sequence[int], shared: int) -> str | None:
         threads = block[0] * block[1] * block[2]
@@ -105,7 +124,8 @@ def limits_of(
     for symbol, entry in entries.items():
         name = re.escape(entry.partition("<")[0].rpartition("::")[2])
         line = _line_of(sources, rf"__global__[^;{{}}]{{0,400}}?\b{name}\s*\(")
-        limits = replace(noted.get(f"{symbol}_launch", LaunchLimits()), shared=shared, line=line)
+        limits = noted.get(f"{symbol}_launch", LaunchLimits())
+        limits = replace(limits, shared=shared, line=line, cluster=_cluster_of(sources, name))
         if limits.static > MOST_STATIC:
             where = _line_of(sources, rf"__shared__[^;]{{0,400}}?\b{re.escape(limits.largest)}\b") or line
             raise EnvironmentFault(
@@ -123,7 +143,10 @@ def as_json(limits: Mapping[str, LaunchLimits]) -> bytes:
 
 def from_json(said: bytes) -> dict[str, LaunchLimits]:
     """What `as_json` wrote."""
-    return {symbol: LaunchLimits(**of) for symbol, of in json.loads(said).items()}
+    return {
+        symbol: LaunchLimits(**{**of, "cluster": tuple(of["cluster"]) if of.get("cluster") else None})
+        for symbol, of in json.loads(said).items()
+    }
 
 
 def _noted(library: bytes) -> dict[str, LaunchLimits]:
@@ -141,6 +164,32 @@ def _line_of(folder: Path, pattern: str) -> str:
         if path.is_file() and (found := re.search(pattern, text := path.read_text(errors="replace"), re.S)):
             return f"{path.name}:{text.count(chr(10), 0, found.end()) + 1}"
     return ""
+
+
+def _cluster_of(folder: Path, name: str) -> tuple[int, int, int] | None:
+    """The `__cluster_dims__` of a kernel in the sources of a folder; None where it has none, or where their values are
+    not numbers, or names of numbers in the same file."""
+    declared = r"__global__(?:(?!__global__)[^;{}]){0,400}?__cluster_dims__\s*\(([^();{}]{1,200})\)"
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or "__cluster_dims__" not in (text := path.read_text(errors="replace")):
+            continue
+        text = "\n".join(token.text for token in tokens_of(text))  # without comments
+        if found := re.search(rf"{declared}(?:(?!__global__)[^;{{}}]){{0,400}}?\b{name}\s*\(", text, re.S):
+            values = [_number(text, value.strip()) for value in found[1].split(",")]
+            x, y, z = (*values, 1, 1)[:3]
+            return None if x is None or y is None or z is None else (x, y, z)
+    return None
+
+
+def _number(text: str, value: str) -> int | None:
+    """A number, or what a macro or a constant of that name stands for."""
+    if re.fullmatch(r"[A-Za-z_]\w*", value):
+        macro = rf"^[ \t]*#[ \t]*define[ \t]+{value}[ \t]+\(?(\w+)\)?[ \t]*(?:/[/*].*)?$"
+        given = rf"{macro}|\bconst\w*\b[^;{{}}()]*\b{value}\s*[={{]\s*(\w+)\s*}}?\s*[;,]"
+        all_ = {found[1] or found[2] for found in re.finditer(given, text, re.M)}
+        value = all_.pop() if len(all_) == 1 else ""
+    found = re.fullmatch(r"(\d+)[uUlL]*", value)
+    return None if found is None else int(found[1])
 
 
 @dataclass(frozen=True)

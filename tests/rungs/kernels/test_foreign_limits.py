@@ -36,10 +36,11 @@ def compiled(folder: Path, text: str, symbol: str = "k", more: str = "") -> Cuda
     return kernels
 
 
-def launched(kernels: CudaKernels, threads: int, shared: int = 0, symbol: str = "k") -> float:
+def launched(kernels: CudaKernels, threads: int, shared: int = 0, symbol: str = "k", blocks: int = 1) -> float:
     host = CpuHost(1)
     x, y = host.upload(np.zeros(1, np.int32)), host.output(4)
-    host.launch(host.load_placed(kernels.of("Q4_0")[f"Q4_0/{symbol}"]), (1, 1, 1), (threads, 1, 1), [x, x, y], shared)
+    kernel = host.load_placed(kernels.of("Q4_0")[f"Q4_0/{symbol}"])
+    host.launch(kernel, (blocks, 1, 1), (threads, 1, 1), [x, x, y], shared)
     return float(host.download(y).view(np.float32)[0])
 
 
@@ -70,6 +71,27 @@ def test_more_threads_than_a_kernel_is_compiled_for(tmp_path: Path, symbol: str,
         KernelFinding, match=rf"{most + 1} threads, and its __launch_bounds__ allows {most} \(k.cu:{line}\)"
     ):
         launched(kernels, most + 1, symbol=symbol)
+
+
+CLUSTERS = """constexpr int ALONG = 2;
+#define OF_Y 1
+__global__ void __cluster_dims__({dims}) __launch_bounds__(64) k(const int* w, const int* x, float* y) {{ y[0] = 1; }}
+__global__ void other(const int* w, const int* x, float* y) {{ y[0] = 1; }}
+"""
+
+
+@pytest.mark.parametrize("dims", ["2, 1, 1", "ALONG, OF_Y", "2u"])
+def test_a_grid_of_whole_clusters(tmp_path: Path, dims: str) -> None:
+    kernels = compiled(tmp_path, CLUSTERS.format(dims=dims))
+    assert launched(kernels, 64, blocks=4) == 1
+    with pytest.raises(KernelFinding, match=r"grid of 3×1×1 .* no multiple of its __cluster_dims__, 2×1×1 \(k.cu:3\)"):
+        launched(kernels, 64, blocks=3)
+    assert launched(compiled(tmp_path, CLUSTERS.format(dims=dims), "other"), 64, symbol="other", blocks=3) == 1
+
+
+def test_a_cluster_of_too_many_blocks(tmp_path: Path) -> None:
+    with pytest.raises(KernelFinding, match="16×1×1 thread blocks, and a cluster has 1 to 8"):
+        launched(compiled(tmp_path, CLUSTERS.format(dims="16, 1, 1")), 64, blocks=16)
 
 
 SHARED = "__shared__ volatile float tile[{n}]; tile[threadIdx.x] = 1; y[0] = tile[0];"
