@@ -46,7 +46,9 @@ class Explanation:
 _CULPRITS = {
     "kernel": (
         "The kernel under test is wrong: an output is outside what correct arithmetic of its definition can give.",
-        "The bound is derived from float32 arithmetic in any order of summation, so no correct kernel exceeds it.",
+        "The bound is derived from the declared arithmetic in any order of summation, so no correct kernel exceeds it. "
+        "Sums in half that it cannot judge are judged by the orders that kernels have: a correct kernel fails that "
+        "with a probability of 10⁻⁹ at most.",
         "Follow the diagnosis; the block, the bytes, the got and expected values of the first failure are in the "
         "report.",
     ),
