@@ -7,8 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from gguf_verify import kernel
 from gguf_verify.kernels.foreign.faults import Fault
-from gguf_verify.kernels.foreign.frames import as_array
+from gguf_verify.kernels.foreign.frames import Frame, as_array
+from gguf_verify.kernels.foreign.operands import Mapped, MemoryFile, Operand, laid_out
+from gguf_verify.kernels.foreign.python_kernel import PythonRunner
 
 VALUES = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -55,3 +58,37 @@ def test_bits_are_bfloat16_where_that_is_wanted() -> None:
     bits = np.array([0x3F80, 0x4000], np.uint16)
     assert as_array(bits, "bfloat16")[1] == "bfloat16"
     assert [as_array(bits, wanted)[1] for wanted in ("float16", "")] == 2 * ["uint16"]
+
+
+class Copies(Frame):
+    """Arrays that are copies, as they are on a card."""
+
+    def array(self, mapped: Mapped) -> np.ndarray:
+        flat = mapped.bytes.copy()
+        self._copies.append((mapped, flat))
+        return flat.view(mapped.operand.dtype).reshape(mapped.operand.shape)
+
+    def _bytes(self, flat: np.ndarray) -> np.ndarray:
+        return flat
+
+
+def test_weights_that_are_taken_again_leave_their_old_place_alone() -> None:
+    """There the verifier has laid other bytes by then: guards, or the same weights a little further."""
+
+    @kernel(formats=["Q4_0"], semantics="f32")
+    def gemm(weights: np.ndarray, activations: np.ndarray, shape: Any) -> np.ndarray:
+        return np.zeros((shape.m, shape.n), np.float32)
+
+    runner = PythonRunner(gemm)
+    runner._holding = Copies("numpy", "cpu")
+    wanted = [Operand("weights", "input", "uint8", (7, 54))]
+    file = MemoryFile(max(laid_out(wanted, 0, wall)[1] for wall in ("before", "behind")))
+    for wall in ("before", "behind"):
+        (operand,), _ = laid_out(wanted, file.number, wall)
+        file.bytes[:] = 0xA5
+        operand.bytes_in(file.bytes)[:] = 7
+        expected = file.bytes.copy()
+        runner.load({"format": "Q4_0"}, {"weights": Mapped(operand, file.handle)})
+        assert (runner._weights == 7).all()
+        assert np.array_equal(file.bytes, expected)
+    file.close()

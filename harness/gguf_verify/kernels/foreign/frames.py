@@ -63,6 +63,10 @@ class Frame:
         if not keep:
             self._copies.clear()
 
+    def forget(self) -> None:
+        """Drop what lies on a card. Where it came from, other operands may lie by now."""
+        self._copies.clear()
+
     def _bytes(self, flat: Any) -> npt.NDArray[np.uint8]:
         raise NotImplementedError
 

@@ -43,7 +43,7 @@ class FunctionRunner:
         return {}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        self._holding.settle()
+        self._holding.forget()
         self._held, self._operands = {n: self._holding.array(m) for n, m in operands.items()}, operands
         if "experts" in question and self._of_torch:  # operators read the experts' stride
             self._held["weights"] = self._held["weights"].reshape(question["experts"], question["n"], -1)

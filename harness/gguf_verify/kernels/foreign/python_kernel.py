@@ -38,7 +38,7 @@ class PythonRunner:
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         self._fmt = question["format"]
         self._held = operands
-        self._holding.settle()
+        self._holding.forget()
         # a pack in NumPy may write into what it is given
         own = self._pack is not None and self.declaration.arrays == "numpy"
         arrays = {name: self._holding.array(mapped.copy() if own else mapped) for name, mapped in operands.items()}

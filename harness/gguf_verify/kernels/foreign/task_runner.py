@@ -47,7 +47,7 @@ class TaskRunner:
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         self._fmt, self._held = question["format"], operands
-        self._holding.settle()
+        self._holding.forget()
         self._weights, self._kept = self._holding.array(operands["weights"]), None
         return {}
 
