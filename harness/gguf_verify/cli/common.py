@@ -317,7 +317,7 @@ def shows_blocks() -> bool:
 def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, files: Files | None = None) -> int:
     """The result to standard output, and to the files that were asked for; returns the exit code.
 
-    Where something cannot be written, that is said, and is the exit code if all else went well.
+    If something cannot be written, one line reports it, and a run without other faults ends with 3.
     """
     with undisturbed():
         exit_code = _print(terminal(kind, result, form() if shown is None else shown), exit_code)

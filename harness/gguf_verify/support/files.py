@@ -18,7 +18,7 @@ def read_input(path: Path, what: str, most: int) -> bytes:
     """
     shown = printable(path.name or str(path))
     try:
-        # a pipe that nobody writes to would be waited for
+        # opening a pipe that has no writer would block
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -61,7 +61,7 @@ def test_bits_are_bfloat16_where_that_is_wanted() -> None:
 
 
 class Copies(Frame):
-    """Arrays that are copies, as they are on a card."""
+    """Arrays that are copies, as on a GPU."""
 
     def array(self, mapped: Mapped) -> np.ndarray:
         flat = mapped.bytes.copy()

@@ -64,7 +64,7 @@ class Frame:
             self._copies.clear()
 
     def forget(self) -> None:
-        """Drop what lies on a card. Where it came from, other operands may lie by now."""
+        """Drop the copies on the GPU without writing them back: their old places may hold other operands now."""
         self._copies.clear()
 
     def _bytes(self, flat: Any) -> npt.NDArray[np.uint8]:
