@@ -2,8 +2,12 @@
 
 Structured activations, such as runs of ±c, leave large sums in lanes, and rows of identical blocks round in one
 direction. So a score that fails is a doubt, not a verdict (`semantics.gates`). The same rows of weights are multiplied
-once more, by random activations of the same size, where neither happens: what is wrong with the kernel shows there, and
-a correct kernel passes. An output is a mismatch where its row fails there, too.
+again, by random activations of the same size, where neither happens: what is wrong with the kernel shows there, and a
+correct kernel passes. An output is a mismatch where its row fails there, too.
+
+What a wrong weight adds to an output of random activations is normally distributed, so that of one token may be small
+by chance: with a deviation of a hundred times what the score admits, 1 in 125 is not seen. Products of few tokens are
+therefore made again several times.
 """
 
 from __future__ import annotations
@@ -24,8 +28,8 @@ Floats = npt.NDArray[np.float32]
 #: Rows that are judged together.
 Span = slice | npt.NDArray[np.intp]
 
-#: Tokens that are judged of a product that was made again.
-_TOKENS = 16
+#: Tokens that are judged of a product that was made again, at most; and at least, of several such products.
+_TOKENS, _FEWEST = 16, 8
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,15 @@ class Remade:
     def settled(self, judgement: Judgement, size: float) -> Judgement:
         """The judgement of an output whose activations have this root mean square, without doubts. Raises
         KernelFault."""
-        rows = np.flatnonzero(judgement.doubtful.any(axis=0))
-        y, encoded = self.make(random_activations(self.shape, size, self.seed))
-        tokens = _worst_tokens(judgement.doubtful)
-        expected = product(
-            self.semantics, self.fmt, np.ascontiguousarray(self.rows[rows]), np.ascontiguousarray(encoded[tokens]),
-            threads=self.threads,
-        )  # fmt: skip
-        found = judge(np.ascontiguousarray(y[np.ix_(tokens, rows)]), expected)
+        rows, tokens = np.flatnonzero(judgement.doubtful.any(axis=0)), _worst_tokens(judgement.doubtful)
+        weights = np.ascontiguousarray(self.rows[rows])
         wrong = np.zeros(judgement.bad.shape[1], bool)
-        wrong[rows] = found.bad.any(axis=0)
+        for turn in range(-(-_FEWEST // len(tokens))):
+            y, encoded = self.make(random_activations(self.shape, size, (self.seed, turn)))
+            given = np.ascontiguousarray(encoded[tokens])
+            expected = product(self.semantics, self.fmt, weights, given, threads=self.threads)
+            found = judge(np.ascontiguousarray(y[np.ix_(tokens, rows)]), expected)
+            wrong[rows] |= found.bad.any(axis=0)
         return judgement.cleared(wrong)
 
 
@@ -99,9 +102,9 @@ class KernelCall:
         return Remade(semantics, self.fmt, self.rows[span], make, shape, options.seed, options.threads)
 
 
-def random_activations(shape: tuple[int, int], size: float, seed: int) -> Floats:
+def random_activations(shape: tuple[int, int], size: float, seed: tuple[int, ...]) -> Floats:
     """float32[M, K], uniform within ±size, the root mean square of other activations: none is larger than theirs."""
-    rng = np.random.default_rng((seed, *shape))
+    rng = np.random.default_rng((*seed, *shape))
     return np.asarray(rng.uniform(-1, 1, shape) * (size or 1.0), np.float32)
 
 
