@@ -150,6 +150,16 @@ def test_values_of_the_probe_plan(kind: alarms.Kind, monkeypatch: pytest.MonkeyP
     assert worker.do(job).n_alarms >= 7
 
 
+def test_a_product_that_overflows_everywhere_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarms, "KERNELS", {"f16_naive": KERNELS["f16_naive"]})
+    rows = np.full((3, 64), 6e4, np.float16).view(np.uint8)
+    worker = alarms.Worker("cpu", [Matrix("m", "", WEIGHTS["F16"], rows, np.full((2, 64), 1e6, np.float32))])
+    assert worker.do(alarms.Job(0, "f16", 2, 0, "real")).outputs == 0
+    small = dataclasses.replace(worker.matrices[0], x=np.ones((2, 64), np.float32))
+    worker = alarms.Worker("cpu", [small])
+    assert worker.do(alarms.Job(0, "f16", 2, 0, "real")).outputs > 0
+
+
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     path, tally = tmp_path / "kept.json", alarms.Tally(outputs=5, utilisation={"k": 0.5})
     tally.by["kernel"]["k"] = 5

@@ -341,7 +341,7 @@ class Worker:
             tokens = finite[:, rows].all(axis=1)
             matrix = replace(matrix, rows=matrix.rows[rows])
             x, taken, n = x[tokens], taken[tokens], len(matrix.rows)
-            if not len(x):
+            if not tokens.any() or not rows.any():
                 return
         products: dict[Order | None, Product] = {}
         uploaded: dict[str, Weights] = {}
