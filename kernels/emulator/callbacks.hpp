@@ -1,16 +1,9 @@
 // What GCC's instrumentation calls (gcc/sanitizer.def; the arguments of compiler-rt's ubsan_handlers.h), for checks.hpp.
 #pragma once
+#include "conversions.hpp"
 
 namespace cuda_on_cpu {
 
-struct SourceLocation {
-    const char* file;
-    uint32_t line, column;
-};
-struct TypeDescriptor {
-    uint16_t kind, info;
-    char name[1];
-};
 struct TypeMismatch {
     SourceLocation location;
     const TypeDescriptor* type;

@@ -190,12 +190,14 @@ struct Report {
     uint64_t address;
     Finding findings[16];
     uint32_t adds_floats, unused;  // the kernel may add floats by atomic operations, in an order that nobody chooses
-    char why[200];                 // of TRAPPED
+    char why[200];                 // of TRAPPED and UNLIKE_A_GPU
 };
 
-// WAITING: thread blocks wait for others that do not run.
+// WAITING: thread blocks wait for others that do not run. UNLIKE_A_GPU: the kernel does what this processor does
+// otherwise than a GPU.
 enum Outcome {
-    DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5, TRAPPED = 6, WAITING = 7
+    DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5, TRAPPED = 6, WAITING = 7,
+    UNLIKE_A_GPU = 8
 };
 
 // A thread of the kernel: body(argument).

@@ -352,12 +352,7 @@ uint64_t cvt(uint64_t x) {
             return TO::put((V)rounded((double)v, MODE));
         return TO::put((V)v);
     } else if constexpr (of_float) {
-        if (v != v) return TO::put(0);
-        const double whole = rounded((double)v, MODE);
-        const double least = (double)std::numeric_limits<V>::min(), most = (double)std::numeric_limits<V>::max();
-        if (whole <= least) return TO::put(std::numeric_limits<V>::min());
-        if (whole >= most) return TO::put(std::numeric_limits<V>::max());
-        return TO::put((V)whole);
+        return TO::put(to_integer<V>(rounded((double)v, MODE), rz, sizeof(V) == 8 || std::is_same<OF, f64>::value));
     } else {
         if constexpr (SATURATES) {
             const __int128 least = std::numeric_limits<V>::min(), most = std::numeric_limits<V>::max();

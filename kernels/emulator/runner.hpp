@@ -939,6 +939,12 @@ inline void on_fault(int signal, siginfo_t* info, void* context) {
     abort();
 }
 
+inline void ends_unlike_a_gpu(const char* file, uint32_t line) {
+    if (!runner || !runner->in_kernel()) return;
+    snprintf(crash_report->why, sizeof crash_report->why, "%s:%u", file, line);
+    runner->stop(UNLIKE_A_GPU);
+}
+
 class FaultHandlers {
   public:
     FaultHandlers() {
@@ -1152,25 +1158,27 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     const std::vector<uint32_t> order = order_of_blocks(*request, blocks);
     const Launched launched{grid, block, shared, body, argument, here, *request, order, blocks, chunk, workers};
     std::atomic<uint64_t> next{0};
-    std::atomic<int> worst{DONE};
+    std::vector<int> outcomes(workers, DONE);
     std::vector<Report> reports(workers);
-    const auto work = [&](int i) {
-        const int found = Blocks(launched, reports[i], next).run();
-        if (found != DONE) worst = found;
-    };
+    const auto work = [&](int i) { outcomes[i] = Blocks(launched, reports[i], next).run(); };
     FaultHandlers handlers;
     std::vector<std::thread> pool;
     for (int i = 1; i < workers; ++i) pool.emplace_back(work, i);
     work(0);
     for (auto& t : pool) t.join();
-    CHECKED(if (worst == DONE && !reports[0].n_findings && checks.by_chance) run_backwards(launched, reports[0]);)
-    *report = reports[0];
-    for (const Report& other : reports)
-        if (other.signal || other.why[0]) *report = other, worst = other.signal ? CRASHED : TRAPPED;
-    return worst == DONE && report->n_findings ? FOUND : (int)worst;
+    CHECKED(if (outcomes[0] == DONE && !reports[0].n_findings && checks.by_chance) run_backwards(launched, reports[0]);)
+    const auto rank = [&](int i) { return outcomes[i] == CRASHED ? 3 : outcomes[i] == UNLIKE_A_GPU ? 2 : outcomes[i] != DONE; };
+    int worst = 0;
+    for (int i = 1; i < workers; ++i)
+        if (rank(i) > rank(worst)) worst = i;
+    *report = reports[worst];
+    // what was found before the launch ended holds for a GPU too
+    const int outcome = outcomes[worst];
+    return (outcome == DONE || outcome == UNLIKE_A_GPU) && report->n_findings ? FOUND : outcome;
 }
 
 }  // namespace cuda_on_cpu
+#include "conversions.hpp"
 #if defined(CUDA_ON_CPU_CHECKS)
 #include "callbacks.hpp"
 #endif

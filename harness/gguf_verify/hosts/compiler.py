@@ -43,9 +43,12 @@ from .tables import tables_hash, write_headers
 # -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
 # -fno-strict-aliasing: kernels read packed bytes as words, as nvcc lets them.
 # -O2 -ftree-vectorize beats -O3 here, which unrolls the short loops over a block before it could vectorize them.
+# -fsanitize=float-cast-overflow: kernels/emulator/conversions.hpp ends a launch that a GPU would make otherwise. It
+# defines `_ROUNDING`, too.
+_ROUNDING = ("lrint", "lrintf", "llrint", "llrintf", "lround", "lroundf", "llround", "llroundf")
 FLAGS = [
     "-std=c++17", "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
-    "-fPIC", "-pthread",
+    "-fsanitize=float-cast-overflow", *(f"-fno-builtin-{name}" for name in _ROUNDING), "-fPIC", "-pthread",
 ]  # fmt: skip
 
 #: Environment variables that change what GCC or Clang reads, or what they make of it.

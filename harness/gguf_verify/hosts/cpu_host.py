@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..results import HostInfo
-from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
+from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from ..support.text import printable
 from . import findings
 from .base import (
@@ -52,11 +52,17 @@ from .memory import addresses, between_walls
 from .schedule import Schedule
 
 #: How a launch ended, `cuda_on_cpu::Outcome`.
-_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED, _WAITING = 1, 2, 3, 4, 5, 6, 7
+_STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED, _WAITING, _UNLIKE_A_GPU = 1, 2, 3, 4, 5, 6, 7, 8
 _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
 #: Shared memory of a function template would else be that of the first library that has such a function.
 _OWN = "-fvisibility=hidden"
+#: Why a launch says nothing of a GPU.
+_CONVERTED = (
+    "the kernel converts a float to an integer type that cannot hold it, at {}: a GPU gives the nearest integer, this "
+    "CPU another one. Clamp the float first, convert it by __float2int_rz, __float2uint_rz or the like, or verify with "
+    "--host gpu"
+)
 #: Bytes from a buffer within which an address is said relative to it.
 _NEAR = 1 << 30
 #: Bytes without memory around sparse buffers: an index that wrapped, in values of 4 bytes, leads there.
@@ -418,6 +424,8 @@ class CpuHost(Host):
             self._outside_shared(f"the kernel wrote outside its {shared} bytes of dynamic shared memory")
         if outcome == _TRAPPED:
             raise KernelFault(printable(report.why.decode("utf-8", "replace"), 200))
+        if outcome == _UNLIKE_A_GPU:
+            raise NotRun(_CONVERTED.format(Path(printable(report.why.decode("utf-8", "replace"), 200)).name))
         if outcome == _CRASHED:
             words = crash_in_words(report, buffers)
             if report.signal == signal.SIGFPE:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..support import protocol
-from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
+from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding, NotRun
 from ..support.sealed import has_fixed_size, of_fixed_size
 from .base import Grid, Placed, Placement, Role, Sparse
 
@@ -121,7 +121,7 @@ class Server:
             said, made = self._requests[header["ask"]](header, array)
         except KernelFault as error:
             kind = error.kind if isinstance(error, KernelFinding) else None
-            return {"kernel": str(error), "finding": kind}, None
+            return {"kernel": str(error), "finding": kind, "not_run": isinstance(error, NotRun)}, None
         except HarnessError as error:
             return {"environment": str(error)}, None
         except MemoryError:

@@ -49,6 +49,7 @@ class _Said(msgspec.Struct):
     ok: bool | Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] | None = None
     kernel: str | None = None
     finding: FindingKind | None = None
+    not_run: bool = False
     environment: str | None = None
 
 
@@ -301,6 +302,8 @@ class ProcessHost(Host):
             raise
         if said.kernel is not None:
             words = _shown(said.kernel)
+            if said.not_run:
+                raise NotRun(words)
             raise KernelFinding(said.finding, words) if said.finding else KernelFault(words)
         if said.environment is not None:
             raise EnvironmentFault(_shown(said.environment))

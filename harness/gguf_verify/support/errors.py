@@ -129,7 +129,8 @@ class KernelFault(HarnessError):
 
 
 class NotRun(KernelFault):
-    """A call was not made, since others did not return: nothing is known of what it would have given."""
+    """A call was not made, since others did not return, or not as a GPU makes it: nothing is known of what it would
+    have given there."""
 
     culprit: ClassVar[Culprit] = "coverage"
 

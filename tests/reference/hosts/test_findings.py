@@ -336,8 +336,8 @@ RIGHT = {
         for (int *p = s + threadIdx.x; p < &s[64]; p += 64) *p = sum;
         y[threadIdx.x] = s[threadIdx.x] + ((const Rest*)x)->rest[threadIdx.x % 32];
     }""",
-    "a float beyond an integer's range": """void k(int* y, const int* x, int n) {
-        y[threadIdx.x] = (int)(1e30f * (float)n) == 0;
+    "a float that an integer's lower bits hold": """void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = (unsigned char)(300.5f * (float)n) + (int)(-1e30f * (float)n);
     }""",
     "a ring of bulk copies": """void k(int* y, const int* x, int n) {
         __shared__ __attribute__((aligned(16))) int s[2][16];

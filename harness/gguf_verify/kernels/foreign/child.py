@@ -17,8 +17,9 @@ there is none. Each question then has
 
 and is answered by {"of", "ok": true, …}, by {"of", "fault": one line, "cause"} where the kernel is to blame, with
 "trace": [[place, code, whether it is its author's], …] where it raised, and "finding": {"kind", "lines"} where a
-checked build or a card found it; or by {"of", "environment": one line, "not_tried"} where this machine cannot do it,
-which is taken only of runs under a schedule and of single thread blocks. "not_tried": whether blocks wait for others.
+checked build or a GPU found it; and "not_run" where the host cannot run it as a GPU does; or by {"of", "environment":
+one line, "not_tried"} where this machine cannot do it, which is taken only of runs under a schedule and of single
+thread blocks. "not_tried": whether blocks wait for others.
 
     load     take the weights: "format", "n", "k". They are good until the next one.
     run      a product: "shape" [M, N, K]. What the kernel returns is copied to its output's place. A kernel in CUDA C++
@@ -218,6 +219,7 @@ def _serve(
                 _say(link, of=number, ok=True, **answer(runner, question, operands))
             except Fault as error:
                 more: dict[str, Any] = {} if error.finding is None else {"finding": error.finding}
+                more |= {"not_run": True} if error.not_run else {}
                 more |= {"trace": [list(frame) for frame in error.trace]} if error.trace else {}
                 _say(link, of=number, fault=str(error), cause=error.cause, **more)
             except EnvironmentFault as error:

@@ -177,6 +177,8 @@ class Conversation:
             kind = NotTried if said.get("not_tried") is True else EnvironmentFault
             raise kind(printable(str(said["environment"]), 600))
         if "fault" in said:
+            if said.get("not_run") is True:
+                raise NotRun(printable(str(said["fault"]), 600))
             self.stop()
             words, finding = printable(str(said["fault"]), 600), said.get("finding")
             if not isinstance(finding, dict) or self._fault is not KernelFault:

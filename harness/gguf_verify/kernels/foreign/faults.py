@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...support.errors import HarnessError, KernelFinding, TraceFrame
+from ...support.errors import HarnessError, KernelFinding, NotRun, TraceFrame
 from ...support.paths import PACKAGE
 
 MOST_TEXT = 300
@@ -26,6 +26,7 @@ class Fault(Exception):
 
     Args:
         finding: of a `KernelFinding`, its kind and lines.
+        not_run: whether the host cannot run the call as a GPU does, so that the kernel is not to blame.
         cause: what further faults of the same cause have in common; "" where nothing does.
         trace: frames of an exception.
     """
@@ -36,13 +37,16 @@ class Fault(Exception):
         super().__init__(words)
         self.cause, self.trace = cause, trace
         self.finding = finding
+        self.not_run = False
 
     @classmethod
     def of(cls, error: HarnessError) -> Fault:
         """What the host said."""
         if isinstance(error, KernelFinding):
             return cls(str(error), {"kind": error.kind, "lines": list(error.lines)[:8]})
-        return cls(str(error))
+        fault = cls(str(error))
+        fault.not_run = isinstance(error, NotRun)
+        return fault
 
 
 def one_line(error: BaseException) -> str:
