@@ -14,7 +14,7 @@ from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.kernels.foreign.expressions import Expression, names_of
-from gguf_verify.support.errors import KernelFault, NotTried, UsageError
+from gguf_verify.support.errors import KernelFault, NotRun, NotTried, UsageError
 from tests.support.foreign_runs import EXAMPLES, K, M, N, altered, multiplied, operands
 
 DECLARED = """
@@ -125,6 +125,22 @@ def test_faults_of_cuda(tmp_path: Path, old: str, new: str, said: str) -> None:
     assert library.is_file()
     kernel.close()
     assert not library.parent.parent.exists()
+
+
+def test_cuda_that_converts_otherwise_than_a_gpu(tmp_path: Path) -> None:
+    """The kernel may be correct on a GPU: the product is not judged, in any order of threads."""
+    new = "y[i] = acc + 0.0f * (float)(unsigned)(acc - 1e6f);"
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'y[i] = acc;', new)}:gemm", CpuHost(1))
+    rows, x = operands()
+    said = r"cannot hold it, at cuda_q4_0\.cu:\d+: a GPU gives the nearest integer"
+    with pytest.raises(NotRun, match=said):
+        kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    for schedule in (Schedule(checked=True), Schedule("descending")):
+        other = kernel.under(schedule)
+        if other is not None:
+            with pytest.raises(NotTried, match=said):
+                other.product(other.upload(FORMATS["Q4_0"], rows), x)
+    kernel.close()
 
 
 def test_cuda_that_takes_shared_memory_for_zeros(tmp_path: Path) -> None:
