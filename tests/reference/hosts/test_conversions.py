@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -31,7 +32,9 @@ VALUES = [
     math.inf, -math.inf, math.nan,
 ]  # fmt: skip
 #: Functions of <math.h>, and how they round.
-ROUNDING = {"lrint": round, "llrint": round, "lround": lambda x: math.trunc(x + math.copysign(0.5, x))}
+ROUNDING: dict[str, Callable[[float], int]] = {
+    "lrint": round, "llrint": round, "lround": lambda x: math.trunc(x + math.copysign(0.5, x))
+}  # fmt: skip
 
 HOSTS = [
     pytest.param(False, id="plain"),
