@@ -62,13 +62,17 @@ def toward_zero(values: Doubles, bits: int) -> Doubles:
     return np.ldexp(np.trunc(np.ldexp(mantissa, bits)), exponent - bits)
 
 
-def in_tensor_cores(a: Doubles, w: Doubles, products: int, fraction: int) -> Doubles:
+def in_tensor_cores(a: Doubles, w: Doubles, products: int, fraction: int, least: int = -14) -> Doubles:
     """Ascending k: L products and the accumulator are cut off to F bits below the largest exponent, added, and cut off
-    to float32."""
+    to float32. A product's exponent is the sum of those of its factors, which are at least `least` (an H200's bits)."""
     total = np.zeros((len(a), len(w)))
+    of_a, of_w = (np.where(v == 0, -5000, np.maximum(np.frexp(v)[1] - 1, least)) for v in (a, w))
     for k in range(0, a.shape[1], products):
-        terms = np.concatenate([a[:, None, k : k + products] * w[None, :, k : k + products], total[..., None]], axis=2)
-        exponent = np.frexp(np.abs(terms).max(axis=2))[1] - 1
-        quantum = np.where(np.abs(terms).max(axis=2) > 0, np.ldexp(1.0, exponent - fraction), 1.0)
+        these = slice(k, k + products)
+        terms = np.concatenate([a[:, None, these] * w[None, :, these], total[..., None]], axis=2)
+        of_total = np.where(total == 0, -5000, np.frexp(total)[1] - 1)
+        exponents = np.concatenate([of_a[:, None, these] + of_w[None, :, these], of_total[..., None]], axis=2)
+        exponent = exponents.max(axis=2)
+        quantum = np.where(exponent > -1000, np.ldexp(1.0, exponent - fraction), 1.0)
         total = toward_zero((np.trunc(terms / quantum[..., None]) * quantum[..., None]).sum(axis=2), 24)
     return total

@@ -29,7 +29,7 @@ from ..formats import BlockFormat
 from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF
 from ..semantics.accumulation import IN_FLOAT16, IN_FLOAT32, Accumulation
 from ..semantics.narrow import HALF
-from ..semantics.values import exact_weights, of_values
+from ..semantics.values import alignment_of_subnormals, exact_weights, of_values
 from ._alibi import slopes
 from ._attention_scores import Scores, capped, format_of, head_of, masked, over_heads
 from ._attention_sums import Weights, in_halves, in_lanes
@@ -156,6 +156,8 @@ def _products(path: Path, q: Floats, scale: np.float32, keys: Operand) -> Scores
     scaled = path.queries(q, scale)
     made = of_values(_padded(scaled), _padded(k), _TERM, path.scores)
     off, spread = np.minimum(made.bound, SCORE_LIMIT * made.spread), made.spread  # the gate of a product
+    cut = alignment_of_subnormals(scaled, k, HALF, path.scores, k_off)
+    off, spread = off + cut, spread + cut / SCORE_LIMIT
     if k_off is not None:
         slack = np.abs(scaled) @ k_off.T * (1 + path.scores.growth(k.shape[1]))
         off, spread = off + slack, spread + slack / SCORE_LIMIT

@@ -16,7 +16,7 @@ from ..semantics.accumulation import IN_FLOAT16
 from ..semantics.half_sums import sharpened
 from ..semantics.narrow import HALF, NARROW, stored
 from ..semantics.sums import concatenated
-from ..semantics.values import of_values, weights_of
+from ..semantics.values import alignment_of_subnormals, of_values, weights_of
 from ..support.threads import each
 from ._in_order import Ordered
 from .node import Array, Bytes, Doubles, NoDefinition
@@ -144,7 +144,10 @@ def _of_elements(semantics: Semantics, fmt: ElementFormat, w: Bytes, x: Bytes) -
     def tile(rows: Bytes) -> Product:
         with np.errstate(all="ignore"):
             values = _padded(fmt.decode(rows).astype(np.float64))
-            return of_values(a, values if narrow is None else narrow.rounded(values), _TERM, semantics.accumulation)
+            values = values if narrow is None else narrow.rounded(values)
+            made = of_values(a, values, _TERM, semantics.accumulation)
+            more = alignment_of_subnormals(a, values, narrow, semantics.accumulation)
+            return replace(made, bound=made.bound + more, spread=made.spread + more / SCORE_LIMIT)
 
     step = max(1, _TILE // max(1, len(a) * a.shape[1] // _TERM))
     made = concatenated(each(tile, [w[start : start + step] for start in range(0, len(w), step)], _THREADS))

@@ -41,6 +41,11 @@ class Narrow:
         return 2.0**-self.bits
 
     @property
+    def normal(self) -> float:
+        """The smallest normal number."""
+        return 2.0**self.least
+
+    @property
     def underflow(self) -> float:
         """η, the most that the rounding of a result below the normal numbers takes."""
         return 2.0 ** (self.least - self.bits)

@@ -34,7 +34,7 @@ from . import half_sums
 from .accumulation import SCORE_LIMIT, Accumulation
 from .definition import Semantics
 from .device import Device
-from .narrow import HALF, NARROW
+from .narrow import HALF, NARROW, Narrow
 from .order import Order
 from .rounding import half_multiply_adds, multiply_adds
 from .sums import Doubles, Errors, Floats, Product, in_float32_range, partial_sums, spread_of, walk
@@ -140,6 +140,8 @@ def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
             raise ValueError(f"no definition states the order {order} for values of activations")
         result = values_in_order(semantics, fmt, w, x, order)
     made = of_values(x.wide, wide, term_values(fmt), accumulation, result)
+    more = alignment_of_subnormals(x.wide, wide, NARROW.get(term.weights), accumulation, off)
+    made = replace(made, bound=made.bound + more, spread=made.spread + more / SCORE_LIMIT)
     if off is None:
         return made
     slack = np.abs(x.wide) @ off.T
@@ -163,6 +165,8 @@ def value_errors(semantics: Semantics, fmt: BlockFormat, w: Bytes, a: Doubles) -
         made = Errors(SCORE_LIMIT * spread, np.zeros_like(spread), spread)
         if not semantics.accumulation.independent:
             made = replace(made, drift=SCORE_LIMIT * spread)
+        narrow = NARROW.get(semantics.term.weights)
+        made = made.loosened(alignment_of_subnormals(a, values, narrow, semantics.accumulation, off))
     if off is None:
         return made
     by_block = np.stack([
@@ -210,6 +214,31 @@ def of_values(
         exact, bound, spread + lost, ordered, scale=np.sqrt(lanes.sum(axis=0)), underflow=underflow
     )  # fmt: skip
     return held(made, magnitude, accumulation)
+
+
+def alignment_of_subnormals(
+    a: Doubles, w: Doubles, narrow: Narrow | None, accumulation: Accumulation, off: Doubles | None = None
+) -> Doubles | float:
+    """What tensor cores lose because a factor is subnormal, beyond the bound of `of_values`: [M, n].
+
+    They align products by the sum of their factors' exponents, and the exponent of a subnormal factor is that of the
+    smallest normal number ν. The product of a and w is so cut off as one of max(|a|, ν)·max(|w|, ν), in the one step
+    that adds it. (Measured on an H200: outputs with weights of 2^-24 have the bits of this model with L = 16, F = 25,
+    and not those of normalized exponents.) Zeros have no exponent.
+
+    Args:
+        narrow: the factors' type; None where they are float32.
+        off: what a weight may be off by: one that is 0 here need not be 0 in a kernel.
+    """
+    if narrow is None or not accumulation.fraction:
+        return 0.0
+    size_a, size_w = np.abs(a), np.abs(w)
+    more_a = np.maximum(narrow.normal - size_a, 0.0) * (size_a > 0)
+    more_w = np.maximum(narrow.normal - size_w, 0.0) * ((size_w if off is None else size_w + off) > 0)
+    if not (more_a.any() or more_w.any()):
+        return 0.0
+    more: Doubles = accumulation.unit * (more_a @ (size_w + more_w).T + size_a @ more_w.T)
+    return more
 
 
 def _of_flushed_operands(a: Doubles, w: Doubles, flushed: float) -> Doubles | float:

@@ -107,6 +107,21 @@ def test_right_sums_in_tensor_cores_pass(name: str, card: tuple[int, int]) -> No
                 assert judged.utilisation < 0.5
 
 
+@pytest.mark.parametrize(("name", "least"), [("f16", -14), ("bf16", -126)])
+@pytest.mark.parametrize("k", [32, 1024])
+def test_subnormal_factors_are_aligned_by_the_smallest_normal_number(name: str, least: int, k: int) -> None:
+    semantics, card = declared(name, accumulates={"L": 16, "F": 25}), (16, 25)
+    w = real_weights(Q8_0, 8, k).reshape(-1, Q8_0.block_bytes)
+    w[:, :2] = np.full((len(w), 1), 2.0**-24, np.float16).view(np.uint8)
+    w[:, 2:] = 1 + w[:, 2:] % 2  # d·q is one or two of the smallest halves
+    w, x = w.reshape(8, -1), np.random.default_rng(1).uniform(0.01, 0.05, (3, k)).astype(np.float32)
+    x[:, ::16] = 1.5  # smaller products are cut off in each step
+    p = product(semantics, Q8_0, w, semantics.bytes_of(x))
+    y = in_tensor_cores(*values(semantics, Q8_0, w, x), *card, least).astype(np.float32)
+    assert judge(y, p).passed
+    assert judge(np.float32(0.99) * y, p).bad.all()
+
+
 def test_a_coarser_card_than_the_declared_one_fails() -> None:
     semantics, w, x = declared("f16", accumulates={"L": 16, "F": 25}), real_weights(Q4_0, 8, 32), inputs(32)["normal"]
     a, b = values(semantics, Q4_0, w, x)
