@@ -1,4 +1,6 @@
 // What GCC's instrumentation calls (gcc/sanitizer.def; the arguments of compiler-rt's ubsan_handlers.h), for checks.hpp.
+// An ordinary build of a kernel with volatile accesses is instrumented too (hosts/compiler.py, WAITS): what waits by
+// such reads for another thread lets that go on.
 #pragma once
 #include "conversions.hpp"
 
@@ -28,19 +30,19 @@ inline int64_t value_of(const TypeDescriptor& type, unsigned long value) {
 
 extern "C" {
 #define HIDDEN __attribute__((visibility("hidden"), used))
-#define ACCESS(NAME, SIZE, WRITES)                                                                    \
-    HIDDEN void __tsan_##NAME(void* at) {                                                             \
-        cuda_on_cpu::checks.access((uint64_t)at, SIZE, WRITES, __builtin_return_address(0));          \
+#define ACCESS(NAME, SIZE, WRITES)                                                                              \
+    HIDDEN void __tsan_##NAME(void* at) {                                                                       \
+        CHECKED(cuda_on_cpu::checks.access((uint64_t)at, SIZE, WRITES, __builtin_return_address(0));) (void)at; \
     }
 #define ACCESSES(PREFIX, SIZE)              \
     ACCESS(PREFIX##read##SIZE, SIZE, false) \
     ACCESS(PREFIX##write##SIZE, SIZE, true)
 // A loop that reads what is volatile may wait for another thread.
-#define VOLATILE_ACCESS(NAME, SIZE, HOW)                                                                         \
-    HIDDEN void __tsan_volatile_##NAME##SIZE(void* at) {                                                         \
-        using namespace cuda_on_cpu;                                                                             \
-        if (checks.is_of_all((uint64_t)at)) runner->after_atomic(HOW == STORES);                                 \
-        checks.access_strongly((uint64_t)at, SIZE, HOW | OF_ANY_SIZE, __builtin_return_address(0));              \
+#define VOLATILE_ACCESS(NAME, SIZE, HOW)                                                                                \
+    HIDDEN void __tsan_volatile_##NAME##SIZE(void* at) {                                                                \
+        using namespace cuda_on_cpu;                                                                                    \
+        if (is_of_all((uint64_t)at)) runner->after_atomic(HOW == STORES);                                               \
+        CHECKED(checks.access_strongly((uint64_t)at, SIZE, HOW | OF_ANY_SIZE, __builtin_return_address(0));)            \
     }
 #define VOLATILE_ACCESSES(SIZE)          \
     VOLATILE_ACCESS(read, SIZE, LOADS)   \
@@ -60,21 +62,23 @@ VOLATILE_ACCESSES(4)
 VOLATILE_ACCESSES(8)
 VOLATILE_ACCESSES(16)
 HIDDEN void __tsan_read_range(void* at, unsigned long size) {
-    cuda_on_cpu::checks.access((uint64_t)at, size, false, __builtin_return_address(0));
+    CHECKED(cuda_on_cpu::checks.access((uint64_t)at, size, false, __builtin_return_address(0));) (void)at, (void)size;
 }
 HIDDEN void __tsan_write_range(void* at, unsigned long size) {
-    cuda_on_cpu::checks.access((uint64_t)at, size, true, __builtin_return_address(0));
+    CHECKED(cuda_on_cpu::checks.access((uint64_t)at, size, true, __builtin_return_address(0));) (void)at, (void)size;
 }
 // The pointer to a class's virtual functions, which constructors and destructors write.
 HIDDEN void __tsan_vptr_update(void** at, void*) {
-    cuda_on_cpu::checks.access((uint64_t)at, sizeof *at, true, __builtin_return_address(0));
+    CHECKED(cuda_on_cpu::checks.access((uint64_t)at, sizeof *at, true, __builtin_return_address(0));) (void)at;
 }
 HIDDEN void __tsan_vptr_read(void** at) {
-    cuda_on_cpu::checks.access((uint64_t)at, sizeof *at, false, __builtin_return_address(0));
+    CHECKED(cuda_on_cpu::checks.access((uint64_t)at, sizeof *at, false, __builtin_return_address(0));) (void)at;
 }
 HIDDEN void __tsan_init() {}
-HIDDEN void __tsan_func_entry(void* from) { cuda_on_cpu::checks.calls(from); }
-HIDDEN void __tsan_func_exit(void*) { cuda_on_cpu::checks.returns(); }
+HIDDEN void __tsan_func_entry(void* from) { CHECKED(cuda_on_cpu::checks.calls(from);) (void)from; }
+HIDDEN void __tsan_func_exit(void*) { CHECKED(cuda_on_cpu::checks.returns();) }
+
+#if defined(CUDA_ON_CPU_CHECKS)
 HIDDEN void __sanitizer_cov_trace_pc() { cuda_on_cpu::checks.reaches(__builtin_return_address(0)); }
 
 HIDDEN void __ubsan_handle_type_mismatch_v1(cuda_on_cpu::TypeMismatch* said, unsigned long at) {
@@ -110,4 +114,5 @@ HIDDEN void __ubsan_handle_missing_return(void*) {
 HIDDEN void __ubsan_handle_negate_overflow(void*, unsigned long) {
     cuda_on_cpu::checks.overflows(__builtin_return_address(0), "negation");
 }
+#endif
 }

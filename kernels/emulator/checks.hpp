@@ -350,11 +350,6 @@ class Checks {
         if (!r->input) strong(*r, at, size, how, here);
         else if (how & STORES) add_one(INTO_INPUT, at, size, here, nullptr, true);
     }
-    // Whether other threads may write there.
-    bool is_of_all(uint64_t at) const {
-        if (!on || !in_kernel()) return false;
-        return std::any_of(regions_.begin(), regions_.end(), [&](const Region& r) { return r.has(at) && !r.input; });
-    }
 
     // ---- accesses ------------------------------------------------------------------------------------------------
 

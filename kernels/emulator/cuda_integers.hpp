@@ -131,6 +131,14 @@ CUDA_ON_CPU_DP2A(__dp2a_hi, 2)
 
 // ---- loads and stores with a cache operator: a CPU has no such caches ------------------------------------------------
 
+// It is made anew each time, so a loop may wait by it.
+template <class CudaValue>
+inline __attribute__((always_inline)) CudaValue __ldcv(const CudaValue* at) {
+    cuda_on_cpu::may_wait(at);
+    asm volatile("" ::: "memory");
+    return *at;
+}
+
 #define CUDA_ON_CPU_LOAD(NAME)                                                                                       \
     template <class CudaValue>                                                                                       \
     inline __attribute__((always_inline)) CudaValue NAME(const CudaValue* at) {                                      \
@@ -149,7 +157,6 @@ inline __attribute__((always_inline)) CudaValue __ldg(const CudaValue* at) {
 CUDA_ON_CPU_LOAD(__ldca)
 CUDA_ON_CPU_LOAD(__ldcg)
 CUDA_ON_CPU_LOAD(__ldcs)
-CUDA_ON_CPU_LOAD(__ldcv)
 CUDA_ON_CPU_LOAD(__ldlu)
 CUDA_ON_CPU_STORE(__stcg)
 CUDA_ON_CPU_STORE(__stcs)

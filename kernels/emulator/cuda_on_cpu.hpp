@@ -134,6 +134,8 @@ enum Strong : uint32_t { LOADS = 1, STORES = 2, UNREAD = 4, OF_ONE_BLOCK = 8, IN
 // on. And fences, of the whole GPU or of a thread block.
 IN_RUNNER void before_atomic(const void* at, int size, uint32_t how);
 IN_RUNNER void after_atomic(bool changed);
+// Before a load that may be repeated until another thread changes what is there.
+IN_RUNNER void may_wait(const void* at);
 IN_RUNNER void fence(bool of_gpu);
 // fence.proxy.async: what this thread knows of comes before later bulk copies.
 IN_RUNNER void proxy_fence();

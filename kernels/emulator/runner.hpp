@@ -262,6 +262,7 @@ struct Fiber {
     unsigned generation = 0;
     uint64_t thread = 0;
     bool idle = true;
+    uint64_t may_wait = 0;  // when it let others go on after a strong operation that changed nothing, above all ranks
     std::vector<Copy> copies;
     unsigned copy_groups = 0, product_groups = 0;
 };
@@ -427,9 +428,12 @@ class BlockRunner {
         else ++idle_;
         if (seeded_ ? !draw_.once_in(8) : ++atomics_ % 32) return;
         if (seeded_ && draw_.once_in(4)) idle_ = IDLE;
-        current_->waits_for = &block_;
-        current_->generation = block_.generation - 1;
-        current_->context.switch_to(main_);
+        Fiber* f = current_;
+        f->waits_for = &block_;
+        f->generation = block_.generation - 1;
+        f->may_wait = has_changed ? 0 : 1ull << 63 | ++turn_;
+        f->context.switch_to(main_);
+        f->may_wait = 0;
     }
 
     // Until the barrier's next phase, without arriving at it.
@@ -484,6 +488,12 @@ class BlockRunner {
         stopped_ = why;
         current_->context.switch_to(main_);
         abort();
+    }
+    // What is no input and no variable of the running thread.
+    bool is_of_all(uint64_t at) const {
+        const auto has = [&](const Range& range) { return !range.output && at - range.begin < range.size; };
+        return at - (uint64_t)current_->stack >= STACK_BYTES &&
+               std::none_of(request_.ranges, request_.ranges + request_.n_ranges, has);
     }
     bool in_stack_guard(uint64_t at) const { return at - ((uint64_t)current_->stack - GUARD) < GUARD; }
     // The kernel's own variables, and what warps exchange.
@@ -587,7 +597,8 @@ class BlockRunner {
             for (size_t i = 0; i < used_; ++i) {
                 Fiber* f = fibers_[i];
                 if (f->idle || f->waits_for->generation == f->generation) continue;
-                const uint64_t key = ranked_ ? rank_[f->thread] : draw_.next();
+                // those that may wait for others come after them, in turn, or some would never run
+                const uint64_t key = !ranked_ ? draw_.next() : f->may_wait ? f->may_wait : rank_[f->thread];
                 if (key < best_key) best = f, best_key = key;
             }
             if (!best && next_ < threads_) best = fresh();
@@ -683,6 +694,7 @@ class BlockRunner {
     static constexpr unsigned IDLE = 256;
     unsigned atomics_ = 0, idle_ = 0;  // strong operations; those since the last one that changed something
     bool ranked_ = false;
+    uint64_t turn_ = 0;
     std::vector<uint32_t> order_, rank_;  // the thread that is started as number i; empty: thread i
     Draw draw_;
     Outcome stopped_ = DONE;
@@ -700,6 +712,9 @@ class BlockRunner {
     std::vector<std::vector<WarpProduct>> products_;  // of each warp
     std::unique_ptr<uint8_t, Unmap> shared_;
 };
+
+// Whether other threads may write there, so that the running one may wait for it.
+inline bool is_of_all(uint64_t at) { return runner && runner->in_kernel() && runner->is_of_all(at); }
 
 // ---- what kernels call ---------------------------------------------------------------------------------------------
 
@@ -770,6 +785,9 @@ IN_RUNNER uint64_t clock_now() {
     clock_gettime(CLOCK_MONOTONIC, &now);
     runner->after_atomic(false);  // what waits for a time to pass lets others go on
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+IN_RUNNER void may_wait(const void* at) {
+    if (is_of_all((uint64_t)at)) runner->after_atomic(false);
 }
 IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
 IN_RUNNER void* of_shared_address(uint32_t address) { return runner->of_shared_address(address); }
@@ -1178,7 +1196,4 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
 }
 
 }  // namespace cuda_on_cpu
-#include "conversions.hpp"
-#if defined(CUDA_ON_CPU_CHECKS)
 #include "callbacks.hpp"
-#endif

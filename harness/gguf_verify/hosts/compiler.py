@@ -36,6 +36,7 @@ from ..support.paths import kernel_root
 from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
 from .compilation import failed
+from .cuda_text import has_volatile
 from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
 from .tables import tables_hash, write_headers
@@ -375,8 +376,8 @@ def _is_gcc() -> bool:
 
 
 def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
-    """The unit, with the runner of blocks, which is compiled once for all units."""
-    plain = [option for option in _plain(options) if not option.startswith("-std=")]
+    """The unit, with the runner of blocks, which is compiled once for all units and without `WAITS`."""
+    plain = [option for option in _plain(options) if not option.startswith("-std=") and option not in WAITS]
     return _linked(root, unit, options, _RUNNER, plain, [*plain, *_of_linker(options)])
 
 
@@ -544,9 +545,19 @@ CHECKS = [
     "bounds",
     "-fsanitize-coverage=trace-pc", "--param=tsan-distinguish-volatile=1",
 ]  # fmt: skip
+#: What an ordinary build adds where a kernel may wait by volatile reads: the same functions let other threads go on.
+WAITS = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0")
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
 _RUNNER = '#include "runner.hpp"\n'
 _CHECKED_RUNNER = f"#define CUDA_ON_CPU_CHECKS\n{_RUNNER}"
+
+
+def waits(texts: Iterable[str], options: Sequence[str]) -> tuple[str, ...]:
+    """`WAITS`, if one of these sources has variables that are volatile; () where the options have it checked by other
+    programs, and where the compiler is not GCC."""
+    if not _is_gcc() or any(option.startswith("-fsanitize=") for option in options):
+        return ()
+    return WAITS if any(map(has_volatile, texts)) else ()
 
 
 def checks_fault() -> str | None:

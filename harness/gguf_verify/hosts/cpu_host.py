@@ -46,8 +46,9 @@ from .compiler import (
     compiler_version,
     cpu_name,
     shared_library,
+    waits,
 )  # fmt: skip
-from .launch_limits import LaunchLimits, as_json, from_json, limits_of, most_shared
+from .launch_limits import LaunchLimits, as_json, files_below, from_json, limits_of, most_shared
 from .memory import addresses, between_walls
 from .schedule import Schedule
 
@@ -174,6 +175,10 @@ def place(address: int, buffers: Sequence[Buffer | SparseBuffer]) -> str:
     return "far from all of its buffers"
 
 
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace")
+
+
 def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """A copy at an address that is a multiple of 16. A part of a mapped file may begin anywhere."""
     room = np.empty(array.size + 15, np.uint8)
@@ -265,13 +270,15 @@ class CpuHost(Host):
         return self._functions[root, key]
 
     def _compiled(self, root: Path, file: str, entry: str, options: list[str]) -> Any:
-        return _entry(shared_library(root, _unit(file, entry), (_OWN, *self._flags, *options)), entry)
+        used = (_OWN, *self._flags, *waits([_text(root / file)], self._flags), *options)
+        return _entry(shared_library(root, _unit(file, entry), used), entry)
 
     def build(
         self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
     ) -> Artefact:
         checked = schedule is not None and schedule.checked
-        options = [_OWN, *(() if checked else self._flags), *(f"-D{k}={v}" for k, v in defines.items())]
+        flags = () if checked else (*self._flags, *waits([_text(root / file)], self._flags))
+        options = [_OWN, *flags, *(f"-D{k}={v}" for k, v in defines.items())]
         unit = _unit(file, entry)
         return Artefact(entry, {"code": (build_checked if checked else build)(root, unit, options)})
 
@@ -284,10 +291,12 @@ class CpuHost(Host):
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
         # an index that overflows must do what it does in a card's registers; a checked build finds it
         fixed = ("-ffp-contract=off",) if checked else ("-ffp-contract=off", "-fwrapv")
+        sources = root / Path(file).parts[0]
+        flags = () if checked else (*self._flags, *waits(map(_text, files_below(sources)), self._flags))
         options = [
             _OWN,
             *APART,
-            *(() if checked else self._flags),
+            *flags,
             *_LENIENT,
             *(f for f in used if f.startswith("-std=")),
         ]
@@ -303,7 +312,7 @@ class CpuHost(Host):
                 raise EnvironmentFault(words[0], details=words if len(words) > 1 else ()) from None
             raise
         named = {f"{_ENTRY}{i}": entry for i, entry in enumerate(entries)}
-        limits = limits_of(code, named, root / Path(file).parts[0], most_shared(architectures(author.flags)))
+        limits = limits_of(code, named, sources, most_shared(architectures(author.flags)))
         parts = {"code": code, "limits": as_json(limits)}
         made = {entry: Artefact(f"{_ENTRY}{i}", parts) for i, entry in enumerate(entries)}
         by = compiler_version()

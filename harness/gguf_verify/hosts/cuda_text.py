@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 _TOKEN = re.compile(
@@ -21,6 +22,8 @@ _TOKEN = re.compile(
     re.S | re.X,
 )
 _DIRECTIVE = re.compile(r"#(?:[^\n\\/]|\\\r?\n|\\|/\*.*?\*/|//(?:\\\r?\n|[^\n])*|/)*", re.S)
+_VOLATILE = ("volatile", "__volatile__", "__volatile")
+_ASSEMBLY = ("asm", "__asm__", "__asm")
 _OPENS, _CLOSES = {"(": ")", "[": "]", "{": "}"}, {")", "]", "}"}
 
 
@@ -44,6 +47,14 @@ class Edit(NamedTuple):
     start: int
     end: int
     new: str
+
+
+def has_volatile(text: str) -> bool:
+    """Whether a text has something volatile, or may have: statements of assembly do not count."""
+    if "volatile" not in text:
+        return False
+    words = [token.text for token in tokens_of(text, directives=False) if token.kind in ("word", "sign")]
+    return any(word in _VOLATILE and before not in _ASSEMBLY for before, word in pairwise(["", *words]))
 
 
 def tokens_of(text: str, directives: bool = True) -> list[Token]:
@@ -118,4 +129,4 @@ class Lines:
         return bisect_right(self._starts, place)
 
 
-__all__ = ["Edit", "Lines", "Token", "brackets", "edited", "split", "tokens_of"]
+__all__ = ["Edit", "Lines", "Token", "brackets", "edited", "has_volatile", "split", "tokens_of"]

@@ -158,10 +158,15 @@ def _noted(library: bytes) -> dict[str, LaunchLimits]:
     return from_json(library[max(0, begin - length) : begin])
 
 
+def files_below(folder: Path) -> list[Path]:
+    """The files in a folder and in those below it, in order."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
 def _line_of(folder: Path, pattern: str) -> str:
     """FILE:LINE of the first place in the sources of a folder that matches, or ""."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file() and (found := re.search(pattern, text := path.read_text(errors="replace"), re.S)):
+    for path in files_below(folder):
+        if found := re.search(pattern, text := path.read_text(errors="replace"), re.S):
             return f"{path.name}:{text.count(chr(10), 0, found.end()) + 1}"
     return ""
 
@@ -170,8 +175,8 @@ def _cluster_of(folder: Path, name: str) -> tuple[int, int, int] | None:
     """The `__cluster_dims__` of a kernel in the sources of a folder; None where it has none, or where their values are
     not numbers, or names of numbers in the same file."""
     declared = r"__global__(?:(?!__global__)[^;{}]){0,400}?__cluster_dims__\s*\(([^();{}]{1,200})\)"
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file() or "__cluster_dims__" not in (text := path.read_text(errors="replace")):
+    for path in files_below(folder):
+        if "__cluster_dims__" not in (text := path.read_text(errors="replace")):
             continue
         text = "\n".join(token.text for token in tokens_of(text))  # without comments
         if found := re.search(rf"{declared}(?:(?!__global__)[^;{{}}]){{0,400}}?\b{name}\s*\(", text, re.S):
@@ -299,4 +304,4 @@ def _limits_of_kernel(threads: Sequence[int], shared: Sequence[_Section]) -> Lau
     return LaunchLimits(min(threads, default=None), static, largest)
 
 
-__all__ = ["LaunchLimits", "as_json", "from_json", "limits_of", "most_shared", "with_limits"]
+__all__ = ["LaunchLimits", "as_json", "files_below", "from_json", "limits_of", "most_shared", "with_limits"]

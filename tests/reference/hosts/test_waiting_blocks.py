@@ -116,6 +116,40 @@ def test_each_order_gives_the_same(build: Build, name: str) -> None:
         assert np.array_equal(launched(build, name, schedule)[64:128], expected), schedule
 
 
+#: The second warp of a block first: each waits for its turn by reads of shared memory, and of global memory.
+WARPS_IN_TURN = """void k(int* g, int n) {
+    __shared__ volatile int turn;
+    __shared__ int sum;
+    volatile int* flag = g + blockIdx.x;
+    const int t = threadIdx.x, warp = 1 - t / 32;
+    if (t == 0) turn = 0, sum = 1;
+    __syncthreads();
+    if (n) while (turn != warp) ;
+    else while (__ldcv(g + blockIdx.x) != warp) ;
+    __threadfence();
+    __syncwarp();
+    if (t % 32 == 0) {
+        sum = sum * 3 + warp;
+        __threadfence();
+        turn = warp + 1, *flag = warp + 1;
+    }
+    __syncthreads();
+    g[64 * (1 + blockIdx.x) + t] = sum + t;
+}"""
+
+
+@pytest.mark.parametrize("volatile", [0, 1], ids=["ldcv", "volatile"])
+def test_warps_that_wait_by_loads(build: Build, volatile: int) -> None:
+    for schedule in (None, *ORDERS):
+        host = CpuHost(2) if schedule is None else CpuHost(2).under(schedule)
+        assert isinstance(host, CpuHost)
+        g = host.output(4 * 64 * (1 + BLOCKS))
+        host.begin(g, np.zeros(4 * 64 * (1 + BLOCKS), np.uint8))
+        host.launch(build(WARPS_IN_TURN, host), (BLOCKS, 1, 1), (64, 1, 1), [g, np.int32(volatile)])
+        made = host.download(g).view(np.int32)[64:].reshape(BLOCKS, 64)
+        assert (made == 10 + np.arange(64)).all(), schedule
+
+
 @pytest.mark.skipif(checks_fault() is not None, reason="the compiler cannot check")
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_checked_build_finds_nothing(build: Build, name: str) -> None:
