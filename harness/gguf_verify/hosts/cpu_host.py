@@ -176,7 +176,8 @@ def place(address: int, buffers: Sequence[Buffer | SparseBuffer]) -> str:
 
 
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace")
+    """Of a source; "" where there is none, of which the compiler informs."""
+    return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
