@@ -15,6 +15,7 @@ U8, I8, U16, I16, U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = range(13)
 #: ggml type numbers, and the bytes of one block of 32.
 T_F32, T_F16, T_Q4_0, T_Q4_2, T_Q8_0, T_Q8_1, T_I8, T_BF16, T_Q4_0_4_4, T_Q2_0 = 0, 1, 2, 4, 8, 9, 24, 30, 31, 42
 Q4_0_BYTES, Q8_0_BYTES = 18, 34
+NAN = struct.pack("<f", float("nan"))
 
 
 class Mark(bytes):
@@ -344,7 +345,7 @@ WARNINGS = [
 
 def every_value_type() -> Built:
     values = [b"\1", b"\xff", b"\1\2", b"\xff\xff", u32(7), u32(-7), struct.pack("<f", 0.5), b"\0", text("текст"), None,
-              u64(1 << 63), u64(-1), struct.pack("<d", float("nan"))]  # fmt: skip
+              u64(1 << 63), u64(-1), struct.pack("<d", 1e300)]  # fmt: skip
     pairs = [pair(f"scalar.{i}", i, v) for i, v in enumerate(values) if v is not None]
     pairs += [array(f"array.{i}", i, 2, [v, v]) for i, v in enumerate(values) if v is not None]
     pairs += [array(f"empty.{i}", i, 0, []) for i, v in enumerate(values) if v is not None]
@@ -466,6 +467,13 @@ CLAIMS = [
     Entry("merge that makes no token",
           lambda: model(extra=[marked(array("tokenizer.ggml.merges", STRING, 1, [text("t t")]), 4)]), "merges",
           "warning", True),
+    Entry("epsilon NaN",
+          lambda: model(extra=[marked(pair("llama.attention.layer_norm_epsilon", F32, NAN), 2)]),
+          "key-not-finite", "error", True),
+    Entry("context length 0", lie("llama.context_length", 0), "key-range", "error", True),
+    Entry("type of token unknown",
+          lambda: model(extra=[marked(array("tokenizer.ggml.token_type", I32, 4, [u32(1) * 3 + u32(7)]), -1)]),
+          "token-type", "warning", True),
     Entry("vocabulary size wrong", lie("llama.vocab_size", 5), "vocabulary-size", "warning", True),
     Entry("scores too short",
           lambda: model(lie=marked(array("tokenizer.ggml.scores", F32, 3, [bytes(12)]), -1)), "vocabulary-size",

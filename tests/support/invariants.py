@@ -18,6 +18,8 @@ from tests.support.work import steps
 #: itself.
 STEPS_A_BYTE, STEPS = 9, 10_000
 IDS = {rule.id: rule for rule in RULES.values()}
+#: The errors that metadata can have which the parser accepts.
+NO_MEANING = {RULES["key-not-finite"].id, RULES["key-range"].id}
 
 
 def check_findings(findings: Sequence[Finding], size: int) -> None:
@@ -120,7 +122,7 @@ def check_model(path: Path) -> None:
             with open_model(path) as model:
                 findings = check_consistency(model)
                 check_findings(findings, max(part.size for part in model.parts))
-                assert all(f.effect == "warning" for f in findings)
+                assert all(f.effect == "warning" or f.id in NO_MEANING for f in findings)
         except HarnessError as error:
             said = str(error)
             assert said.isprintable() and len(said) < 1500  # noqa: PT018 - whether it raises is left open

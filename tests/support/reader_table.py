@@ -160,8 +160,8 @@ SECTIONS = {
     "refuse": ("Refused", "gguf-verify refuses these files (exit code 4): reading on would be unsafe or ambiguous."),
     "error": ("Errors", "Well defined but wrong (exit code 1)."),
     "warning": ("Warnings", "Read, with a warning (exit code 0)."),
-    "claim": ("Claims", "The container is right, but the metadata say something wrong of the tensors (a warning). "
-              "Readers of the container do not look."),
+    "claim": ("Claims", "The container is right, but the metadata say something wrong of the tensors (a warning), "
+              "or have values without a meaning (an error). Readers of the container do not look."),
     "good": ("Accepted in silence", "Harmless, however odd."),
     "disputed": ("Accepted by gguf-verify, not by all", "gguf-verify has nothing against these files; the rule is that "
                  "of the disagreement."),

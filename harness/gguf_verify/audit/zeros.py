@@ -6,6 +6,7 @@ file are joined, with the padding between them. A run is a finding if at least `
 no known use explains them:
 
 - Vectors and biases may be zero. A norm's weights may not: they would make a layer's input zero.
+- The second matrix of an adapter may be, which begins as zeros: an adapter that was not trained changes nothing.
 - Up to `DEAD_ROWS` whole rows may be: neurons that never fire, tokens that were never trained.
 - Whole rows of the vocabulary may be that stand for no ordinary token, or are its last ones: padding. The last rows of
   another matrix may be, where they are few: its size was rounded up.
@@ -134,7 +135,8 @@ def _explained(zeros: Zeros, model: Model) -> bool:
 def _of_weights(tensor: Tensor) -> bool:
     """Whether a tensor is a matrix of weights, by its shape and llama.cpp's names; else its values may be the same."""
     dimensions = sum(n > 1 for n in tensor.shape)
-    return may_be_matrix(tensor) and dimensions > 1 and not tensor.name.endswith(".bias") and "norm" not in tensor.name
+    other = tensor.name.endswith((".bias", ".lora_b")) or "norm" in tensor.name
+    return may_be_matrix(tensor) and dimensions > 1 and not other
 
 
 def _vocabulary(tensor: Tensor, model: Model) -> bool:

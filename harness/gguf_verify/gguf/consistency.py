@@ -1,7 +1,7 @@
 """Whether what a model's metadata and file name say about its tensors is true of the tensors.
 
-Every finding here is a warning: the bytes are well defined, but a reader is told something wrong about them. A check
-that does not hold for every architecture names the architectures for which it does.
+Every finding of `_Checks` is a warning: the bytes are well defined, but a reader is told something wrong about them. A
+check that does not hold for every architecture names the architectures for which it does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ..formats import FORMATS
 from ..support.partial_import import submodule
 from ..support.text import printable
 from .file import Tensor
+from .hyper_parameters import check_hyper_parameters
 from .model import PART_NAME, Model
 from .records import Finding, Range, finding
 from .storage import Strings
@@ -45,15 +46,16 @@ GUESSED = int(_gguf.LlamaFileType.GUESSED)
 
 
 def check_consistency(model: Model) -> tuple[Finding, ...]:
-    """Everything in the metadata that the tensors, or the vocabulary, contradict.
+    """Everything in the metadata that has no meaning, or that the tensors or the vocabulary contradict.
 
-    Nothing is checked in a file that says that it is not a model (an adapter, say), and in one without tensors only the
-    vocabulary.
+    In a file that says that it is not a model (an adapter, say), only the values of its keys are checked, and in one
+    without tensors also the vocabulary.
     """
+    values = tuple(check_hyper_parameters(model))
     kind = model.metadata.get("general.type")
     if isinstance(kind, str) and kind != "model":
-        return ()
-    return (*check_vocabulary(model), *(_Checks(model).check() if model.tensors else ()))
+        return values
+    return (*values, *check_vocabulary(model), *(_Checks(model).check() if model.tensors else ()))
 
 
 class _Checks:

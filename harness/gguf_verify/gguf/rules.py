@@ -306,6 +306,21 @@ _RULES = (
         "The merges belong to another vocabulary, or a converter cut one of the two lists.",
         "Convert the model again with the tokenizer that belongs to it.",
     ),
+    Rule(
+        91, "key-not-finite", "error", "nothing computed with such a number means anything",
+        "A converter divided by zero or read the configuration wrongly, or the file is damaged.",
+        "Correct the key by the model's own configuration, or convert the model again.",
+    ),
+    Rule(
+        92, "key-range", "error", "llama.cpp has no meaning for such a value, or one that no model was trained with",
+        "A converter did not know the value and wrote a placeholder, or the file was altered or damaged.",
+        "Correct the key by the model's own configuration with gguf-py's gguf_set_metadata.py.",
+    ),
+    Rule(
+        93, "token-type", "warning", "llama.cpp gives a token of an unknown type no attributes, so it is text like any",
+        "A converter numbered the types in another way, or the file is damaged.",
+        "Convert the model again with the tokenizer that belongs to it.",
+    ),
     # content: what the tensors' bytes mean
     Rule(
         100, "scale-not-finite", "error", "nothing computed from such a block means anything",

@@ -19,8 +19,10 @@ import numpy.typing as npt
 from ..backend_results import DeviceInfo, GraphOptions, GraphReport, GraphStep, Varying
 from ..formats import tensor_type
 from ..gguf import Model, open_model
+from ..gguf.hyper_parameters import why_meaningless
 from ..llama import Evaluation, Llama, LlamaRefused
 from ..llama.evaluations import ALONE, Slot
+from ..llama.process import FileRefused
 from ..processes.sandbox import sandboxed
 from ..support.errors import EnvironmentFault, LlamaFault, NothingToVerify, UsageError, signal_of
 from ..support.near import nearest
@@ -102,6 +104,9 @@ class Run:
 
     def _evaluate(self) -> None:
         options, model = self._options, self._llama.model
+        why = why_meaningless(self._model)
+        if why is not None:
+            raise FileRefused(why)
         try:
             info = model.open_on(self._model.path, options.threads, self._device.name, options.layers, options.repack)
             tokens = model.tokenize(options.prompt)

@@ -16,11 +16,13 @@ import numpy.typing as npt
 from ..checks import BESIDE
 from ..formats import ElementFormat, WeightFormat
 from ..gguf import Model, Tensor
+from ..gguf.hyper_parameters import why_meaningless
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.cupy_arrays import arrays_for
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import Backend, start
+from ..llama.process import FileRefused
 from ..results import Call, FileInfo, OpenedFiles, Options, RungResult
 from ..semantics import Order, Product, Semantics, llama_cpu_semantics, screened
 from ..semantics.device import Device
@@ -84,7 +86,10 @@ class Run:
 
     @cached_property
     def session(self) -> Session:
-        """A llama.cpp process with the model. Raises LlamaRefused."""
+        """A llama.cpp process with the model. Raises LlamaRefused, also where keys of the file have no meaning."""
+        why = why_meaningless(self.model)
+        if why is not None:
+            raise FileRefused(why)
         with Steps(self.options.progress) as told:
             told("llama.cpp loads the model")
             return Session(self.model.path, self.options, self.backend, self.budget.check)

@@ -26,7 +26,7 @@ from gguf_verify.results import Options, Report
 from gguf_verify.semantics.exact import exact_weights
 from gguf_verify.support.errors import Culprit, EnvironmentFault, KernelFault, MalformedFile, NothingToVerify
 from gguf_verify.verification import verify
-from tests.support.tools import FIXTURES, ROOT, patched, patched_block, write_model
+from tests.support.tools import FIXTURES, ROOT, edited_model, patched, patched_block, write_model
 
 Floats = npt.NDArray[np.float32]
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -215,3 +215,17 @@ def test_who_is_at_fault(tmp_path: Path, case: str) -> None:
             assert rung.diagnosis.culprit in expected
             if "kernel" not in expected:
                 assert rung.diagnosis.faults == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention.layer_norm_rms_epsilon", float("nan")), ("rope.freq_base", 0.0), ("context_length", 0)],
+)
+def test_a_key_without_a_meaning_is_the_files_fault(key: str, value: float, tmp_path: Path) -> None:
+    """llama.cpp's process would abort on the first, and compute NaN with the second."""
+    path = edited_model(Q4_0, tmp_path / "m.gguf", {f"llama.{key}": value})
+    report = run(path, right(), "layers", "tokens")
+    assert (report.verdict, set(report.culprits)) == ("not everything verified", {"file"})
+    for rung in report.rungs:
+        assert not rung.failures
+        assert f"in llama.{key}; expected " in rung.unverified[0].why

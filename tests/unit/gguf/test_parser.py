@@ -51,7 +51,7 @@ def test_each_lie_of_the_metadata_is_found(entry: Entry, tmp_path: Path) -> None
         assert [f.id for f in found] == [RULES[entry.slug].id]
         (finding,) = found
         assert (finding.start, finding.stop) == (built.start, built.stop)
-        assert finding.effect == "warning"
+        assert finding.effect == entry.effect
 
 
 @pytest.mark.parametrize("entry", corpus.CORPUS, ids=by_name)
