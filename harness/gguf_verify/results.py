@@ -1528,7 +1528,10 @@ class Report(Shown, msgspec.Struct, kw_only=True):
             if any(not worst.of_kernel for worst in rung.worst.values()):
                 done["llama"] = done.get("llama", 0) + 1
         ran = {rung.name: rung.question for rung in self.rungs}
-        return account(self.environment.kernel.computes, done, self._skipped, ran)
+        found = account(self.environment.kernel.computes, done, self._skipped, ran)
+        if self.drawn is None:
+            return found
+        return [msgspec.structs.replace(c, title="products of random data") if c.id == "layers" else c for c in found]
 
     @property
     def _skipped(self) -> list[Skipped]:

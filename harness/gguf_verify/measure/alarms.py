@@ -62,6 +62,8 @@ Kind = Literal["real", "random", "special", "codes of -128"]
 TEXTS, TEXT_TOKENS = 6, 128
 SCALES = (1e-3, 0.03, 1.0, 20.0)
 LISTED = 100
+#: The number of the first job that makes up for outputs that could not be judged.
+MORE = 100_000
 ANY_BITS = "any bits"
 #: The sum of 32 larger activations overflows s, which is a half.
 _LARGEST = 1500.0
@@ -225,21 +227,27 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
                 jobs += [Job(i, of, ODD, seed, "special") for of in ("q8_1", "f32", "f16")]
                 jobs.append(Job(i, "q8_1", ODD, seed, "codes of -128"))
     left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
+    jobs += filling(matrices, left, host)
+    # shuffled, so that a time limit leaves jobs of all kinds
+    return [jobs[i] for i in np.random.default_rng(len(jobs)).permutation(len(jobs))]
+
+
+def filling(matrices: Sequence[Matrix], outputs: int, host: str, first: int = 0) -> list[Job]:
+    """Jobs that make this number of outputs, or the next ones behind the first so many."""
     fill = [
         i for i, m in enumerate(matrices)
         if m.fmt.block_size == 32 and m.k <= 256 and (m.own or m.source == "drawn" or m.k <= 128)
     ]  # fmt: skip
-    number = 0
-    while left > 0 and fill:
+    jobs: list[Job] = []
+    while outputs > 0 and fill:
+        number = first + len(jobs)
         i = fill[number % len(fill)]
         turn: Sequence[Kind] = ("real", "random", "special", "codes of -128")
         chosen = turn[number // len(fill) % 4]
         kind = "random" if chosen == "real" and not matrices[i].x.any() else chosen
         jobs.append(Job(i, "q8_1", MANY - 1, 1000 + number, kind, fill=True))
-        left -= planned(jobs[-1], matrices[i], host)
-        number += 1
-    # shuffled, so that a time limit leaves jobs of all kinds
-    return [jobs[i] for i in np.random.default_rng(len(jobs)).permutation(len(jobs))]
+        outputs -= planned(jobs[-1], matrices[i], host)
+    return jobs
 
 
 def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
@@ -537,6 +545,10 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
             said = now
             rate = (total.outputs - before) / (now - start)
             print(f"{total.outputs:.3g} outputs, {rate:.3g} a second, {total.n_alarms} alarms", file=sys.stderr)
+    else:  # outputs that overflow were planned, and not judged
+        missing = options.outputs - total.outputs
+        for tally in done(options.host, matrices, filling(matrices, missing, options.host, MORE), processes):
+            total.add(tally)
     seconds = time.perf_counter() - start
     return {
         "plan": PLAN, "host": options.host, "device": host.describe(), "outputs": total.outputs,

@@ -122,14 +122,14 @@ def _skipped(report: Report) -> Iterator[Item]:
 
 def _holds(report: Report) -> str:
     """The envelope in short: of the kernel under test the numbers that all of its types hold for, as wide as the
-    narrowest; or that it is the model's own products alone."""
+    narrowest; or that it holds for the products that were made alone."""
     if report.exit_code:
         return "nothing, until it is verified"
     if not report.kernel_ran:
         return "no product"
     found = [e for rung in report.rungs for e in rung.envelopes if e.under_test]
     if not found:
-        return "the model's own products only"
+        return "these products only"
     of = [_span([getattr(e, field) for e in found]) for field in ("tokens", "rows", "columns")]
     brief = ", few probes" if any(e.probes != "full" for e in found) else ""
     domain = ", declared domain" if any(e.domain for e in found) else ""

@@ -71,7 +71,7 @@ def test_a_pass_is_of_drawn_data_and_says_so(tmp_path: Path, capsys: pytest.Capt
     assert main(["kernel", NUMPY, *asked, *files]) == 0
     shown = flat(capsys.readouterr().out)
     assert shown.startswith("VERIFIED ON DRAWN DATA (brief) in")
-    assert "on drawn data, which are no model's: Q4_0: M×N×K = 2×5×64; Q4_0: M×N×K = 9×5×64" in shown
+    assert "on random data (no model): Q4_0: M×N×K = 2×5×64; Q4_0: M×N×K = 9×5×64" in shown
     assert "quantized by llama.cpp" in shown
     report = json.loads(out.read_text())
     assert (report["verdict"], report["exit_code"]) == ("verified on drawn data", 0)

@@ -180,7 +180,7 @@ def _sentence(report: Report) -> str:
     """Who is at fault, and the counts."""
     passed = sum(r.verdict == "passed" for r in report.rungs)
     told = f"at fault: {report.at_fault}. " if report.culprits else ""
-    told += f"On drawn data, which are no model's: {report.drawn.words}. " if report.drawn is not None else ""
+    told += f"On random data (no model): {report.drawn.words}. " if report.drawn is not None else ""
     told += f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed in {report.seconds:.1f} s"
     if total := report.n_failures:
         told += f"; {total:,} failure{'' if total == 1 else 's'}"

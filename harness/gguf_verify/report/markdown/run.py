@@ -26,7 +26,7 @@ def render(report: Report, limit: int = LIMIT) -> str:
         llama = "exact products alone"
     page.add(f"{escaped(name, 100)}: {kernel}, against {llama}.", "")
     if report.drawn is not None:
-        page.add(f"On drawn data, which are no model's: {escaped(report.drawn.words)}.", "")
+        page.add(f"On random data (no model): {escaped(report.drawn.words)}.", "")
     if report.culprits:
         page.add(f"At fault: {escaped(report.at_fault)}.", "")
     if means := environment.kernel.verified_means:

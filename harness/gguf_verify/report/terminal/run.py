@@ -35,7 +35,7 @@ MOST_FAILURES = 20
 _HEX_DIGITS = 128
 _INDENT = "  "
 #: What a report of drawn data begins with.
-DRAWN_MEANS = "on drawn data, which are no model's"
+DRAWN_MEANS = "on random data (no model)"
 
 
 def render(report: Report, form: Form) -> str:
@@ -414,7 +414,7 @@ def _envelope(report: Report) -> Iterator[_Fact]:
         words = f"{len(large)} launches too large to run whole, by single thread blocks: {'; '.join(large)}"
         yield _Fact("", words, spare=2)
     if grids := [words for e in found for words in e.grids]:
-        yield _Fact("", f"CUDA launches its grids of {' and '.join(grids)}", spare=8)
+        yield _Fact("", f"grids that CUDA can launch: {' and '.join(grids)}", spare=8)
 
 
 def _ends(numbers: str) -> str:
@@ -572,7 +572,7 @@ def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
         if e.indices:
             yield "", f"{e.type}, by single thread blocks: {'; '.join(e.indices)}"
         if e.grids:
-            yield "", f"{e.type}: CUDA launches its grids of {' and '.join(e.grids)}"
+            yield "", f"{e.type}: grids that CUDA can launch: {' and '.join(e.grids)}"
     for what, why in dict.fromkeys(pair for e in found for pair in e.not_covered):
         yield "", f"not covered: {what} ({printable(why, 200)})"
 
