@@ -16,10 +16,6 @@ struct Shift {
     SourceLocation location;
     const TypeDescriptor *of, *by;
 };
-struct Indexed {
-    SourceLocation location;
-    const TypeDescriptor *array, *index;
-};
 // An integer as the sanitizers give it.
 inline int64_t value_of(const TypeDescriptor& type, unsigned long value) {
     const unsigned bits = 1u << (type.info >> 1);
@@ -83,7 +79,9 @@ HIDDEN void __sanitizer_cov_trace_pc() { cuda_on_cpu::checks.reaches(__builtin_r
 
 HIDDEN void __ubsan_handle_type_mismatch_v1(cuda_on_cpu::TypeMismatch* said, unsigned long at) {
     const unsigned long alignment = 1ul << said->log_alignment;
-    if (at & (alignment - 1)) cuda_on_cpu::checks.misaligned(at, alignment, __builtin_return_address(0), said->type->name);
+    const void* const line = __builtin_return_address(0);
+    if (at & (alignment - 1)) cuda_on_cpu::checks.misaligned(at, alignment, line, said->type->name);
+    else if (alignment == 1) cuda_on_cpu::checks.leaves_variable(at, said->kind == 1, line, said->type->name);  // object-size
 }
 #define OVERFLOWING(NAME, WORDS)                                                                       \
     HIDDEN void __ubsan_handle_##NAME##_overflow(void*, unsigned long, unsigned long) {                \
@@ -99,9 +97,6 @@ HIDDEN void __ubsan_handle_divrem_overflow(void*, unsigned long, unsigned long b
 HIDDEN void __ubsan_handle_shift_out_of_bounds(cuda_on_cpu::Shift* said, unsigned long, unsigned long by) {
     const unsigned bits = 1u << (said->of->info >> 1);
     cuda_on_cpu::checks.shifts(cuda_on_cpu::value_of(*said->by, by), bits, __builtin_return_address(0));
-}
-HIDDEN void __ubsan_handle_out_of_bounds(cuda_on_cpu::Indexed* said, unsigned long index) {
-    cuda_on_cpu::checks.indexes(cuda_on_cpu::value_of(*said->index, index), said->array->name, __builtin_return_address(0));
 }
 HIDDEN void __ubsan_handle_builtin_unreachable(void*) {
     cuda_on_cpu::checks.false_assumption("__builtin_unreachable is reached", __builtin_return_address(0));

@@ -1,6 +1,6 @@
 // What a checked build looks for. The kernel's unit is compiled with -fsanitize=thread,alignment,signed-integer-overflow,
-// shift-exponent,integer-divide-by-zero,unreachable,return,bounds; GCC then calls a function before each access to memory,
-// and where an address, a sum, a shift, a divisor or an index is not what it should be; with -fsanitize-coverage=trace-pc, where each block of instructions
+// shift-exponent,integer-divide-by-zero,unreachable,return,object-size; GCC then calls a function before each access to
+// memory, and where an address, a sum, a shift or a divisor is not what it should be; with -fsanitize-coverage=trace-pc, where each block of instructions
 // begins (trails.hpp). They are those of callbacks.hpp, in place of the sanitizers' libraries.
 //
 // A race is two accesses of which one writes and neither comes before the other (order.hpp). Each byte of shared and of
@@ -398,10 +398,11 @@ class Checks {
         flush();
         add_one(SHIFT, (uint64_t)by, bits, at_of(line), nullptr, false);
     }
-    void indexes(int64_t index, const char* array, const void* line) {
+    // An access by the address of a variable that is not within it.
+    void leaves_variable(uint64_t at, bool writes, const void* line, const char* type) {
         if (!on || !in_kernel()) return;
         flush();
-        add_one(INDEX, (uint64_t)index, 0, at_of(line), array, false);
+        add_one(PAST_VARIABLE, at, 0, at_of(line), type, writes);
         stop_launch();
     }
     void divides_by_zero(const void* line) {

@@ -171,7 +171,7 @@ struct Request {
 enum Kind : uint32_t {
     RACE = 1, OUTSIDE = 2, UNSET = 3, MISALIGNED = 4, OVERFLOWS = 5, DIVERGENT = 6, INTO_INPUT = 7, UNFENCED = 8,
     SHIFT = 9, DIVISION = 10, NO_VALUE = 11, LEFT_OUT = 12, MASK = 13, OPERAND = 14, ASSUMPTION = 15,
-    INDEX = 16
+    PAST_VARIABLE = 16
 };
 
 // What an access does. UPDATES: an atomic operation.

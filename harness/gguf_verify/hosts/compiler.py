@@ -542,7 +542,7 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
 CHECKS = [
     "-O1", "-g1", _CHECKED,
     "-fsanitize=thread,alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return,"
-    "bounds",
+    "object-size",
     "-fsanitize-coverage=trace-pc", "--param=tsan-distinguish-volatile=1",
 ]  # fmt: skip
 #: What an ordinary build adds where a kernel may wait by volatile reads: the same functions let other threads go on.

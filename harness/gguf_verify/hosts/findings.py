@@ -15,10 +15,10 @@ from .compiler import source_lines
 _KINDS = {
     1: "race", 2: "outside", 3: "unset", 4: "misaligned", 5: "overflow", 6: "divergent", 7: "input", 8: "unfenced",
     9: "shift", 10: "division", 11: "no value", 12: "left out", 13: "mask", 14: "operand",
-    15: "assumption", 16: "index",
+    15: "assumption", 16: "past variable",
 }  # fmt: skip
 #: What some of them are called in a report.
-_NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask", "index": "outside"}
+_NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask", "past variable": "outside"}
 #: What calls of the emulator are inlined from.
 _OURS = ("/emulator/", "/emulator-", "/cuda-headers/", "/async.cuh")
 #: `cuda_on_cpu::Does`.
@@ -117,9 +117,9 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
             f"the kernel promises the compiler at {lines[0]} what is not so: {raw.text.decode(errors='replace')} "
             f"({who})"
         ),
-        "index": lambda: (
-            f"{who} takes element {ctypes.c_int64(raw.address).value} of an array at {lines[0]}, which is "
-            f"{_type(raw.text)}"
+        "past variable": lambda: (
+            f"{who} {does} memory outside of a variable at {lines[0]}, as {_type(raw.text)}: an index is too large or "
+            "negative"
         ),
         "operand": lambda: f"the instruction at {lines[0]} {raw.text.decode(errors='replace')} ({who})",
         "mask": lambda: (

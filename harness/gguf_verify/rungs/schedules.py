@@ -61,12 +61,23 @@ def shapes(seed: int) -> tuple[tuple[int, int, int], ...]:
 
 def inputs(fmt: WeightFormat, rows: Bytes, like: Floats, seed: int) -> Iterator[tuple[Bytes, Floats]]:
     """Weights uint8[N, row bytes] and activations float32[M, K]: the blocks of `rows` in `shapes`, and values of the
-    size of `like`."""
+    size of `like`, the last token's of every code: an index may depend on it."""
     size = fmt.unit // fmt.block_size * fmt.block_bytes
     units = rows[:, : rows.shape[1] // size * size].reshape(-1, size)
     for m, n, slices in shapes(seed) if len(units) else ():
         wide = -(-slices * SLICE // fmt.unit)
-        yield np.resize(units, (n, wide * size)), drawn((m, wide * fmt.unit), like, seed)
+        x = drawn((m, wide * fmt.unit), like, seed)
+        x[-1] = _of_any_code(x[-1], seed)
+        yield np.resize(units, (n, wide * size)), x
+
+
+def _of_any_code(x: Floats, seed: int) -> Floats:
+    """Activations float32[K] of the same size that get codes of every size, zero too, and a slice of zeros where there
+    are several."""
+    made = x * np.random.default_rng(seed).standard_normal(len(x), np.float32)
+    made[::7] = 0
+    made[SLICE : len(x) // (2 * SLICE) * SLICE][:SLICE] = 0
+    return np.asarray(made, np.float32)
 
 
 def check_schedules(

@@ -184,12 +184,25 @@ void k(int* y, const int* x, int n) {
         __syncthreads();
         y[threadIdx.x] = v;
     }"""),
-    "past a local array": ("outside", "takes element 4 of an array at k.cu:7, which is int [4]", """\
+    "past a local array": ("outside", "outside of a variable at k.cu:7, as ", """\
 void k(int* y, const int* x, int n) {
         int sums[4] = {};
         for (int i = 0; i < 8; ++i) sums[i & 3] += x[i];
         sums[RIGHT(2) WRONG(3) + (n & 1)] += n;
         y[threadIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
+    }"""),
+    "past a table": ("outside", "reads memory outside of a variable at k.cu:6, as ", """\
+void k(int* y, const int* x, int n) {
+        static const int table[4] = {1, 2, 3, 4}, behind[4] = {5, 6, 7, 8};
+        const auto of = [](const int* values, int i) { return values[i]; };
+        y[threadIdx.x] = of(table, threadIdx.x % 4 WRONG(+ n)) + of(behind, threadIdx.x % 4);
+    }"""),
+    "past an array in shared memory": ("outside", "reads memory outside of a variable at k.cu:8, as ", """\
+void k(int* y, const int* x, int n) {
+        __shared__ int s[64], behind[64];
+        s[threadIdx.x] = behind[threadIdx.x] = 1;
+        __syncthreads();
+        y[threadIdx.x] = s[threadIdx.x WRONG(+ n)] + behind[threadIdx.x];
     }"""),
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
@@ -335,6 +348,13 @@ RIGHT = {
         for (const int* p = sums; p != &sums[4]; ++p) sum += *p;
         for (int *p = s + threadIdx.x; p < &s[64]; p += 64) *p = sum;
         y[threadIdx.x] = s[threadIdx.x] + ((const Rest*)x)->rest[threadIdx.x % 32];
+    }""",
+    "an array of arrays as one": """void k(int* y, const int* x, int n) {
+        __shared__ int s[4][16];
+        int sums[2][4] = {};
+        for (int i = 0; i < 16; ++i) sums[0][i % 8] += x[i];
+        s[0][threadIdx.x] = sums[0][threadIdx.x % 8];
+        y[threadIdx.x] = s[0][threadIdx.x];
     }""",
     "a float that an integer's lower bits hold": """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (unsigned char)(300.5f * (float)n) + (int)(-1e30f * (float)n);
