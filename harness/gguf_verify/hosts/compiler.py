@@ -489,6 +489,25 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         return Built(read_limited(compiled), (*read, *also))
 
 
+def as_without_flags(options: Sequence[str]) -> list[str]:
+    """Lines that give the macros of the compiler itself the values that nvcc's host compiler has, which gets no such
+    options: so a source cannot distinguish the CPU host by the processor, the optimization or the instrumentation."""
+    standard = tuple(option for option in options if option.startswith("-std="))
+    plain = _predefined(compiler(), ("-std=c++17", *standard))
+    ours = _predefined(
+        compiler(), (*FLAGS, *(option for option in options if option.startswith(("-f", "-O", "-std="))))
+    )
+    lines = [f"#undef {name}" for name, value in ours.items() if plain.get(name) != value]
+    return lines + [f"#define {name} {value}" for name, value in plain.items() if ours.get(name) != value]
+
+
+@cache
+def _predefined(path: str, flags: tuple[str, ...]) -> dict[str, str]:
+    listed = _run([path, *flags, "-dM", "-E", "-x", "c++", os.devnull]).stdout.splitlines()
+    found = (line.removeprefix("#define ").partition(" ") for line in sorted(listed))
+    return {name: value for name, _, value in found if "(" not in name}
+
+
 def _plain(options: Sequence[str]) -> list[str]:
     """Those that are no macro, no folder, no warning and not the linker's: a precompiled header and the runner must be
     compiled with the same."""

@@ -36,8 +36,10 @@ from .base import (
 from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
 from .compiler import (
     APART,
+    CHECKS,
     FOREIGN,
     ONLY_CALLED,
+    as_without_flags,
     build,
     build_checked,
     checked_library,
@@ -193,9 +195,12 @@ def _unit(file: str, entry: str) -> str:
     return f'#include "{file}"\nCPU_KERNEL({entry})\n'
 
 
-def _foreign_unit(file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author) -> str:
-    """The translation unit of a source that is not this project's. The author's macros stand behind all headers."""
-    lines = [f"// {Path(file).name}", FOREIGN.rstrip(), f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
+def _foreign_unit(
+    file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author, macros: Sequence[str]
+) -> str:
+    """The translation unit of a source that is not this project's. The author's macros stand behind all headers, and
+    `macros` before them."""
+    lines = [f"// {Path(file).name}", FOREIGN.rstrip(), *macros, f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
     for flag in split_flags(author.flags, ("-D", "-U"))[0]:
         name, _, value = flag[2:].partition("=")
         lines.append(f"#define {name} {value if '=' in flag else 1}" if flag.startswith("-D") else f"#undef {name}")
@@ -304,7 +309,7 @@ class CpuHost(Host):
         options += fixed
         options += [f"-I{root / folder}" for folder in author.include]
         options += ONLY_CALLED if author.not_here else ()
-        unit = _foreign_unit(file, entries, defines, author)
+        unit = _foreign_unit(file, entries, defines, author, as_without_flags([*(CHECKS if checked else ()), *options]))
         try:
             code = (build_checked if checked else build)(root, unit, options)
         except EnvironmentFault as error:

@@ -143,6 +143,18 @@ def test_cuda_that_converts_otherwise_than_a_gpu(tmp_path: Path) -> None:
     kernel.close()
 
 
+def test_cuda_cannot_tell_the_flags_of_the_cpu_host(tmp_path: Path) -> None:
+    """Which nvcc does not give its host compiler: the processor's instructions, optimization, instrumentation."""
+    ours = ("__OPTIMIZE__", "__SANITIZE_THREAD__", "__AVX2__", "__FMA__", "__SSE4_1__", "_REENTRANT")
+    seen = " || ".join(f"defined({name})" for name in ours)
+    new = f"volatile int one = 1;\n#if {seen} || !defined(__CUDACC__)\n#error seen\n#endif\ny[i] = one * acc;"
+    kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'y[i] = acc;', new)}:gemm", CpuHost(1))
+    assert multiplied(kernel)
+    checked = kernel.under(Schedule(checked=True))
+    assert checked is None or multiplied(checked)
+    kernel.close()
+
+
 def test_cuda_that_takes_shared_memory_for_zeros(tmp_path: Path) -> None:
     new = "__shared__ float sums[128]; float& acc = sums[threadIdx.x]; if (K == 32) acc = 0.0f;"
     kernel = open_foreign(f"{altered(tmp_path, 'cuda_q4_0.cu', 'float acc = 0.0f;', new)}:gemm", CpuHost(1))
