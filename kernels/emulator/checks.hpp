@@ -253,7 +253,8 @@ class Checks {
 
     // Of an asynchronous copy (PTX ISA 9.0, 9.7.9.25: cp.async), and a bulk one: its size, and that both addresses are
     // multiples of it, or of 16.
-    void copies(const void* to, const void* from, uint64_t bytes, uint64_t zeros, const void* line) {
+    void copies(const void* to, const void* from, uint64_t bytes, uint64_t zeros, bool past_l1, const void* line) {
+        if (past_l1 && bytes != 16) illegal_operand(line, "copies %lld bytes, and cp.async.cg copies 16", (long long)bytes);
         if (bytes != 4 && bytes != 8 && bytes != 16)
             illegal_operand(line, "copies %lld bytes, and CUDA copies 4, 8 or 16", (long long)bytes);
         if (zeros > bytes)

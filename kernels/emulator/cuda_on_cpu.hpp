@@ -89,8 +89,8 @@ IN_RUNNER uint8_t* dynamic_shared();
 // Shared memory is within 2^31 bytes of where it begins, so an address in it is known by its lower half.
 IN_RUNNER void* of_shared_address(uint32_t address);
 
-// Copies of this thread, in groups; the last `zeros` bytes become 0.
-IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t zeros = 0);
+// Copies of this thread, in groups; the last `zeros` bytes become 0. `past_l1`: cp.async.cg, which copies 16 bytes alone.
+IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t zeros = 0, bool past_l1 = false);
 IN_RUNNER void commit_copies();
 IN_RUNNER void wait_copies(unsigned pending);
 

@@ -396,8 +396,8 @@ void store(uint8_t* at, int i, uint64_t v) {
     else ((V*)at)[i] = (V)v;
 }
 // `bytes` to shared memory, of which those from `taken` on become zeros.
-TO_RUNNER void copy_async(uint8_t* to, const uint8_t* from, uint64_t bytes, uint64_t taken) {
-    copy_later(to, from, bytes, bytes - (uint32_t)taken);
+TO_RUNNER void copy_async(uint8_t* to, const uint8_t* from, uint64_t bytes, uint64_t taken, bool past_l1) {
+    copy_later(to, from, bytes, bytes - (uint32_t)taken, past_l1);
 }
 template <class T>
 using Word = std::conditional_t<T::LANES == 2 || sizeof(typename T::type) == 4, uint32_t,

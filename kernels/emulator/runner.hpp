@@ -792,8 +792,8 @@ IN_RUNNER void may_wait(const void* at) {
 IN_RUNNER uint8_t* dynamic_shared() { return runner->dynamic_shared(); }
 IN_RUNNER void* of_shared_address(uint32_t address) { return runner->of_shared_address(address); }
 
-IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t zeros) {
-    CHECKED(checks.copies(to, from, bytes, zeros, KERNELS_LINE);)
+IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t zeros, bool past_l1) {
+    CHECKED(checks.copies(to, from, bytes, zeros, past_l1, KERNELS_LINE);) (void)past_l1;
     zeros = std::min(zeros, bytes);
     CHECKED(AsyncWrite write = checks.begin_copy(to, bytes, from, bytes - zeros, KERNELS_LINE);)
     Fiber& f = runner->fiber();

@@ -276,7 +276,7 @@ FEATURES: dict[str, Feature] = {
         lambda x: np.where(T % 2, _signed(x).max(), _signed(x).min()),
     ),
     "atomic_cas_loop": Feature(
-        "__shared__ unsigned s; if (!t) s = 0; __syncthreads(); unsigned old = s, seen;\n"
+        "__shared__ unsigned s; if (!t) s = 0; __syncthreads(); unsigned old = 0, seen;\n"
         "    do { seen = old; old = atomicCAS(&s, seen, seen + x[t]); } while (old != seen);\n    __syncthreads(); "
         "y[t] = s;",
         lambda x: np.full(64, x.sum(dtype=np.uint32)),

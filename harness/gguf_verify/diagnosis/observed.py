@@ -73,14 +73,15 @@ OBSERVED = {
             _CHECKED,
         ),
         ObservedFault(
-            "warp-mask", "not all lanes that the mask of a warp instruction names execute it",
+            "warp-mask",
+            "not all lanes that a warp instruction needs execute it: those of its mask, and a shuffle's source",
             "let every lane that the mask names execute the instruction, or compute the mask with __ballot_sync before "
-            "the branch", _CHECKED,
+            "the branch; read only lanes of the mask that execute the shuffle", _CHECKED,
         ),
         ObservedFault(
             "illegal-operand", "an instruction is given a number that it cannot have",
-            "copy 4, 8 or 16 bytes by cp.async, and multiples of 16 by a bulk copy; a named barrier is one of 0 to 15, "
-            "of whole warps", _CHECKED,
+            "copy 4, 8 or 16 bytes by cp.async.ca, 16 by cp.async.cg, and multiples of 16 by a bulk copy; a named "
+            "barrier is one of 0 to 15, of whole warps", _CHECKED,
         ),
         ObservedFault(
             "false-assumption", "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "
@@ -88,7 +89,8 @@ OBSERVED = {
         ),
         ObservedFault(
             "impossible-launch", "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",
-            "launch fewer threads or less shared memory, or change the kernel's __launch_bounds__", _CHECKED,
+            "launch fewer threads or less shared memory, change the kernel's __launch_bounds__, or launch whole "
+            "clusters of at most 8 thread blocks", _CHECKED,
         ),
         ObservedFault(
             "divergent-barrier", "some threads of a block never reach a barrier at which others wait",

@@ -531,8 +531,8 @@ class CheckedHost(CpuHost):
             findings.found(f, library, lambda at: place(at, buffers)) for f in report.findings[: report.n_findings]
         ]
         known = [f for f in found if f is not None]
-        self._unset += [f for f in known if f.kind == "unset"]
-        if real := [f for f in known if f.kind != "unset"]:
+        self._unset += [f for f in known if f.unset]
+        if real := [f for f in known if not f.unset]:
             raise findings.finding(real)
 
 

@@ -18,7 +18,7 @@ _KINDS = {
     15: "assumption", 16: "past variable",
 }  # fmt: skip
 #: What some of them are called in a report.
-_NAMES = {"unfenced": "race", "no value": "unset", "left out": "mask", "past variable": "outside"}
+_NAMES = {"unfenced": "race", "no value": "mask", "left out": "mask", "past variable": "outside"}
 #: What calls of the emulator are inlined from.
 _OURS = ("/emulator/", "/emulator-", "/cuda-headers/", "/async.cuh")
 #: `cuda_on_cpu::Does`.
@@ -30,7 +30,7 @@ _A_COPY = 1 << 16
 @dataclass(frozen=True)
 class Found:
     """One finding: its kind, what it is in one line, and the source lines that it names. `unset`: what it reads, where
-    that is a fault only if an output depends on it: "shared memory at FILE:LINE"."""
+    that is a fault only if an output depends on it: "shared memory at FILE:LINE"; "" elsewhere."""
 
     kind: str
     words: str

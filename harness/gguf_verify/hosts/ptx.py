@@ -361,13 +361,15 @@ class _Block:
             return None
         if "commit_group" in said:
             return "::cuda_on_cpu::commit_copies();"
-        if said & {"wait_group", "wait_all"}:
-            return f"::cuda_on_cpu::wait_copies((unsigned){self._value(o[0]) if 'wait_group' in said else '0'});"
+        if "wait_all" in said:  # commits, too
+            return "{ ::cuda_on_cpu::commit_copies(); ::cuda_on_cpu::wait_copies(0); }"
+        if "wait_group" in said:
+            return f"::cuda_on_cpu::wait_copies((unsigned){self._value(o[0])});"
         if opcode.endswith("cache_hint"):
             o = o[:-1]
         taken = self._value(o[3] if len(o) > 3 else o[2])
         to, of = self._address(o[0], "shared"), self._address(o[1], "global")
-        return f"{_NS}copy_async({to}, {of}, {self._value(o[2])}, {taken});"
+        return f"{_NS}copy_async({to}, {of}, {self._value(o[2])}, {taken}, {str('cg' in said).lower()});"
 
     def _ldmatrix_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str | None:
         targets = [self._target(part) for part in self._parts(o[0])]

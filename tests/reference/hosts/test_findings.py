@@ -240,7 +240,7 @@ __global__ void k(int* y, const int* x, int n) {
     "a mask without its own lane": ("mask", "k.cu:5 names other lanes", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = __ballot_sync(RIGHT(~0u) WRONG(0xFFFF), x[threadIdx.x] > n);
     }"""),
-    "a lane outside the mask": ("unset", "reads lane 20 at k.cu:6", """void k(int* y, const int* x, int n) {
+    "a lane outside the mask": ("mask", "reads lane 20 at k.cu:6", """void k(int* y, const int* x, int n) {
         const unsigned mask = threadIdx.x % 32 < 16 ? 0xFFFF : 0xFFFF0000;
         y[threadIdx.x] = __shfl_sync(mask, x[threadIdx.x], (threadIdx.x % 32 & 16) RIGHT(+ 4) WRONG(^ 20));
     }"""),

@@ -239,6 +239,25 @@ def test_a_checked_build_names_misaligned_instructions(name: str, tmp_path: Path
             host.launch(kernel, (1, 1, 1), (32, 1, 1), [x, x, y])
 
 
+@pytest.mark.parametrize(("cache", "bytes_", "right"), [("cg", 16, True), ("cg", 8, False), ("ca", 8, True)])
+def test_asynchronous_copies_past_the_first_cache_are_of_16_bytes(
+    cache: str, bytes_: int, right: bool, tmp_path: Path
+) -> None:
+    checked = Schedule(checked=True)
+    host = CpuHost(1).under(checked)
+    assert isinstance(host, CpuHost)
+    x, y = host.upload(np.arange(64, dtype=np.int32), "weights"), host.output(256)
+    body = (
+        "__shared__ __align__(16) int s[4]; if (threadIdx.x) return;\n"
+        f'asm volatile("cp.async.{cache}.shared.global [%0], [%1], {bytes_};" :: '
+        '"r"((unsigned)__cvta_generic_to_shared(s)), "l"(w)); asm volatile("cp.async.wait_all;"); y[0] = (float)s[0];'
+    )
+    kernels = CudaKernels(opened(tmp_path, KERNEL.format(body=body)), CpuHost(1), 300.0)
+    kernel = host.load_placed(kernels.under("Q4_0", checked)["Q4_0/k"])
+    with nullcontext() if right else pytest.raises(KernelFinding, match=r"copies 8 bytes, and cp\.async\.cg copies 16"):
+        host.launch(kernel, (1, 1, 1), (32, 1, 1), [x, x, y])
+
+
 def test_a_checked_build_names_loads_of_constants_that_are_none(tmp_path: Path) -> None:
     checked = Schedule(checked=True)
     host = CpuHost(1).under(checked)
