@@ -46,6 +46,8 @@ Bytes = npt.NDArray[np.uint8]
 #: What asks for the definition that fits.
 AUTO = "auto"
 #: Why outputs are not verified that pass by a bound that cannot fail.
+UNDERFLOWS = "all outputs that are not zero are too small for their type to tell them from zero: they underflow"
+MISSES_BLOCKS = "the loss of a single block of a row would not show in most outputs"
 WEAK = "the bound would accept zero, or 0.9 times the exact output, for most outputs: it could not have failed"
 #: The most tokens; outputs that are judged at a time; tokens and rows on which definitions are told apart first.
 MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
@@ -207,7 +209,7 @@ class _Found:
     @property
     def verified(self) -> bool:
         """Whether no output fails, and most could have."""
-        return not self.wrong and not self.power.lacking
+        return not self.wrong and not self.power.says_nothing
 
     @property
     def nmse(self) -> float:
@@ -353,6 +355,10 @@ def _judged(
         left.append("the exact product is zero everywhere: zeros are the answer of every definition")
     elif found.power.lacking:
         left.append(WEAK)
+    elif found.power.empty:
+        left.append(UNDERFLOWS)
+    elif found.power.misses_blocks:
+        left.append(MISSES_BLOCKS)
     at = found.first
     lines: tuple[str, ...] = ()
     faults: tuple[FaultMatch, ...] = ()

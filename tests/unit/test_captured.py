@@ -51,6 +51,16 @@ def test_the_definition_that_fits_is_found(case: Case, definition: str) -> None:
     assert judged.utilisation < 1
 
 
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_half_outputs_that_all_underflow_are_not_verified(case: Case, share: float) -> None:
+    """Zeros are their rounding: whatever the engine computes, nothing was measured."""
+    x = (case.x * 1e-9).astype(np.float32)
+    y = product(SEMANTICS["f32"], case.fmt, case.rows, SEMANTICS["f32"].bytes_of(x)).exact
+    judged = judge_captured(MODEL, TENSOR, x, (share * y).astype(np.float16), "f32", threads=1)
+    assert (judged.exit_code, judged.wrong) == (5, 0)
+    assert any("underflow" in why for why in judged.left)
+
+
 def test_a_claim_is_held_to(case: Case) -> None:
     y = case.y("mmq")
     assert judge_captured(MODEL, TENSOR, case.x, y, "mmq", threads=1)

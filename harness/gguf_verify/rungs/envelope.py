@@ -323,7 +323,7 @@ class TypeProbes:
                 span.start, None, detail, call=call, again=made_by.remade(self._run, span),
             )  # fmt: skip
             self.utilisation = max(self.utilisation, judgement.utilisation)
-            self._weak |= judgement.power.lacking or judgement.power.empty
+            self._weak |= judgement.power.says_nothing
             if not judgement.passed and first is None:
                 row, token = (int(i) for i in np.argwhere(judgement.bad.T)[0])
                 first = token, span.start + row

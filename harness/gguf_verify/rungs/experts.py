@@ -31,7 +31,7 @@ from ..support.errors import EnvironmentFault, KernelFault, NotTried
 from .calls import ALONE, calling
 from .explain import Explanations, Place
 from .generated_inputs import drawn
-from .judging import describe, leave_weak
+from .judging import MISSES_BLOCKS, describe, leave_weak
 from .plan import near
 from .run import Run
 from .schedules import difference, made, may_run, omit, under_schedule
@@ -201,6 +201,9 @@ class RoutingProbes:
             judgement = judge(part, expected)
             if judgement.power.lacking:
                 leave_weak(self._result, ROUTED, self._tensor, probe.k)
+            elif judgement.passed and judgement.power.misses_blocks:
+                name = f"{ROUTED.name}, {self._tensor.type.name}, K = {probe.k:,}"
+                self._result.leave_products(name, MISSES_BLOCKS, self._tensor.name)
             at, n = judgement.worst
             token, slot = divmod(int(of[at]), routing.top_k)
             self._result.measure(

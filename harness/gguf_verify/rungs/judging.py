@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from ..semantics.overflow import overflow_reason
 from ..support.errors import Culprit
 from ..support.stages import stage
 from .exact import ExactProducts
-from .remade import KernelCall, Remade, root_mean_square
+from .remade import PART, KernelCall, Remade, root_mean_square
 from .run import Matrix, Run
 from .sampling import Rows, SampledOutputs, Span, numbers_of
 
@@ -53,6 +54,17 @@ UNDERFLOWS = (
     "all its outputs that are not zero are too small for the declared rounding to tell them from zero: they underflow. "
     "Declare outputs, and sums, of a wider type"
 )
+#: Why a product is not verified that could lack a block.
+MISSES_BLOCKS = (
+    "the loss of a single block of a row would not show in its outputs, and the parts of its rows could not be judged "
+    "by themselves"
+)
+_BY_PARTS = (
+    f"where the loss of a single block would not show in a product, it was made again with random activations that are "
+    f"zero outside of {PART} columns, for each such part of its rows"
+)
+#: How often parts of rows are judged at most, until each has outputs that say something.
+_TURNS = 3
 #: Wrong elements of one output matrix that are looked at one by one; the rest is counted.
 _PER_MATRIX = 3
 #: Blocks of a wrong product's first row that are decoded a second time.
@@ -133,12 +145,19 @@ def judge_output(
         name = f"{side.name}{detail}: {where(tensor, row_at(n), m, at_block)}"
         result.leave(name, f"{int(judgement.suspected.sum()):,} outputs: {SUSPECTED}", tensor.name)
         judgement = judgement.cleared(np.zeros(y.shape[1], bool))
+    k = tensor.k if call is None else call.k or tensor.k
     if judgement.power.lacking:
-        leave_weak(result, side, tensor, tensor.k if call is None else call.k or tensor.k)
+        leave_weak(result, side, tensor, k)
     elif judgement.power.empty and at_block is None and (call is None or call.rank == OWN):
         result.leave_products(f"{side.name}, {tensor.type.name}, K = {tensor.k:,}", UNDERFLOWS, tensor.name)
     elif (closer := judgement.closer) is not None:
         result.keep_closer(Closer(1, closer.outputs, closer.judged, int(closer.together)))
+    if judgement.verified and judgement.power.misses_blocks:
+        if again is None:
+            result.leave_products(f"{side.name}, {tensor.type.name}, K = {k:,}", MISSES_BLOCKS, tensor.name)
+            return judgement
+        size = root_mean_square(semantics.values_of(x) if values is None else values)
+        return _judge_parts(result, side, tensor, judgement, again, size, semantics, numbers, detail, call)
     if judgement.passed:
         return judgement
     wrong = np.argwhere(judgement.bad)
@@ -183,6 +202,35 @@ def judge_output(
     for culprit, n_more in more.items():
         result.fail_more(culprit, n_more, tensor.name)
     return judgement
+
+
+def _judge_parts(
+    result: RungResult, side: Side, tensor: Tensor, judgement: Judgement, again: Remade, size: float,
+    semantics: Semantics, rows: npt.NDArray[np.intp], detail: str, call: Call | None,
+) -> Judgement:  # fmt: skip
+    """Judge each part of the rows of a product that passed; returns its judgement, of which the outputs whose parts are
+    wrong fail. Raises KernelFault."""
+    bad, k = judgement.bad.copy(), again.shape[1]
+    shown: set[int] = set()
+    for turn in range(_TURNS):
+        for part in again.parts(size, turn):
+            with stage("judging"):
+                of_part = judge(part.y, part.expected)
+            if not (of_part.shows_blocks and np.isfinite(part.expected.exact).all()):
+                continue
+            shown.add(part.columns.start)
+            if not of_part.passed:
+                words = f"{detail}, activations zero outside of columns {part.columns[0]:,} to {part.columns[-1]:,}"
+                judge_output(
+                    result, side, tensor, part.y, part.expected, semantics, part.x, None, rows, None, words, None, call
+                )  # fmt: skip
+                bad[part.token] |= of_part.bad[0]
+        if bad.any() or len(shown) == -(-k // PART):
+            break
+    else:
+        result.leave_products(f"{side.name}, {tensor.type.name}, K = {k:,}", MISSES_BLOCKS, tensor.name)
+    result.note(_BY_PARTS)
+    return replace(judgement, bad=bad)
 
 
 def leave_weak(result: RungResult, side: Side, tensor: Tensor, k: int) -> None:

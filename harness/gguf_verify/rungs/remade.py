@@ -8,11 +8,16 @@ correct kernel passes. An output is a mismatch where its row fails there, too.
 What a wrong weight adds to an output of random activations is normally distributed, so that of one token may be small
 by chance: with a deviation of a hundred times what the score admits, 1 in 125 is not seen. Products of few tokens are
 therefore made again several times.
+
+Of coarse sums over long rows, such as sums in half, a judgement may not show that a block of the row is missing
+(`semantics.power`). Such a product is made again with activations that are zero outside of one part of the row, for
+each part and with the same sizes, one token for each. To add zeros rounds nothing, so each token is judged as the
+product of that part alone, in which a block is a large share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +25,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel, Weights
-from ..semantics import Judgement, Semantics, judge, product
+from ..semantics import Judgement, Product, Semantics, judge, product
 from .run import Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -30,6 +35,27 @@ Span = slice | npt.NDArray[np.intp]
 
 #: Tokens that are judged of a product that was made again, at most; and at least, of several such products.
 _TOKENS, _FEWEST = 16, 8
+#: Columns of a part of a row.
+PART = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """The outputs of one token whose activations are zero outside of a part of the row.
+
+    Args:
+        columns: the part.
+        token: its number in the call.
+        y: float32[1, n].
+        x: its activations as the definition has them, uint8[1, row bytes].
+        expected: the product of the part alone.
+    """
+
+    columns: range
+    token: int
+    y: Floats
+    x: Bytes
+    expected: Product
 
 
 @dataclass(frozen=True)
@@ -67,6 +93,31 @@ class Remade:
             found = judge(np.ascontiguousarray(y[np.ix_(tokens, rows)]), expected)
             wrong[rows] |= found.bad.any(axis=0)
         return judgement.cleared(wrong)
+
+    def parts(self, size: float, turn: int = 0) -> Iterator[Part]:
+        """The outputs of each part of the rows by itself, of random activations of this size, others in each turn.
+        Raises KernelFault."""
+        m, k = self.shape
+        parts = [range(start, min(start + PART, k)) for start in range(0, k, PART)]
+        for first in range(0, len(parts), m):
+            together = parts[first : first + m]
+            tokens = [i * m // len(together) for i in range(len(together))]
+            x, values = (
+                np.zeros(self.shape, np.float32),
+                random_activations(self.shape, size, (self.seed, PART, turn, first)),
+            )
+            for token, part in zip(tokens, together, strict=True):
+                x[token, part.start : part.stop] = values[token, part.start : part.stop]
+            y, encoded = self.make(x)
+            for token, part in zip(tokens, together, strict=True):
+                one = slice(token, token + 1)
+                yield Part(part, token, np.ascontiguousarray(y[one]), encoded[one], self._of_part(x[one], part))
+
+    def _of_part(self, x: Floats, part: range) -> Product:
+        first, last = (column // self.fmt.block_size * self.fmt.block_bytes for column in (part.start, part.stop))
+        at = slice(first, last)
+        weights, given = self.rows[:, at], np.ascontiguousarray(x[:, part.start : part.stop])
+        return product(self.semantics, self.fmt, np.ascontiguousarray(weights), self.semantics.bytes_of(given))
 
 
 @dataclass(frozen=True)
@@ -119,4 +170,4 @@ def _worst_tokens(doubtful: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
     return np.sort(np.argsort(-doubtful.sum(axis=1), kind="stable")[:_TOKENS])
 
 
-__all__ = ["KernelCall", "Remade", "random_activations", "root_mean_square"]
+__all__ = ["PART", "KernelCall", "Part", "Remade", "random_activations", "root_mean_square"]

@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..support.arrays import get
-from .power import FEW, SHARE, Power, power
+from .power import FEW, SHARE, Power, power, share_of_block
 from .sums import Doubles, Errors, ErrorsOf, Floats, Product
 
 Index = npt.NDArray[np.intp]
@@ -94,30 +94,35 @@ def _judged(y: Floats, p: Product, errors: ErrorsOf, tokens: Index, rows: Index)
         lost = errors(tokens, rows)
         off = np.abs(given - exact)
         bad = ~(off <= lost.tolerance) & np.isfinite(exact)
-        found = power(Product(exact, lost.tolerance, lost.tolerance, None, scale=scale, underflow=p.underflow))
+        underflow = p.underflow if isinstance(p.underflow, float) else get(p.underflow)[at]
+        alone = Product(
+            exact, lost.tolerance, lost.tolerance, None, scale=scale, columns=p.columns, underflow=underflow
+        )  # fmt: skip
+        found = power(alone)
         together = found.lacking
         if together:
-            more, found = _together(off, exact, lost)
+            more, found = _together(off, alone, lost)
             bad |= more
     return Closer(exact.size, y.size, together, tokens, rows, bad, found)
 
 
-def _together(off: Doubles, exact: Doubles, lost: Errors) -> tuple[npt.NDArray[np.bool_], Power]:
+def _together(off: Doubles, p: Product, lost: Errors) -> tuple[npt.NDArray[np.bool_], Power]:
     """Which outputs [M, n] fail because those of their token do together, or those of all tokens, and the power."""
-    known = (lost.deviation > 0) & np.isfinite(exact)
+    known = (lost.deviation > 0) & np.isfinite(p.exact)
     tokens = [known & (np.arange(len(known))[:, None] == m) for m in range(len(known))]
     groups = [token for token in tokens if token.sum() >= FEW]
-    bad, found = _by_group(off, exact, lost, groups)
+    bad, found = _by_group(off, p, lost, groups)
     if len(groups) < len(tokens) or found.lacking:
-        more, found = _by_group(off, exact, lost, [known])
+        more, found = _by_group(off, p, lost, [known])
         bad |= more
     return bad & (off >= lost.deviation), found
 
 
 def _by_group(
-    off: Doubles, exact: Doubles, lost: Errors, groups: list[npt.NDArray[np.bool_]]
+    off: Doubles, p: Product, lost: Errors, groups: list[npt.NDArray[np.bool_]]
 ) -> tuple[npt.NDArray[np.bool_], Power]:
-    bad, outputs, weak = np.zeros(off.shape, bool), 0, 0
+    bad, found, exact = np.zeros(off.shape, bool), Power(0, 0), p.exact
+    of_block = np.broadcast_to(share_of_block(p), off.shape)
     for group in filter(np.any, groups):
         deviation = lost.deviation[group]
         drift = lost.drift[group] / deviation
@@ -131,9 +136,10 @@ def _by_group(
         allowed = limit(len(counts), square(drift))
         bad |= group & (not square(off[group] / deviation) <= allowed)
         counted = int((exact[group] != 0).sum())
-        outputs += counted
-        weak += counted * (not allowed < square(SHARE * exact[group] / deviation))
-    return bad, Power(outputs, weak)
+        weak = not allowed < square(SHARE * exact[group] / deviation)
+        hidden = not 4 * allowed < square(of_block[group] / deviation)
+        found = found.joined(Power(counted, counted * weak, hidden=counted * hidden))
+    return bad, found
 
 
 def limit(n: int, noncentral: float = 0.0) -> float:

@@ -283,8 +283,24 @@ def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, or
     partial = None if accumulation.independent or second is None else partial_sums(first) + partial_sums(second)
     lanes = magnitude**2 / term_values(fmt)
     spread = spread_of(term, carried, lanes, roundings, accumulation, partial)
-    made = Product(exact, bound, spread + lost, result, scale=np.sqrt(lanes.sum(axis=0)))
+    made = Product(
+        exact, bound, spread + lost, result, scale=np.sqrt(lanes.sum(axis=0)), underflow=_underflow(accumulation, t)
+    )  # fmt: skip
     return held(made, size, accumulation)
+
+
+def _underflow(accumulation: Accumulation, t: Terms) -> Doubles | float:
+    """What block terms in half may lose below the normal halves, [M, n]: η for each of two roundings of a term, and η
+    of a scale below them, times the block's integer sum. The signs of these are random."""
+    if accumulation.name != "float16":
+        return 0.0
+    square: Doubles | float = 0.0
+    for scale, total in ((t.scale, t.sums), (t.factor, t.total)):
+        if scale is not None and total is not None:
+            square = square + (np.where(np.abs(scale) < accumulation.normal, total, 0.0) ** 2).sum(axis=0)
+    terms = len(t.sums) * (1 if t.second is None else 2)
+    lost: Doubles = accumulation.underflow * (2 * terms + np.sqrt(square))
+    return lost
 
 
 def _lost(

@@ -84,7 +84,12 @@ class Judgement:
     @property
     def verified(self) -> bool:
         """No output fails, and most could have."""
-        return self.passed and not self.power.lacking and not self.power.empty
+        return self.passed and not self.power.says_nothing
+
+    @property
+    def shows_blocks(self) -> bool:
+        """Whether the loss of a block of a row would show."""
+        return self.power.outputs > 0 and not self.power.misses_blocks
 
 
 def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None = None) -> Judgement:

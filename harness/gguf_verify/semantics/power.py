@@ -17,19 +17,25 @@ an output of 2^-26 zero is the rounding. With η what underflow may take of an o
 nearly, is right up to η/0.1, whatever a kernel does: outputs below twice that are no evidence for or against it, and
 are not counted. A product that has no others was not verified by them: it is `empty`.
 
+Where K is long and sums are coarse, gates that refuse 0.9·o may still not see that a block of the row is missing. Such
+a block's share of an output is about r/√(K/32); where T is as large, the loss is *hidden*. If it is in most outputs,
+the product does not show whether all blocks were added, and each part of its rows is judged by itself
+(`rungs.remade`).
+
 A product of few outputs may have a small one by chance: tensor cores leave 0.01·r at K = 32768, and one output in
 thirteen is less than 0.1·r. Of fewer than `FEW` outputs |o| therefore counts as at least r/4.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
 from ..support.arrays import Array
 from .accumulation import SCORE_LIMIT
-from .sums import Product
+from .sums import Doubles, Product
 
 #: The share of an output that a bound must be able to miss.
 SHARE = 0.1
@@ -37,6 +43,8 @@ SHARE = 0.1
 FEW = 16
 #: Of r, what |o| counts as at least: in general, and in small products.
 _CANCELLED, _OF_FEW = 2.0**-9, 0.25
+#: Values of the smallest part of a row whose loss a judgement must show.
+BLOCK = 32
 #: The least size of an output: smaller ones underflow in float32.
 _LEAST = 2.0**-100
 
@@ -49,11 +57,13 @@ class Power:
         outputs: whose exact value is finite, not zero, and does not underflow.
         weak: of these, the ones of which 0.9 times the exact value would pass.
         underflowing: other outputs that are not zero, too small for their type to tell from zero.
+        hidden: of `outputs`, the ones that would pass although a block of the row is missing.
     """
 
     outputs: int
     weak: int
     underflowing: int = 0
+    hidden: int = 0
 
     @property
     def lacking(self) -> bool:
@@ -65,11 +75,27 @@ class Power:
         """Whether all outputs that are not zero underflow, so that none says anything."""
         return not self.outputs and self.underflowing > 0
 
+    @property
+    def says_nothing(self) -> bool:
+        """Whether outputs that pass are not verified by that."""
+        return self.lacking or self.empty
+
+    @property
+    def misses_blocks(self) -> bool:
+        """Whether most outputs would pass if a block of their row were missing."""
+        return 2 * self.hidden > self.outputs
+
     def joined(self, other: Power) -> Power:
         """Of both together, where a product is judged in parts."""
-        return Power(
-            self.outputs + other.outputs, self.weak + other.weak, self.underflowing + other.underflowing
-        )  # fmt: skip
+        return Power(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+def share_of_block(p: Product) -> Doubles | float:
+    """About what a block of the row adds to an output, [M, N]; infinite where only the whole row is known, or has one
+    block."""
+    if p.scale is None or p.columns <= BLOCK:
+        return math.inf
+    return p.scale * math.sqrt(BLOCK / p.columns)
 
 
 def power(p: Product, slack: Array | None = None) -> Power:
@@ -93,8 +119,10 @@ def power(p: Product, slack: Array | None = None) -> Power:
             least = np.maximum(least, p.scale * (_OF_FEW if outputs < FEW else _CANCELLED))
         if slack is not None:
             tolerance = tolerance + slack
-        weak = int((counted & ~(tolerance < SHARE * least)).sum())
-    return Power(outputs, weak, int(underflows.sum()))
+        weak, hidden = (
+            int((counted & ~(tolerance < size)).sum()) for size in (SHARE * least, share_of_block(p))
+        )  # fmt: skip
+    return Power(outputs, weak, int(underflows.sum()), hidden)
 
 
-__all__ = ["FEW", "SHARE", "Power", "power"]
+__all__ = ["BLOCK", "FEW", "SHARE", "Power", "power", "share_of_block"]

@@ -91,8 +91,8 @@ class Product:
         errors: gives what correct kernels lose of some outputs, for a `closer` judgement; None where only the bound is
             known.
         columns: K, where `errors` is known.
-        underflow: the most that an output below the normal numbers of its type, or of its sums, loses by that; 0 where
-            these are float32.
+        underflow: what an output below the normal numbers of its type, or of its sums, may lose by that, for all or
+            [M, N]; 0 where these are float32.
     """
 
     exact: Doubles
@@ -105,7 +105,7 @@ class Product:
     scale: Doubles | None = None
     errors: ErrorsOf | None = None
     columns: int = 0
-    underflow: float = 0.0
+    underflow: Doubles | float = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process: the numbers, without what computes more of them."""
@@ -120,8 +120,9 @@ class Product:
         exact, bound, spread = (of[there] for of in (self.exact, self.bound, self.spread))
         scale, losses = None if self.scale is None else self.scale[there], self.errors
         errors: ErrorsOf | None = None if losses is None else lambda tokens, rows: losses(index[tokens], rows)
+        underflow = self.underflow if isinstance(self.underflow, float) else self.underflow[there]
         return Product(
-            exact, bound, spread, ordered, other, of_lanes, self.limit, scale, errors, self.columns, self.underflow
+            exact, bound, spread, ordered, other, of_lanes, self.limit, scale, errors, self.columns, underflow
         )  # fmt: skip
 
     def at(self, tokens: Rows, rows: Rows) -> Product:
@@ -130,9 +131,8 @@ class Product:
         of_lanes = None if lanes is None else Lanes(lambda _, at: lanes.of(tokens[at], rows[at]), lanes.most)
         exact, bound, spread = (of[tokens, rows][None] for of in (self.exact, self.bound, self.spread))
         scale = None if self.scale is None else self.scale[tokens, rows][None]
-        return Product(
-            exact, bound, spread, ordered, None, of_lanes, self.limit, scale, underflow=self.underflow
-        )  # fmt: skip
+        underflow = self.underflow if isinstance(self.underflow, float) else self.underflow[tokens, rows][None]
+        return Product(exact, bound, spread, ordered, None, of_lanes, self.limit, scale, underflow=underflow)
 
     def loosened(self, slack: Doubles | float) -> Product:
         """The same, with bound and spread that are larger by float64[M, N] of NumPy."""
@@ -154,8 +154,10 @@ class Product:
         """The same elsewhere; `move` moves an array there."""
         ordered = None if self.ordered is None else move(self.ordered)
         scale = None if self.scale is None else move(self.scale)
+        underflow = self.underflow if isinstance(self.underflow, float) else move(self.underflow)
         return replace(
-            self, exact=move(self.exact), bound=move(self.bound), spread=move(self.spread), ordered=ordered, scale=scale
+            self, exact=move(self.exact), bound=move(self.bound), spread=move(self.spread), ordered=ordered,
+            scale=scale, underflow=underflow,
         )  # fmt: skip
 
     def settled(self, rows: Rows) -> Product:
@@ -202,8 +204,14 @@ def concatenated(parts: Sequence[Product]) -> Product:
         np.concatenate([p.spread for p in parts], axis=1),
         np.concatenate(ordered, axis=1) if ordered else None,
         scale=np.concatenate(scales, axis=1) if len(scales) == len(parts) else None,
-        underflow=max(p.underflow for p in parts),
+        underflow=_underflow_of(parts),
     )
+
+
+def _underflow_of(parts: Sequence[Product]) -> Doubles | float:
+    if all(isinstance(p.underflow, float) for p in parts):
+        return max(p.underflow for p in parts)
+    return np.concatenate([np.broadcast_to(p.underflow, p.exact.shape) for p in parts], axis=1)
 
 
 def walk(term: Doubles) -> tuple[Doubles, Doubles]:

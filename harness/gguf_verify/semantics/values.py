@@ -290,5 +290,6 @@ def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
     bound = accumulation.growth(columns + 2 * len(q)) * magnitude + lost
     partial = None if accumulation.independent else partial_sums(first) + partial_sums(second)
     spread = spread_of(first + second, carried, lanes, values, accumulation, partial)
-    made = Product(exact, bound, spread + lost, None, scale=np.sqrt(lanes.sum(axis=0)))
+    underflow = 2 * columns * accumulation.underflow if accumulation.name == "float16" else 0.0
+    made = Product(exact, bound, spread + lost, None, scale=np.sqrt(lanes.sum(axis=0)), underflow=underflow)
     return held(made, magnitude, accumulation)

@@ -231,6 +231,46 @@ def test_outputs_that_underflow_are_no_evidence(output: str, sums: str) -> None:
     assert tiny.power.outputs < FEW
 
 
+@pytest.mark.parametrize("fmt", [Q4_0, Q4_1, Q8_0, Q4_K], ids=["Q4_0", "Q4_1", "Q8_0", "Q4_K"])
+def test_block_sums_that_underflow_in_half_are_no_evidence(fmt: BlockFormat) -> None:
+    """Rows of tiny scales beside others: these are verified, and tiny ones alone say nothing, whatever they are."""
+    semantics, k = declared("q8_1", accumulates="float16"), 512
+    x = normal(4, k)
+    w = real_weights(fmt, 24, k)
+    tiny = w.copy()
+    scales = tiny.reshape(24, -1, fmt.block_bytes)
+    scales[..., :2] = np.array([2.0**-24], np.float16).view(np.uint8)
+    if fmt.has_min:
+        scales[..., 2:4] = 0
+    mixed = np.concatenate([w[:4], tiny[4:]])
+    for rows, size, verified in ((w, 1.0, True), (mixed, 1.0, True), (tiny, 0.01, False)):
+        p = product(semantics, fmt, rows, semantics.bytes_of(np.float32(size) * x))
+        judgement = judge(rounded(p.exact), p)
+        assert judgement.passed
+        assert judgement.verified == verified
+        assert verified != judgement.power.empty
+        assert not judge(rounded(0.0 * p.exact), p).verified
+
+
+@pytest.mark.parametrize(
+    "epilogue", [["scale"], ["row_scale", "token_scale"], ["silu_gate"], ["relu_gate", "scale"], ["scale", "residual"]]
+)
+def test_outputs_that_underflow_behind_an_epilogue_are_no_evidence(epilogue: list[str]) -> None:
+    """Of half, and of sums in half: what is lost is multiplied like the sum. A residual that is added is evidence."""
+    for sums, output in (("float16", "float32"), ("float32", "float16")):
+        semantics = declared("f16", accumulates=sums, output=output, epilogue=epilogue)
+        x, w = normal(40, 32, 1e-3), real_weights(Q4_0, 20, 32)
+        w[:, :2] = np.array([2.0**-24], np.float16).view(np.uint8)
+        p = product(semantics, Q4_0, w, semantics.bytes_of(x))
+        judgement = judge(p.exact.astype(output).astype(np.float32), p)
+        assert judgement.passed
+        if "residual" in epilogue:
+            assert judgement.power.outputs == p.exact.size
+        else:
+            assert not judgement.verified
+            assert judgement.power.empty
+
+
 def test_a_bound_that_is_not_finite_verifies_nothing() -> None:
     one = np.ones((4, 20))
     assert not judge(np.zeros((4, 20), np.float32), Product(one, one * np.inf, one * np.inf, None)).verified

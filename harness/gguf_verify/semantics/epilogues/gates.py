@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sums import UNIT_ROUNDOFF, Doubles, Product
-from .operation import Apply, Fused, Operation
+from .operation import Apply, Fused, Operation, still_lost
 
 _SMALLEST_NORMAL = 2.0**-126
 #: Second-order terms: the largest relative error below, 2^-15, multiplied by itself is less than this share of it.
@@ -52,7 +52,8 @@ class Gate:
         last = u * (size + moved) * other + _SMALLEST_NORMAL
         bound = size * up.bound + other * moved + last
         spread = np.hypot(size * up.spread, np.abs(up.exact) * slope * p.spread) + other * rounded + last
-        return Product(value * up.exact, bound, spread, None)
+        underflow = still_lost(up, size, fused) + still_lost(p, np.abs(up.exact) * slope, fused)
+        return Product(value * up.exact, bound, spread, None, underflow=underflow)
 
 
 def _silu(z: Doubles) -> Doubles:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..drawn import Place
+from ..narrow import HALF
 from ..sums import UNDERFLOW, UNIT_ROUNDOFF, Doubles, Product
 
 #: Roundings of a sum that an operand may meet beside those of K terms: see `sums.EXTRA_ROUNDINGS`.
@@ -31,6 +32,11 @@ class Fused:
     companion: Callable[[], Product]
     roundoff: float = UNIT_ROUNDOFF
     behind: bool = False
+
+    @property
+    def underflow(self) -> float:
+        """η, the most that a result below the normal halves loses; nothing that matters of float32."""
+        return HALF.underflow if self.roundoff == HALF.unit else 0.0
 
 
 Apply = Callable[[Product, npt.NDArray[Any], Fused], Product]
@@ -62,6 +68,13 @@ class Operation:
     apply: Apply
 
 
+def still_lost(p: Product, factor: Doubles | float, fused: Fused) -> Doubles | float:
+    """What underflow takes of p by a factor: what it took of p, and of the result."""
+    if isinstance(p.underflow, float) and not p.underflow:
+        return fused.underflow
+    return np.broadcast_to(factor * p.underflow, p.exact.shape) + fused.underflow
+
+
 def added(p: Product, addend: Doubles, fused: Fused) -> Product:
     """p + b, for b float64 that broadcasts to [M, N].
 
@@ -76,7 +89,7 @@ def added(p: Product, addend: Doubles, fused: Fused) -> Product:
     size = np.abs(addend)
     bound = p.bound + u * (np.abs(exact) + p.bound) + n * u / (1 - n * u) * size
     spread = np.sqrt(p.spread**2 + u**2 / 3 * (exact**2 + n * size**2))
-    return Product(exact, bound, spread, None)
+    return Product(exact, bound, spread, None, underflow=still_lost(p, 1.0, fused))
 
 
 def multiplied(p: Product, factor: Doubles, fused: Fused) -> Product:
@@ -91,7 +104,7 @@ def multiplied(p: Product, factor: Doubles, fused: Fused) -> Product:
     size = np.abs(factor)
     bound = size * (p.bound * (1 + 1 / 9) + u * (np.abs(p.exact) + p.bound)) + UNDERFLOW
     spread = size * np.sqrt(p.spread**2 + 2 * u**2 / 3 * p.exact**2) + UNDERFLOW
-    return Product(p.exact * factor, bound, spread, None)
+    return Product(p.exact * factor, bound, spread, None, underflow=still_lost(p, size, fused))
 
 
-__all__ = ["Fused", "Operation", "added", "multiplied"]
+__all__ = ["Fused", "Operation", "added", "multiplied", "still_lost"]
