@@ -84,19 +84,18 @@ def plan(domain: Domain, unit: int, quantized: bool, seed: int, brief: bool = Fa
         domain: where the kernel promises to work; no probe is outside.
         unit: K is a multiple of this.
         quantized: the weights have blocks, of which any bits can be made.
-        seed: of the sizes that are drawn.
-        brief: only what a change of the kernel most often breaks, for tests that verify many models.
+        seed: of the random sizes.
+        brief: only what a change of the kernel most often breaks, and one random size of each dimension, for tests that
+            verify many models.
     """
-    rng = np.random.default_rng((PLAN, seed))
-    sizes = _Sizes(domain, unit)
+    drawn, sizes = _Drawn.of(seed), _Sizes(domain, unit)
     probes = [sizes.probe((m,), n, slices, whole=True) for m, n, slices in _SHAPES]
     probes.append(sizes.probe((8,), 33, 3, values="special", whole=True))
     probes.append(sizes.probe((8,), 601, 1, values="special"))
     if quantized:
         probes += [sizes.probe((m,), n, slices, blocks="any bits", whole=True) for m, n, slices in _ANY_BITS]
         probes.append(sizes.probe((6,), 33, 3, values="codes of -128"))
-    if not brief:
-        probes += _sweeps(sizes, rng)
+    probes += drawn.few_probes(sizes) if brief else _sweeps(sizes, drawn)
     return list(dict.fromkeys(p for p in probes if p is not None and p.tokens))
 
 
@@ -173,18 +172,40 @@ def wide(domain: Domain, unit: int) -> list[tuple[int, int, int]]:
     return [(p.tokens[0], p.n, p.k) for p in probes if p is not None and p.tokens]
 
 
-def _sweeps(sizes: _Sizes, rng: np.random.Generator) -> list[Probe | None]:
+@dataclass(frozen=True)
+class _Drawn:
+    """The random sizes of a seed: tokens, the rows beside them, rows, and slices of 32 values in a row."""
+
+    tokens: list[int]
+    few_rows: list[int]
+    rows: list[int]
+    slices: list[int]
+
+    @classmethod
+    def of(cls, seed: int) -> _Drawn:
+        rng = np.random.default_rng((PLAN, seed))
+        tokens, few_rows = rng.integers(_EVERY_M, 4 * _MOST_M, 6), rng.permutation([2, 3, 5, 7])
+        rows, slices = rng.integers(1024, 20_000, 4), rng.integers(64, _MOST_K // SLICE - 1, 3) | 1
+        return cls(*([int(size) for size in sizes] for sizes in (tokens, few_rows, rows, slices)))
+
+    def few_probes(self, sizes: _Sizes) -> list[Probe | None]:
+        """One of each dimension, with few of the others."""
+        return [
+            sizes.probe(self.tokens[:1], self.few_rows[0], 1), sizes.probe((1,), self.rows[0], 1),
+            sizes.probe((2,), 3, self.slices[0]),
+        ]  # fmt: skip
+
+
+def _sweeps(sizes: _Sizes, drawn: _Drawn) -> list[Probe | None]:
     """Every M, many N, many K."""
-    around = _around(_MOST_M)
-    every = {*range(1, _EVERY_M + 1), *around, *map(int, rng.integers(_EVERY_M, 4 * _MOST_M, 6)), 2050, 4099}
+    every = {*range(1, _EVERY_M + 1), *_around(_MOST_M), *drawn.tokens, 2050, 4099}
     tokens = tuple(sorted(every))
-    few = [int(v) for v in rng.permutation([2, 3, 5, 7])]
-    probes = [sizes.probe(tokens[i::3], few[i], 1 + i % 2) for i in range(3)]
-    rows = sorted({*range(1, 34), *_around(512), 1023, 1025, *map(int, rng.integers(1024, 20_000, 4))})
+    probes = [sizes.probe(tokens[i::3], drawn.few_rows[i], 1 + i % 2) for i in range(3)]
+    rows = sorted({*range(1, 34), *_around(512), 1023, 1025, *drawn.rows})
     probes += [sizes.probe((5 if i % 2 else 1,), n, 1) for i, n in enumerate(rows)]
     probes += [sizes.probe((1,), n, 1) for n in _MANY_ROWS]
     probes += [sizes.probe((9,), n, 1) for n in _MANY_ROWS[:3]]
-    for i, slices in enumerate(_lengths(rng)):
+    for i, slices in enumerate(_lengths(drawn)):
         probes.append(sizes.probe((2, 9) if i % 3 == 0 else (1 + i % 2,), 3 + i % 2, slices))
     return probes
 
@@ -193,11 +214,11 @@ def _around(most: int) -> set[int]:
     return {tile * i + d for tile in _TILES for i in range(1, most // tile + 1) for d in (-1, 0, 1) if tile * i + d > 0}
 
 
-def _lengths(rng: np.random.Generator) -> Iterable[int]:
+def _lengths(drawn: _Drawn) -> Iterable[int]:
     """Slices of 32 values in a row: few, odd numbers of every size, and the longest."""
     most = _MOST_K // SLICE
-    odd = {int(v) | 1 for v in np.geomspace(3, most - 1, 20)} | {int(v) | 1 for v in rng.integers(64, most - 1, 3)}
-    return sorted({*range(1, 18), *odd, 128, most})
+    odd = {int(v) | 1 for v in np.geomspace(3, most - 1, 20)}
+    return sorted({*range(1, 18), *odd, *drawn.slices, 128, most})
 
 
 @dataclass(frozen=True)

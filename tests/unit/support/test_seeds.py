@@ -56,3 +56,21 @@ def test_no_seed_plans_what_another_does() -> None:
         planned = plan(Domain(), 32, True, seed)
         assert planned == plan(Domain(), 32, True, seed)
         assert {probe.k for probe in planned} - KNOWN, seed
+
+
+@pytest.mark.parametrize("unit", [32, 256])
+def test_a_brief_plan_has_random_sizes_of_each_dimension(unit: int) -> None:
+    """Which the full plan has too, so a kernel that is correct at the planned sizes alone passes neither."""
+
+    def sizes(seed: int, brief: bool) -> list[set[int]]:
+        """The numbers of tokens, rows and columns."""
+        probes = plan(Domain(), unit, True, seed, brief)
+        assert not brief or sum(len(p.tokens) for p in probes) < 40
+        return [{m for p in probes for m in p.tokens}, {p.n for p in probes}, {p.k for p in probes}]
+
+    seeds_of_runs = range(40)
+    found = [sizes(seed, True) for seed in seeds_of_runs]
+    for seed in seeds_of_runs:
+        assert all(few <= whole for few, whole in zip(found[seed], sizes(seed, False), strict=True))
+    for of_each_seed in zip(*found, strict=True):
+        assert len(set.union(*of_each_seed) - set.intersection(*of_each_seed)) > 20
