@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from gguf_verify.support import seeds
 from gguf_verify.support.cache import cache_dir
 from tests.support.tools import ROOT
 
@@ -48,7 +49,7 @@ def run_step(name: str, folder: Path, **variables: str) -> Ran:
     environment = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder),
         "RUNNER_TEMP": str(folder / "runner"), "GITHUB_ACTION_PATH": str(ROOT), "PYTHONPATH": str(ROOT / "harness"),
-        "COLUMNS": "80", "XDG_CACHE_HOME": str(cache_dir().parent),
+        "COLUMNS": "80", seeds.VARIABLE: os.environ[seeds.VARIABLE], "XDG_CACHE_HOME": str(cache_dir().parent),
         **{n: str(path) for n, path in files.items()}, **variables,
     }  # fmt: skip
     done = subprocess.run(

@@ -3,6 +3,7 @@ the packages are those of this Python, linked one by one."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tomllib
@@ -12,6 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+
+from gguf_verify.support import seeds
 
 from .tools import ROOT
 
@@ -39,7 +42,11 @@ class Bare:
         what = ["-m", "gguf_verify"] if program is None else ["-c", program]
         return subprocess.run(
             [self._python, "-P", *what, *arguments], capture_output=True, text=True, timeout=600, check=False,
-            env={"PATH": "/usr/bin:/bin", "HOME": str(self._python.parent), "COLUMNS": "200"}, cwd=self._python.parent,
+            env={
+                "PATH": "/usr/bin:/bin", "HOME": str(self._python.parent), "COLUMNS": "200",
+                seeds.VARIABLE: os.environ[seeds.VARIABLE],
+            },
+            cwd=self._python.parent,
         )  # fmt: skip
 
 
