@@ -13,9 +13,11 @@ from ..support.errors import Culprit, EnvironmentFault, MalformedFile
 from ..support.progress import progress_bar, under_way
 from .codes import unused_codes
 from .content import Content, content_findings, contents, sign_findings
+from .copies import copy_findings
 from .elsewhere import Examiners
 from .fingerprint import Fingerprint, fingerprint, patterns_of
 from .importance import Importance
+from .outliers import outlier_findings
 from .sample import OF_ALL, Sampled
 from .source import Comparison, compare, comparison_findings
 from .sources import Source
@@ -77,6 +79,9 @@ class Examination:
                     self._follow(found, tensors, told, bar)
             self.findings += sign_findings(self.contents)
             self.findings += zero_findings(self.contents, self.model)
+            if self.sampled is None:
+                self.findings += outlier_findings(self.contents, self.model)
+                self.findings += copy_findings(self.contents, self.model)
             if isinstance(self.llama, Llama):
                 self.findings += unused_codes(self.contents, self.llama)
             bar.update((bar.total or 0) - bar.n)

@@ -142,7 +142,7 @@ class Sample:
     @property
     def untold(self) -> str:
         """What such an audit cannot tell."""
-        unseen = "padding, gaps, equal rows, runs of zeros and the SHA-256 were not looked at"
+        unseen = "padding, gaps, equal rows, runs of zeros, outliers, copies and the SHA-256 were not looked at"
         if self.pieces is None:
             return unseen
         one = 100 * (1 - self.pieces / self.most_pieces)

@@ -120,26 +120,26 @@ def _touch(first: Tensor, second: Tensor) -> bool:
 def _explained(zeros: Zeros, model: Model) -> bool:
     """Whether zeros of a tensor have a known use."""
     tensor, rows = zeros.tensor, zeros.rows
-    if not _of_weights(tensor):
+    if not is_weights(tensor):
         return True
     if rows is None or zeros.whole:
         return False
     n, end = rows[1] - rows[0], rows[1] == tensor.n_rows
     if n <= DEAD_ROWS:
         return True
-    if _vocabulary(tensor, model):
+    if is_vocabulary(tensor, model):
         return (end and n * _PADDED_VOCABULARY < tensor.n_rows) or _ordinary(model, *rows) <= DEAD_ROWS
     return end and n * _PADDED < tensor.n_rows
 
 
-def _of_weights(tensor: Tensor) -> bool:
+def is_weights(tensor: Tensor) -> bool:
     """Whether a tensor is a matrix of weights, by its shape and llama.cpp's names; else its values may be the same."""
     dimensions = sum(n > 1 for n in tensor.shape)
     other = tensor.name.endswith((".bias", ".lora_b")) or "norm" in tensor.name
     return may_be_matrix(tensor) and dimensions > 1 and not other
 
 
-def _vocabulary(tensor: Tensor, model: Model) -> bool:
+def is_vocabulary(tensor: Tensor, model: Model) -> bool:
     """Whether the rows of a matrix are those of tokens."""
     embedding = model.tensors.get("token_embd.weight")
     return len(tensor.shape) == 2 and embedding is not None and tensor.n_rows == embedding.n_rows
@@ -181,15 +181,21 @@ def _named(zeros: Zeros) -> str:
 # ---- matrices of one value -------------------------------------------------------------------------------------------
 
 
+def is_constant(content: Content) -> bool:
+    """Whether the rows of a matrix are all the same."""
+    scan = content.scan
+    return scan is not None and (scan.zero_blocks == scan.blocks or scan.duplicate_rows == content.tensor.n_rows - 1)
+
+
 def _constant(content: Content) -> str | None:
     """What a matrix consists of whose values, or rows, are all the same, or a norm of zeros; None of other tensors."""
     tensor, scan = content.tensor, content.scan
     if scan is None or not scan.blocks:
         return None
     name = f"{quoted(tensor.name)} ({tensor.type.name})"
-    if scan.zero_blocks == scan.blocks and (_of_weights(tensor) or tensor.name.endswith("norm.weight")):
+    if scan.zero_blocks == scan.blocks and (is_weights(tensor) or tensor.name.endswith("norm.weight")):
         return f"every value of {name} is zero"
-    if not _of_weights(tensor) or scan.duplicate_rows != tensor.n_rows - 1:
+    if not is_weights(tensor) or scan.duplicate_rows != tensor.n_rows - 1:
         return None
     values = _first_row(tensor)
     if (values == values[0]).all():
@@ -204,4 +210,4 @@ def _first_row(tensor: Tensor) -> npt.NDArray[np.float32]:
     return np.asarray(values, np.float32).reshape(-1)
 
 
-__all__ = ["Zeros", "zero_findings"]
+__all__ = ["Zeros", "is_constant", "is_vocabulary", "is_weights", "zero_findings"]

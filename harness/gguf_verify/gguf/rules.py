@@ -410,6 +410,17 @@ _RULES = (
         "The architecture is newer than this llama.cpp, belongs to another program, or is misspelt.",
         "Use the program that the file was made for, or a newer llama.cpp; else correct general.architecture.",
     ),
+    # content, compared with the rest of it
+    Rule(
+        116, "outlier", "warning", "no block of real weights is so much larger than all others, and it drowns them",
+        "A bit of a scale or value was flipped in memory, on a disk or on the way.",
+        "Compare the file's SHA-256 with the publisher's, or with the original by --source.",
+    ),
+    Rule(
+        117, "copy", "warning", "trained matrices differ, so one of the two is missing",
+        "A converter wrote one matrix under two names, or a merge took it twice.",
+        "Compare with the original by --source; convert the model again.",
+    ),
     # against the source
     Rule(
         120, "source-differs", "error", "the tensor is not what llama.cpp makes of the source",
