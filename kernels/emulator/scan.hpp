@@ -19,6 +19,8 @@ constexpr int MAX_BAD = 21;  // positions kept of each kind of bad block: those 
 // Runs of zero bytes are reported from this length on: a page of memory, the least that a file system leaves out. Whole
 // rows of zeros are no run up to this number: neurons that never fire, tokens that were never trained.
 constexpr int64_t RUN_BYTES = 4096, DEAD_ROWS = 16;
+// Bytes that repeat are found up to this period.
+constexpr int MAX_PERIOD = 64;
 
 // What a scan adds up. `harness/gguf_verify/llama/worker/tensor_scan.py` has the same struct.
 struct Tally {
@@ -33,6 +35,8 @@ struct Tally {
     int64_t zeros_at_start, zeros_at_end;  // bytes of the piece; all of them where it is zero throughout
     int64_t runs;                          // of zero bytes between those
     int64_t first_runs[MAX_BAD][2];        // start and stop, counted in bytes from the tensor's first
+    int64_t repeats;                       // runs of bytes that repeat and are not zero; short ones only at buffers' ends
+    int64_t first_repeats[MAX_BAD][2];     // likewise
 };
 
 // A rule about which codes a block holds, as bits of its presence mask: all of these, one of these, none of these.
@@ -170,6 +174,56 @@ struct ZeroRuns {
     void end() {
         tally.zeros_at_end = open < 0 ? 0 : at - open;
         if (open == first) tally.zeros_at_start = at - first;
+    }
+};
+
+// The smallest number of bytes after which the 64 bytes at `p` repeat, up to MAX_PERIOD; 0 where they do not. It reads 128.
+inline int period_of(const uint8_t* p) {
+    uint64_t word, later;
+    memcpy(&word, p, 8);
+    for (int period = 1; period <= MAX_PERIOD; ++period) {
+        memcpy(&later, p + period, 8);
+        if (word == later && !memcmp(p, p + period, 64)) return period;
+    }
+    return 0;
+}
+
+// Finds runs of bytes that repeat with a short period in a piece of a tensor. Lines are looked at as for zeros. What goes
+// on in the next buffer is found there again, and joined.
+struct Repeats {
+    Tally& tally;
+    int64_t at;  // byte that comes next
+
+    void keep(int64_t start, int64_t stop) {
+        int64_t (&last)[2] = tally.first_repeats[tally.repeats ? (tally.repeats < MAX_BAD ? tally.repeats : MAX_BAD) - 1 : 0];
+        if (tally.repeats && last[1] == start) {
+            last[1] = stop;
+            return;
+        }
+        if (tally.repeats < MAX_BAD) {
+            tally.first_repeats[tally.repeats][0] = start, tally.first_repeats[tally.repeats][1] = stop;
+            ++tally.repeats;
+        }
+    }
+
+    void add(const uint8_t* p, int64_t n) {
+        constexpr int64_t stride = RUN_BYTES / 2;
+        int64_t low = 0;
+        for (int64_t probe = 0; probe + 64 + MAX_PERIOD <= n;) {
+            const int period = zero_line(p + probe) ? 0 : period_of(p + probe);
+            if (!period) {
+                probe += stride;
+                continue;
+            }
+            int64_t start = probe, stop = probe + period;
+            while (start > low && p[start - 1] == p[start - 1 + period]) --start;
+            while (stop < n && p[stop] == p[stop - period]) ++stop;
+            const bool at_end = !start || stop == n;
+            if (stop - start >= (at_end ? RUN_BYTES / 4 : RUN_BYTES)) keep(at + start, at + stop);
+            low = stop;
+            probe = (stop + stride - 1) / stride * stride;
+        }
+        at += n;
     }
 };
 
@@ -433,11 +487,12 @@ extern "C" void hash_rows(const uint8_t* rows, int64_t n_rows, int64_t row_bytes
 
 // `scan_tensor` over `nbytes` of a file from `offset` on, in pieces of `step` bytes that stay in the second cache; and of
 // each piece, if it is of whole rows and `hashes` is not null, the rows' hashes; and the blocks of the numbers `drawn`
-// that it holds, to their places in `blocks`; and its runs of zero bytes. Returns 0, an errno, or -1 where the file has shrunk.
+// that it holds, to their places in `blocks`; and its runs of bytes that are zero or repeat. Returns 0, an errno, or -1 where the file has shrunk.
 extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, uint8_t* buffer, int64_t step,
                          scan::ToFloat to_float, const scan::Rule* rules, int n_rules, scan::Tally* tally,
                          int64_t row_bytes, uint64_t* hashes, const int64_t* drawn, int64_t n_drawn, uint8_t* blocks) {
     scan::ZeroRuns zeros(*tally, row_bytes, first * scan::BYTES);
+    scan::Repeats repeats{*tally, first * scan::BYTES};
     for (int64_t at = 0; at < nbytes; at += step) {
         const int64_t some = nbytes - at < step ? nbytes - at : step, n = some / scan::BYTES;
         ssize_t got;
@@ -447,6 +502,7 @@ extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, 
         if (got != some) return -1;
         scan_tensor(buffer, n, first, to_float, rules, n_rules, tally);
         zeros.add(buffer, some);
+        repeats.add(buffer, some);
         if (hashes) {
             hash_rows(buffer, some / row_bytes, row_bytes, hashes);
             hashes += some / row_bytes;

@@ -200,7 +200,7 @@ class Sampled:
         scan = replace(
             scan, first_not_finite=places(scan.first_not_finite), first_differing=places(scan.first_differing),
             first_subnormal=drawn.number(scan.first_subnormal) if scan.first_subnormal >= 0 else -1,
-            duplicate_rows=None, duplicate=None, zeros_at_start=0, zeros_at_end=0, runs=0, first_runs=[],
+            duplicate_rows=None, duplicate=None, zeros_at_start=0, zeros_at_end=0, runs=0, first_runs=[], repeats=[],
         )  # fmt: skip
         bad = tuple(tuple(map(place, some)) for some in content.bad)
         return replace(

@@ -1,4 +1,4 @@
-"""Runs of zero bytes, and matrices whose values are all the same: weights that were never written.
+"""Runs of bytes that are zero or repeat, and matrices whose values are all the same: weights that were never written.
 
 A download that was preallocated and never finished has the right size and zeros in its place; so has a file of which a
 file system lost blocks. `kernels/emulator/scan.hpp` finds the runs of each tensor, and here those of neighbours in the
@@ -10,6 +10,10 @@ no known use explains them:
 - Up to `DEAD_ROWS` whole rows may be: neurons that never fire, tokens that were never trained.
 - Whole rows of the vocabulary may be that stand for no ordinary token, or are its last ones: padding. The last rows of
   another matrix may be, where they are few: its size was rounded up.
+
+Runs of bytes that repeat after 64 or fewer, as a pattern that fills memory or text does, are judged in the same way,
+each by itself: equal blocks make up whole rows too. The last bytes of the block before such a row often belong to the
+pattern, so that parts of blocks do not count.
 
 Whole means that a run starts and ends with a row, which lost pieces of a file do by chance alone. Zeros in Q4_0 or Q5_0
 are no zero bytes, since llama.cpp's quantizer writes -0 as their scale: what is said of matrices goes by the values.
@@ -39,11 +43,13 @@ _PADDED_VOCABULARY, _PADDED = 2, 16
 #: gguf-py's `TokenType.NORMAL`.
 _ORDINARY = 1
 _MOST_NAMED = 4
+#: Bytes of a pattern that are shown.
+_SHOWN = 16
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Zero bytes of one tensor, counted from its first byte."""
+    """Bytes of one tensor that are zero, or repeat, counted from its first byte."""
 
     tensor: Tensor
     start: int
@@ -62,7 +68,8 @@ class Zeros:
 
 
 def zero_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding]:
-    """A finding for each run of zero bytes, and for each matrix, or norm, of one value that is in none."""
+    """A finding for each run of bytes that are zero or repeat, and for each matrix, or norm, of one value that is in no
+    run of zeros."""
     if model.metadata.get("general.type") == "imatrix":  # no weights: columns that saw no activation are zero
         return
     named: set[str] = set()
@@ -72,6 +79,7 @@ def zero_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding
             named |= {z.tensor.name for z in run if z.whole}
             yield _run(run)
     for content in contents:
+        yield from _repeats(content, model)
         if content.tensor.name not in named and (found := _constant(content)) is not None:
             yield replace(finding_at(content, 0, "one-value", "weights that differ", found), stop=_stop(content.tensor))
 
@@ -176,6 +184,27 @@ def _named(zeros: Zeros) -> str:
     if not zeros.start:
         return f"{name} up to byte {tensor.offset + zeros.stop}"
     return f"bytes {tensor.offset + zeros.start}-{tensor.offset + zeros.stop} of {name}"
+
+
+# ---- bytes that repeat -----------------------------------------------------------------------------------------------
+
+
+def _repeats(content: Content, model: Model) -> Iterator[Finding]:
+    tensor, scan = content.tensor, content.scan
+    if scan is None or is_constant(content):
+        return
+    block = tensor.type.block_bytes
+    for start, stop in scan.repeats:
+        if _explained(Zeros(tensor, -(-start // block) * block, stop // block * block), model):
+            continue
+        pattern = tensor.raw[start : start + _SHOWN].tobytes()
+        text = "".join(chr(b) if 32 <= b < 127 else "." for b in pattern)
+        found = (
+            f"{stop - start:,} bytes of {quoted(tensor.name)} ({tensor.type.name}) that repeat from byte "
+            f"{tensor.offset + start} on: {pattern.hex()}… ({quoted(text)})"
+        )
+        first, last = tensor.offset + start, tensor.offset + stop
+        yield replace(finding("repeated-bytes", first, last, "weights", found, tensor.name), part=tensor.part)
 
 
 # ---- matrices of one value -------------------------------------------------------------------------------------------

@@ -421,6 +421,12 @@ _RULES = (
         "A converter wrote one matrix under two names, or a merge took it twice.",
         "Compare with the original by --source; convert the model again.",
     ),
+    Rule(
+        118, "repeated-bytes", "warning",
+        "no quantized weights repeat like this: it is a pattern that fills memory or a disk, or another file's text",
+        "A page of the file was overwritten, by a fault of memory, a disk or a download, or was never written.",
+        "Compare the file's SHA-256 with the publisher's; download or convert it again.",
+    ),
     # against the source
     Rule(
         120, "source-differs", "error", "the tensor is not what llama.cpp makes of the source",

@@ -143,11 +143,14 @@ class Figures(Struct):
     zeros_at_end: Count
     runs: Count
     first_runs: Annotated[list[Pair], Meta(max_length=MAX_FIRST)]
+    repeats: Annotated[list[Pair], Meta(max_length=MAX_FIRST)]
 
     def check(self, blocks: int, rows: int, rules: int, nbytes: int) -> None:
         """Whether they can be those of a tensor of so many blocks, rows and bytes, judged by so many rules. Raises
         ProtocolError."""
-        stops = [0, *(place for run in self.first_runs for place in run), nbytes]
+        stops, ends = (
+            [0, *(place for run in runs for place in run), nbytes] for runs in (self.first_runs, self.repeats)
+        )
         some = (
             self.zero_scales, self.zero_blocks, self.subnormal_scales, self.negative_scales, self.not_finite,
             self.differing, *self.obeying,
@@ -163,6 +166,7 @@ class Figures(Struct):
             or max(self.zeros_at_start, self.zeros_at_end, self.runs) > nbytes
             or len(self.first_runs) != min(self.runs, MAX_FIRST)
             or stops != sorted(stops)
+            or ends != sorted(ends)
         ):
             raise ProtocolError("figures that no tensor of this size has")
 

@@ -53,6 +53,8 @@ class Scan:
             other.
         runs: runs of at least 4096 zero bytes between those, but for up to 16 whole rows; `first_runs` holds start and
             stop of the first 21, in bytes of the tensor.
+        repeats: start and stop of the first 21 runs of at least 4096 bytes that are not zero and repeat after 64 or
+            fewer.
     """
 
     blocks: int
@@ -75,6 +77,7 @@ class Scan:
     zeros_at_end: int = 0
     runs: int = 0
     first_runs: list[list[int]] = field(default_factory=list)
+    repeats: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

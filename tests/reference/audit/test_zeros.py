@@ -230,3 +230,39 @@ def test_an_adapter_that_was_not_trained(tmp_path: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     assert zeros(run(path, readers=False)) == []
+
+
+def repeated(result: Audit) -> list[Finding]:
+    return [f for f in result.findings if f.id == rule("repeated-bytes")]
+
+
+@pytest.mark.parametrize("pattern", [b"A", b"\xef\xbe\xad\xde", b"<html>404 Not Found</html>\n", bytes(range(64))])
+@pytest.mark.parametrize("nbytes", [PAGE, 1 << 18])
+def test_bytes_that_repeat(pattern: bytes, nbytes: int, tmp_path: Path) -> None:
+    start = Q4_0.stat().st_size // 2
+    fill = (pattern * (nbytes // len(pattern) + 1))[:nbytes]
+    found = repeated(run(patched(Q4_0, tmp_path / "m.gguf", start, fill), readers=False))
+    assert {f.severity for f in found} == {"warning"}
+    assert start - 1 <= found[0].start <= start  # a byte before may fit by chance
+    assert found[0].owner == "blk.1.ffn_down.weight"
+    assert fill[:16].hex() in found[0].found
+
+
+def test_bytes_that_repeat_after_more_are_not_found(tmp_path: Path) -> None:
+    fill = np.random.default_rng(5).integers(1, 200, 65, np.uint8).tobytes() * 100
+    start = Q4_0.stat().st_size // 2
+    assert repeated(run(patched(Q4_0, tmp_path / "m.gguf", start, fill), readers=False)) == []
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0"])
+def test_rows_of_equal_blocks_are_padding(kind: str, llama: Llama, tmp_path: Path) -> None:
+    """llama.cpp's quantizer makes blocks of zeros that hold no zero bytes."""
+    number = {"Q4_0": 2, "Q5_0": 6}[kind]
+    weights = drawn(1024, 1024)
+    weights[40:48] = 0  # neurons that never fire
+    weights[1000:] = 0  # a size that was rounded up
+    path = write_model(tmp_path / "m.gguf", {"a.weight": (llama.quantize(number, weights), kind)})
+    assert repeated(run(path, readers=False)) == []
+    weights[500:600] = 0
+    path = write_model(tmp_path / "n.gguf", {"a.weight": (llama.quantize(number, weights), kind)})
+    assert len(repeated(run(path, readers=False))) == 1

@@ -62,6 +62,8 @@ class Tally(c.Structure):
         *((name, c.c_float) for name in ("least_scale", "most_scale", "least_min", "most_min")),
         *((name, c.c_int64) for name in ("zeros_at_start", "zeros_at_end", "runs")),
         ("first_runs", c.c_int64 * 2 * MAX_BAD),
+        ("repeats", c.c_int64),
+        ("first_repeats", c.c_int64 * 2 * MAX_BAD),
     ]  # fmt: skip
 
 
@@ -151,16 +153,24 @@ class Prepared:
         return found
 
 
-class ZeroRuns:
-    """Runs of zero bytes of a tensor, joined from those of its pieces: as `scan::ZeroRuns` finds them in one."""
+class Runs:
+    """Runs of bytes of a tensor that are zero or repeat, joined from those of its pieces: as `scan::ZeroRuns` and
+    `scan::Repeats` find them in one."""
 
     def __init__(self, nbytes: int, row_bytes: int) -> None:
         self._nbytes, self._row_bytes = nbytes, row_bytes
         self._open: int | None = 0  # where the run began that reaches the next piece
         self._at_start, self._runs, self._first = 0, 0, list[tuple[int, int]]()
+        self._repeats = list[tuple[int, int]]()
 
     def add(self, t: Tally, start: int, stop: int) -> None:
         """Add the tally of the piece of these bytes, which follows those before."""
+        for first, last in t.first_repeats[: t.repeats]:
+            if self._repeats and self._repeats[-1][1] == first:
+                first = self._repeats.pop()[0]
+            self._repeats.append((first, last))
+        long = [run for run in self._repeats[:-1] if run[1] - run[0] >= RUN_BYTES]  # others go on in no piece
+        self._repeats = [*long[:MAX_BAD], *self._repeats[-1:]]
         if self._open is None:
             self._open = start
         if t.zeros_at_start == stop - start:
@@ -187,6 +197,7 @@ class ZeroRuns:
             "zeros_at_start": self._nbytes if whole else self._at_start,
             "zeros_at_end": 0 if self._open is None else self._nbytes - self._open,
             "runs": self._runs, "first_runs": [list(run) for run in self._first[:MAX_BAD]],
+            "repeats": [list(run) for run in self._repeats if run[1] - run[0] >= RUN_BYTES][:MAX_BAD],
         }  # fmt: skip
 
 
@@ -210,7 +221,7 @@ class Scanning:
         self._blocks = np.empty((len(self._picked), job.kind.block_bytes), np.uint8)
         self._added = 0
         self._total: Tally | None = None
-        self._zeros = ZeroRuns(nbytes, row_bytes)
+        self._zeros = Runs(nbytes, row_bytes)
 
     def size(self, start: int) -> int:
         """Bytes of the piece that starts there."""
