@@ -107,6 +107,24 @@ def test_a_long_product_that_lacks_a_block_is_a_mismatch(semantics: Semantics, t
 
 
 @DEFINITIONS
+def test_a_part_that_is_not_a_number_is_a_mismatch(semantics: Semantics, tensor: Tensor) -> None:
+    case = Case(semantics, tensor, 1, 16384)
+    y, given = case.made(case.x, None)
+    right = case.again(None)
+
+    def make(x: Floats) -> tuple[Floats, Bytes]:
+        y, encoded = right.make(x)
+        return np.where(x[:, 512:513] != 0, np.float32(np.nan), y), encoded
+
+    result = RungResult(name="layers")
+    expected = product(semantics, case.fmt, case.rows, given)
+    again = Remade(semantics, case.fmt, case.rows, make, (case.m, case.k))
+    assert not judge_output(result, KERNEL, tensor, y, expected, semantics, given, again=again).passed
+    assert "is NaN" in result.failures[0].what
+    assert result.n_failures == case.n
+
+
+@DEFINITIONS
 def test_a_long_product_is_verified_by_its_parts(semantics: Semantics, tensor: Tensor) -> None:
     case = Case(semantics, tensor, 1, 16384)
     result, passed = case.judged(None)

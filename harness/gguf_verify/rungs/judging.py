@@ -216,9 +216,10 @@ def _judge_parts(
         for part in again.parts(size, turn):
             with stage("judging"):
                 of_part = judge(part.y, part.expected)
-            if not (of_part.shows_blocks and np.isfinite(part.expected.exact).all()):
+            if not np.isfinite(part.expected.exact).all():
                 continue
-            shown.add(part.columns.start)
+            if of_part.shows_blocks:
+                shown.add(part.columns.start)
             if not of_part.passed:
                 words = f"{detail}, activations zero outside of columns {part.columns[0]:,} to {part.columns[-1]:,}"
                 judge_output(
