@@ -80,7 +80,7 @@ def check_hyper_parameters(model: Model) -> Iterator[Finding]:
             continue
         if (bad := ~np.isfinite(values)).any():
             yield at_key("key-not-finite", model, key, "finite numbers", _first(values, bad))
-        elif (allowed := _range_of(key)) is not None and (bad := allowed.outside(values)).any():
+        elif (allowed := _range_of(model, key)) is not None and (bad := allowed.outside(values)).any():
             yield at_key("key-range", model, key, f"{allowed} ({allowed.why})", _first(values, bad))
     yield from _token_types(model)
     yield from _counts(model)
@@ -95,9 +95,11 @@ def why_meaningless(model: Model) -> str | None:
     return f"the file's metadata have no meaning: {wrong[0].line()}{more}"
 
 
-def _range_of(key: str) -> Admissible | None:
-    """The range of a key, by as many of its last parts as a name has."""
+def _range_of(model: Model, key: str) -> Admissible | None:
+    """The range of a key of the architecture or of a projector, by as many of its last parts as a name has."""
     parts = key.split(".")
+    if parts[0] not in (model.architecture, "clip"):
+        return None
     names = (".".join(parts[first:]) for first in range(1, len(parts)))
     return next((_RANGES[name] for name in names if name in _RANGES), None)
 

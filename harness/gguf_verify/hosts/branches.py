@@ -13,8 +13,12 @@ from collections.abc import Callable, Mapping
 
 from .cuda_text import Lines, Token, tokens_of
 
-#: Macros that say what is compiled for.
-_OF_TARGET = re.compile(r"__CUDA_ARCH\w*__|__CUDACC\w*|__NVCC__|CUDA_VERSION|CUDART_VERSION|GGUF_VERIFY_ON_CPU")
+#: Macros that say what is compiled for, or that the CPU host has otherwise than a compiler for GPUs: it includes the
+#: source in a file of its own.
+_OF_TARGET = re.compile(
+    r"__CUDA_ARCH\w*__|__CUDACC\w*|__NVCC__|CUDA_VERSION|CUDART_VERSION|GGUF_VERIFY_ON_CPU|CUDA_ON_CPU_\w+|"
+    r"TO_RUNNER|__INCLUDE_LEVEL__|__BASE_FILE__"
+)
 _CONDITION = re.compile(r"#\s*(if|ifdef|ifndef|elif|else|endif|define|undef|include)\b\s*(.*)", re.S)
 _COMMENT = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:\\.|[^"\\\n])*")', re.S)
 _WORD = re.compile(r"[A-Za-z_]\w*")

@@ -116,6 +116,12 @@ def test_what_was_compiled_is_said(tmp_path: Path) -> None:
     )
 
 
+def test_branches_that_only_the_cpu_host_takes_are_reported(tmp_path: Path) -> None:
+    body = "y[0] = 1;\n#if __INCLUDE_LEVEL__ > 0\n++y[0];\n#endif\n#ifdef CUDA_ON_CPU_CHECKS\n++y[0];\n#endif\n"
+    not_run = compiled(tmp_path, KERNEL.format(body=body)).compilations["Q4_0"].not_run
+    assert [words.split(" at ")[0] for words in not_run] == ["#if __INCLUDE_LEVEL__ > 0", "#ifdef CUDA_ON_CPU_CHECKS"]
+
+
 def test_each_type_is_compiled_when_it_is_needed(tmp_path: Path) -> None:
     text = KERNEL.format(body="y[0] = VALUE;")
     declared = DECLARED.replace('["Q4_0"]', '["Q4_0", "Q8_0"]') + "macros.Q4_0 = { VALUE = 1 }\n"

@@ -50,6 +50,7 @@ def found(path: Path, keys: dict[str, object], tensor: str | None = None, kind: 
 
 def test_a_sound_model(tmp_path: Path) -> None:
     assert found(tmp_path / "m.gguf", SOUND) == []
+    assert found(tmp_path / "own.gguf", {**SOUND, ":my.own.epsilon": 0.5}) == [], "a key that llama.cpp does not read"
 
 
 @pytest.mark.parametrize("key", ["a_new_scale", "attention.layer_norm_epsilon", ":tokenizer.ggml.scores", ":general.x"])
