@@ -27,6 +27,7 @@ namespace cuda_on_cpu {
 uint64_t current_thread();
 bool in_kernel();
 bool on_a_stack(uint64_t address);
+bool of_another_thread(uint64_t address);
 void stop_launch();
 uint8_t* shared_of_launch();
 
@@ -288,9 +289,12 @@ class Checks {
     void illegal_operand(const void* line, const char* format, long long value) {
         if (!on || !in_kernel()) return;
         flush();
-        char text[64];
+        illegal_operand_at(at_of(line), format, value);
+    }
+    void illegal_operand_at(uint32_t here, const char* format, long long value) {
+        char text[96];
         snprintf(text, sizeof text, format, value);
-        add_one(OPERAND, 0, 0, at_of(line), text, false);
+        add_one(OPERAND, 0, 0, here, text, false);
         stop_launch();
     }
     AsyncWrite begin_copy(void* to, uint64_t size, const void* from, uint64_t read, const void* line) {
@@ -375,7 +379,9 @@ class Checks {
         flush();
         const uint32_t here = at_of(line);
         Region* r = within(at, size, false, here);
-        if (!r || r->input || r->shared) return;
+        if (on_a_stack(at) || (r && r->shared))
+            illegal_operand_at(here, "loads %lld bytes by ld.global.nc (__ldg) from memory that is not global", (long long)size);
+        if (!r || r->input) return;
         const Cell* cells = r->cells_at(at);
         for (uint64_t i = 0; i < size; ++i)
             for_each(cells[i], [&](const Touch& t, bool wrote) {
@@ -470,6 +476,11 @@ class Checks {
         if (last_ < regions_.size() && regions_[last_].has(at)) return inside(regions_[last_], at, size, writes, here);
         for (size_t i = 0; i < regions_.size(); ++i)
             if (regions_[i].has(at)) return inside(regions_[last_ = i], at, size, writes, here);
+        if (of_another_thread(at)) {
+            // on a GPU the same address is the running thread's own local memory (PTX ISA 9.0, 5.1.5: .local)
+            illegal_operand_at(here, "accesses %lld bytes of another thread's local memory", (long long)size);
+            return nullptr;
+        }
         if (on_a_stack(at) || (library_.image.has(at) && !writes)) return nullptr;
         add_one(OUTSIDE, at, size, here, nullptr, writes);
         stop_launch();
