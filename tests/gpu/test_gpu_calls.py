@@ -28,7 +28,7 @@ LAUNCH = 'block = 128\ngrid = "ceil(M * N, 128)"\n'
 def right(name: str, semantics: str, output: str = "float32", further: Further | None = None) -> bool:
     """Whether a kernel's product on the card is right. Raises KernelFault."""
     host = make_host("gpu", 0)
-    kernel = open_foreign(name, host, 60.0, further=further)
+    kernel = open_foreign(name, host, 600.0, further=further)
     try:
         rows, x = operands()
         y = kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)

@@ -27,7 +27,10 @@ WRONG, RIGHT = "blk.0.attn_k.weight", "blk.0.attn_q.weight"
 
 
 def verified(kernel: str, *rungs: str, tensor: str = TWO, **options: Any) -> Report:
-    chosen = Options(probes="brief", prompt="The", n_predict=1, tensor=tensor, progress=False, **options)
+    limit = options.pop("kernel_time_limit", 600.0)
+    chosen = Options(
+        probes="brief", prompt="The", n_predict=1, tensor=tensor, progress=False, kernel_time_limit=limit, **options
+    )
     return verify(Q4_0, kernel, HOST, rungs, chosen)
 
 

@@ -65,6 +65,10 @@ def gpu() -> Host:
     return make_host("gpu")
 
 
+#: Seconds for a start or a call: beside other tests, compute-sanitizer takes minutes.
+LIMIT = 600.0
+
+
 def altered(source: str, old: str, new: str) -> str:
     assert old in source
     return source.replace(old, new)
@@ -73,7 +77,7 @@ def altered(source: str, old: str, new: str) -> str:
 def foreign(folder: Path, source: str, gpu: Host) -> Kernel:
     path = folder / "kernel.cu"
     path.write_text(source)
-    return open_foreign(f"{path}:gemm", gpu)
+    return open_foreign(f"{path}:gemm", gpu, LIMIT)
 
 
 def reads_unset(space: str, value: str) -> str:
@@ -250,7 +254,13 @@ def test_a_verification(tmp_path: Path, gpu: Host) -> None:
     source = reads_unset("global", UNUSED)
     (tmp_path / "kernel.cu").write_text(source)
     options = Options(
-        probes="brief", sanitize=True, n_predict=1, tensor=r"blk\.0\.attn_q\.", progress=False, sandbox="off"
+        probes="brief",
+        sanitize=True,
+        n_predict=1,
+        tensor=r"blk\.0\.attn_q\.",
+        progress=False,
+        sandbox="off",
+        kernel_time_limit=LIMIT,
     )
     report = verify(FIXTURES / "tiny-Q4_0.gguf", f"{tmp_path / 'kernel.cu'}:gemm", gpu, ["layers"], options)
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]

@@ -28,5 +28,5 @@ def test_on_a_gpu(tmp_path: Path, declared: str, macro: str, verdict: str) -> No
     shutil.copy(TASKS.with_suffix(".cu"), tmp_path)
     file = tmp_path / "declared.toml"
     file.write_text(f'code = "foreign_tasks.cu"\n{declared}\nmacros = {{ {f"{macro} = 1" if macro else ""} }}\n')
-    options = Options(tensor="blk.0", progress=False)
+    options = Options(tensor="blk.0", progress=False, kernel_time_limit=600.0)
     assert verify(Q4_0, str(file), "gpu", options=options).rungs[-1].verdict == verdict
