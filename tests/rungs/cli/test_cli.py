@@ -217,16 +217,16 @@ def test_no_compiler(tmp_path: Path) -> None:
     assert_one_line(done, 3, "no C.. compiler found")
 
 
-def test_what_was_found_is_not_lost_when_llama_dies(tmp_path: Path) -> None:
-    """A NaN scale in a file on which llama.cpp aborts: a mismatch, and the reports are written."""
+def test_what_was_found_is_not_lost_when_the_graph_cannot_be_evaluated(tmp_path: Path) -> None:
+    """A NaN scale in a file without layers: a mismatch, and the reports are written."""
     path = patched_block(Q4_0, tmp_path / "x.gguf", "blk.0.attn_q.weight", 9, 3, 0, b"\x00\x7e")
     key = b"llama.block_count"
     at = path.read_bytes().index(key) + len(key) + 4
     path = patched(path, tmp_path / "y.gguf", at, bytes(4))
     out = tmp_path / "r.json"
-    done = cli(path, "-n", 1, "--json", out)
+    done = cli(path, "-n", 1, "-v", "--json", out)
     assert done.returncode == 1
-    assert "FAILED bytes: blk.0.attn_q.weight row 9 block 3" in flat(done.stdout)
+    assert "blk.0.attn_q.weight row 9 block 3" in flat(done.stdout)
     assert re.search("(BROKEN OFF|NOT VERIFIED) layers", done.stdout)
     assert json.loads(out.read_text())["exit_code"] == 1
 
