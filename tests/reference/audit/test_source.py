@@ -66,7 +66,8 @@ def test_elements_that_are_not_the_sources(tmp_path: Path, rng: np.random.Genera
 def test_tensors_that_only_one_file_has(tmp_path: Path, rng: np.random.Generator) -> None:
     x = rng.standard_normal((4, 64)).astype(np.float32)
     source = write_model(tmp_path / "s.gguf", {"a": (x, "F32"), "other": (x, "F32"), "turned": (x, "F32")})
-    path = write_model(tmp_path / "m.gguf", {"a": (x, "F32"), "turned": (x.reshape(2, 128), "F32"), "new": (x, "F32")})
+    own = {"a": (x, "F32"), "turned": (x.reshape(2, 128), "F32"), "new": (-x, "F32")}
+    path = write_model(tmp_path / "m.gguf", own)
     result = run(path, source=source, readers=False)
     assert sorted((f.id, f.owner) for f in result.findings) == [
         (rule("source-missing"), "new"), (rule("source-missing"), "turned"), (rule("source-left"), "other"),
