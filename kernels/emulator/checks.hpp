@@ -27,7 +27,6 @@ namespace cuda_on_cpu {
 uint64_t current_thread();
 bool in_kernel();
 bool on_a_stack(uint64_t address);
-bool of_another_thread(uint64_t address);
 void stop_launch();
 uint8_t* shared_of_launch();
 
@@ -476,11 +475,6 @@ class Checks {
         if (last_ < regions_.size() && regions_[last_].has(at)) return inside(regions_[last_], at, size, writes, here);
         for (size_t i = 0; i < regions_.size(); ++i)
             if (regions_[i].has(at)) return inside(regions_[last_ = i], at, size, writes, here);
-        if (of_another_thread(at)) {
-            // on a GPU the same address is the running thread's own local memory (PTX ISA 9.0, 5.1.5: .local)
-            illegal_operand_at(here, "accesses %lld bytes of another thread's local memory", (long long)size);
-            return nullptr;
-        }
         if (on_a_stack(at) || (library_.image.has(at) && !writes)) return nullptr;
         add_one(OUTSIDE, at, size, here, nullptr, writes);
         stop_launch();

@@ -495,12 +495,6 @@ class BlockRunner {
         return at - (uint64_t)current_->stack >= STACK_BYTES &&
                std::none_of(request_.ranges, request_.ranges + request_.n_ranges, has);
     }
-    // Local memory of a thread that is not the running one.
-    bool of_another_thread(uint64_t at) const {
-        if (at - (uint64_t)current_->stack < STACK_BYTES) return false;
-        return std::any_of(fibers_.begin(), fibers_.begin() + used_,
-                           [&](const auto& fiber) { return at - (uint64_t)fiber->stack < STACK_BYTES; });
-    }
     bool in_stack_guard(uint64_t at) const { return at - ((uint64_t)current_->stack - GUARD) < GUARD; }
     // The kernel's own variables, and what warps exchange.
     bool in_a_stack(uint64_t at) const {
@@ -1150,7 +1144,6 @@ class Blocks {
 uint64_t current_thread() { return runner->thread(); }
 bool in_kernel() { return runner && runner->in_kernel(); }
 bool on_a_stack(uint64_t address) { return runner->in_a_stack(address); }
-bool of_another_thread(uint64_t address) { return runner->of_another_thread(address); }
 void stop_launch() { runner->stop(FOUND); }
 uint8_t* shared_of_launch() { return runner->dynamic_shared(); }
 #endif

@@ -191,15 +191,6 @@ void k(int* y, const int* x, int n) {
         __syncthreads();
         y[threadIdx.x] = RIGHT(table[threadIdx.x ^ 1])WRONG(__ldg(table + (threadIdx.x ^ 1)));
     }"""),
-    "another thread's local variable": ("operand", "of another thread's local memory", """\
-void k(int* y, const int* x, int n) {
-        __shared__ int* of[64];
-        int mine = x[threadIdx.x];
-        of[threadIdx.x] = &mine;
-        __syncthreads();
-        y[threadIdx.x] = *of[RIGHT(threadIdx.x) WRONG(threadIdx.x ^ 1)];
-        __syncthreads();
-    }"""),
     "past a local array": ("outside", "outside of a variable at k.cu:7, as ", """\
 void k(int* y, const int* x, int n) {
         int sums[4] = {};
