@@ -148,7 +148,7 @@ FIGURES = {
     "blocks": 1, "zero_scales": 0, "zero_blocks": 0, "subnormal_scales": 0, "negative_scales": 0, "not_finite": 0,
     "differing": 0, "first_not_finite": [], "first_differing": [], "first_subnormal": -1, "obeying": [0],
     "scale": None, "minimum": None, "duplicate_rows": None, "duplicate": None, "zeros_at_start": 0, "zeros_at_end": 0,
-    "runs": 0, "first_runs": [],
+    "runs": 0, "first_runs": [], "repeats": [],
 }  # fmt: skip
 SCAN_ARRAYS = [np.zeros((1, 256), np.int64), np.zeros(72, np.uint8), np.zeros(128, np.float32), np.zeros(0, np.float32)]
 
@@ -322,7 +322,7 @@ def test_garbage_is_a_fault(tiny: Model, call: str, messages: list[Message], res
 @pytest.mark.parametrize(("field", "value"), [
     ("blocks", 5), ("not_finite", 9), ("zero_blocks", 9), ("differing", 1), ("first_differing", [0]),
     ("subnormal_scales", 1), ("obeying", []), ("obeying", [9]), ("duplicate", [0, 7]),
-    ("zeros_at_start", 73), ("zeros_at_end", 73), ("runs", 1), ("first_runs", [[0, 4]]),
+    ("zeros_at_start", 73), ("zeros_at_end", 73), ("runs", 1), ("first_runs", [[0, 4]]), ("repeats", [[9, 99]]),
 ])  # fmt: skip
 def test_figures_that_contradict_each_other(field: str, value: object) -> None:
     import msgspec
