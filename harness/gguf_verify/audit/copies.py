@@ -1,6 +1,6 @@
 """Matrices that are copies of others of the file, byte for byte: a converter that wrote one of them twice.
 
-Tensors whose scans found the same figures are compared. Some copies are meant:
+Tensors whose scans found the same figures are compared. Some copies are intended:
 
 - Vectors and biases, and what holds one value, may be the same in many layers.
 - Matrices of the vocabulary serve as the embeddings, the output and those of layers that predict further tokens.
@@ -47,7 +47,7 @@ def copy_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding
 
 
 def _figures(content: Content) -> Hashable | None:
-    """What copies have in common; None of a tensor that may be one."""
+    """What copies have in common; None for a tensor that is allowed to be a copy."""
     tensor, scan = content.tensor, content.scan
     if scan is None or tensor.nbytes < _LEAST_BYTES or not is_weights(tensor) or is_constant(content):
         return None

@@ -81,7 +81,7 @@ OBSERVED = {
         ObservedFault(
             "illegal-operand", "an instruction is given a number that it cannot have",
             "copy 4, 8 or 16 bytes by cp.async.ca, 16 by cp.async.cg, and multiples of 16 by a bulk copy; a named "
-            "barrier is one of 0 to 15, of whole warps", _CHECKED,
+            "barrier is one of 0 to 15, of whole warps; load shared and local memory without __ldg", _CHECKED,
         ),
         ObservedFault(
             "false-assumption", "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "

@@ -1,6 +1,6 @@
 """Whether what a model's metadata and file name say about its tensors is true of the tensors.
 
-Every finding of `_Checks` is a warning: the bytes are well defined, but a reader is told something wrong about them. A
+Every finding of `_Checks` is a warning: the bytes are well defined, but the metadata describe them wrongly. A
 check that does not hold for every architecture names the architectures for which it does.
 """
 

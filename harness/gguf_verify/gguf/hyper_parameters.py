@@ -1,8 +1,8 @@
 """Values of keys with which no model can be computed: numbers that are not finite, an epsilon of 1000, a base of 0.
 
-Every number of the metadata has to be finite. What else a number may be is said of well-known hyper-parameters alone,
-by the last part of their keys, for all architectures. A range ends where llama.cpp has no meaning for the value, not
-where known models end: a factor of 0 is none to it, a model without attention has 0 heads, one without experts uses 0.
+Every number of the metadata must be finite. Well-known hyper-parameters also have ranges, by the last parts of their
+keys, for all architectures. A range ends where the value has no meaning for llama.cpp, not where known models end: a
+factor of 0 means none, a model without attention has 0 heads, one without experts uses 0.
 """
 
 from __future__ import annotations

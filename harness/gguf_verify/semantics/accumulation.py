@@ -24,7 +24,8 @@ steps before have added. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps
 parts, whose u is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. GPUs differ in L
 and F; `tensor_cores` measures them. The published ones, for factors of 16 bits, are (4, 23) of the V100, (8, 24) of the
 A100, A30, A2, L40S and RTX Ada, and (16, 25) of the H100 and the B200 (the same paper; Fasi et al., PeerJ Comput. Sci.
-7:e330; on an H100 scripts/tensor_cores.py printed the same). A declaration outside of their ranges is refused, since it
+7:e330; on an H100 scripts/tensor_cores.py printed the same). What subnormal factors add is in
+`values.alignment_of_subnormals`. A declaration outside of their ranges is refused, since it
 would widen the bound. The default is that of the V100, whose bound of a row, K/L·e, is the largest.
 
 The score needs roundings that are independent. Those of a half that is added to a much larger sum are not: they all go

@@ -219,12 +219,12 @@ def of_values(
 def alignment_of_subnormals(
     a: Doubles, w: Doubles, narrow: Narrow | None, accumulation: Accumulation, off: Doubles | None = None
 ) -> Doubles | float:
-    """What tensor cores lose because a factor is subnormal, beyond the bound of `of_values`: [M, n].
+    """What tensor cores lose because a factor is subnormal, beyond the bound of `of_values`, float64[M, n].
 
     They align products by the sum of their factors' exponents, and the exponent of a subnormal factor is that of the
     smallest normal number ν. The product of a and w is so cut off as one of max(|a|, ν)·max(|w|, ν), in the one step
-    that adds it. (Measured on an H200: outputs with weights of 2^-24 have the bits of this model with L = 16, F = 25,
-    and not those of normalized exponents.) Zeros have no exponent.
+    that adds it. (On an H100 and an H200 outputs have the bits of this model with L = 16, F = 25, and with weights of
+    2^-24 not those of normalized exponents: tests/gpu/test_gpu_tensor_cores.py.) Zeros have no exponent.
 
     Args:
         narrow: the factors' type; None where they are float32.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gguf_verify.checks import CHECKED, LAUNCHES
@@ -14,6 +15,9 @@ from gguf_verify.kernels import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
+from gguf_verify.rungs.generated_inputs import any_blocks
+from gguf_verify.rungs.schedules import inputs
+from gguf_verify.semantics.encodings import ENCODINGS
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import verify
 from tests.support.foreign_runs import Q4_0, verified
@@ -169,3 +173,14 @@ def test_reads_past_the_inputs_of_a_foreign_kernel(tmp_path: Path) -> None:
     options = Options(prompt="The", n_predict=1, tensor="blk.0.attn_q", progress=False)
     said = failures(verify(Q4_0, f"{source}:gemm", CpuHost(1), ("layers",), options))
     assert any("past.cu:" in line and "past the end of its weights" in line for line in said), said
+
+
+def test_an_index_by_codes_takes_every_value() -> None:
+    """The codes of the last token, of each product that a checked build makes."""
+    units = any_blocks(FORMATS["Q4_0"], 64, 1).reshape(4, -1)
+    made = list(inputs(FORMATS["Q4_0"], units, np.ones((4, 64), np.float32), 1))
+    assert made
+    for _, x in made:
+        codes = ENCODINGS["q8_1"].encode(x[-1:]).reshape(-1, 36)[:, 4:]
+        assert 0 in codes
+        assert {*(codes & 15).reshape(-1)} == {*range(16)}
