@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -66,8 +67,12 @@ def cpu(request: pytest.FixtureRequest) -> CpuHost:
     host = CpuHost()
     if len(request.session.items) > 50:  # all of them: compile on every core what the cache does not hold
         needed = [source for source in sources() if source[0] not in {KERNELS[k].file for k in TILED}]
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda source: host.load(kernel_root(), *source), needed))
+        # each process begins with a share of its own, and finds the others' in the cache
+        number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:])
+        processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+        begin = len(needed) * number // processes
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // processes)) as pool:
+            list(pool.map(lambda source: host.load(kernel_root(), *source), needed[begin:] + needed[:begin]))
     return host
 
 
