@@ -14,10 +14,12 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
+from gguf_verify.kernels.foreign import ForeignKernel, blocks, open_foreign
+from gguf_verify.kernels.foreign.operands import MemoryFile
 from gguf_verify.kernels.foreign.products import Products
 from gguf_verify.kernels.foreign.task_runner import TaskRunner
 from gguf_verify.kernels.foreign.tasks import ForeignRepacker, as_task
+from gguf_verify.kernels.launches import SparseProduct
 from gguf_verify.semantics import judge, product
 from gguf_verify.support.errors import KernelFault, KernelFinding
 from tests.support.foreign_runs import N, operands
@@ -64,6 +66,22 @@ extern "C" __global__ void gemm(const Q4_0* w, const Q8_1* x, const float* bias,
     work[m * N + n] = sum;
     y[m * N + n] = (work[m * N + n] + bias[n]) * scale[m] + residual[m * N + n] + more;
 }
+"""
+
+#: Gives what its scratch holds.
+COPIES = """
+extern "C" __global__ void gemm(const void* w, const void* x, const float* sums, float* y, long long n) {
+    const long long i = (long long)blockIdx.x * 128 + threadIdx.x;
+    if (i < n) y[i] = sums[i];
+}
+"""
+OF_COPIES = """
+formats = ["Q4_0"]
+semantics = "q8_1"
+parameters = ["weights", "activations", "sums", "output", "int64 M * N"]
+block = 128
+grid = "ceil(M * N, 128)"
+operands.sums = { scratch = "M * N * 4", zeroed = true }
 """
 
 
@@ -272,6 +290,28 @@ def test_no_text_of_a_process_is_parsed_as_a_type(dtype: object, monkeypatch: py
     with pytest.raises(KernelFault, match=r"which cannot be read$"):
         task.pack(FORMATS["Q4_0"], operands()[0])
     task.close()
+
+
+def test_zeroed_scratch_of_a_large_product_takes_one_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 GiB that hold zeros; its last thread block finds them."""
+    sizes: list[int] = []
+
+    def memory(size: int) -> MemoryFile:
+        sizes.append(size)
+        return MemoryFile(size)
+
+    monkeypatch.setattr(blocks, "MemoryFile", memory)
+    path = tmp_path / "k.cu"
+    path.write_text(COPIES)
+    path.with_suffix(".toml").write_text(OF_COPIES)
+    kernel = open_foreign(f"{path}:gemm", CpuHost(1))
+    rows, x = operands()
+    of = SparseProduct(FORMATS["Q4_0"], 1 << 16, 1 << 16, 32, 36, rows[0], kernel.quantize(x)[0])
+    written = kernel.alone(of, (1 << 32) // 128 - 1)
+    kernel.close()
+    assert written.at.tolist() == list(range((1 << 32) - 128, 1 << 32))
+    assert not written.words.any()
+    assert max(sizes) < 1 << 28
 
 
 def test_the_line_that_reads_past_the_end(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Multiply-adds of a call that a checked build makes again, at most.
 _MOST_LOCATED = 1 << 23
+#: Bytes of the zeros that repeat in scratch that is zeroed.
+_PAGE = 4096
 #: Seconds for a call, by default.
 TIME_LIMIT = 60.0
 
@@ -243,7 +245,11 @@ class ForeignKernel(Kernel):
     def alone(self, product: SparseProduct, number: int) -> Written:
         names = self._operands.names(product.fmt, product.m, product.n, product.k)
         own = self._operands.own(names)
-        contents = {name: content for name, (_, content) in own.items() if content is not None}
+        # scratch that is zeroed repeats a page of zeros
+        contents = {
+            name: content[:_PAGE] if of.role == "scratch" else content
+            for name, (of, content) in own.items() if content is not None
+        }  # fmt: skip
         call = SparseCall(
             {**product.contents, **contents}, {**product.sizes, **{name: of.nbytes for name, (of, _) in own.items()}},
             product, frozenset(name for name, (of, _) in own.items() if of.role == "scratch"), product.zeros,
