@@ -260,10 +260,31 @@ class Checks {
         if (zeros > bytes)
             illegal_operand(line, "sets more than its %lld bytes to zero, or fewer than none", (long long)bytes);
         for (const void* at : {from, to}) must_align(at, bytes, "an asynchronous copy of", bytes, line);
+        if (bytes > zeros) must_lie_in(GLOBAL, (uint64_t)from, line);
+        must_lie_in(SHARED, (uint64_t)to, line);
     }
     void copies_bulk(const void* to, const void* from, int bytes, const void* line) {
         if (bytes <= 0 || bytes % 16) illegal_operand(line, "copies %lld bytes, which is no multiple of 16", bytes);
         for (const void* at : {from, to}) must_align(at, 16, "a bulk copy of", (uint64_t)bytes, line);
+        must_lie_in(GLOBAL, (uint64_t)from, line), must_lie_in(SHARED, (uint64_t)to, line);
+    }
+    // An address of none of these spaces. What is no memory is found as it is accessed.
+    void must_lie_in(uint32_t spaces, uint64_t at, const void* line) {
+        if (!on || !in_kernel()) return;
+        const uint32_t found = spaces_of(at);
+        const bool generic = !found && spaces == SHARED && spaces_of(as_generic(at)) == SHARED;
+        if (found & spaces || (!found && !generic)) return;
+        flush();
+        const char* const got = found & SHARED ? "shared" : found & LOCAL ? "local" : found & GLOBAL ? "global" : "";
+        const char* const needed = spaces == SHARED     ? "shared memory (.shared)"
+                                   : spaces == GLOBAL   ? "global memory (.global)"
+                                   : spaces == LOCAL    ? "local memory (.local, .param)"
+                                   : spaces == CONSTANT ? "constant memory (.const)"
+                                                        : "global or shared memory";
+        char text[96];
+        snprintf(text, sizeof text, "needs an address in %s, and gets one in %s memory", needed, got);
+        add_one(OPERAND, 0, 0, at_of(line), generic ? UNCONVERTED : text, false);
+        stop_launch();
     }
     void must_align(const void* at, uint64_t alignment, const char* what, uint64_t bytes, const void* line) {
         if ((uint64_t)at % alignment == 0) return;
@@ -288,12 +309,9 @@ class Checks {
     void illegal_operand(const void* line, const char* format, long long value) {
         if (!on || !in_kernel()) return;
         flush();
-        illegal_operand_at(at_of(line), format, value);
-    }
-    void illegal_operand_at(uint32_t here, const char* format, long long value) {
         char text[96];
         snprintf(text, sizeof text, format, value);
-        add_one(OPERAND, 0, 0, here, text, false);
+        add_one(OPERAND, 0, 0, at_of(line), text, false);
         stop_launch();
     }
     AsyncWrite begin_copy(void* to, uint64_t size, const void* from, uint64_t read, const void* line) {
@@ -339,6 +357,7 @@ class Checks {
     // An atomic operation, or a strong load or store; `how`: Strong.
     void atomic(uint64_t at, uint64_t size, uint32_t how, const void* line) {
         if (!on || !in_kernel()) return;
+        if ((how & LOADS) && (how & STORES)) must_lie_in(GLOBAL | SHARED, at, line);
         if (at % size == 0) return access_strongly(at, size, how, line);
         flush();
         add_one(MISALIGNED, at, size, at_of(line), "'an atomic operation'", true);
@@ -375,11 +394,10 @@ class Checks {
     // A load that may see what memory held before the launch, whatever orders it after a store (PTX ISA 9.0, ld.global.nc).
     void read_as_constant(uint64_t at, uint64_t size, const void* line) {
         if (!on || !in_kernel()) return;
+        must_lie_in(GLOBAL, at, line);
         flush();
         const uint32_t here = at_of(line);
         Region* r = within(at, size, false, here);
-        if (on_a_stack(at) || (r && r->shared))
-            illegal_operand_at(here, "loads %lld bytes by ld.global.nc (__ldg) from memory that is not global", (long long)size);
         if (!r || r->input) return;
         const Cell* cells = r->cells_at(at);
         for (uint64_t i = 0; i < size; ++i)
@@ -419,6 +437,8 @@ class Checks {
     }
 
   private:
+    static constexpr char UNCONVERTED[] =
+        "needs an address in shared memory (.shared) as cvta.to.shared gives it, not a generic one";
     static constexpr char STALE[] = "but ld.global.nc (__ldg) is for what a launch never writes";
 
     // Writes that would race are reported once the bytes have changed: where all threads write the same, all is well.
@@ -468,13 +488,27 @@ class Checks {
         return !r.shared && !now_->order.knows_of(mine.thread, t.block, t.thread, t.clock);
     }
 
+    Region* region_of(uint64_t at) {
+        if (last_ < regions_.size() && regions_[last_].has(at)) return &regions_[last_];
+        for (size_t i = 0; i < regions_.size(); ++i)
+            if (regions_[i].has(at)) return &regions_[last_ = i];
+        return nullptr;
+    }
+    // 0: it is in no memory.
+    uint32_t spaces_of(uint64_t at) {
+        if (const Region* r = region_of(at)) return r->shared ? SHARED : library_.data.has(at) ? GLOBAL | CONSTANT : GLOBAL;
+        return on_a_stack(at) ? LOCAL : library_.image.has(at) ? GLOBAL | CONSTANT : 0;
+    }
+    // What an address of .shared would be if it were a generic one in shared memory.
+    static uint64_t as_generic(uint64_t at) {
+        return (uint64_t)of_shared_address(to_shared_address((const void*)(uintptr_t)to_shared_address((const void*)at)));
+    }
+
     // The region of an access that may be looked at. Accesses outside all of them end the launch.
     Region* within(uint64_t at, uint64_t size, bool writes, uint32_t here) {
         const auto is_one_of = [&](const Dim3& index) { return at - (uint64_t)&index < sizeof index; };
         if (is_one_of(threadIdx) || is_one_of(blockIdx) || is_one_of(blockDim) || is_one_of(gridDim)) return nullptr;
-        if (last_ < regions_.size() && regions_[last_].has(at)) return inside(regions_[last_], at, size, writes, here);
-        for (size_t i = 0; i < regions_.size(); ++i)
-            if (regions_[i].has(at)) return inside(regions_[last_ = i], at, size, writes, here);
+        if (Region* r = region_of(at)) return inside(*r, at, size, writes, here);
         if (on_a_stack(at) || (library_.image.has(at) && !writes)) return nullptr;
         add_one(OUTSIDE, at, size, here, nullptr, writes);
         stop_launch();

@@ -134,6 +134,7 @@ CUDA_ON_CPU_DP2A(__dp2a_hi, 2)
 // It is made anew each time, so a loop may wait by it.
 template <class CudaValue>
 inline __attribute__((always_inline)) CudaValue __ldcv(const CudaValue* at) {
+    cuda_on_cpu::must_lie_in(cuda_on_cpu::GLOBAL, at);
     cuda_on_cpu::may_wait(at);
     asm volatile("" ::: "memory");
     return *at;
@@ -142,6 +143,7 @@ inline __attribute__((always_inline)) CudaValue __ldcv(const CudaValue* at) {
 #define CUDA_ON_CPU_LOAD(NAME)                                                                                       \
     template <class CudaValue>                                                                                       \
     inline __attribute__((always_inline)) CudaValue NAME(const CudaValue* at) {                                      \
+        cuda_on_cpu::must_lie_in(cuda_on_cpu::GLOBAL, at);                                                           \
         return *at;                                                                                                  \
     }
 template <class CudaValue>
@@ -152,6 +154,7 @@ inline __attribute__((always_inline)) CudaValue __ldg(const CudaValue* at) {
 #define CUDA_ON_CPU_STORE(NAME)                                                                                      \
     template <class CudaValue>                                                                                       \
     inline __attribute__((always_inline)) void NAME(CudaValue* at, std::common_type_t<CudaValue> value) {            \
+        cuda_on_cpu::must_lie_in(cuda_on_cpu::GLOBAL, at);                                                           \
         *at = value;                                                                                                 \
     }
 CUDA_ON_CPU_LOAD(__ldca)

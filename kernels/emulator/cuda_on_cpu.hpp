@@ -86,7 +86,10 @@ IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask = ~0u, Way way = 
 [[noreturn]] IN_RUNNER void trap(const char* why);
 IN_RUNNER uint64_t clock_now();
 IN_RUNNER uint8_t* dynamic_shared();
-// Shared memory is within 2^31 bytes of where it begins, so an address in it is known by its lower half.
+// Shared memory is within 2^31 bytes of where it begins, so an address in it is known by its lower half. In the window of
+// .shared it lies elsewhere, so that an address that was not converted is none there.
+constexpr uint32_t SHARED_WINDOW = 0x5A000000;
+inline uint32_t to_shared_address(const void* p) { return (uint32_t)(uintptr_t)p + SHARED_WINDOW; }
 IN_RUNNER void* of_shared_address(uint32_t address);
 
 // Copies of this thread, in groups; the last `zeros` bytes become 0. `past_l1`: cp.async.cg, which copies 16 bytes alone.
@@ -94,15 +97,21 @@ IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t z
 IN_RUNNER void commit_copies();
 IN_RUNNER void wait_copies(unsigned pending);
 
+// State spaces of memory (PTX ISA 9.0, 5.1), a bit each. LOCAL: of parameters, too.
+enum Space : uint32_t { GENERIC = 0, GLOBAL = 1, SHARED = 2, LOCAL = 4, CONSTANT = 8 };
+
 // An access to so many bytes, whose address must be a multiple of that, though it is made in parts.
 #if defined(CUDA_ON_CPU_CHECKS)
 IN_RUNNER void must_align(const void* at, uint64_t bytes);
+// An instruction that names a space is of addresses in it (PTX ISA 9.0, 6.4.1).
+IN_RUNNER void must_lie_in(Space space, const void* at);
 // ld.global.nc: of memory that the launch does not write.
 IN_RUNNER void read_as_constant(const void* at, uint64_t bytes);
 IN_RUNNER void false_assumption();
 IN_RUNNER void* assume_aligned(const void* at, uint64_t alignment, uint64_t past = 0);
 #else
 inline void must_align(const void*, uint64_t) {}
+inline void must_lie_in(Space, const void*) {}
 inline void read_as_constant(const void*, uint64_t) {}
 #endif
 
@@ -180,7 +189,7 @@ enum Does : uint32_t { READ = 0, WROTE = 1, UPDATES = 2 };
 struct Finding {
     uint32_t kind, writes[2], thread[2], block[2], size;
     uint64_t address, at[2];  // addresses of instructions count from the library's
-    char text[64];
+    char text[96];
 };
 
 enum Access : uint32_t { READS = 0, WRITES = 1, OF_STACK = 2 };

@@ -364,9 +364,18 @@ uint64_t cvt(uint64_t x) {
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-inline uint8_t* global(uint64_t address) { return (uint8_t*)(uintptr_t)address; }
-inline uint8_t* shared(uint64_t address) { return (uint8_t*)of_shared_address((uint32_t)address); }
-inline uint64_t to_shared(uint64_t address) { return (uint32_t)address; }
+template <Space SPACE>
+uint8_t* pointer(uint64_t address) {
+    return (uint8_t*)(SPACE == SHARED ? of_shared_address((uint32_t)address) : (void*)(uintptr_t)address);
+}
+// The address of an access.
+template <Space SPACE>
+TO_RUNNER uint8_t* at(uint64_t address) {
+    uint8_t* const found = pointer<SPACE>(address);
+    if (SPACE != GENERIC) must_lie_in(SPACE, found);
+    return found;
+}
+inline uint64_t to_shared(uint64_t address) { return to_shared_address((const void*)(uintptr_t)address); }
 inline uint64_t of_shared(uint64_t address) { return (uint64_t)(uintptr_t)of_shared_address((uint32_t)address); }
 // What memory holds of a type.
 template <class T>
@@ -383,14 +392,14 @@ TO_RUNNER void constant(const uint8_t* at) {
     read_as_constant(at, COUNT * sizeof(Stored<T>));
 }
 template <class T>
-uint64_t load(const uint8_t* at, int i) {
+TO_RUNNER uint64_t load(const uint8_t* at, int i) {
     typedef Stored<T> V;
     const V v = ((const V*)at)[i];
     if constexpr (std::is_same<V, typename T::type>::value) return T::put(v);
     else return v;
 }
 template <class T>
-void store(uint8_t* at, int i, uint64_t v) {
+TO_RUNNER void store(uint8_t* at, int i, uint64_t v) {
     typedef Stored<T> V;
     if constexpr (std::is_same<V, typename T::type>::value) ((V*)at)[i] = T::get(v);
     else ((V*)at)[i] = (V)v;
@@ -467,9 +476,9 @@ TO_RUNNER uint64_t shuffle(char way, uint32_t a, uint32_t b, uint32_t c, unsigne
 
 template <int COUNT, bool TRANSPOSED>
 TO_RUNNER void ldmatrix(uint32_t (&d)[4], const uint8_t* row) {
-    const uint64_t* rows = gather((uint64_t)(uintptr_t)row);
     const int self = lane();
-    if (self < 8 * COUNT) must_align(row, 16);
+    if (self < 8 * COUNT) must_lie_in(SHARED, row), must_align(row, 16);
+    const uint64_t* rows = gather((uint64_t)(uintptr_t)row);
     for (int i = 0; i < COUNT; ++i) {
         uint16_t two[2];
         for (int j = 0; j < 2; ++j) {

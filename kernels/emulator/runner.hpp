@@ -514,7 +514,10 @@ class BlockRunner {
                 return mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             };
             void* p = room();
-            if (p != MAP_FAILED && near_variables((uint32_t)(uintptr_t)p)) {
+            const uint32_t begin = (uint32_t)(uintptr_t)p;
+            // an address that was not converted is in neither of them
+            if (p != MAP_FAILED && (near_variables(begin) || near_variables(begin + SHARED_WINDOW) ||
+                                    near_variables(begin - SHARED_WINDOW))) {
                 void* const taken = p;
                 p = room();
                 munmap(taken, SHARED_WALL + SHARED_ROOM + SHARED_WALL);
@@ -529,6 +532,7 @@ class BlockRunner {
         return shared_.get() + SHARED_GUARD;
     }
     void* of_shared_address(uint32_t address) {
+        address -= SHARED_WINDOW;
         if (shared_) {
             const uint8_t* const dynamic = shared_.get() + SHARED_GUARD;
             const int64_t from = (int32_t)(address - (uint32_t)(uintptr_t)dynamic);
@@ -819,6 +823,7 @@ IN_RUNNER void wait_copies(unsigned pending) {
 IN_RUNNER void must_align(const void* at, uint64_t bytes) {
     checks.must_align(at, bytes, "an access to", bytes, KERNELS_LINE);
 }
+IN_RUNNER void must_lie_in(Space space, const void* at) { checks.must_lie_in(space, (uint64_t)at, KERNELS_LINE); }
 IN_RUNNER void read_as_constant(const void* at, uint64_t bytes) {
     checks.read_as_constant((uint64_t)at, bytes, KERNELS_LINE);
 }

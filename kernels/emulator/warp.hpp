@@ -129,7 +129,7 @@ inline void __brkpt() {}
 
 // ---- addresses -------------------------------------------------------------------------------------------------------
 
-inline size_t __cvta_generic_to_shared(const void* p) { return (uint32_t)(uintptr_t)p; }
+inline size_t __cvta_generic_to_shared(const void* p) { return cuda_on_cpu::to_shared_address(p); }
 inline void* __cvta_shared_to_generic(size_t address) { return cuda_on_cpu::of_shared_address((uint32_t)address); }
 inline size_t __cvta_generic_to_global(const void* p) { return (size_t)(uintptr_t)p; }
 inline void* __cvta_global_to_generic(size_t address) { return (void*)(uintptr_t)address; }

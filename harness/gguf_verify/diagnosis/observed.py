@@ -79,9 +79,10 @@ OBSERVED = {
             "the branch; read only lanes of the mask that execute the shuffle", _CHECKED,
         ),
         ObservedFault(
-            "illegal-operand", "an instruction is given a number that it cannot have",
+            "illegal-operand", "an instruction is given a number or an address that it cannot have",
             "copy 4, 8 or 16 bytes by cp.async.ca, 16 by cp.async.cg, and multiples of 16 by a bulk copy; a named "
-            "barrier is one of 0 to 15, of whole warps; load shared and local memory without __ldg", _CHECKED,
+            "barrier is one of 0 to 15, of whole warps; an instruction that names a space (ld.shared, ld.global, "
+            "__ldg) takes addresses in it, and an atomic one none in local memory", _CHECKED,
         ),
         ObservedFault(
             "false-assumption", "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "

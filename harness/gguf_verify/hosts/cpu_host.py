@@ -98,7 +98,7 @@ class FoundHere(ctypes.Structure):
     _fields_ = [
         ("kind", ctypes.c_uint32), ("writes", ctypes.c_uint32 * 2), ("thread", ctypes.c_uint32 * 2),
         ("block", ctypes.c_uint32 * 2), ("size", ctypes.c_uint32), ("address", ctypes.c_uint64),
-        ("at", ctypes.c_uint64 * 2), ("text", ctypes.c_char * 64),
+        ("at", ctypes.c_uint64 * 2), ("text", ctypes.c_char * 96),
     ]  # fmt: skip
 
 

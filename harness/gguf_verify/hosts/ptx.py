@@ -35,6 +35,8 @@ _SPECIAL = {
 }  # fmt: skip
 #: Instructions that change nothing here.
 _NOTHING = re.compile(r"prefetch|discard|applypriority|griddepcontrol|pragma|setmaxnreg")
+#: The spaces that an instruction names → `cuda_on_cpu::Space`.
+_SPACES = {"global": "GLOBAL", "shared": "SHARED", "local": "LOCAL", "param": "LOCAL", "const": "CONSTANT"}
 _UNARY = {
     "neg",
     "abs",
@@ -184,12 +186,12 @@ class _Block:
     def _vector(self, text: str, type_: str = "") -> str:
         return f"{{{', '.join(self._value(part, type_) for part in self._parts(text))}}}"
 
-    def _address(self, text: str, space: str) -> str:
+    def _address(self, text: str, space: str, function: str = "at") -> str:
         found = re.fullmatch(r"\[\s*([^\]+]+?)\s*(?:\+\s*(.+?))?\s*\]", text.strip())
         if found is None:
             raise _Unknown(f"with an address {text}"[:60])
         at = self._value(found[1]) + (f" + {self._value(found[2])}" if found[2] else "")
-        return f"{_NS}{'shared' if space == 'shared' else 'global'}({at})"
+        return f"{_NS}{function}<::cuda_on_cpu::{space}>({at})"
 
     # ---- instructions --------------------------------------------------------------------------------------------
 
@@ -368,7 +370,7 @@ class _Block:
         if opcode.endswith("cache_hint"):
             o = o[:-1]
         taken = self._value(o[3] if len(o) > 3 else o[2])
-        to, of = self._address(o[0], "shared"), self._address(o[1], "global")
+        to, of = self._address(o[0], "SHARED", "pointer"), self._address(o[1], "GLOBAL", "pointer")
         return f"{_NS}copy_async({to}, {of}, {self._value(o[2])}, {taken}, {str('cg' in said).lower()});"
 
     def _ldmatrix_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str | None:
@@ -377,7 +379,8 @@ class _Block:
             return None
         lines = " ".join(f"{to} = gguf_verify_m[{i}];" for i, to in enumerate(targets))
         kind = f"{len(targets)}, {str('trans' in said).lower()}"
-        of = f"{_NS}ldmatrix<{kind}>(gguf_verify_m, {self._address(o[1], 'shared')});"
+        row = self._address(o[1], _space(said), "pointer")  # those of the other lanes are not looked at
+        of = f"{_NS}ldmatrix<{kind}>(gguf_verify_m, {row});"
         return f"{{ uint32_t gguf_verify_m[4]; {of} {lines} }}"
 
     def _mma_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str | None:
@@ -492,7 +495,8 @@ def _part(said: set[str]) -> str:
 
 
 def _space(said: set[str]) -> str:
-    return "shared" if said & {"shared", "shared::cta"} else "global"
+    """The one that an instruction names. A launch has no clusters here, so that theirs is the thread block's."""
+    return next((_SPACES[name] for part in said if (name := part.partition("::")[0]) in _SPACES), "GENERIC")
 
 
 def _released(said: set[str]) -> str:

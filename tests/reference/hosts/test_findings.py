@@ -184,7 +184,7 @@ void k(int* y, const int* x, int n) {
         __syncthreads();
         y[threadIdx.x] = v;
     }"""),
-    "a constant that is in shared memory": ("operand", "loads 4 bytes by ld.global.nc", """\
+    "a constant that is in shared memory": ("operand", "(.global), and gets one in shared memory", """\
 void k(int* y, const int* x, int n) {
         __shared__ int table[64];
         table[threadIdx.x] = x[threadIdx.x];

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,6 +283,128 @@ def test_a_checked_build_names_loads_of_constants_that_are_none(tmp_path: Path) 
         kernel = host.load_placed(kernels.under("Q4_0", checked)["Q4_0/k"])
         with expected:
             host.launch(kernel, (1, 1, 1), (32, 1, 1), [x, x, y])
+
+
+_OF_GLOBAL = "needs an address in global memory (.global), and gets one in {} memory"
+_OF_BOTH = "needs an address in global or shared memory, and gets one in local memory"
+_UNCONVERTED = "needs an address in shared memory (.shared) as cvta.to.shared gives it, not a generic one"
+#: Statements with an address {at}, which of the memory that an instruction names, another one, and what is said of it.
+SPACES = {
+    "ld.global": ('asm("ld.global.s32 %0, [%1];" : "=r"(v) : "l"({at}));', "w + t", "s + t", _OF_GLOBAL),
+    "ld.global.v4": (
+        'int a, b, c; asm("ld.global.v4.s32 {{%0, %1, %2, %3}}, [%4];" : "=r"(v), "=r"(a), "=r"(b), "=r"(c) : '
+        '"l"({at}));',
+        "w + 4 * (t % 2)", "s + 4 * (t % 2)", _OF_GLOBAL,
+    ),
+    "st.global": ('asm("st.global.s32 [%0], %1;" :: "l"({at}), "r"(v));', "(int*)y + t", "s + t", _OF_GLOBAL),
+    "st.global of a local": ('asm("st.global.s32 [%0], %1;" :: "l"({at}), "r"(v));', "(int*)y + t", "own", _OF_GLOBAL),
+    "atom.global": (
+        'asm("atom.global.add.s32 %0, [%1], 1;" : "=r"(v) : "l"({at}));', "(int*)y + t", "s + t", _OF_GLOBAL,
+    ),
+    "__ldg": ("v = __ldg({at});", "w + t", "s + t", _OF_GLOBAL),
+    "__ldcg": ("v = __ldcg({at});", "w + t", "s + t", _OF_GLOBAL),
+    "__ldcv": ("v = __ldcv({at});", "w + t", "(const int*)own", _OF_GLOBAL),
+    "__stcs": ("__stcs({at}, v);", "(int*)y + t", "s + t", _OF_GLOBAL),
+    "ld.shared": ('asm("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"({at}));', "at", "RAW(s + t)", _UNCONVERTED),
+    "ld.shared and an offset": (
+        'asm("ld.shared.s32 %0, [%1 + 4];" : "=r"(v) : "r"({at}));', "at", "RAW(s + t)", _UNCONVERTED,
+    ),
+    "ld.shared of dynamic memory": (
+        'asm("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"({at}));',
+        "(unsigned)__cvta_generic_to_shared(rest + t)", "RAW(rest + t)", _UNCONVERTED,
+    ),
+    "ld.shared of 64 bits": (
+        'asm("ld.shared.s32 %0, [%1];" : "=r"(v) : "l"({at}));',
+        "__cvta_generic_to_shared(s + t)", "s + t", _UNCONVERTED,
+    ),
+    "ld.shared::cluster": (
+        'asm("ld.shared::cluster.s32 %0, [%1];" : "=r"(v) : "r"({at}));', "at", "RAW(s + t)", _UNCONVERTED,
+    ),
+    "cvta.to.shared": (
+        'asm("{{ .reg .u64 a; {at}.u64 a, %1; ld.shared.s32 %0, [a]; }}" : "=r"(v) : "l"(s + t));',
+        "cvta.to.shared", "mov", _UNCONVERTED,
+    ),
+    "red.shared": ('asm("red.shared.add.s32 [%0], 1;" :: "r"({at}));', "at", "RAW(s + t)", _UNCONVERTED),
+    "ldmatrix.shared": (
+        'asm("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%0}}, [%1];" : "=r"(v) : "r"({at}));',
+        "at - 4 * t + 16 * (t % 8)", "t < 8 ? RAW(s + 4 * t) : 0", _UNCONVERTED,
+    ),
+    "ldmatrix of a generic address": (
+        'asm("ldmatrix.sync.aligned.m8n8.x1.b16 {{%0}}, [%1];" : "=r"(v) : "l"({at}));',
+        "(const int*)s + 4 * (t % 8)", "w",
+        "needs an address in shared memory (.shared), and gets one in global memory",
+    ),
+    "cp.async to": (
+        'asm("cp.async.ca.shared.global [%0], [%1], 4; cp.async.wait_all;" :: "r"({at}), "l"(w + t));',
+        "at", "RAW(s + t)", _UNCONVERTED,
+    ),
+    "cp.async from": (
+        'asm("cp.async.ca.shared.global [%0], [%1], 4; cp.async.wait_all;" :: "r"(at), "l"({at}));',
+        "w + t", "(const int*)rest + t", _OF_GLOBAL,
+    ),
+    "a pipeline's copy": (
+        "__pipeline_memcpy_async({at}, w + t, 4), __pipeline_commit(), __pipeline_wait_prior(0);",
+        "s + t", "own", "needs an address in shared memory (.shared), and gets one in local memory",
+    ),
+    "ld.local": (
+        'asm("ld.local.s32 %0, [%1];" : "=r"(v) : "l"({at}));', "own", "s + t",
+        "needs an address in local memory (.local, .param), and gets one in shared memory",
+    ),
+    "ld.const": (
+        'asm("ld.const.s32 %0, [%1];" : "=r"(v) : "l"({at}));', "table + t % 4", "w + t",
+        "needs an address in constant memory (.const), and gets one in global memory",
+    ),
+    "atom of any space": ('asm("atom.add.s32 %0, [%1], 1;" : "=r"(v) : "l"({at}));', "s + t", "own", _OF_BOTH),
+    "atomicAdd": ("atomicAdd({at}, 1);", "s + t", "own", _OF_BOTH),
+    "atomicAdd of a float": ("atomicAdd({at}, 1.0f);", "y + t", "(float*)own", _OF_BOTH),
+    "atomicCAS": ("v = atomicCAS({at}, 1, 2);", "(int*)y + t", "own", _OF_BOTH),
+}  # fmt: skip
+_WITH_SPACES = """#include <cuda_pipeline.h>
+#define RAW(p) (unsigned)(unsigned long long)(p)
+__constant__ int table[4] = {{1, 2, 3, 4}};
+extern "C" __global__ void k(const int* w, const int* x, float* y) {{
+    extern __shared__ int rest[]; __shared__ __align__(16) int s[64]; int own[2] = {{x[1], x[2]}}, v = 0;
+    const unsigned t = threadIdx.x, at = (unsigned)__cvta_generic_to_shared(s + t);
+    s[t] = s[t + 32] = rest[t] = w[t]; __syncthreads();
+    switch (x[0]) {{
+{cases}
+    }}
+    y[t] += v + own[t % 2] + s[t];
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def with_spaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CpuHost, Any]]:
+    cases = [
+        f"    case {2 * i + wrong}: {{ {statement.format(at=addresses[wrong])} break; }}"
+        for i, (statement, *addresses, _) in enumerate(SPACES.values())
+        for wrong in (0, 1)
+    ]
+    checked = Schedule(checked=True)
+    source = opened(tmp_path_factory.mktemp("spaces"), _WITH_SPACES.format(cases="\n".join(cases)))
+    host = CpuHost(1).under(checked)
+    assert isinstance(host, CpuHost)
+    kernels = CudaKernels(source, CpuHost(1), 300.0)  # whose library names the lines
+    yield host, host.load_placed(kernels.under("Q4_0", checked)["Q4_0/k"])
+    del kernels
+
+
+@pytest.mark.parametrize("name", SPACES)
+def test_an_instruction_takes_addresses_of_its_space_alone(name: str, with_spaces: tuple[CpuHost, Any]) -> None:
+    host, kernel = with_spaces
+    which, (_, _, wrong, said) = list(SPACES).index(name), SPACES[name]
+    w = host.upload(np.arange(64, dtype=np.int32), "weights")
+
+    def launch(case: int) -> None:
+        x = host.upload(np.array([case, 1, 2], np.int32), "activations")
+        host.launch(kernel, (1, 1, 1), (32, 1, 1), [w, x, host.output(256)], shared=256)
+
+    launch(2 * which)
+    words = said.format("local" if "own" in wrong else "shared")
+    with pytest.raises(KernelFinding, match=re.escape(f"the instruction at k.cu:{10 + 2 * which} {words}")) as found:
+        launch(2 * which + 1)
+    assert found.value.kind == "operand"
 
 
 def test_flags_are_taken_apart() -> None:
