@@ -166,4 +166,5 @@ def activation_parts(semantics: Semantics, fmt: BlockFormat, x: Bytes) -> tuple[
 
 def parts_of(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Bytes) -> Parts:
     """The product of weights uint8[N, row bytes] and activations uint8[M, row bytes], taken apart."""
+    fmt = semantics.term.reads(fmt)
     return Parts(semantics, fmt, *weight_parts(semantics, fmt, rows), *activation_parts(semantics, fmt, x))

@@ -592,7 +592,7 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
         (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = truncf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
         pytest.param(Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))",
                      "quantizer-truncates", marks=pytest.mark.slow),
-        pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", "", marks=pytest.mark.slow),
+        pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", "term-factor", marks=pytest.mark.slow),
         pytest.param(Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", "", marks=pytest.mark.slow),
         (Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", "term-factor"),
     ],
