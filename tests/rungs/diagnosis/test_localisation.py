@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,7 +172,7 @@ def test_elements_and_superblocks(tmp_path: Path) -> None:
 # -- what the report says of kernels that are wrong --------------------------------------------------------------------
 
 
-def report_of(tmp_path: Path, old: str, new: str, file: str = NAIVE) -> tuple[Report, dict[str, object], str]:
+def report_of(tmp_path: Path, old: str, new: str, file: str = NAIVE) -> tuple[Report, dict[str, Any], str]:
     kernel = altered_kernel(tmp_path, "q8_1_naive", file, old, new)
     options = Options(probes="brief", prompt="The import statement", tensor="blk.0.(attn_k|ffn_down)", progress=False)
     report = verify(Q4_0, kernel, rungs=["layers"], options=options)
