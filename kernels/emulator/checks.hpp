@@ -64,6 +64,23 @@ struct Region {
     }
 };
 
+// The variables of the kernel's unit: where each begins in the library, or in its thread-local memory, and its size.
+// hosts/extents.py writes them here. The bytes behind each belong to none.
+struct Extents {
+    uint64_t count, padding;
+    struct {
+        uint64_t begin;
+        uint32_t size, shared;
+    } all[2048];
+};
+extern "C" __attribute__((visibility("hidden"), used)) const volatile Extents cuda_on_cpu_extents = {0, 1, {}};
+
+// A variable's bytes.
+struct Extent {
+    uint64_t begin, end;
+    bool operator<(const Extent& other) const { return begin < other.begin; }
+};
+
 class Checks {
   public:
     bool on = false;
@@ -81,6 +98,13 @@ class Checks {
             add({range.begin, range.size, false, range.output == 0, nullptr});
         }
         if (library.data.size) add({(uint64_t)library.data.begin, library.data.size, false, false, nullptr});
+        variables_.clear();
+        for (uint64_t i = 0; i < cuda_on_cpu_extents.count; ++i) {
+            const auto& v = cuda_on_cpu_extents.all[i];
+            const uint64_t begin = v.begin + (v.shared ? library.thread_local_base : library.base);
+            variables_.push_back({begin, begin + v.size});
+        }
+        std::sort(variables_.begin(), variables_.end());
         last_ = 0, pending_.size = 0, copy_ = turn_ = 0;
         published_.clear(), replaced_.clear();
         by_chance = false;
@@ -508,11 +532,24 @@ class Checks {
     Region* within(uint64_t at, uint64_t size, bool writes, uint32_t here) {
         const auto is_one_of = [&](const Dim3& index) { return at - (uint64_t)&index < sizeof index; };
         if (is_one_of(threadIdx) || is_one_of(blockIdx) || is_one_of(blockDim) || is_one_of(gridDim)) return nullptr;
+        if ((library_.image.has(at) || library_.shared.has(at)) && leaves_variable_of_unit(at, size)) {
+            char text[32];
+            snprintf(text, sizeof text, "'%llu bytes'", (unsigned long long)size);
+            add_one(PAST_VARIABLE, at, size, here, text, writes);
+            stop_launch();
+        }
         if (Region* r = region_of(at)) return inside(*r, at, size, writes, here);
         if (on_a_stack(at) || (library_.image.has(at) && !writes)) return nullptr;
         add_one(OUTSIDE, at, size, here, nullptr, writes);
         stop_launch();
         return nullptr;
+    }
+    // What lies neither in a variable nor behind one is the compiler's own.
+    bool leaves_variable_of_unit(uint64_t at, uint64_t size) const {
+        auto next = std::upper_bound(variables_.begin(), variables_.end(), Extent{at, 0});
+        if (next == variables_.begin()) return false;
+        const uint64_t end = (--next)->end;
+        return at < end ? at + size > end : at < end + cuda_on_cpu_extents.padding;
     }
     Region* inside(Region& r, uint64_t at, uint64_t size, bool writes, uint32_t here) {
         if (at - r.begin + size <= r.size) return &r;
@@ -682,6 +719,7 @@ class Checks {
     Report* report_ = nullptr;
     Library library_{};
     std::vector<Region> regions_;
+    std::vector<Extent> variables_;  // of the kernel's unit
     size_t last_ = 0;
     uint32_t block_ = 0, threads_ = 0, copy_ = 0, turn_ = 0;
     std::map<uint32_t, Block> blocks_;

@@ -37,6 +37,7 @@ struct Library {
     void (*inside)();
     uint64_t base = 0;
     Bytes shared, image, data;
+    uint64_t thread_local_base = 0;
 };
 inline Library library_of(void (*inside)()) {
     Library found{inside};
@@ -58,6 +59,7 @@ inline Library library_of(void (*inside)()) {
         }
         if (!ours) return 0;
         found.base = library->dlpi_addr, found.image = image, found.data = data;
+        found.thread_local_base = (uint64_t)library->dlpi_tls_data;
         if (tls && library->dlpi_tls_data)
             found.shared = {(char*)library->dlpi_tls_data + tls->p_filesz, tls->p_memsz - tls->p_filesz};
         return 1;

@@ -37,6 +37,7 @@ from ..support.sealed import load_library, run_on
 from ..support.sources import combined, file_digest, of_makefile
 from .compilation import failed
 from .cuda_text import has_volatile
+from .extents import padded, with_extents
 from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
 from .tables import tables_hash, write_headers
@@ -384,7 +385,7 @@ def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
 def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
     """The unit with instrumentation, and the runner without."""
     link = [*LINK_CHECKED, *_of_linker(options)]
-    return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), link)
+    return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), link, checked=True)
 
 
 #: Where a foreign source finds headers of CUDA's names, below its folder.
@@ -432,7 +433,8 @@ def runner_object(root: Path, checked: bool) -> bytes:
 
 
 def _linked(
-    root: Path, unit: str, options: Sequence[str], runner: str, options_of_runner: Sequence[str], link: Sequence[str]
+    root: Path, unit: str, options: Sequence[str], runner: str, options_of_runner: Sequence[str], link: Sequence[str],
+    checked: bool = False,
 ) -> Built:  # fmt: skip
     emulator = emulator_of(root, FOREIGN in unit)
     content_of_runner = build(emulator, runner, options_of_runner, how=_object)
@@ -440,7 +442,7 @@ def _linked(
     made = _object(root, unit, options)
     with scratch.temporary("link") as folder:
         built, compiled, of_runner = folder / "unit.so", folder / "unit.o", folder / "runner.o"
-        compiled.write_bytes(made.content)
+        compiled.write_bytes(padded(made.content) if checked else made.content)
         of_runner.write_bytes(content_of_runner)
         # the linker takes a file for what its content is
         command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, "-o", str(built)]
@@ -449,6 +451,8 @@ def _linked(
             raise _failed(done, command, unit)
         files = [path.replace(f"{_ROOT}/", f"{emulator}/", 1) for path in read]
         library = read_limited(built)
+        if checked:
+            library = with_extents(library, made.content)
         if FOREIGN in unit:
             library = with_limits(library, made.content)
         return Built(library, tuple(dict.fromkeys([*made.files, *files])))
@@ -559,7 +563,7 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
 
 #: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
 CHECKS = [
-    "-O1", "-g1", _CHECKED,
+    "-O1", "-g1", "-fdata-sections", _CHECKED,
     "-fsanitize=thread,alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return,"
     "object-size",
     "-fsanitize-coverage=trace-pc", "--param=tsan-distinguish-volatile=1",

@@ -14,12 +14,13 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ..support.errors import EnvironmentFault
 from .cuda_text import tokens_of
+from .elf import FUNCTION, THREAD_LOCAL, Elf, Section
 
 #: Bytes of static shared memory that CUDA allows, on any GPU.
 MOST_STATIC = 49152
@@ -34,8 +35,6 @@ MOST_SHARED = 232448
 MOST_REGISTERS = 65536
 #: Thread blocks of a cluster that any GPU with clusters runs; more take an attribute of the function.
 _MOST_IN_CLUSTER = 8
-_SYMBOLS, _RELOCATIONS, _THREAD_LOCAL, _FUNCTION = 2, 4, 0x400, 2
-_MOST_SECTIONS, _MOST_ENTRIES = 1 << 15, 1 << 20
 _LISTED = b"__patchable_function_entries"
 #: Ends a library, before the length of what precedes it.
 _MARK = b"gguf-verify limits"
@@ -197,73 +196,14 @@ def _number(text: str, value: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-@dataclass(frozen=True)
-class _Section:
-    name: bytes
-    kind: int
-    flags: int
-    offset: int
-    size: int
-    link: int
-    of: int
-    alignment: int
-
-    @property
-    def variable(self) -> str:
-        """Of a section that holds one variable."""
-        name = self.name.rpartition(b".")[2].decode("ascii", "replace")
-        found = re.search(r"(?:E|L|^_Z)(\d+)([A-Za-z_]\w*?)(?:_\d+)?$", name)
-        return found[2][: int(found[1])] if found else name
-
-
-class _Object:
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        (at,) = struct.unpack_from("<Q", content, 40)
-        size, count, names = struct.unpack_from("<HHH", content, 58)
-        raw = [struct.unpack_from("<IIQQQQIIQQ", content, at + i * size) for i in range(min(count, _MOST_SECTIONS))]
-        strings = raw[names]
-        self.sections = [
-            _Section(self._string(strings[4], name), kind, flags, offset, length, link, of, alignment)
-            for name, kind, flags, _, offset, length, link, of, alignment, _ in raw
-        ]
-        #: name, kind, section, value
-        self.symbols: list[tuple[bytes, int, int, int]] = []
-        for section in self.sections:
-            if section.kind == _SYMBOLS:
-                begin = self.sections[section.link].offset
-                for at in self._entries(section, 24):
-                    name, info, _, where, value = struct.unpack_from("<IBBHQ", content, at)
-                    self.symbols.append((self._string(begin, name), info & 15, where, value))
-
-    def _string(self, table: int, at: int) -> bytes:
-        return self.content[table + at : self.content.index(b"\0", table + at)]
-
-    def _entries(self, section: _Section, each: int) -> Iterator[int]:
-        return iter(range(section.offset, section.offset + min(section.size, each * _MOST_ENTRIES), each))
-
-    def relocations(self) -> Iterator[tuple[int, int, int]]:
-        """The section that has it, its symbol's section, and the place in that."""
-        for section in self.sections:
-            if section.kind != _RELOCATIONS:
-                continue
-            for at in self._entries(section, 24):
-                _, info, addend = struct.unpack_from("<QQq", self.content, at)
-                _, _, where, value = self.symbols[info >> 32]
-                if where < len(self.sections):
-                    yield section.of, where, value + addend
-
-
 def _limits(compiled: bytes) -> dict[str, LaunchLimits]:
     try:
-        if compiled[:5] != b"\x7fELF\x02":
-            raise ValueError
-        return _limits_of_kernels(_Object(compiled))
+        return _limits_of_kernels(Elf(compiled))
     except (struct.error, IndexError, ValueError):
         raise EnvironmentFault("a compiler made no object that can be read") from None
 
 
-def _limits_of_kernels(of: _Object) -> dict[str, LaunchLimits]:
+def _limits_of_kernels(of: Elf) -> dict[str, LaunchLimits]:
     reaches: dict[int, set[int]] = {}
     bounded: dict[int, int] = {}  # section → where its function's launch bounds begin
     for section, where, place in of.relocations():
@@ -273,15 +213,15 @@ def _limits_of_kernels(of: _Object) -> dict[str, LaunchLimits]:
             reaches.setdefault(section, set()).add(where)
     bounds = {
         where: value - bounded[where]
-        for _, kind, where, value in of.symbols
-        if kind == _FUNCTION and where in bounded and value > bounded[where]
+        for _, kind, where, value, _ in of.symbols
+        if kind == FUNCTION and where in bounded and value > bounded[where]
     }
     out = {}
-    for name, kind, where, _ in of.symbols:
-        if kind == _FUNCTION and name.endswith(b"_launch") and where:
+    for name, kind, where, _, _ in of.symbols:
+        if kind == FUNCTION and name.endswith(b"_launch") and where:
             all_ = _reached(where, reaches)
             threads = [bounds[w] for w in all_ if w in bounds]
-            shared = [of.sections[w] for w in all_ if of.sections[w].flags & _THREAD_LOCAL]
+            shared = [of.sections[w] for w in all_ if of.sections[w].flags & THREAD_LOCAL]
             out[name.decode("ascii", "replace")] = _limits_of_kernel(threads, shared)
     return out
 
@@ -295,7 +235,7 @@ def _reached(start: int, reaches: dict[int, set[int]]) -> set[int]:
     return found
 
 
-def _limits_of_kernel(threads: Sequence[int], shared: Sequence[_Section]) -> LaunchLimits:
+def _limits_of_kernel(threads: Sequence[int], shared: Sequence[Section]) -> LaunchLimits:
     own = [section for section in shared if b"11cuda_on_cpu" not in section.name]  # not the emulator's
     static = 0
     for section in sorted(own, key=lambda s: -s.alignment):

@@ -211,6 +211,50 @@ void k(int* y, const int* x, int n) {
         __syncthreads();
         y[threadIdx.x] = s[threadIdx.x WRONG(+ n)] + behind[threadIdx.x];
     }"""),
+    "past a table, in a function": ("outside", "reads memory outside of a variable at k.cu:6, as 4 bytes", """\
+void helper();
+__device__ int behind[1] = {15}; __constant__ int table[15] = {0, 1, 2}; __device__ int last[1] = {15};
+__device__ __attribute__((noinline)) int of(const int* values, int i) { return values[i]; }
+__global__ void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = of(table, threadIdx.x % 15 WRONG(+ n)) + of(behind, 0) + of(last, 0);
+    }"""),
+    "before a table": ("outside", "reads memory outside of a variable at k.cu:6, as 2 bytes", """\
+void helper();
+__constant__ short before[16] = {1, 2}; __constant__ short table[15] = {0, 1, 2}; __constant__ short behind[16] = {3};
+__device__ __attribute__((noinline)) int of(const short* values, int i) { return values[i]; }
+__global__ void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = of(table, threadIdx.x % 15 WRONG(- n)) + of(before, 15) + of(behind, 15);
+    }"""),
+    "past one of several tables": ("outside", "reads memory outside of a variable at k.cu:", """\
+void k(int* y, const int* x, int n) {
+        static const int even[15] = {1, 2, 3}, odd[15] = {4, 5, 6};
+        const int* tables[2] = {even, odd};
+        const int* table = tables[x[threadIdx.x] & 1];
+        y[threadIdx.x] = table[threadIdx.x % 15 WRONG(+ n)] + table[x[3]];
+    }"""),
+    "a word that a table ends in": ("outside", "reads memory outside of a variable at k.cu:6, as 4 bytes", """\
+void helper();
+__constant__ unsigned char table[RIGHT(16)WRONG(15)] = {1, 2}, behind[16] = {3, 4};
+__device__ __attribute__((noinline)) int of(const unsigned char* values, int i) { return ((const int*)values)[i]; }
+__global__ void k(int* y, const int* x, int n) {
+        y[threadIdx.x] = of(table, threadIdx.x % 4) + of(behind, threadIdx.x % 4);
+    }"""),
+    "past a variable that is written": ("outside", "writes memory outside of a variable at k.cu:6, as 4 bytes", """\
+void helper();
+__device__ int sums[4], others[4];
+__device__ __attribute__((noinline)) void set(int* values, int i) { values[i] = i; }
+__global__ void k(int* y, const int* x, int n) {
+        if (threadIdx.x == 0) set(sums, 3 WRONG(+ n)), set(others, 3), y[threadIdx.x] = sums[3] + others[3];
+    }"""),
+    "past an array in shared memory, in a function": ("outside", "outside of a variable at k.cu:5, as 4 bytes", """\
+void helper();
+__device__ __attribute__((noinline)) int of(const int* values, int i) { return values[i]; }
+__global__ void k(int* y, const int* x, int n) {
+        __shared__ int s[63], behind[64];
+        s[threadIdx.x % 63] = 1, behind[threadIdx.x] = 1;
+        __syncthreads();
+        y[threadIdx.x] = of(s, threadIdx.x RIGHT(% 63)) + of(behind, threadIdx.x);
+    }"""),
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
     }"""),
@@ -355,6 +399,37 @@ RIGHT = {
         for (const int* p = sums; p != &sums[4]; ++p) sum += *p;
         for (int *p = s + threadIdx.x; p < &s[64]; p += 64) *p = sum;
         y[threadIdx.x] = s[threadIdx.x] + ((const Rest*)x)->rest[threadIdx.x % 32];
+    }""",
+    "variables to their last element": """void helper();
+struct Shape { virtual int of(int i) const { return i; } int size = 3; };
+struct Other : Shape { int of(int i) const override { return 2 * i; } };
+template <int N> __device__ const int* table() { static const int all[N] = {1, 2, 3}; return all; }
+inline constexpr int inlined[5] = {1, 2, 3, 4, 5};
+__device__ int counts[3]; __constant__ double tiny[1] = {0.5}; __constant__ char letters[] = "abc";
+__constant__ const char* const names[2] = {"one", "two"};
+__device__ __attribute__((noinline)) int of(const int* values, int i) { return values[i]; }
+__device__ __attribute__((noinline)) int character(const char* text, int i) { return text[i]; }
+__device__ __attribute__((noinline)) int virtually(const Shape& shape, int i) { return shape.of(i); }
+__global__ void k(int* y, const int* x, int n) {
+        __shared__ int s[7], behind[3];
+        DYNAMIC_SHARED(room);
+        int* const rest = (int*)room;
+        if (blockIdx.x) return;
+        const int aggregate[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+        static const struct { char c; int i; } pairs[2] = {{1, 2}, {3, 4}};
+        const Shape shape; const Other other;
+        if (threadIdx.x < 7) s[threadIdx.x] = n;
+        if (threadIdx.x < 3) behind[threadIdx.x] = n, counts[threadIdx.x] = n;
+        rest[threadIdx.x] = n;
+        __syncthreads();
+        int sum = of(s, 6) + of(behind, 2) + of(counts, 2) + of(rest, 63) + of(table<3>(), 2) + of(table<4>(), 3);
+        sum += of(inlined, 4) + of(aggregate, threadIdx.x % 9) + of(&pairs[1].i, 0) + (int)tiny[threadIdx.x / 64];
+        sum += character(letters, 3) + character(names[n], 3) + character("literal", threadIdx.x % 8);
+        switch (threadIdx.x % 8) {
+            case 0: sum += 3; break; case 1: sum *= 3; break; case 2: sum ^= 3; break; case 4: sum -= 9; break;
+            case 5: sum /= 3; break; case 6: sum %= 7; break; default: sum = -sum;
+        }
+        y[threadIdx.x] = sum + virtually(threadIdx.x % 2 ? shape : other, n);
     }""",
     "an array of arrays as one": """void k(int* y, const int* x, int n) {
         __shared__ int s[4][16];

@@ -1,0 +1,102 @@
+"""Objects and libraries as the C++ compiler and its linker make them: ELF of 64 bits (System V ABI, chapter 4)."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+#: Kinds of sections, and their flags.
+SYMBOLS, RELOCATIONS, NO_BITS = 2, 4, 8
+ALLOCATED, EXECUTABLE, MERGEABLE, THREAD_LOCAL = 2, 4, 0x10, 0x400
+#: Kinds of symbols.
+VARIABLE, FUNCTION, THREAD_LOCAL_VARIABLE = 1, 2, 6
+_MOST_SECTIONS, _MOST_ENTRIES = 1 << 15, 1 << 20
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section; `header`: where in the file its header is."""
+
+    header: int
+    name: bytes
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    of: int
+    alignment: int
+
+    @property
+    def variable(self) -> str:
+        """Of a section that holds one variable."""
+        name = self.name.rpartition(b".")[2].decode("ascii", "replace")
+        found = re.search(r"(?:E|L|^_Z)(\d+)([A-Za-z_]\w*?)(?:_\d+)?$", name)
+        return found[2][: int(found[1])] if found else name
+
+
+class Symbol(NamedTuple):
+    """A symbol; `section`: the number of its section, or one that is none's."""
+
+    name: bytes
+    kind: int
+    section: int
+    value: int
+    size: int
+
+
+class Elf:
+    """A file's sections and its symbols. Raises struct.error, IndexError or ValueError where it is none."""
+
+    def __init__(self, content: bytes) -> None:
+        if content[:5] != b"\x7fELF\x02":
+            raise ValueError
+        self.content = content
+        (at,) = struct.unpack_from("<Q", content, 40)
+        size, count, names = struct.unpack_from("<HHH", content, 58)
+        headers = range(at, at + min(count, _MOST_SECTIONS) * size, size or 1)
+        raw = [struct.unpack_from("<IIQQQQIIQQ", content, header) for header in headers]
+        strings = raw[names]
+        self.sections = [
+            Section(header, self._string(strings[4], name), *rest[:8])
+            for header, (name, *rest) in zip(headers, raw, strict=True)
+        ]
+        self.symbols: list[Symbol] = []
+        for section in self.sections:
+            if section.kind == SYMBOLS:
+                begin = self.sections[section.link].offset
+                for at in self._entries(section, 24):
+                    name, info, _, where, value, length = struct.unpack_from("<IBBHQQ", content, at)
+                    self.symbols.append(Symbol(self._string(begin, name), info & 15, where, value, length))
+
+    def _string(self, table: int, at: int) -> bytes:
+        return self.content[table + at : self.content.index(b"\0", table + at)]
+
+    def _entries(self, section: Section, each: int) -> Iterator[int]:
+        return iter(range(section.offset, section.offset + min(section.size, each * _MOST_ENTRIES), each))
+
+    def variables(self) -> list[Symbol]:
+        """Those that lie in this file."""
+        kinds = (VARIABLE, THREAD_LOCAL_VARIABLE)
+        return [s for s in self.symbols if s.kind in kinds and 0 < s.section < len(self.sections) and s.size]
+
+    def relocations(self) -> Iterator[tuple[int, int, int]]:
+        """The section that has it, its symbol's section, and the place in that."""
+        for section in self.sections:
+            if section.kind != RELOCATIONS:
+                continue
+            for at in self._entries(section, 24):
+                _, info, addend = struct.unpack_from("<QQq", self.content, at)
+                symbol = self.symbols[info >> 32]
+                if symbol.section < len(self.sections):
+                    yield section.of, symbol.section, symbol.value + addend
+
+
+__all__ = [
+    "ALLOCATED", "EXECUTABLE", "FUNCTION", "MERGEABLE", "NO_BITS", "THREAD_LOCAL", "THREAD_LOCAL_VARIABLE", "VARIABLE",
+    "Elf", "Section", "Symbol",
+]  # fmt: skip

@@ -1,0 +1,72 @@
+"""Where the variables of a checked build begin and end.
+
+Each lies in a section of its own of the unit's object (`-fdata-sections`). `padded` makes these sections longer, so
+that behind each variable lie bytes that belong to none. `with_extents` writes into the library that is linked from it
+where the variables lie, for `kernels/emulator/checks.hpp`: the compiler's own checks know the variable of an address
+only within a function.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from ..support.errors import EnvironmentFault
+from .elf import ALLOCATED, EXECUTABLE, MERGEABLE, NO_BITS, THREAD_LOCAL_VARIABLE, Elf, Symbol
+
+#: `cuda_on_cpu::Extents`: its name, bytes behind a variable, the most variables, and each one's fields.
+_TABLE, PADDING, _MOST = b"cuda_on_cpu_extents", 1024, 2048
+_ENTRY = struct.Struct("<QII")
+_HEAD = struct.Struct("<QQ")
+
+
+def padded(compiled: bytes) -> bytes:
+    """An object with `PADDING` bytes behind each of its variables. Raises EnvironmentFault."""
+    of, out = _read(compiled), bytearray(compiled)
+    for number in sorted({symbol.section for symbol in _padded(of)}):
+        section = of.sections[number]
+        offset = section.offset
+        if section.kind != NO_BITS:
+            out += bytes(-len(out) % max(1, section.alignment))
+            offset = len(out)
+            out += compiled[section.offset : section.offset + section.size] + bytes(PADDING)
+        struct.pack_into("<QQ", out, section.header + 24, offset, section.size + PADDING)
+    return bytes(out)
+
+
+def with_extents(library: bytes, compiled: bytes) -> bytes:
+    """A library that knows where the variables of the object lie that it was linked from. Raises EnvironmentFault."""
+    of = _read(library)
+    names, found, table = {symbol.name for symbol in _padded(_read(compiled))}, dict[bytes, Symbol](), None
+    for symbol in of.variables():
+        if symbol.name == _TABLE:
+            table = symbol
+        elif symbol.name in names:
+            found.setdefault(symbol.name, symbol)  # the runner's object comes after the unit's
+    if table is None:
+        raise EnvironmentFault("a checked build has no table of its variables")
+    known = sorted((s.kind == THREAD_LOCAL_VARIABLE, s.value, s.size) for s in found.values())[:_MOST]
+    section, out = of.sections[table.section], bytearray(library)
+    at = section.offset + table.value - section.address
+    _HEAD.pack_into(out, at, len(known), PADDING)
+    for i, (shared, begin, size) in enumerate(known):
+        _ENTRY.pack_into(out, at + _HEAD.size + i * _ENTRY.size, begin, min(size, 2**32 - 1), shared)
+    return bytes(out)
+
+
+def _read(content: bytes) -> Elf:
+    try:
+        return Elf(content)
+    except (struct.error, IndexError, ValueError):
+        raise EnvironmentFault("a compiler made no object that can be read") from None
+
+
+def _padded(of: Elf) -> list[Symbol]:
+    """The variables of an object, but constants that the linker merges."""
+    return [
+        symbol
+        for symbol in of.variables()
+        if of.sections[symbol.section].flags & (ALLOCATED | EXECUTABLE | MERGEABLE) == ALLOCATED
+    ]
+
+
+__all__ = ["PADDING", "padded", "with_extents"]
