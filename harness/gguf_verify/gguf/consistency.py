@@ -15,6 +15,7 @@ import numpy as np
 from ..formats import FORMATS
 from ..support.partial_import import submodule
 from ..support.text import printable
+from .chat_templates import check_chat_templates
 from .file import Tensor
 from .hyper_parameters import check_hyper_parameters
 from .model import PART_NAME, Model
@@ -49,13 +50,14 @@ def check_consistency(model: Model) -> tuple[Finding, ...]:
     """Everything in the metadata that has no meaning, or that the tensors or the vocabulary contradict.
 
     In a file that says that it is not a model (an adapter, say), only the values of its keys are checked, and in one
-    without tensors also the vocabulary.
+    without tensors also the vocabulary and the chat templates.
     """
     values = tuple(check_hyper_parameters(model))
     kind = model.metadata.get("general.type")
     if isinstance(kind, str) and kind != "model":
         return values
-    return (*values, *check_vocabulary(model), *(_Checks(model).check() if model.tensors else ()))
+    claims = _Checks(model).check() if model.tensors else ()
+    return (*values, *check_vocabulary(model), *check_chat_templates(model), *claims)
 
 
 class _Checks:

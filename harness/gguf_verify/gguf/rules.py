@@ -312,14 +312,29 @@ _RULES = (
         "Correct the key by the model's own configuration, or convert the model again.",
     ),
     Rule(
-        92, "key-range", "error", "llama.cpp has no meaning for such a value, or one that no model was trained with",
+        92, "key-range", "error",
+        "llama.cpp or float32 has no meaning for such a value, or another key contradicts it",
         "A converter did not know the value and wrote a placeholder, or the file was altered or damaged.",
         "Correct the key by the model's own configuration with gguf-py's gguf_set_metadata.py.",
     ),
     Rule(
-        93, "token-type", "warning", "llama.cpp gives a token of an unknown type no attributes, so it is text like any",
+        93, "token-type", "warning",
+        "llama.cpp gives a token of an unknown type no attributes, and writes no text for one that is unused",
         "A converter numbered the types in another way, or the file is damaged.",
         "Convert the model again with the tokenizer that belongs to it.",
+    ),
+    Rule(
+        94, "key-unknown", "warning",
+        "llama.cpp has no code for such a value: it refuses the file, or takes no notice of the value",
+        "The file was made by a newer program, or the key was edited or damaged.",
+        "Use a newer llama.cpp; else correct the key by the model's own configuration.",
+    ),
+    Rule(
+        95, "chat-template", "warning",
+        "programs cannot apply a template that does not parse: they refuse chats, or format them in another way than "
+        "the model was trained with",
+        "The template was cut or edited by hand.",
+        "Take the template of the original model; set it with gguf-py's gguf_new_metadata.py.",
     ),
     # content: what the tensors' bytes mean
     Rule(
