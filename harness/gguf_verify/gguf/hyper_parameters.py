@@ -77,8 +77,8 @@ _COUNT = Domain("there is at least one", 1)
 _SIZE = Domain("it counts something", 0)
 _EPSILON = Domain("it is added to the mean square of a row, which is about 1: ggml asserts that it is not negative, "
                   "and models have from 1e-12 to 1e-2", 0, 0.1, open=True)  # fmt: skip
-_BASE = Domain("at each position, the rotary embedding turns pair i of n by the power -2i/n of it, from 1 radian down",
-               1)  # fmt: skip
+_BASE = Domain("at each position, the rotary embedding turns pair i of n by the power -2i/n of it, and float32 does "
+               "not tell the turns of smaller ones apart", 1 / _PRECISION)  # fmt: skip
 _FACTOR = Domain("llama.cpp multiplies or divides by it, and takes 0 for none; other values overflow or vanish in "
                  "float32, as norms square", 1 / _SQUARE, _SQUARE, zero=True)  # fmt: skip
 _SCALING = Domain("the rotary embedding divides positions by it, 0 means none, and with other values float32 does not "
@@ -91,7 +91,6 @@ _TURNS = Domain("YaRN takes the logarithm of its reciprocal", 0, open=True)
 _ROTATED = Domain("ggml turns pairs of a head's values, and 0 means none", 0, even=True,
                   at_most="attention.key_length")  # fmt: skip
 _EXPERTS = Domain("some of the experts are chosen", 0, at_most="expert_count")
-_LAYERS = Domain("they are some of the layers", 0, at_most="block_count")
 
 #: The last parts of keys.
 _DOMAINS = {
@@ -117,7 +116,7 @@ _DOMAINS = {
     "expert_used_count": _EXPERTS,
     "expert_group_count": replace(_EXPERTS, why="each group has as many experts", divides=_EXPERTS.at_most),
     "expert_group_used_count": Domain("some of the groups are chosen", 0, at_most="expert_group_count"),
-    "leading_dense_block_count": _LAYERS, "nextn_predict_layers": _LAYERS,
+    "nextn_predict_layers": Domain("they are some of the layers", 0, at_most="block_count"),
     "wkv.head_size": Domain("a row is of whole heads", 1, divides="embedding_length"),
 }  # fmt: skip
 #: The last part of a key, where the table does not have the key.

@@ -288,7 +288,8 @@ def test_a_checked_build_names_loads_of_constants_that_are_none(tmp_path: Path) 
 _OF_GLOBAL = "needs an address in global memory (.global), and gets one in {} memory"
 _OF_BOTH = "needs an address in global or shared memory, and gets one in local memory"
 _UNCONVERTED = "needs an address in shared memory (.shared) as cvta.to.shared gives it, not a generic one"
-#: Statements with an address {at}, which of the memory that an instruction names, another one, and what is said of it.
+#: A statement with an address {at}; an address in the space that its instruction names, one in another space, and the
+#: finding of the latter.
 SPACES = {
     "ld.global": ('asm("ld.global.s32 %0, [%1];" : "=r"(v) : "l"({at}));', "w + t", "s + t", _OF_GLOBAL),
     "ld.global.v4": (
