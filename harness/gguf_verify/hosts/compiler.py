@@ -184,7 +184,14 @@ def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | Non
     special = () if how is None else (how.__name__, *CHECKS)
     if FOREIGN in unit:
         special += ("-Wa,--MD",)  # older lists lack what the assembler read
-    return (tree_hash(root), tables_hash(), unit, *FLAGS, *options, *special, *_compiler_key())
+    return (tree_hash(root), tables_hash(), _writers(), unit, *FLAGS, *options, *special, *_compiler_key())
+
+
+def _writers() -> str:
+    """One digest of the modules that write into what a compiler made."""
+    here = Path(__file__)
+    modules = (here.with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
+    return combined((module.name, file_digest(module)) for module in modules)
 
 
 def _compiler_key() -> tuple[str, ...]:

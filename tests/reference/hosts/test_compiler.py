@@ -21,7 +21,7 @@ from gguf_verify.support.cache import tree_hash
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.support.sealed import load_library
-from gguf_verify.support.sources import of_makefile
+from gguf_verify.support.sources import file_digest, of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
 from tests.support.tools import FIXTURES, ROOT
 
@@ -102,6 +102,11 @@ def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     host.load(one, "k.cu", "k", {"UNUSED": "1"})
     CpuHost(1, ["-O1"]).load(one, "k.cu", "k", {})
     assert len(compiled) == len(_libraries()) == 4
+
+    edited = ROOT / "harness" / "gguf_verify" / "hosts" / "extents.py"  # it writes into builds
+    monkeypatch.setattr(compiler, "file_digest", lambda path: "other" if Path(path) == edited else file_digest(path))
+    CpuHost(1).load(one, "k.cu", "k", {})
+    assert len(compiled) == 5
 
 
 @pytest.mark.parametrize("damage", ["none", "missing", "cut short", "empty"])
