@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..kernels.interface import Kernel, Weights
-from ..semantics import Order
+from ..semantics import Order, Semantics
 from .inputs import Bytes, Floats
 
 
@@ -59,6 +59,10 @@ class OneBlock(Kernel):
     @property
     def semantics(self) -> str:
         return self.inner.semantics
+
+    @property
+    def definition(self) -> Semantics:
+        return self.inner.definition
 
     @property
     def order(self) -> Order | None:

@@ -126,6 +126,16 @@ def check_bytes(
     return check
 
 
+def only_defined(made: Encoding, x: Floats, fast_math: bool = False) -> Floats:
+    """Activations float32[M, K] with zeros for each block that has a code of no definition, or a value that is not
+    finite."""
+    assert made.format is not None
+    blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % made.format.block_size))).reshape(len(x), -1, made.format.block_size)
+    known, _ = _codes_known(made, blocks, fast_math)
+    whole = (known & np.isfinite(blocks)).all(axis=-1, keepdims=True)
+    return np.where(whole, blocks, np.float32(0)).reshape(len(x), -1)[:, : x.shape[1]]
+
+
 def _codes_known(made: Encoding, blocks: Floats, fast_math: bool) -> tuple[Bools, Bools]:
     """Which values have a code, and which may have either of two with fast math, bool like the blocks."""
     assert made.ratios is not None
@@ -254,4 +264,4 @@ def _told(
     raise AssertionError("the block is wrong")
 
 
-__all__ = ["QuantizerCheck", "WrongBlock", "check_bytes", "encoding", "encodings", "unit_of"]
+__all__ = ["QuantizerCheck", "WrongBlock", "check_bytes", "encoding", "encodings", "only_defined", "unit_of"]

@@ -349,6 +349,10 @@ def test_in_cuda(model: Model, tmp_path: Path, declared: str, macro: str, words:
     if not words:
         assert (result.verdict, result.failures) == ("passed", [])
         assert result.checked[CHECKED] > 0
+        # 127 / max|x| overflows, and a GPU converts what results otherwise than this processor
+        omitted = [why for what, why in result.envelopes[0].not_covered if what.startswith("blocks with codes that no")]
+        assert len(omitted) == (declared == QUANTIZE)
+        assert all("converts a float to an integer type that cannot hold it" in why for why in omitted)
     else:
         assert result.verdict == "failed"
         assert any(re.search(words, f.what) for f in result.failures), [f.what for f in result.failures]

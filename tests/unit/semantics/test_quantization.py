@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.rungs.generated_inputs import every_size, ties_of_codes
-from gguf_verify.semantics.quantization import check_bytes, encoding, encodings
+from gguf_verify.semantics.quantization import check_bytes, encoding, encodings, only_defined
 
 X = np.random.default_rng(0).standard_normal((64, 512)).astype(np.float32)
 
@@ -35,6 +35,24 @@ def test_each_byte_counts(name: str, fast_math: bool) -> None:
         checked = check_bytes(semantics, X, wrong, ordered=True, fast_math=fast_math)
         assert checked.n_wrong == 1, byte
         assert [checked.wrong[0].m, checked.wrong[0].block] == [token, block]
+
+
+@pytest.mark.parametrize("name", encodings())
+@pytest.mark.parametrize("fast_math", [False, True])
+def test_only_blocks_without_a_definition_become_zeros(name: str, fast_math: bool) -> None:
+    of = encoding(name)
+    x = every_size(512)
+    x[0, 0], x[1, 300] = np.nan, np.inf
+    checked = check_bytes(of, x, of.encode(x), fast_math=fast_math)
+    given = only_defined(of, x, fast_math)
+    again = check_bytes(of, given, of.encode(given), fast_math=fast_math)
+    assert checked.unjudged == 2
+    assert checked.undefined > 0
+    assert (again.unjudged, again.undefined) == (0, 0)
+    blocks, kept = (v.view(np.uint32).reshape(-1, of.format.block_size) for v in (x, given))
+    zeros = (kept != blocks).any(axis=-1)
+    assert not kept[zeros].any()
+    assert 2 <= zeros.sum() < len(zeros) / 2  # blocks of 128, too
 
 
 def test_ambiguous_codes() -> None:
