@@ -92,8 +92,11 @@ class Examination:
     def _follow(
         self, found: Iterable[Content], tensors: Sequence[Tensor], told: Callable[[Content], object], bar: tqdm[Any]
     ) -> None:
-        for tensor in tensors[len(self.contents) :][:1]:
-            under_way(bar, tensor.name)
+        def next_one() -> None:
+            if len(self.contents) < len(tensors):
+                under_way(bar, tensors[len(self.contents)].name)
+
+        next_one()
         for content in found:
             content = content if self.sampled is None else self.sampled.placed(content)
             self.contents.append(content)
@@ -101,8 +104,7 @@ class Examination:
             if content.unverified:
                 self.unverified.append((content.tensor.name, content.unverified))
             told(content)
-            for tensor in tensors[len(self.contents) :][:1]:
-                under_way(bar, tensor.name)
+            next_one()
 
     def compare(self, tensors: Sequence[Tensor], source: Source, importance: Importance | None = None) -> None:
         """Compare every tensor with its source, quantized with the importance matrix, if there is one."""
