@@ -8,7 +8,8 @@ bits (`diagnosis.permutation`); else nothing is verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,8 @@ Bytes = npt.NDArray[np.uint8]
 
 #: What cannot be verified, and what to do.
 NO_UNPACK = "what it packs was not taken apart: {why}; give an unpack that makes the rows again, @kernel(unpack=f)"
+#: Bytes that are held of what was packed.
+_MOST_HELD = 1 << 28
 #: Shapes that a packing is tried at where its bits are looked for, which takes some twenty calls each.
 _INFERRED = 6
 
@@ -48,6 +51,7 @@ def check(run: Run, result: RungResult) -> None:
             result.leave(tensor.name, BROKEN, culprit="kernel")
             continue
         rung.tensor(tensor)
+    rung.take_apart()
     for tensor in run.progress("packing, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
     if only is not None:
@@ -63,12 +67,39 @@ RUNG = Rung(
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Matrix:
+    """One that is packed and taken apart.
+
+    Args:
+        call: that packs it.
+        rows: makes its rows, uint8[n, row bytes].
+        words: which one it is, where it is no part of the tensor.
+        start: the row of the tensor that its first one is; -1: of none.
+        judged: is told how many of its blocks are wrong; None: it cannot be taken apart.
+    """
+
+    call: Call
+    tensor: Tensor
+    fmt: BlockFormat
+    rows: Callable[[], Bytes]
+    words: str
+    judged: Callable[[int | None], None]
+    start: int = -1
+
+    @property
+    def shown(self) -> str:
+        return f"at N = {self.call.n}, K = {self.call.k}"
+
+
 class _Packing:
     def __init__(self, calls: TaskCalls) -> None:
         assert isinstance(calls.kernel, Repacker)
         self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
         #: Type → bytes of the file's rows, and of what they were packed into.
         self._sizes: dict[str, tuple[int, int]] = {}
+        #: What was packed and not taken apart yet: the process that packs ends before the other one starts.
+        self._packed: list[tuple[_Matrix, Packed]] = []
 
     @property
     def broken(self) -> bool:
@@ -76,25 +107,44 @@ class _Packing:
         return self._calls.broken
 
     def tensor(self, tensor: Tensor) -> None:
-        """A tensor, matrix by matrix."""
-        fmt, rows, failed = _format(tensor), self._calls.run.row_bytes(tensor), self._result.n_failures
-        matrix, blocks, left = rows_of_matrix(tensor), 0, len(self._result.unverified)
-        for number, start in enumerate(range(0, len(rows), matrix)):
-            part = np.ascontiguousarray(rows[start : start + matrix])
-            call = Call(kind="tensor", number=number, first_row=start, n=len(part), k=tensor.k)
+        """Pack a tensor, matrix by matrix."""
+        fmt, rows = _format(tensor), self._calls.run.row_bytes(tensor)
+        matrix, found = rows_of_matrix(tensor), list[tuple[int, int | None]]()
+        starts = range(0, len(rows), matrix)
+
+        def judged(blocks: int, wrong: int | None) -> None:
+            found.append((blocks, wrong))
+            if len(found) == len(starts) and self._calls.only is None:
+                self._record(tensor, found)
+
+        for number, start in enumerate(starts):
+            n = min(matrix, len(rows) - start)
+            call = Call(kind="tensor", number=number, first_row=start, n=n, k=tensor.k)
             if self._calls.wants(call):
-                right = self._judge(call, tensor, fmt, part, "", start)
-                blocks += len(part) * tensor.k // fmt.block_size if right is not None else 0
-        if self._calls.only is not None or len(self._result.unverified) > left:
+                part = partial(np.ascontiguousarray, rows[start : start + matrix])
+                told = partial(judged, n * tensor.k // fmt.block_size)
+                self._pack(_Matrix(call, tensor, fmt, part, "", told, start))
+
+    def _record(self, tensor: Tensor, found: Sequence[tuple[int, int | None]]) -> None:
+        """What came of a tensor's matrices: their blocks, and how many of them are wrong."""
+        if any(wrong is None for _, wrong in found):
             return
+        blocks = sum(blocks for blocks, _ in found)
         self._result.count("tensors")
         self._result.count("blocks", blocks)
-        record = TensorValues(tensor.name, tensor.type.name, blocks, self._result.n_failures - failed)
+        record = TensorValues(tensor.name, tensor.type.name, blocks, sum(wrong or 0 for _, wrong in found))
         self._result.details.append(record)
 
     def probes(self, tensor: Tensor) -> None:
         """What the probe plan asks of a type."""
         fmt, found = _format(tensor), Found(tensor.type.name)
+
+        def judged(values: str, n: int, k: int, wrong: int | None) -> None:
+            if wrong == 0:
+                found.right(values, k, n=n)
+            elif wrong is not None:
+                found.wrong += 1
+
         for number, (values, n, k, make) in enumerate(self._plan(tensor, fmt)):
             call = Call(kind="probe", number=number, n=n, k=k)
             if not self._calls.wants(call):
@@ -104,11 +154,9 @@ class _Packing:
                 break
             if self._calls.out_of_time(found):
                 break
-            right = self._judge(call, tensor, fmt, make(), f" of {n} rows and K = {k} ({values})")
-            if right:
-                found.right(values, k, n=n)
-            elif right is not None:
-                found.wrong += 1
+            words = f" of {n} rows and K = {k} ({values})"
+            self._pack(_Matrix(call, tensor, fmt, make, words, partial(judged, values, n, k)))
+        self.take_apart()
         self._calls.under_schedules(tensor, self._scheduled(tensor, fmt))
         if self._calls.only is None:
             self._calls.record(found)
@@ -136,35 +184,43 @@ class _Packing:
 
     # ---- judging -----------------------------------------------------------------------------------------------------
 
-    def _judge(
-        self, call: Call, tensor: Tensor, fmt: BlockFormat, rows: Bytes, words: str, start: int = -1
-    ) -> bool | None:
-        """Pack rows, take them apart, and compare; None where they cannot be taken apart. `start`: the row of the
-        tensor that the first one is, if it is one."""
-        n, k, shown = len(rows), call.k, f"at N = {len(rows)}, K = {call.k}"
-        packed: list[Packed] = []
-
-        def both() -> Bytes:
-            packed.append(self._kernel.pack(fmt, rows))
-            return self._kernel.unpack(fmt, packed[0], n, k) if self._kernel.unpacks else packed[0].bytes
-
-        made = self._calls.make(call, tensor, shown, both)
-        if made is None:
-            return False
-        if start >= 0:
-            file, own = self._sizes.get(fmt.name, (0, 0))
-            self._sizes[fmt.name] = file + rows.size, own + packed[0].bytes.size
+    def _pack(self, of: _Matrix) -> None:
+        """Pack a matrix, and hold what it becomes; take all apart that is held, where that is much."""
+        rows = of.rows()
+        packed = self._calls.make(of.call, of.tensor, of.shown, lambda: self._kernel.pack(of.fmt, rows))
+        if packed is None:
+            return of.judged(1)
+        if of.start >= 0:
+            file, own = self._sizes.get(of.fmt.name, (0, 0))
+            self._sizes[of.fmt.name] = file + rows.size, own + packed.bytes.size
         if not self._kernel.unpacks:
-            return self._inferred(call, tensor, fmt, rows, made, shown)
+            return of.judged(self._inferred(of.call, of.tensor, of.fmt, rows, packed.bytes, of.shown))
+        self._packed.append((of, packed))
+        if sum(held.bytes.size for _, held in self._packed) > _MOST_HELD:
+            self.take_apart()
+        return None
+
+    def take_apart(self) -> None:
+        """Take apart what was packed, and compare."""
+        held, self._packed = self._packed, []
+        for of, packed in held:
+            unpack = partial(self._kernel.unpack, of.fmt, packed, of.call.n, of.call.k)
+            made = self._calls.make(of.call, of.tensor, of.shown, unpack, counts=False)
+            of.judged(1 if made is None else self._compared(of, made))
+
+    def _compared(self, of: _Matrix, made: Bytes) -> int:
+        """How many blocks are not those that were packed, which is recorded."""
+        tensor, fmt, start, rows = of.tensor, of.fmt, of.start, of.rows()
+        n, k = len(rows), of.call.k
         wrong = made.reshape(n, -1, fmt.block_bytes) != rows.reshape(n, -1, fmt.block_bytes)
         if not wrong.any():
-            return True
+            return 0
         bad = np.argwhere(wrong.any(axis=-1))
         row, block = (int(i) for i in bad[0])
         at = int(wrong[row, block].argmax())
         place = (
             where(tensor, start + row, block=block) if start >= 0
-            else f"{printable(tensor.name, 64)}{words}: row {row} block {block}"
+            else f"{printable(tensor.name, 64)}{of.words}: row {row} block {block}"
         )  # fmt: skip
         byte = block * fmt.block_bytes + at
         got, expected = int(made.reshape(n, -1)[row, byte]), int(rows[row, byte])
@@ -176,16 +232,16 @@ class _Packing:
                 start + row if start >= 0 else row, block, None,
                 tensor.block_offset(start + row, block) if start >= 0 else None,
                 raw.tobytes()[:MAX_HEX_BYTES].hex(), float(got), float(expected), None, None,
-                tensor.part if start >= 0 else 0, matrix_of(tensor, start + row) if start >= 0 else None, call=call,
+                tensor.part if start >= 0 else 0, matrix_of(tensor, start + row) if start >= 0 else None, call=of.call,
                 block_type=fmt.name,
             ), len(bad),
         )  # fmt: skip
-        return False
+        return len(bad)
 
     def _inferred(
         self, call: Call, tensor: Tensor, fmt: BlockFormat, rows: Bytes, packed: Bytes, shown: str
-    ) -> bool | None:
-        """Without an unpack: whether the packing only moves bits."""
+    ) -> int | None:
+        """Without an unpack, where the packing only moves bits: how many blocks are wrong."""
         found: list[Moves | Lost | str] = []
 
         def infer() -> Bytes:
@@ -193,7 +249,7 @@ class _Packing:
             return rows
 
         if self._calls.make(call, tensor, shown, infer) is None:
-            return False
+            return 1
         moves = found[0]
         if isinstance(moves, Moves):
             if np.array_equal(moves.rows(packed, rows.shape), rows):
@@ -201,7 +257,7 @@ class _Packing:
                     "it declares no unpack: its bits are those of the rows in another order, as planted bits show, and "
                     "were taken apart accordingly"
                 )
-                return True
+                return 0
             moves = "its bits are not those of the rows in another order"
         name = printable(tensor.name, 64)
         if isinstance(moves, Lost):
@@ -214,7 +270,7 @@ class _Packing:
                     block_type=fmt.name,
                 )
             )  # fmt: skip
-            return False
+            return 1
         self._result.leave(tensor.name, NO_UNPACK.format(why=moves))
         return None
 

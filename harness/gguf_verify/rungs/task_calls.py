@@ -23,7 +23,7 @@ from .run import Run
 from .schedules import BRIEF, made, may_run, not_done, not_tried, omit, schedules, shapes
 
 Bytes = npt.NDArray[np.uint8]
-T = TypeVar("T", bound=npt.NDArray[Any])
+T = TypeVar("T")
 
 #: Wrong calls after which no further probes of a type are made.
 MOST_WRONG = 3
@@ -88,9 +88,10 @@ class TaskCalls:
         only = self.only
         return only is None or (only.kind, only.number, only.use) == (call.kind, call.number, call.use)
 
-    def make(self, call: Call, tensor: Tensor, words: str, do: Callable[[], T]) -> T | None:
-        """What a call gives; None where the kernel broke its contract, which is recorded."""
-        if self.only is not None:
+    def make(self, call: Call, tensor: Tensor, words: str, do: Callable[[], T], counts: bool = True) -> T | None:
+        """What a call gives; None where the kernel broke its contract, which is recorded. `counts`: it is no part of
+        one that was counted."""
+        if self.only is not None and counts:
             self.result.count(ALONE)
         try:
             with calling(call):

@@ -225,7 +225,8 @@ def _as(x: Floats, dtype: str) -> Bytes:
 
 
 class ForeignRepacker(ForeignTask, Repacker):
-    """A repacking. What takes it apart runs in a process of its own, which gets the packed bytes and nothing else."""
+    """A repacking. What takes it apart runs in a process of its own, which gets the packed bytes and nothing else: the
+    process that had the rows has ended by then, and with it what it held for another one, such as locks of files."""
 
     def __init__(self, kernel: ForeignKernel, apart: Products | None = None) -> None:
         super().__init__(kernel)
@@ -242,7 +243,10 @@ class ForeignRepacker(ForeignTask, Repacker):
 
     def under(self, schedule: Schedule) -> Task | None:
         scheduled = self.kernel.under(schedule)
-        return None if scheduled is None else ForeignRepacker(scheduled, self._unpacking if self.unpacks else None)
+        if scheduled is None:
+            return None
+        self.kernel.loaded.end()
+        return ForeignRepacker(scheduled, self._unpacking if self.unpacks else None)
 
     def close(self) -> None:
         if "_unpacking" in self.__dict__:
@@ -250,6 +254,8 @@ class ForeignRepacker(ForeignTask, Repacker):
         super().close()
 
     def pack(self, fmt: BlockFormat, rows: Bytes) -> Packed:
+        if "_unpacking" in self.__dict__:
+            self._unpacking.end()
         n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
         names, products = self._names(fmt, 1, n, k), self.kernel.loaded
         unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
@@ -274,6 +280,7 @@ class ForeignRepacker(ForeignTask, Repacker):
         return Packed(made, shape, dtype)
 
     def unpack(self, fmt: BlockFormat, packed: Packed, n: int, k: int) -> Bytes:
+        self.kernel.loaded.end()
         names, products = self._names(fmt, 1, n, k), self._unpacking
         operand = Operand("weights", "input", packed.dtype, packed.shape)
         self._load(products, fmt, Given(operand, packed.bytes), n, k)
