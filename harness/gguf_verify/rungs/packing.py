@@ -8,9 +8,10 @@ bits (`diagnosis.permutation`); else nothing is verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -30,10 +31,12 @@ from .scale_blocks import any_bits
 from .task_calls import BROKEN, MOST_WRONG, Found, TaskCalls, laid_out, quantized_matrices, shapes_of, small_shapes
 
 Bytes = npt.NDArray[np.uint8]
+#: The blocks of a probe in words, its rows and columns, and what makes it.
+_Probe = tuple[str, int, int, Callable[[], Bytes]]
 
 #: What cannot be verified, and what to do.
 NO_UNPACK = "what it packs was not taken apart: {why}; give an unpack that makes the rows again, @kernel(unpack=f)"
-#: Bytes that are held of what was packed.
+#: Packed bytes that are held until they are taken apart. The matrix that exceeds this is the last one of its batch.
 _MOST_HELD = 1 << 28
 #: Shapes that a packing is tried at where its bits are looked for, which takes some twenty calls each.
 _INFERRED = 6
@@ -43,15 +46,8 @@ def check(run: Run, result: RungResult) -> None:
     """Judge the kernel's packing. Raises EnvironmentFault."""
     only = begin_alone(run, result)
     rung = _Packing(TaskCalls(run, result, only))
-    first: dict[str, Tensor] = {}
     course = run.course({t.name: t for t in quantized_matrices(run, result)})
-    for tensor in course.each("packing", result):
-        first.setdefault(tensor.type.name, tensor)
-        if rung.broken:
-            result.leave(tensor.name, BROKEN, culprit="kernel")
-            continue
-        rung.tensor(tensor)
-    rung.take_apart()
+    first = rung.tensors(course.each("packing", result))
     for tensor in run.progress("packing, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
     if only is not None:
@@ -69,27 +65,29 @@ RUNG = Rung(
 
 @dataclass(frozen=True)
 class _Matrix:
-    """One that is packed and taken apart.
+    """Rows that are packed and taken apart.
 
     Args:
-        call: that packs it.
-        rows: makes its rows, uint8[n, row bytes].
-        words: which one it is, where it is no part of the tensor.
-        start: the row of the tensor that its first one is; -1: of none.
-        judged: is told how many of its blocks are wrong; None: it cannot be taken apart.
+        call: that packs them.
+        rows: makes them, uint8[n, row bytes].
+        start: the row of the tensor that the first one is; None: they are a probe.
+        values: the blocks of a probe, in words.
     """
 
     call: Call
     tensor: Tensor
     fmt: BlockFormat
     rows: Callable[[], Bytes]
-    words: str
-    judged: Callable[[int | None], None]
-    start: int = -1
+    start: int | None = None
+    values: str = ""
 
     @property
-    def shown(self) -> str:
+    def size(self) -> str:
         return f"at N = {self.call.n}, K = {self.call.k}"
+
+    @property
+    def blocks(self) -> int:
+        return self.call.n * self.call.k // self.fmt.block_size
 
 
 class _Packing:
@@ -98,70 +96,74 @@ class _Packing:
         self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
         #: Type → bytes of the file's rows, and of what they were packed into.
         self._sizes: dict[str, tuple[int, int]] = {}
-        #: What was packed and not taken apart yet: the process that packs ends before the other one starts.
-        self._packed: list[tuple[_Matrix, Packed]] = []
 
-    @property
-    def broken(self) -> bool:
-        """`TaskCalls.broken`."""
-        return self._calls.broken
+    def tensors(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Judge tensors, matrix by matrix. Returns the first one of each type."""
+        first: dict[str, Tensor] = {}
 
-    def tensor(self, tensor: Tensor) -> None:
-        """Pack a tensor, matrix by matrix."""
-        fmt, rows = _format(tensor), self._calls.run.row_bytes(tensor)
-        matrix, found = rows_of_matrix(tensor), list[tuple[int, int | None]]()
-        starts = range(0, len(rows), matrix)
+        def matrices() -> Iterator[_Matrix]:
+            for tensor in tensors:
+                first.setdefault(tensor.type.name, tensor)
+                if self._calls.broken:
+                    self._result.leave(tensor.name, BROKEN, culprit="kernel")
+                else:
+                    yield from self._matrices(tensor)
 
-        def judged(blocks: int, wrong: int | None) -> None:
-            found.append((blocks, wrong))
-            if len(found) == len(starts) and self._calls.only is None:
-                self._record(tensor, found)
+        for _, judged in groupby(self._judged(matrices()), lambda each: each[0].tensor.name):
+            self._record(list(judged))
+        return first
 
-        for number, start in enumerate(starts):
-            n = min(matrix, len(rows) - start)
+    def _matrices(self, tensor: Tensor) -> Iterator[_Matrix]:
+        fmt, matrix = _format(tensor), rows_of_matrix(tensor)
+        for number, start in enumerate(range(0, tensor.n_rows, matrix)):
+            n = min(matrix, tensor.n_rows - start)
             call = Call(kind="tensor", number=number, first_row=start, n=n, k=tensor.k)
             if self._calls.wants(call):
-                part = partial(np.ascontiguousarray, rows[start : start + matrix])
-                told = partial(judged, n * tensor.k // fmt.block_size)
-                self._pack(_Matrix(call, tensor, fmt, part, "", told, start))
+                yield _Matrix(call, tensor, fmt, partial(self._rows, tensor, start, n), start)
 
-    def _record(self, tensor: Tensor, found: Sequence[tuple[int, int | None]]) -> None:
-        """What came of a tensor's matrices: their blocks, and how many of them are wrong."""
-        if any(wrong is None for _, wrong in found):
+    def _rows(self, tensor: Tensor, start: int, n: int) -> Bytes:
+        return np.ascontiguousarray(self._calls.run.row_bytes(tensor)[start : start + n])
+
+    def _record(self, judged: Sequence[tuple[_Matrix, int | None]]) -> None:
+        """Record a tensor, unless something of it was not judged.
+
+        Args:
+            judged: its matrices, as of `_judged`.
+        """
+        if self._calls.only is not None or any(wrong is None for _, wrong in judged):
             return
-        blocks = sum(blocks for blocks, _ in found)
+        tensor, blocks = judged[0][0].tensor, sum(matrix.blocks for matrix, _ in judged)
         self._result.count("tensors")
         self._result.count("blocks", blocks)
-        record = TensorValues(tensor.name, tensor.type.name, blocks, sum(wrong or 0 for _, wrong in found))
+        record = TensorValues(tensor.name, tensor.type.name, blocks, sum(wrong or 0 for _, wrong in judged))
         self._result.details.append(record)
 
     def probes(self, tensor: Tensor) -> None:
-        """What the probe plan asks of a type."""
+        """Judge the probes of a type."""
         fmt, found = _format(tensor), Found(tensor.type.name)
-
-        def judged(values: str, n: int, k: int, wrong: int | None) -> None:
+        plan = list(self._plan(tensor, fmt))
+        for matrix, wrong in self._judged(self._probes(tensor, fmt, plan, found)):
             if wrong == 0:
-                found.right(values, k, n=n)
+                found.right(matrix.values, matrix.call.k, n=matrix.call.n)
             elif wrong is not None:
                 found.wrong += 1
-
-        for number, (values, n, k, make) in enumerate(self._plan(tensor, fmt)):
-            call = Call(kind="probe", number=number, n=n, k=k)
-            if not self._calls.wants(call):
-                continue
-            if found.wrong >= MOST_WRONG or self.broken:
-                found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+            if found.wrong >= MOST_WRONG:
                 break
-            if self._calls.out_of_time(found):
-                break
-            words = f" of {n} rows and K = {k} ({values})"
-            self._pack(_Matrix(call, tensor, fmt, make, words, partial(judged, values, n, k)))
-        self.take_apart()
+        if (found.wrong >= MOST_WRONG or self._calls.broken) and found.calls + found.wrong < len(plan):
+            found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
         self._calls.under_schedules(tensor, self._scheduled(tensor, fmt))
         if self._calls.only is None:
             self._calls.record(found)
 
-    def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[tuple[str, int, int, Callable[[], Bytes]]]:
+    def _probes(self, tensor: Tensor, fmt: BlockFormat, plan: Sequence[_Probe], found: Found) -> Iterator[_Matrix]:
+        for number, (values, n, k, make) in enumerate(plan):
+            call = Call(kind="probe", number=number, n=n, k=k)
+            if self._calls.wants(call):
+                if self._calls.broken or self._calls.out_of_time(found):
+                    break
+                yield _Matrix(call, tensor, fmt, make, values=values)
+
+    def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[_Probe]:
         options = self._calls.run.options
         blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)
         shapes = shapes_of(self._kernel.domain, fmt.block_size, options.seed, options.probes == "brief")
@@ -173,106 +175,136 @@ class _Packing:
             yield "random bytes", n, k, partial(np.resize, made, (n, fmt.row_bytes(k)))
 
     def _scheduled(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[tuple[Call, str, Callable[[Any], Bytes]]]:
+        """All calls of pack, then those of unpack, so that few processes are started."""
         blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)
+
+        def pack(rows: Bytes, ordinary: Callable[[], Packed], kernel: Repacker) -> Bytes:
+            return (ordinary() if kernel is self._kernel else kernel.pack(fmt, rows)).bytes
+
+        def unpack(ordinary: Callable[[], Packed], n: int, k: int, kernel: Repacker) -> Bytes:
+            return kernel.unpack(fmt, ordinary(), n, k)
+
+        unpacks = []
         for _, n, k in small_shapes(self._kernel.domain, fmt.block_size, self._calls.run.options.seed):
             rows = laid_out(fmt, blocks, n, k)
-            words = f"{printable(tensor.name, 64)}: at N = {n}, K = {k}"
-            yield Call(kind="schedule", n=n, k=k), words, partial(_packed, fmt, rows)
-            if self._kernel.unpacks:
-                made = self._kernel.pack(fmt, rows)
-                yield Call(kind="schedule", n=n, k=k), words + ", unpack", partial(_unpacked, fmt, made, n, k)
+            ordinary = cache(partial(self._kernel.pack, fmt, rows))
+            call, words = Call(kind="schedule", n=n, k=k), f"{printable(tensor.name, 64)}: at N = {n}, K = {k}"
+            yield call, words, partial(pack, rows, ordinary)
+            unpacks.append((call, words + ", unpack", partial(unpack, ordinary, n, k)))
+        if self._kernel.unpacks:
+            yield from unpacks
 
     # ---- judging -----------------------------------------------------------------------------------------------------
 
-    def _pack(self, of: _Matrix) -> None:
-        """Pack a matrix, and hold what it becomes; take all apart that is held, where that is much."""
-        rows = of.rows()
-        packed = self._calls.make(of.call, of.tensor, of.shown, lambda: self._kernel.pack(of.fmt, rows))
-        if packed is None:
-            return of.judged(1)
-        if of.start >= 0:
-            file, own = self._sizes.get(of.fmt.name, (0, 0))
-            self._sizes[of.fmt.name] = file + rows.size, own + packed.bytes.size
-        if not self._kernel.unpacks:
-            return of.judged(self._inferred(of.call, of.tensor, of.fmt, rows, packed.bytes, of.shown))
-        self._packed.append((of, packed))
-        if sum(held.bytes.size for _, held in self._packed) > _MOST_HELD:
-            self.take_apart()
-        return None
+    def _judged(self, matrices: Iterable[_Matrix]) -> Iterator[tuple[_Matrix, int | None]]:
+        """Pack matrices and take them apart, in batches, since each of the two ends the other's process. Yields the
+        number of wrong blocks of each; None: that is not known, which is recorded."""
+        batch: list[tuple[_Matrix, Packed | None, int | None]] = []
+        held = 0
+        for matrix in matrices:
+            failed = self._result.n_failures
+            packed = self._pack(matrix)
+            held += 0 if packed is None else packed.bytes.size
+            batch.append((matrix, packed, self._result.n_failures - failed or None))
+            if held > _MOST_HELD:
+                yield from self._take_apart(batch)
+                batch, held = [], 0
+        yield from self._take_apart(batch)
 
-    def take_apart(self) -> None:
-        """Take apart what was packed, and compare."""
-        held, self._packed = self._packed, []
-        for of, packed in held:
-            unpack = partial(self._kernel.unpack, of.fmt, packed, of.call.n, of.call.k)
-            made = self._calls.make(of.call, of.tensor, of.shown, unpack, counts=False)
-            of.judged(1 if made is None else self._compared(of, made))
+    def _pack(self, matrix: _Matrix) -> Packed | None:
+        """None where the kernel broke its contract, which is recorded."""
+        rows = matrix.rows()
+        packed = self._calls.make(matrix.call, matrix.tensor, matrix.size, lambda: self._kernel.pack(matrix.fmt, rows))
+        if packed is not None and matrix.start is not None:
+            file, own = self._sizes.get(matrix.fmt.name, (0, 0))
+            self._sizes[matrix.fmt.name] = file + rows.size, own + packed.bytes.size
+        return packed
 
-    def _compared(self, of: _Matrix, made: Bytes) -> int:
-        """How many blocks are not those that were packed, which is recorded."""
-        tensor, fmt, start, rows = of.tensor, of.fmt, of.start, of.rows()
-        n, k = len(rows), of.call.k
-        wrong = made.reshape(n, -1, fmt.block_bytes) != rows.reshape(n, -1, fmt.block_bytes)
-        if not wrong.any():
-            return 0
+    def _take_apart(
+        self, batch: Iterable[tuple[_Matrix, Packed | None, int | None]]
+    ) -> Iterator[tuple[_Matrix, int | None]]:
+        """Take a batch apart.
+
+        Args:
+            batch: matrices, what they were packed into, and, where that is None, what `_judged` yields.
+        """
+        packs = not self._calls.broken
+        for matrix, packed, wrong in batch:
+            if packed is not None and packs and self._calls.broken:  # since unpack broke its contract
+                self._result.leave(matrix.tensor.name, BROKEN, culprit="kernel")
+            elif packed is not None:
+                failed = self._result.n_failures
+                right = self._unpack(matrix, packed) if self._kernel.unpacks else self._infer(matrix, packed)
+                wrong = 0 if right else self._result.n_failures - failed or None
+            yield matrix, wrong
+
+    def _unpack(self, matrix: _Matrix, packed: Packed) -> bool:
+        """Whether the author's unpack makes the rows again. If not, the reason is recorded."""
+        call, tensor, fmt, start = matrix.call, matrix.tensor, matrix.fmt, matrix.start
+        unpack = partial(self._kernel.unpack, fmt, packed, call.n, call.k)
+        made = self._calls.make(call, tensor, matrix.size, unpack, counts=False)
+        if made is None:
+            return False
+        rows = matrix.rows()
+        wrong = (made.reshape(rows.shape) != rows).reshape(call.n, -1, fmt.block_bytes)
         bad = np.argwhere(wrong.any(axis=-1))
+        if not len(bad):
+            return True
         row, block = (int(i) for i in bad[0])
         at = int(wrong[row, block].argmax())
-        place = (
-            where(tensor, start + row, block=block) if start >= 0
-            else f"{printable(tensor.name, 64)}{of.words}: row {row} block {block}"
-        )  # fmt: skip
         byte = block * fmt.block_bytes + at
-        got, expected = int(made.reshape(n, -1)[row, byte]), int(rows[row, byte])
+        got, expected = int(made.reshape(rows.shape)[row, byte]), int(rows[row, byte])
         raw = rows[row, block * fmt.block_bytes : (block + 1) * fmt.block_bytes]
+        if start is not None:
+            row += start
+        place = (
+            f"{printable(tensor.name, 64)} of {call.n} rows and K = {call.k} ({matrix.values}): row {row} block {block}"
+            if start is None else where(tensor, row, block=block)
+        )  # fmt: skip
         self._result.fail(
             Failure(
                 f"{place}: byte {at} of the block comes back as {got:#04x}, it was {expected:#04x}; {len(bad):,} of "
-                f"{n * k // fmt.block_size:,} blocks are not those that were packed", tensor.name,
-                start + row if start >= 0 else row, block, None,
-                tensor.block_offset(start + row, block) if start >= 0 else None,
-                raw.tobytes()[:MAX_HEX_BYTES].hex(), float(got), float(expected), None, None,
-                tensor.part if start >= 0 else 0, matrix_of(tensor, start + row) if start >= 0 else None, call=of.call,
-                block_type=fmt.name,
+                f"{matrix.blocks:,} blocks are not those that were packed", tensor.name, row, block, None,
+                None if start is None else tensor.block_offset(row, block), raw.tobytes()[:MAX_HEX_BYTES].hex(),
+                float(got), float(expected), None, None, 0 if start is None else tensor.part,
+                None if start is None else matrix_of(tensor, row), call=call, block_type=fmt.name,
             ), len(bad),
         )  # fmt: skip
-        return len(bad)
+        return False
 
-    def _inferred(
-        self, call: Call, tensor: Tensor, fmt: BlockFormat, rows: Bytes, packed: Bytes, shown: str
-    ) -> int | None:
-        """Without an unpack, where the packing only moves bits: how many blocks are wrong."""
+    def _infer(self, matrix: _Matrix, packed: Packed) -> bool:
+        """Without an unpack: whether the packing only moves bits, and loses none. If not, the reason is recorded."""
+        call, tensor, fmt, rows = matrix.call, matrix.tensor, matrix.fmt, matrix.rows()
         found: list[Moves | Lost | str] = []
 
         def infer() -> Bytes:
             found.append(find_moves(lambda part: self._kernel.pack(fmt, part).bytes, rows.shape))
             return rows
 
-        if self._calls.make(call, tensor, shown, infer) is None:
-            return 1
+        if self._calls.make(call, tensor, matrix.size, infer) is None:
+            return False
         moves = found[0]
         if isinstance(moves, Moves):
-            if np.array_equal(moves.rows(packed, rows.shape), rows):
+            if np.array_equal(moves.rows(packed.bytes, rows.shape), rows):
                 self._result.note(
                     "it declares no unpack: its bits are those of the rows in another order, as planted bits show, and "
                     "were taken apart accordingly"
                 )
-                return 0
+                return True
             moves = "its bits are not those of the rows in another order"
-        name = printable(tensor.name, 64)
         if isinstance(moves, Lost):
             row, byte = divmod(moves.byte, rows.shape[1])
             self._result.fail(
                 Failure(
-                    f"{name}: {shown}: {moves.count:,} of {moves.bits:,} bits of the rows are nowhere in what it "
-                    f"packs, the first bit {moves.bit} of byte {byte % fmt.block_bytes} of block "
-                    f"{byte // fmt.block_bytes} of row {row}", tensor.name, row, byte // fmt.block_bytes, call=call,
-                    block_type=fmt.name,
+                    f"{printable(tensor.name, 64)}: {matrix.size}: {moves.count:,} of {moves.bits:,} bits of the rows "
+                    f"are nowhere in what it packs, the first bit {moves.bit} of byte {byte % fmt.block_bytes} of "
+                    f"block {byte // fmt.block_bytes} of row {row}", tensor.name, row, byte // fmt.block_bytes,
+                    call=call, block_type=fmt.name,
                 )
             )  # fmt: skip
-            return 1
-        self._result.leave(tensor.name, NO_UNPACK.format(why=moves))
-        return None
+        else:
+            self._result.leave(tensor.name, NO_UNPACK.format(why=moves))
+        return False
 
     def report(self) -> None:
         """Sizes of what was packed."""
@@ -283,14 +315,6 @@ class _Packing:
                 self._result.note(
                     f"packed {name} is larger than the file's rows: {own:,} bytes for {file:,}, {own / file:.3g} times"
                 )
-
-
-def _packed(fmt: BlockFormat, rows: Bytes, kernel: Repacker) -> Bytes:
-    return kernel.pack(fmt, rows).bytes
-
-
-def _unpacked(fmt: BlockFormat, packed: Packed, n: int, k: int, kernel: Repacker) -> Bytes:
-    return kernel.unpack(fmt, packed, n, k)
 
 
 def _format(tensor: Tensor) -> BlockFormat:

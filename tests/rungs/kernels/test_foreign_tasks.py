@@ -3,9 +3,11 @@ with a fault that their rung must find."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,21 @@ import pytest
 
 from gguf_verify import kernel
 from gguf_verify.checks import CHECKED
+from gguf_verify.formats import FORMATS
 from gguf_verify.gguf import Model, open_model
 from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels import open_kernel
+from gguf_verify.kernels.tasks import Repacker
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Call, Options, RungResult
-from gguf_verify.rungs import RUNGS, Run, asked_rungs, codes, rungs_for
+from gguf_verify.rungs import RUNGS, Run, asked_rungs, codes, packing, rungs_for
 from gguf_verify.rungs.calls import ALONE
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from tests.support import foreign_tasks
 from tests.support.foreign_runs import Q4_0
+from tests.support.processes import children
 from tests.support.shown import json_of, text_of, written
 from tests.support.tools import ROOT, flat
 
@@ -189,6 +195,69 @@ def test_packing_without_unpack(model: Model) -> None:
     assert "give an unpack" in other.unverified[0].why
 
 
+#: It packs nothing: the rows are record locks that its process holds on this file, and that `unpack` finds there.
+LOCKS = """
+import fcntl, os, struct
+import numpy as np
+from gguf_verify import kernel
+
+SET, GET, READ, WRITE = 37, 36, 0, 1  # F_OFD_SETLK, F_OFD_GETLK, F_RDLCK, F_WRLCK
+FILE = os.open(__file__, os.O_RDONLY)
+
+def lock(do, kind, start, size):
+    return struct.unpack("hhqqi4x", fcntl.fcntl(FILE, do, struct.pack("hhqqi4x", kind, 0, start, size, 0)))
+
+def unpack(packed, shape):
+    found = [lock(GET, WRITE, i << 50, 1 << 50) for i in range(shape.n * shape.k // 32 * 18 // 6)]
+    raw = b"".join((size - 1 if kind == READ else 0).to_bytes(6, "little") for kind, _, _, size, _ in found)
+    return np.frombuffer(raw, np.uint8).reshape(shape.n, -1)
+
+@kernel(computes="repack", formats=["Q4_0"], unpack=unpack)
+def pack(rows, format):
+    raw = rows.tobytes()
+    for i in range(len(raw) // 6):
+        lock(SET, READ, i << 50, int.from_bytes(raw[6 * i : 6 * i + 6], "little") + 1)
+    return np.zeros(1, np.uint8)
+"""
+
+
+def test_what_the_process_that_packs_holds_is_gone(model: Model, tmp_path: Path) -> None:
+    (tmp_path / "locks.py").write_text(LOCKS)
+    result = climbed(model, f"{tmp_path}/locks.py:pack", only_call=Call(kind="tensor", n=128, k=256).id)
+    assert result.verdict == "failed"
+    assert "of 1,024 blocks are not those that were packed" in result.failures[0].what
+
+
+def test_batches_do_not_change_the_result(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many matrices are packed before they are taken apart."""
+    results = []
+    for most in (1 << 28, 1 << 16):
+        monkeypatch.setattr(packing, "_MOST_HELD", most)
+        results.append(climbed(model, foreign_tasks.loses, tensor="blk.0.attn"))
+    one, several = ((r.checked, r.details, r.failures, r.n_failures, r.envelopes, r.figures) for r in results)
+    assert one == several
+    assert len(results[0].details) == 4
+
+
+@pytest.mark.parametrize("code", ["python", "cuda"])
+def test_pack_and_unpack_never_run_at_once(tmp_path: Path, code: str) -> None:
+    """Whatever a process could hold for the other one: each starts when the other has ended, under schedules too."""
+    rows = np.random.default_rng(5).integers(0, 256, (9, 36), np.uint8)
+    others = set(children(os.getpid()))
+    with open_kernel(str(packing_in_cuda(tmp_path)) if code == "cuda" else foreign_tasks.packs, CpuHost(1)) as task:
+        assert isinstance(task, Repacker)
+        tasks = [made for made in (task, task.under(Schedule("descending"))) if isinstance(made, Repacker)]
+        assert len(tasks) == (2 if code == "cuda" else 1)
+        processes = [set(children(os.getpid())) - others]
+        for packs, unpacks in [*product(tasks, tasks), (task, task)]:
+            packed = packs.pack(FORMATS["Q4_0"], rows)
+            processes.append(set(children(os.getpid())) - others)
+            assert np.array_equal(unpacks.unpack(FORMATS["Q4_0"], packed, 9, 64), rows)
+            processes.append(set(children(os.getpid())) - others)
+    assert [len(those) for those in processes] == [1] * len(processes)
+    assert len(set.union(*processes)) == len(processes) - 1, "the first call is in the process that was there"
+
+
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +398,14 @@ def test_indices_that_are_not_tried_are_named(model: Model) -> None:
         result = climbed(model, function)
         assert ("indices of 2^31 and more", "--probes brief") in result.envelopes[0].not_covered
         assert "indices" in {skipped.check for skipped in result.skipped}
+
+
+def packing_in_cuda(folder: Path) -> Path:
+    """The declaration of one."""
+    shutil.copy(TASKS.with_suffix(".cu"), folder)
+    file = folder / "declared.toml"
+    file.write_text(f'code = "foreign_tasks.cu"\n{PACK}')
+    return file
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from math import prod
 from typing import Any, TypeVar
 
@@ -225,37 +224,33 @@ def _as(x: Floats, dtype: str) -> Bytes:
 
 
 class ForeignRepacker(ForeignTask, Repacker):
-    """A repacking. What takes it apart runs in a process of its own, which gets the packed bytes and nothing else: the
-    process that had the rows has ended by then, and with it what it held for another one, such as locks of files."""
+    """A repacking. Its `pack` and its `unpack` run in separate processes, which never run at the same time: each call
+    ends the process of the other function first. So `unpack` gets the packed bytes and nothing else, because a channel
+    between two processes (locks of a file, sockets) needs both.
+
+    Args:
+        apart: the process of `unpack`; None: one of its own.
+    """
 
     def __init__(self, kernel: ForeignKernel, apart: Products | None = None) -> None:
         super().__init__(kernel)
         self.unpacks = kernel.unpacks
-        self._apart = apart
+        self._unpacking = kernel.beside("unpack") if apart is None else apart
 
     @property
     def semantics(self) -> str:
         return "weights in another layout" + (", and back" if self.unpacks else "")
 
-    @cached_property
-    def _unpacking(self) -> Products:
-        return self._apart if self._apart is not None else self.kernel.beside("unpack")
-
     def under(self, schedule: Schedule) -> Task | None:
-        scheduled = self.kernel.under(schedule)
-        if scheduled is None:
-            return None
-        self.kernel.loaded.end()
-        return ForeignRepacker(scheduled, self._unpacking if self.unpacks else None)
+        scheduled = self.kernel.under(schedule)  # which shares both processes
+        return None if scheduled is None else ForeignRepacker(scheduled, self._unpacking)
 
     def close(self) -> None:
-        if "_unpacking" in self.__dict__:
-            self._unpacking.end()
+        self._unpacking.end()
         super().close()
 
     def pack(self, fmt: BlockFormat, rows: Bytes) -> Packed:
-        if "_unpacking" in self.__dict__:
-            self._unpacking.end()
+        self._unpacking.end()
         n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
         names, products = self._names(fmt, 1, n, k), self.kernel.loaded
         unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
