@@ -246,10 +246,12 @@ def test_pack_and_unpack_never_run_at_once(tmp_path: Path, code: str) -> None:
     others = set(children(os.getpid()))
     with open_kernel(str(packing_in_cuda(tmp_path)) if code == "cuda" else foreign_tasks.packs, CpuHost(1)) as task:
         assert isinstance(task, Repacker)
-        tasks = [made for made in (task, task.under(Schedule("descending"))) if isinstance(made, Repacker)]
-        assert len(tasks) == (2 if code == "cuda" else 1)
         processes = [set(children(os.getpid())) - others]
-        for packs, unpacks in [*product(tasks, tasks), (task, task)]:
+        schedules = [None, Schedule("descending")] if code == "cuda" else [None]
+        for of_pack, of_unpack in [*product(schedules, schedules), (None, None)]:
+            packs, unpacks = (task if of is None else task.under(of) for of in (of_pack, of_unpack))
+            assert isinstance(packs, Repacker)
+            assert isinstance(unpacks, Repacker)
             packed = packs.pack(FORMATS["Q4_0"], rows)
             processes.append(set(children(os.getpid())) - others)
             assert np.array_equal(unpacks.unpack(FORMATS["Q4_0"], packed, 9, 64), rows)
