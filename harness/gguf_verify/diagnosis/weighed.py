@@ -5,17 +5,17 @@ The right product is a sum of parts, each with the factor that the definition gi
     y = Σ_i c_i·T_i
 
 It is split in several ways: the products of codes, the offset and the minimum; the bits of the codes; the values of
-the codes; the positions in a term; the groups of a block; the blocks of K. A kernel that weighs parts wrongly gives the
-same sum with other factors. Of each split the factors are fitted to the outputs by least squares and rounded to simple
-numbers. A fault is named if few factors are other than the definition's and all outputs, those that are right too,
-are within the bound of that sum.
+the codes; the bits of the codes and each two that are both set; the positions in a term; the groups of a block; the
+blocks of K. A kernel that weighs parts wrongly gives the same sum with other factors. Of each split the factors are
+fitted to the outputs by least squares and rounded to simple numbers. A fault is named if few factors are other than
+the definition's and all outputs, those that are right too, are within the bound of that sum.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import combinations, groupby, starmap
 
 import numpy as np
 import numpy.typing as npt
@@ -249,7 +249,7 @@ def _minimum(case: Case) -> list[Part]:
 
 def _of_bits(case: Case) -> Sequence[Part]:
     """The bits of all codes."""
-    return _bits(case, (("codes", np.ones(case.parts.q.shape[1:], bool)),))
+    return _bits(case, (_all_codes(case),))
 
 
 def _of_nibbles(case: Case) -> Sequence[Part]:
@@ -261,11 +261,38 @@ def _of_nibbles(case: Case) -> Sequence[Part]:
     return _bits(case, (("codes in low nibbles", low), ("codes in high nibbles", ~low)))
 
 
+def _of_bits_and_pairs(case: Case) -> Sequence[Part]:
+    """The bits of all codes, and each two bits that are both set.
+
+    Bits that are shifted to one place and joined by | or ^ are no sum: a | b = a + b - a·b.
+    """
+    bits = _bits(case, (_all_codes(case),))
+    stored = _stored_codes(case)
+
+    def pair(one: int, other: int) -> Part:
+        values = _product(case, (stored >> one & stored >> other & 1).astype(np.float64))
+        which = f"bits {one} and {other} of the codes"
+        return Part(
+            f"{which} both set", values, 0.0,
+            lambda c: f"{which} count {abs(c):g} {'more' if c > 0 else 'less'} where both are set",
+        )  # fmt: skip
+
+    return [*bits, *starmap(pair, combinations(range(case.fmt.bits), 2))] if bits else ()
+
+
+def _all_codes(case: Case) -> tuple[str, npt.NDArray[np.bool_]]:
+    return "codes", np.ones(case.parts.q.shape[1:], bool)
+
+
+def _stored_codes(case: Case) -> npt.NDArray[np.int64]:
+    return (case.parts.q + _stored_offset(case)).astype(np.int64)
+
+
 def _bits(case: Case, which: Sequence[tuple[str, npt.NDArray[np.bool_]]]) -> Sequence[Part]:
     fmt = case.fmt
     if fmt.stored_bits != fmt.bits:
         return ()  # codes that stand for others
-    stored = (case.parts.q + _stored_offset(case)).astype(np.int64)
+    stored = _stored_codes(case)
     signed = fmt.low < 0 and not _stored_offset(case)
 
     def part(bit: int, of: str, at: npt.NDArray[np.bool_]) -> Part:
@@ -353,6 +380,7 @@ SPLITS: tuple[Split, ...] = (
     Split("code-bits", _of_bits),
     Split("code-bits", _of_nibbles),
     Split("code-values", _of_values),
+    Split("code-bits", _of_bits_and_pairs),
     Split("position-factor", _of_positions),
     Split("block-factor", _of_groups),
     Split("block-factor", _of_blocks, along_k=True),

@@ -454,6 +454,14 @@ WRONG_CODES: dict[str, tuple[str, Callable[[np.ndarray], np.ndarray], str, str]]
     "upper bits shifted by 2": (
         "Q6_K", lambda q: (q & 15) + 4 * (q >> 4), "code-bits", "bit 4 of the codes counts 4, not 16",
     ),
+    "upper bits joined with others": (
+        "Q6_K", lambda q: (q & 15) | (q >> 4 << 2), "code-bits",
+        "bits 2 and 4 of the codes count 4 less where both are set",
+    ),
+    "upper bits that flip others": (
+        "Q6_K", lambda q: (q & 15) ^ (q >> 4 << 2), "code-bits",
+        "bits 3 and 5 of the codes count 16 less where both are set",
+    ),
     "offset 31": ("Q6_K", lambda q: q + 1, "term-factor", "31 is subtracted from the codes, not 32"),
     "lowest bit lost": ("Q3_K", lambda q: q & ~1, "code-bits", "bit 0 of the codes counts 0, not 1"),
     "an entry of the table": ("MXFP4", lambda q: np.where(q == 12, 11, q), "code-values", "value 12 count as 11"),
