@@ -18,16 +18,6 @@ from tests.support.tools import FIXTURES, ROOT
 
 pytest_plugins = ["pytester"]
 
-COUNTED = """
-import os, sys, tempfile
-from pathlib import Path
-sys.path.insert(0, {root!r})
-tempfile.mkstemp(suffix=".started", dir={folder!r})
-from gguf_verify import kernel
-from tests.rungs.rungs.test_envelope import product
-
-gemm = kernel(formats=["Q4_0"], semantics="q8_1")(product)
-"""
 KERNELS = ROOT / "tests" / "support" / "foreign_kernels.py"
 
 
@@ -107,18 +97,26 @@ def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_workers_of_xdist_share_one_run(pytester: pytest.Pytester) -> None:
-    """The kernel's process leaves a mark at each start: two workers verify as often as one does."""
-    source = pytester.makepyfile(counted=COUNTED.format(root=str(ROOT), folder=str(pytester.path)))
-    arguments = (f"--gguf-kernel={source}:gemm", "--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-probes=brief")
-    outcomes, starts = [], []
+    """Each verification leaves a mark: two workers verify as often as one does."""
+    pytester.makeconftest(f"""
+        import itertools, os, pathlib
+        from gguf_verify.pytest_plugin import _Model
+        count, verified = itertools.count(), _Model._verified
+        def marked(self, tensor):
+            pathlib.Path({str(pytester.path)!r}, f"{{os.getpid()}}-{{next(count)}}.verified").touch()
+            return verified(self, tensor)
+        _Model._verified = marked
+    """)
+    arguments = ("--gguf-kernel=q8_1_naive", "--gguf-tensor", r"blk\.[01]\.attn_k\.", "--gguf-probes=brief")
+    outcomes, times = [], []
     for workers in ((), ("-n2",)):
         outcomes.append(run(pytester, *arguments, *workers).parseoutcomes())
-        marks = list(pytester.path.glob("*.started"))
-        starts.append(len(marks))
+        marks = list(pytester.path.glob("*.verified"))
+        times.append(len(marks))
         for mark in marks:
             mark.unlink()
     assert outcomes == [{"passed": 3}] * 2
-    assert starts[0] == starts[1] > 0
+    assert times[0] == times[1] > 0
 
 
 def test_the_fixtures(pytester: pytest.Pytester) -> None:
