@@ -263,7 +263,7 @@ void k(int* y, const int* x, int n) {
         __syncthreads();
         y[threadIdx.x] = of[threadIdx.x WRONG(^ 1)][n & 1];
     }"""),
-    "a sum in the local memory of another thread": ("outside", "outside its buffers at k.cu:9: in the local memory", """\
+    "a sum in the local memory of another thread": ("outside", "outside its buffers at k.cu:9: in the local", """\
 void k(int* y, const int* x, int n) {
         __shared__ int* of[64];
         int sums[2] = {n, x[threadIdx.x]};
