@@ -25,7 +25,7 @@ from ..results import FaultMatch, NearestFault
 from ..semantics import Semantics, judge, product
 from ..semantics.narrow import NARROW
 from ..semantics.sums import UNIT_ROUNDOFF
-from .fault import Case, Explanation, Fault
+from .fault import Case, Explanation, Fault, one_each
 from .faults import FAULTS
 from .fitted import fitted
 from .fused import faults_of
@@ -57,7 +57,7 @@ class Diagnosis:
         nearest: the fault that explains most of the error, where none is named.
         pattern: where the wrong outputs are, in words.
         advice: what to do about `definitions`, in a sentence.
-        explanations: `faults`, with what they predict of other products.
+        explanations: the variants of `faults` that explain the outputs, with what they predict of other products.
     """
 
     wrong: int
@@ -166,7 +166,7 @@ def diagnose(
     if case is not None and by_value is not None and judge(y, product(by_value, case.fmt, rows, case.x)).passed:
         definitions = (by_value.name,)
     said = advice(semantics, definitions, fmt) if definitions else ""
-    faults = tuple(explanation.match for explanation in explained)
+    faults = one_each(explained)
     return Diagnosis(wrong, y.size, definitions, faults, nearest, tuple(pattern(bad, blocks)), said, explained)
 
 
@@ -246,8 +246,7 @@ def _search(
     named = sorted((f for f in named if f.residual <= limit), key=lambda f: (not f.match.everywhere, f.residual))
     if named[0].match.everywhere:  # what also says where outputs are right says more
         named = [f for f in named if f.match.everywhere]
-    one_each = {f.match.id: Explanation(f.match, f.predict) for f in reversed(named)}
-    return tuple(reversed(one_each.values())), None
+    return tuple(Explanation(f.match, f.predict, None if f.match.everywhere else bad) for f in named), None
 
 
 def _words(fault: Fault, which: str) -> str:

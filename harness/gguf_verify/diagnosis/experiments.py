@@ -20,7 +20,7 @@ from ..results import FaultMatch
 from ..semantics import Product, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .diagnose import most
-from .fault import Explanation, case_of
+from .fault import Case, Explanation, case_of, one_each
 from .identify import identify_kernel
 from .observed import observed
 from .operands import Bytes, Floats
@@ -157,10 +157,12 @@ class Experiments:
     def beside(self, named: Sequence[Explanation]) -> tuple[FaultMatch, ...]:
         """What must be named in place of faults that explain the outputs of the call.
 
-        Outputs that depend on the order of threads may look like those of any fault. And a fault that would make calls
-        wrong that are right is none of the kernel's: the calls of some sizes have it, or those of a series, which is
-        named; else nothing is.
+        Outputs that depend on the order of threads may look like those of any fault. And a variant of a fault that
+        would make calls wrong that are right is none of the kernel's. Where that holds for all variants, the calls of
+        some sizes have the fault, or those of a series, which is named. Else the variants are named that no call
+        contradicts; one that explains a part of the outputs is contradicted by that part alone.
         """
+        left = list(named)
         try:
             found = self._order()
             if found is not None:
@@ -169,12 +171,17 @@ class Experiments:
                 (self._tokens, self._of_tokens()), (self._rows, self._of_rows()), (self._columns, self._of_columns()),
                 (self._series, iter([(self.rows, self.x)])),
             ):  # fmt: skip
-                if any(self._contradicts(named, *call) for call in calls):
+                right = [case for call in calls if (case := self._right(*call)) is not None]
+                if all(any(explanation.shows(case) for case in right) for explanation in left):
                     window = experiment()
-                    return () if window is None else (_within(window, named),)
+                    if window is not None:
+                        return (_within(window, left),)
+                left = [e for e in left if not any(e.shows_in_its_part(case) for case in right)]
+                if not left:
+                    break
         except KernelFault:
             pass
-        return tuple(explanation.match for explanation in named)
+        return one_each(left)
 
     def fitting(self, definitions: Sequence[str]) -> tuple[str, ...]:
         """Of definitions that fit the call, those that fit calls with other numbers of tokens, too."""
@@ -193,20 +200,15 @@ class Experiments:
                 left = tuple(name for name in left if name in known)
         return left
 
-    def _contradicts(self, named: Sequence[Explanation], rows: Bytes, x: npt.NDArray[Any]) -> bool:
-        """Whether a call is right that every one of these faults would make wrong."""
-        return self._is_right(rows, x) and self._would_show(named, rows, x)
-
-    def _is_right(self, rows: Bytes, x: npt.NDArray[Any]) -> bool:
+    def _right(self, rows: Bytes, x: npt.NDArray[Any]) -> Case | None:
+        """A call as faults are replayed on it; None where it is wrong, or is not made."""
         domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
         if len(x) not in domain.m or len(rows) not in domain.n or k not in domain.k or x.size * len(rows) > _MOST_WORK:
-            return False
-        return not self._wrong(self._run(rows, x), self._exact(rows, x)).any()
-
-    def _would_show(self, named: Sequence[Explanation], rows: Bytes, x: npt.NDArray[Any]) -> bool:
+            return None
+        if self._wrong(self._run(rows, x), self._exact(rows, x)).any():
+            return None
         few, some = most(self.fmt, rows)
-        case = case_of(self.semantics, self.fmt, rows[:some], x[:few])
-        return case is not None and bool(named) and all(explanation.shows(case) for explanation in named)
+        return case_of(self.semantics, self.fmt, rows[:some], x[:few])
 
     def _of_tokens(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
         """Calls with other numbers of tokens."""
@@ -377,7 +379,7 @@ def _others(own: int) -> list[int]:
 
 def _within(window: FaultMatch, named: Sequence[Explanation]) -> FaultMatch:
     """A window of sizes, with what explains the outputs of its calls."""
-    those = " or ".join(explanation.match.words for explanation in named)
+    those = " or ".join(match.words for match in one_each(named))
     return observed(window.id, f"{window.words}; in the wrong calls, {those}", window.fix)
 
 

@@ -6,7 +6,7 @@ at what a kernel gave: see `diagnose`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -90,24 +90,49 @@ def case_of(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: npt.NDArray
 
 @dataclass(frozen=True)
 class Explanation:
-    """A fault that explains the outputs of a product, and what a kernel with it gives in any other.
+    """A variant of a fault that explains the outputs of a product, and what a kernel with it gives in any other.
 
     Args:
         match: the fault, as a report names it.
         predict: the outputs of a product; None where nothing is known of them.
+        part: the outputs that it explains, bool[M, N], where others are right that it would make wrong; None for all.
     """
 
     match: FaultMatch
     predict: Callable[[Case], Predicted | None] = lambda _: None
+    part: npt.NDArray[np.bool_] | None = None
 
     def shows(self, case: Case) -> bool:
-        """Whether the kernel would give wrong outputs for a product: more than single ones."""
+        """Whether the kernel would give wrong outputs for a product, if it had the fault in all of them."""
+        return bool(self._apart(case).any())
+
+    def shows_in_its_part(self, case: Case) -> bool:
+        """The same if it has the fault in that part alone: outputs of the same rows and tokens, or, since the part may
+        be lanes of warps, those of the same numbers."""
+        apart = self._apart(case)
+        if self.part is None or not apart.any():
+            return bool(apart.any())
+        m, n = (min(sizes) for sizes in zip(apart.shape, self.part.shape, strict=True))
+        of_numbers = min(apart.size, self.part.size)
+        at_its_places = apart[:m, :n] & self.part[:m, :n]
+        at_its_numbers = apart.ravel()[:of_numbers] & self.part.ravel()[:of_numbers]
+        return bool(at_its_places.any() and at_its_numbers.any())
+
+    def _apart(self, case: Case) -> npt.NDArray[np.bool_]:
+        """The outputs of a product that the fault makes wrong."""
         predicted = self.predict(case)
         if predicted is None:
-            return False
+            return np.zeros(case.right.exact.shape, bool)
         apart = ~(np.abs(predicted.exact - case.right.exact) <= case.right.bound + predicted.bound)
-        known = apart if predicted.known is None else apart & predicted.known
-        return bool(known.any())
+        return np.asarray(apart if predicted.known is None else apart & predicted.known)
+
+
+def one_each(explanations: Iterable[Explanation]) -> tuple[FaultMatch, ...]:
+    """The faults, each in the words of its first variant."""
+    found: dict[str, FaultMatch] = {}
+    for explanation in explanations:
+        found.setdefault(explanation.match.id, explanation.match)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -396,6 +396,57 @@ def test_a_fault_that_only_some_sizes_have_is_none_of_all(
     assert all(said in f.words for f in found)
 
 
+def rest_of_k(tile: int, rows_too: slice = slice(None)) -> Callable[..., np.ndarray]:
+    """The rest of K past whole tiles is left out, in some rows."""
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        y, k = right(rows, x), x.shape[1] // tile * tile
+        short = right(rows[:, : k // 32 * 18], x[:, :k]) if k else np.zeros_like(y)
+        y[:, rows_too] = short[:, rows_too]
+        return y
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("k", "fault", "said"),
+    [
+        (288, rest_of_k(128), "K mod 64 = 32 at the end"),
+        (288, rest_of_k(128, slice(1, None, 2)), "K mod 64 = 32 at the end"),
+        (288, rest_of_k(64, slice(3)), "K mod 64 = 32 at the end"),
+        (448, rest_of_k(128, slice(5, None)), "K mod 128 = 64 at the end"),
+    ],
+)
+def test_the_end_of_k_that_right_calls_allow_is_named(
+    made: Callable[..., np.ndarray], k: int, fault: Callable[..., np.ndarray], said: str
+) -> None:
+    """Calls with other K are right, which another length of the end, as much here, would make wrong; and calls with
+    fewer rows may be right where only some rows have the fault."""
+    rows, x, kernel = made("Q4_0", k)[:7], activations(k, 3), Odd(fault)
+    y = kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    named = diagnose(y, FORMATS["Q4_0"], Q8_1, rows, x)
+    assert "end-of-k-dropped" in {f.id for f in named.faults}
+    found = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x).beside(named.explanations)
+    assert [f.id for f in found] == ["end-of-k-dropped"]
+    assert said in found[0].words
+
+
+def test_a_fault_of_some_rows_must_show_in_them(made: Callable[..., np.ndarray]) -> None:
+    """Rows that are wrong in a call of 13 tokens alone have no fault of all calls."""
+
+    def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+        y = right(rows, x)
+        y[:, 1::2] *= np.float32(0.5 if len(x) % 13 == 0 else 1)
+        return y
+
+    rows, x, kernel = made("Q4_0", 64), activations(64, 13), Odd(fault)
+    y = kernel.product(kernel.upload(FORMATS["Q4_0"], rows), x)
+    named = diagnose(y, FORMATS["Q4_0"], Q8_1, rows, x)
+    assert [f.id for f in named.faults] == ["power-of-two"]
+    found = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x).beside(named.explanations)
+    assert [f.id for f in found] == ["window-of-m"]
+
+
 def test_a_factor_of_a_call_that_is_right_by_itself_is_no_name(made: Callable[..., np.ndarray]) -> None:
     """What a kernel keeps of an earlier call makes a factor of this one; with another shape it is right."""
     rows, x = made("Q4_0"), activations()

@@ -24,13 +24,12 @@ def _tiles(case: Case) -> Iterator[tuple[int, int]]:
 def _dropped(case: Case) -> Variants:
     p = case.parts
     terms, values = p.q.shape[1:]
-    k, seen = terms * values, set()
+    k = terms * values
     lengths = [(tile, f"the last {tile} of K") for tile, _ in _tiles(case)]
     lengths += [(k % tile, f"K mod {tile} = {k % tile} at the end") for tile in _TILES if k > tile]
     for length, which in lengths:
         count = length // values
-        if 0 < count < terms and count not in seen:
-            seen.add(count)
+        if 0 < count < terms:  # two of one length here may be of other lengths in calls with another K
             kept = np.arange(terms) < terms - count
             yield which, replace(p, d=p.d * kept, m=p.m * kept)
 
