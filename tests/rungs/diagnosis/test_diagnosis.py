@@ -340,6 +340,20 @@ def test_catalogue_of_every_format(made: Callable[..., np.ndarray], name: str, s
     check_catalogue(name, made(name, seed), activations(seed), definitions(FORMATS[name]), seed)
 
 
+@pytest.mark.parametrize(("name", "bits"), [("IQ2_XS", "0 to 6"), ("IQ3_S", "0 to 7")])
+def test_missing_bits_of_signs_are_lost_signs(made: Callable[..., np.ndarray], name: str, bits: str) -> None:
+    """Without their signs, all values of a grid are positive: on any data, both are the same fault."""
+    semantics, fmt, rows, x = SEMANTICS["f32"], FORMATS[name], made(name, 0), activations(0)
+    elsewhere = next(fault for fault in FAULTS if fault.id == "bits-elsewhere")
+    ((_, p),) = elsewhere.of(Case(semantics, fmt, rows, semantics.bytes_of(x), x), [f"bits {bits} of signs missing"])
+    assert isinstance(p, Parts)
+    found = diagnose(p.predicted().exact.astype(np.float32), fmt, semantics, rows, x)
+    assert [(f.id, f.words) for f in found.faults] == [
+        ("signedness", "codes are read with the wrong sign (signs of weights lost)")
+    ]
+    assert elsewhere.named_by({f.id for f in found.faults})
+
+
 @pytest.mark.parametrize("path", [Q4_0, pytest.param(Q5_1, marks=pytest.mark.slow)])
 def test_catalogue_on_real_weights(path: Path) -> None:
     with open_model(path) as model:

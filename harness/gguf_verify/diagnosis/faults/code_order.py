@@ -159,7 +159,8 @@ NIBBLES_IN_PAIRS = Fault(
 SIGNEDNESS = Fault(
     id="signedness",
     words="codes are read with the wrong sign",
-    fix="nibbles of weights are unsigned; codes of Q8_0 and of activations are signed bytes",
+    fix="nibbles of weights are unsigned; codes of Q8_0 and of activations are signed bytes; each sign bit of an "
+    "I-quant negates one value of its grid",
     applies=always,
     variants=_signedness,
 )

@@ -158,7 +158,7 @@ BITS_ELSEWHERE = Fault(
     many=True,
     special=(
         "nibbles-swapped", "nibbles-in-pairs", "fifth-bits-interleaved", "fifth-bits-missing",
-        "activations-interleaved", "neighbouring-scale", "minimum-missing", "values-paired-wrongly",
+        "activations-interleaved", "neighbouring-scale", "minimum-missing", "values-paired-wrongly", "signedness",
     ),
 )  # fmt: skip
 
