@@ -39,7 +39,8 @@ def check_map(file: GgufFile) -> None:
         assert r.kind in KINDS
         assert isinstance(r.note, str)
         end = r.stop
-    assert end == file.size
+    assert end == file.size == sum(file.byte_map.sizes().values())
+    assert not file.byte_map.breaks(file.size)
     assert (file.refused is not None) or "unread" not in {r.kind for r in file.byte_map}
 
 

@@ -249,7 +249,7 @@ def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> No
                 ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (x_base == X_BLOCKS) x_base = 0;", ""),
                 ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (base >= nb) base", "if (base > nb) base"),
                 ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (at - warp * BLOCKS >= nb)", "if (at - warp * BLOCKS > nb)"),
-                ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "load(i + THREADS)", "load(i + all)"),
+                ("q8_1_gemv", "gemm/q8_1/activations.cuh", "request(i + APART)", "request(i + all)"),
                 ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "sums[p * fours + i]", "sums[fours + i]"),
             )
         ),
