@@ -78,11 +78,10 @@ def check_declared(found: CallDeclaration) -> None:
     domain = found.of.domain
     assert domain_of(domain.plain()) == domain
     assert domain.words.isprintable()
-    first = domain.n.up(1), domain.k.up(1)
-    if None not in first:
-        assert domain.outside(*first) is None
-        assert domain.outside(*first, "61") is None or domain.architectures
-        assert domain.outside(0, first[1])
+    n, k = domain.n.up(1), domain.k.up(1)
+    assert domain.outside(n, k) is None
+    assert domain.outside(n, k, "61") is None or domain.architectures
+    assert domain.outside(0, k)
     for extent in (domain.m, domain.n, domain.k):
         first = extent.up(1)
         assert first in extent
