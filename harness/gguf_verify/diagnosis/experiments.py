@@ -21,7 +21,7 @@ from ..semantics import Product, Semantics, judge, product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .diagnose import most
 from .fault import Case, Explanation, case_of, one_each
-from .identify import identify_kernel
+from .identify import identify_kernel, value_by_value
 from .observed import observed
 from .operands import Bytes, Floats
 from .routings import routing_fault
@@ -95,11 +95,10 @@ class Experiments:
         weights = kernel.upload(self.fmt, rows)
         return kernel.product(weights, x) if x.dtype == np.float32 else kernel.gemm(weights, x)
 
-    def _exact(self, rows: Bytes, x: npt.NDArray[Any]) -> Product:
-        taken = self.semantics.bytes_of(x) if x.dtype == np.float32 else x
-        return product(
-            self.semantics, self.fmt, np.ascontiguousarray(rows), np.ascontiguousarray(taken), threads=self.threads
-        )
+    def _exact(self, rows: Bytes, x: npt.NDArray[Any], definition: Semantics | None = None) -> Product:
+        definition = definition or self.semantics
+        taken = np.ascontiguousarray(definition.bytes_of(x) if x.dtype == np.float32 else x)
+        return product(definition, self.fmt, np.ascontiguousarray(rows), taken, threads=self.threads)
 
     def _wrong(self, y: Floats, exact: Product) -> Bools:
         """Which outputs are, of those that have a finite exact value."""
@@ -184,7 +183,11 @@ class Experiments:
         return one_each(left)
 
     def fitting(self, definitions: Sequence[str]) -> tuple[str, ...]:
-        """Of definitions that fit the call, those that fit calls with other numbers of tokens, too."""
+        """Of definitions that fit the call, those that fit other calls, too: those with other numbers of tokens and,
+        since its bound is wide, of the definition that adds value by value also those with fewer columns."""
+        by_value = value_by_value(self.semantics.inside or self.semantics)
+        if by_value is not None and by_value.name in definitions:
+            return (by_value.name,) if self._computes(by_value) else ()
         few, some = most(self.fmt, self.rows)
         rows, domain, left = np.ascontiguousarray(self.rows[:some]), self.kernel.domain, tuple(definitions)
         if self.x.dtype != np.float32 or len(rows) not in domain.n:
@@ -200,12 +203,22 @@ class Experiments:
                 left = tuple(name for name in left if name in known)
         return left
 
+    def _computes(self, definition: Semantics) -> bool:
+        """Whether the outputs of calls with other numbers of tokens and of columns are those of a definition."""
+        try:
+            calls = [call for call in (*self._of_tokens(), *self._of_columns()) if self._takes(*call)]
+            return all(judge(self._run(*call), self._exact(*call, definition)).passed for call in calls)
+        except KernelFault:
+            return False
+
+    def _takes(self, rows: Bytes, x: npt.NDArray[Any]) -> bool:
+        """Whether a call is in the kernel's domain, and not too large."""
+        domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
+        return len(x) in domain.m and len(rows) in domain.n and k in domain.k and x.size * len(rows) <= _MOST_WORK
+
     def _right(self, rows: Bytes, x: npt.NDArray[Any]) -> Case | None:
         """A call as faults are replayed on it; None where it is wrong, or is not made."""
-        domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
-        if len(x) not in domain.m or len(rows) not in domain.n or k not in domain.k or x.size * len(rows) > _MOST_WORK:
-            return None
-        if self._wrong(self._run(rows, x), self._exact(rows, x)).any():
+        if not self._takes(rows, x) or self._wrong(self._run(rows, x), self._exact(rows, x)).any():
             return None
         few, some = most(self.fmt, rows)
         return case_of(self.semantics, self.fmt, rows[:some], x[:few])

@@ -284,8 +284,8 @@ def test_a_fault_beside_what_is_out_of_range_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_score_is_not_worded_as_an_order(tmp_path: Path) -> None:
-    """A kernel that declares none: within the bound of any order, and further off than rounding explains, unless
-    values are added."""
+    """A kernel that declares none: within the bound of any order, and further off than rounding explains. That
+    single values are added explains it over long rows alone."""
     kernel = altered_kernel(
         tmp_path, "q8_1_naive", NAIVE, "y[i] = acc", "y[i] = acc * (i % 2 ? 1.0f + 3e-6f : 1.0f - 3e-6f)"
     )
@@ -294,8 +294,7 @@ def test_the_score_is_not_worded_as_an_order(tmp_path: Path) -> None:
     assert report.rungs[0].worst["kernel"].utilisation < 1
     assert "times the standard deviation of rounding errors" in report.rungs[0].failures[0].what
     found = diagnosed(report)
-    assert found.verdict == "another definition"
-    assert "added in values" in found.lines[0]
+    assert found.verdict == "unknown"
     assert any("more than the 8 that rounding can explain" in line for line in found.lines)
     assert not any(words in text_of(Kind.RUN, report) for words in BLAMES_THE_KERNEL[:3])
 

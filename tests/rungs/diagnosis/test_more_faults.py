@@ -13,6 +13,7 @@ from gguf_verify.diagnosis.diagnose import FEWEST
 from gguf_verify.diagnosis.experiments import Experiments
 from gguf_verify.diagnosis.fault import Case
 from gguf_verify.diagnosis.fitted import fitted
+from gguf_verify.diagnosis.identify import definition_named
 from gguf_verify.diagnosis.operands import Predicted
 from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
 from gguf_verify.hosts import CpuHost
@@ -22,7 +23,7 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics import Q8_1_RAW, SEMANTICS, judge, product
 
 Q8_1, F32 = SEMANTICS["q8_1"], SEMANTICS["f32"]
 #: Of each fault: its id, and those that predict the same.
@@ -457,6 +458,34 @@ def test_a_factor_of_a_call_that_is_right_by_itself_is_no_name(made: Callable[..
     assert [f.id for f in named.faults] == ["power-of-two"]
     found = Experiments(kernel, FORMATS["Q4_0"], Q8_1, rows, x).beside(named.explanations)
     assert not {f.id for f in found} & {"power-of-two", "constant-factor"}
+
+
+def by_value(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
+    """Both factors as float32, multiplied and added in ascending k."""
+    p = Case(Q8_1_RAW, FORMATS["Q8_0"], rows, Q8_1_RAW.bytes_of(x), x).parts
+    w, a = (v.reshape(len(v), -1).astype(np.float32) for v in (p.q * p.d[..., None], p.a * p.e[..., None]))
+    return np.ascontiguousarray(np.add.accumulate(a.T[:, :, None] * w.T[:, None, :], axis=0, dtype=np.float32)[-1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "k", "fits"),
+    [
+        (by_value, 256, True),
+        (by_value, 96, True),
+        (lambda rows, x, right: right(rows, x) * (1 + np.float32(4e-6) * (-1) ** np.arange(len(rows))), 1024, False),
+    ],
+)
+def test_adding_by_values_is_advised_only_if_it_fits_other_lengths(
+    made: Callable[..., np.ndarray], fault: Callable[..., np.ndarray], k: int, fits: bool
+) -> None:
+    """Over long rows, its bound also holds factors that no rounding makes; over short ones it does not."""
+    rows, x, kernel = made("Q8_0", k), activations(k), Odd(fault)
+    y = kernel.product(kernel.upload(FORMATS["Q8_0"], rows), x).astype(np.float32)
+    name = "q8_1, added in values"
+    by_values = definition_named(name)
+    assert judge(y, product(by_values, FORMATS["Q8_0"], rows, by_values.bytes_of(x))).passed
+    tried = Experiments(kernel, FORMATS["Q8_0"], Q8_1, rows, x)
+    assert tried.fitting((name,)) == ((name,) if fits else ())
 
 
 def test_the_last_tile_of_rows_is_named_by_its_size(made: Callable[..., np.ndarray]) -> None:
