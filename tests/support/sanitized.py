@@ -36,6 +36,9 @@ from tests.support.kernel_inputs import (
 
 SHAPES = [(1, 1, 1), (1, 3, 3), (3, 1, 2), (2, 5, 9), (9, 61, 1), (65, 129, 1)]  # M, N, blocks of a row
 
+#: What kernels define outside of functions: each case has its own.
+OWN = ("gemm", "TERMS", "Z_GROUPS", "token_scales")
+
 # A launch of one block that may stand for any block of a grid: a kernel sees only the indices it is given.
 DISPATCH = """
 template <class W, class X>
@@ -56,7 +59,7 @@ def write_cases(root: Path, cases: list[tuple[str, str]]) -> None:
     for i, (kernel, fmt) in enumerate(cases):
         elements = kernel == "elements"
         macros = element_defines(fmt) if elements else KERNELS[kernel].defines_for(FORMATS[fmt])
-        macros = macros | {"gemm": f"gemm_{i}"}
+        macros = macros | {name: f"{name}_{i}" for name in OWN}
         unit += [f"#define {name} {value}" for name, value in macros.items()]
         unit += [f'#include "{ELEMENT_KERNEL if elements else KERNELS[kernel].file}"']
         unit += [f"#undef {name}" for name in macros]

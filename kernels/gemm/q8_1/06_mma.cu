@@ -19,7 +19,7 @@
 #include "formats/format.cuh"
 #include "gemm/mma.cuh"
 
-constexpr int GROUPS = Scales<FORMAT>::GROUPS, Z_GROUPS = FORMAT::MINIMUM == Minimum::MEETS_CODES ? GROUPS : 1;
+constexpr int TERMS = Scales<FORMAT>::GROUPS, Z_GROUPS = FORMAT::MINIMUM == Minimum::MEETS_CODES ? TERMS : 1;
 
 // What the terms need of a token and slice, from its halves d and s: d, and z of each group that has its own.
 __device__ __forceinline__ void token_scales(float2 (&of)[Z_GROUPS], uint32_t ds, uint32_t low, uint32_t high) {
@@ -94,9 +94,9 @@ extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restri
                 for (int t = 0; t < OF_TOKENS; ++t) {
                     float(&sums)[4] = acc[i][t];
 #pragma unroll
-                    for (int h = 0; h < GROUPS; ++h) {
+                    for (int h = 0; h < TERMS; ++h) {
                         int dots[4];
-                        if (GROUPS == 1) mma(dots, rows, tokens[t], INTEGER_BASE);
+                        if (TERMS == 1) mma(dots, rows, tokens[t], INTEGER_BASE);
                         else mma_half(dots, rows[2 * h], rows[2 * h + 1], tokens[t][h], INTEGER_BASE);
                         const float4 two = ds[now][h % Z_GROUPS][(warp_token + 8 * t) / 2 + c];
 #pragma unroll
