@@ -26,8 +26,7 @@ namespace cuda_on_cpu {
 // The runner's side.
 uint64_t current_thread();
 bool in_kernel();
-bool on_own_stack(uint64_t address);
-bool on_another_stack(uint64_t address);
+bool on_a_stack(uint64_t address);
 void stop_launch();
 uint8_t* shared_of_launch();
 
@@ -522,7 +521,7 @@ class Checks {
     // 0: it is in no memory.
     uint32_t spaces_of(uint64_t at) {
         if (const Region* r = region_of(at)) return r->shared ? SHARED : library_.data.has(at) ? GLOBAL | CONSTANT : GLOBAL;
-        return on_own_stack(at) ? LOCAL : library_.image.has(at) ? GLOBAL | CONSTANT : 0;
+        return on_a_stack(at) ? LOCAL : library_.image.has(at) ? GLOBAL | CONSTANT : 0;
     }
     // What an address of .shared would be if it were a generic one in shared memory.
     static uint64_t as_generic(uint64_t at) {
@@ -540,9 +539,8 @@ class Checks {
             stop_launch();
         }
         if (Region* r = region_of(at)) return inside(*r, at, size, writes, here);
-        if (on_own_stack(at) || (library_.image.has(at) && !writes)) return nullptr;
-        const char* const what = on_another_stack(at) ? "in the local memory of another thread" : nullptr;
-        add_one(OUTSIDE, at, size, here, what, writes);
+        if (on_a_stack(at) || (library_.image.has(at) && !writes)) return nullptr;
+        add_one(OUTSIDE, at, size, here, nullptr, writes);
         stop_launch();
         return nullptr;
     }

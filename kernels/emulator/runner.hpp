@@ -498,18 +498,14 @@ class BlockRunner {
                std::none_of(request_.ranges, request_.ranges + request_.n_ranges, has);
     }
     bool in_stack_guard(uint64_t at) const { return at - ((uint64_t)current_->stack - GUARD) < GUARD; }
-    // The running thread's own variables, and what warps exchange.
-    bool in_own_stack(uint64_t at) const {
+    // The kernel's own variables, and what warps exchange.
+    bool in_a_stack(uint64_t at) const {
         if (at - (uint64_t)current_->stack < STACK_BYTES) return true;
         if (at - (uint64_t)warps_.data() < warps_.size() * sizeof(Warp)) return true;
         for (const auto& [_, part] : parts_)
             if (at - (uint64_t)&part < sizeof part) return true;
-        return false;
-    }
-    // A GPU has such an address for each thread, which is then one of the running thread's own memory.
-    bool in_another_stack(uint64_t at) const {
         for (size_t i = 0; i < used_; ++i)
-            if (fibers_[i] != current_ && at - (uint64_t)fibers_[i]->stack < STACK_BYTES) return true;
+            if (at - (uint64_t)fibers_[i]->stack < STACK_BYTES) return true;
         return false;
     }
 
@@ -1154,8 +1150,7 @@ class Blocks {
 #if defined(CUDA_ON_CPU_CHECKS)
 uint64_t current_thread() { return runner->thread(); }
 bool in_kernel() { return runner && runner->in_kernel(); }
-bool on_own_stack(uint64_t address) { return runner->in_own_stack(address); }
-bool on_another_stack(uint64_t address) { return runner->in_another_stack(address); }
+bool on_a_stack(uint64_t address) { return runner->in_a_stack(address); }
 void stop_launch() { runner->stop(FOUND); }
 uint8_t* shared_of_launch() { return runner->dynamic_shared(); }
 #endif

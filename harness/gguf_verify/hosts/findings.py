@@ -84,10 +84,7 @@ def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found |
             f"data race: {who} {does} at {lines[0]} what a bulk copy that begins at {lines[1]} overwrites, with no "
             "fence.proxy.async and no arrival at an mbarrier between them"
         ),
-        "outside": lambda: (
-            f"{who} {does} {raw.size} bytes outside its buffers at {lines[0]}: "
-            f"{raw.text.decode(errors='replace') or place(raw.address)}"
-        ),
+        "outside": lambda: f"{who} {does} {raw.size} bytes outside its buffers at {lines[0]}: {place(raw.address)}",
         "unset": lambda: (
             f"{who} uses shared memory at {lines[0]} that nothing has written: no thread, and no copy "
             "that was waited for"

@@ -255,24 +255,6 @@ __global__ void k(int* y, const int* x, int n) {
         __syncthreads();
         y[threadIdx.x] = of(s, threadIdx.x RIGHT(% 63)) + of(behind, threadIdx.x);
     }"""),
-    "the local memory of another thread": ("outside", "reads 4 bytes outside its buffers at k.cu:9: in the local", """\
-void k(int* y, const int* x, int n) {
-        __shared__ const int* of[64];
-        const int sums[2] = {x[threadIdx.x], n};
-        of[threadIdx.x] = sums;
-        __syncthreads();
-        y[threadIdx.x] = of[threadIdx.x WRONG(^ 1)][n & 1];
-    }"""),
-    "a sum in the local memory of another thread": ("outside", "outside its buffers at k.cu:9: in the local", """\
-void k(int* y, const int* x, int n) {
-        __shared__ int* of[64];
-        int sums[2] = {n, x[threadIdx.x]};
-        of[threadIdx.x] = sums;
-        __syncthreads();
-        of[threadIdx.x WRONG(/ 2)][n & 1] += x[threadIdx.x];
-        __syncthreads();
-        y[threadIdx.x] = sums[0] + sums[1];
-    }"""),
     "signed overflow": ("overflow", "k.cu:5", """void k(int* y, const int* x, int n) {
         y[threadIdx.x] = (int)((RIGHT(unsigned) WRONG(int))x[threadIdx.x] + 0x7FFFFFF0 * n);
     }"""),
