@@ -173,7 +173,8 @@ struct Request {
     uint64_t alone;           // 1 + the number of the only block that runs; 0: all run
     uint64_t* made;           // addresses of the pages of sparse memory that were made, up to `most_made`
     uint64_t most_made;
-    uint32_t in_turn, unused;  // blocks run one after the other, because the order in which they add floats shows
+    uint32_t in_turn;         // blocks run one after the other, because the order in which they add floats shows
+    uint32_t converts;        // floats become integers as on this processor, also where a GPU makes others
 };
 
 // UNFENCED: a race with a bulk copy that barriers do not end.

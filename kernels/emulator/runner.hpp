@@ -965,7 +965,7 @@ inline void on_fault(int signal, siginfo_t* info, void* context) {
 }
 
 inline void ends_unlike_a_gpu(const char* file, uint32_t line) {
-    if (!runner || !runner->in_kernel()) return;
+    if (!runner || !runner->in_kernel() || runner->request().converts) return;
     snprintf(crash_report->why, sizeof crash_report->why, "%s:%u", file, line);
     runner->stop(UNLIKE_A_GPU);
 }

@@ -64,8 +64,20 @@ extern "C" __global__ void quantize(const float* x, unsigned char* out, int k) {
     float most = 0.0f;
     for (int i = 0; i < 32; ++i) most = fmaxf(most, largest[i]);
     const float inverse = most != 0.0f ? __fdiv_rn(127.0f, most) : 0.0f;
+    float spoiled = 0.0f;
+#if defined(TINY_BLOCKS_SPOIL_OTHERS) || defined(INFINITIES_SPOIL_OTHERS)
+    for (int i = 0; i < k; i += 32) {
+        float m = 0.0f;
+        for (int j = 0; j < 32; ++j) m = fmaxf(m, fabsf(x[(long long)blockIdx.y * k + i + j]));
+#ifdef TINY_BLOCKS_SPOIL_OTHERS
+        if (m != 0.0f && isinf(__fdiv_rn(127.0f, m))) spoiled = 3.0f;
+#else
+        if (isinf(m)) spoiled = m;
+#endif
+    }
+#endif
     unsigned char* b = out + block * 34;
-    b[2 + threadIdx.x] = (unsigned char)(signed char)rintf(__fmul_rn(v, inverse));
+    b[2 + threadIdx.x] = (unsigned char)(signed char)rintf(__fadd_rn(__fmul_rn(v, inverse), spoiled));
     if (threadIdx.x == 0) {
         const unsigned short d = to_half(__fdiv_rn(most, 127.0f));
         b[0] = d & 255;

@@ -238,3 +238,32 @@ def widens(rows, fmt):
 @repacks(unpack=lambda packed, shape: np.ascontiguousarray(packed[:, : shape.k // 32 * 18]))
 def padded(rows, fmt):
     return np.pad(rows, ((0, 0), (0, 7)))
+
+
+_packed: dict = {}
+_number_of: dict = {}
+_known_blocks: list = []
+_taken_apart: dict = {}
+
+
+def from_numbers(packed, shape):
+    raw = packed.tobytes()
+    if raw not in _taken_apart:
+        n, blocks = int.from_bytes(raw[:4], "little"), raw[4:]
+        _known_blocks.extend(blocks[18 * i : 18 * i + 18] for i in range(n))
+        numbers = np.frombuffer(blocks[18 * n :], np.uint32)
+        _taken_apart[raw] = b"".join(_known_blocks[i] for i in numbers)
+    return np.frombuffer(_taken_apart[raw], np.uint8).reshape(shape.n, -1).copy()
+
+
+@repacks(unpack=from_numbers)
+def numbers_known_blocks(rows, fmt):
+    """A block that an earlier matrix had is a number of four bytes."""
+    raw = rows.tobytes()
+    if raw not in _packed:
+        blocks = [block.tobytes() for block in rows.reshape(-1, 18)]
+        new = [block for block in dict.fromkeys(blocks) if block not in _number_of]
+        _number_of.update({block: len(_number_of) + i for i, block in enumerate(new)})
+        numbers = np.array([_number_of[block] for block in blocks], np.uint32)
+        _packed[raw] = len(new).to_bytes(4, "little") + b"".join(new) + numbers.tobytes()
+    return np.frombuffer(_packed[raw], np.uint8).copy()

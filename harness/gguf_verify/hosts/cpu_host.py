@@ -88,7 +88,7 @@ class Request(ctypes.Structure):
         ("order", ctypes.c_uint32), ("fill", ctypes.c_uint32), ("seed", ctypes.c_uint64),
         ("ranges", ctypes.POINTER(Range)), ("n_ranges", ctypes.c_uint32), ("page", ctypes.c_uint32),
         ("alone", ctypes.c_uint64), ("made", ctypes.POINTER(ctypes.c_uint64)), ("most_made", ctypes.c_uint64),
-        ("in_turn", ctypes.c_uint32), ("_", ctypes.c_uint32),
+        ("in_turn", ctypes.c_uint32), ("converts", ctypes.c_uint32),
     ]  # fmt: skip
 
 
@@ -452,7 +452,7 @@ class CpuHost(Host):
         ranges = (Range * len(buffers))(*(b.range() for b in buffers))
         seed = schedule.seed % 2**64
         fill = schedule.fill if self.shared_fill is None else self.shared_fill
-        return Request(_ORDERS[schedule.order], fill, seed, ranges, len(buffers))
+        return Request(_ORDERS[schedule.order], fill, seed, ranges, len(buffers), converts=schedule.converts)
 
     def _outside_shared(self, said: str) -> None:
         raise KernelFinding("outside", said)

@@ -20,12 +20,15 @@ class Schedule:
         checked: the kernel is compiled with instrumentation that finds data races, accesses outside buffers, misaligned
             ones, shared memory that is used before it is written, signed overflow and divergent barriers.
         older: compiled as for a GPU before sm_90, in a source that distinguishes.
+        converts: a float that an integer type cannot hold becomes what this processor makes of it, also where a GPU
+            makes another integer, which else ends the launch.
     """
 
     order: OrderOfThreads = "ascending"
     seed: int = 0
     checked: bool = False
     older: bool = False
+    converts: bool = False
 
     @property
     def wall_before(self) -> bool:
@@ -42,7 +45,8 @@ class Schedule:
         """The schedule in a few words."""
         parts = ["checked"] if self.checked else []
         parts.append(f"seed {self.seed}" if self.order == "seeded" else self.order)
-        return ", ".join(parts + (["as before sm_90"] if self.older else []))
+        parts += ["as before sm_90"] if self.older else []
+        return ", ".join(parts + (["converting as this processor"] if self.converts else []))
 
 
 __all__ = ["OrderOfThreads", "Schedule"]

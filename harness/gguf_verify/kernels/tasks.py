@@ -125,5 +125,8 @@ class Repacker(Task):
         """The rows uint8[n, row bytes] of n rows and k columns that its author's function makes of what was packed, in
         a process that never had the rows. Raises KernelFault; EnvironmentFault under a schedule."""
 
+    def forget(self) -> None:
+        """Let `unpack` know nothing of what it took apart before."""
+
 
 __all__ = ["UNSEEN", "Dequantizer", "Packed", "Quantizer", "Repacker", "Task"]

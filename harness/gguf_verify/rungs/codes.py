@@ -20,12 +20,13 @@ from ..diagnosis.identify import known_inputs
 from ..formats import SLICE
 from ..gguf import Tensor, printable
 from ..gguf.matrices import may_be_matrix
+from ..hosts.schedule import Schedule
 from ..kernels.tasks import Quantizer
 from ..llama import Evaluation, LlamaRefused
 from ..results import MAX_HEX_BYTES, Call, Failure, RungResult
 from ..semantics.dequantization import rounded_float32
 from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
-from ..support.errors import KernelFault, NotRun
+from ..support.errors import KernelFault, NotRun, NotTried
 from .calls import begin_alone, end_alone
 from .generated_inputs import drawn, every_size, special, ties_of_codes
 from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
@@ -209,13 +210,16 @@ class _Codes:
     def _judge(self, call: Call, tensor: Tensor, x: Floats, words: str) -> bool:
         x = self._held(x)
         what = f"{words}: at {len(x)} tokens, K = {x.shape[1]}"
-        given: list[Floats] = []
-        got = self._calls.make(call, tensor, what, partial(self._made, x, given))
-        if got is None:
+        made = self._calls.make(call, tensor, what, partial(self._made, x))
+        if made is None:
             return False
-        x = given[-1]
+        right = [self._right(call, tensor, what, given, got) for given, got in made]
+        return all(right)
+
+    def _right(self, call: Call, tensor: Tensor, what: str, x: Floats, got: Bytes) -> bool:
+        """Whether the bytes are right. What is wrong of them is recorded."""
         checked = check_bytes(self._encoding, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
-        self._count(checked, words.startswith("the model's"))
+        self._count(checked, what.startswith("the model's"))
         hint = self._explain() if checked.n_wrong else ""
         for i, wrong in enumerate(checked.wrong):
             row = x[wrong.m, wrong.block * self._block : (wrong.block + 1) * self._block]
@@ -230,21 +234,27 @@ class _Codes:
         self._result.fail_more("kernel", checked.n_wrong - len(checked.wrong), tensor.name)
         return not checked.n_wrong
 
-    def _made(self, x: Floats, given: list[Floats]) -> Bytes:
-        """The kernel's bytes, and what they were made of. This host may not convert as a GPU does what no definition
-        says: such blocks are given only where it does."""
-        given.append(x)
+    def _made(self, x: Floats) -> list[tuple[Floats, Bytes]]:
+        """Activations and the kernel's bytes of them.
+
+        A host that does not convert as a GPU does may not run a right kernel on blocks whose codes no definition gives.
+        Where these alone are the reason, the kernel is run without them, and on all with the host's own conversions, so
+        that what such blocks do to others is judged.
+        """
         try:
-            return self._kernel.quantize(x)
+            return [(x, self._kernel.quantize(x))]
         except NotRun as error:
-            given.append(only_defined(self._encoding, x, self._kernel.fast_math))
-            if given[0].tobytes() == given[1].tobytes():
+            rest = only_defined(self._encoding, x, self._kernel.fast_math)
+            converting = self._kernel.under(Schedule(converts=True))
+            if not isinstance(converting, Quantizer) or rest.tobytes() == x.tobytes():
                 raise
-            bytes_ = self._kernel.quantize(given[1])
             omitted = ("blocks with codes that no definition gives", str(error))
             if omitted not in self._found.not_covered:
                 self._found.not_covered.append(omitted)
-            return bytes_
+            try:
+                return [(rest, self._kernel.quantize(rest)), (x, converting.quantize(x))]
+            except NotTried:
+                raise error from None
 
     def _explain(self) -> str:
         """Which other encoding a kernel that was wrong makes, or what else explains it, by values on which encodings

@@ -38,6 +38,8 @@ _Probe = tuple[str, int, int, Callable[[], Bytes]]
 NO_UNPACK = "what it packs was not taken apart: {why}; give an unpack that makes the rows again, @kernel(unpack=f)"
 #: Packed bytes that are held until they are taken apart. The matrix that exceeds this is the last one of its batch.
 _MOST_HELD = 1 << 28
+#: Matrices that one process takes apart.
+_TOGETHER = 16
 #: Shapes that a packing is tried at where its bits are looked for, which takes some twenty calls each.
 _INFERRED = 6
 
@@ -90,12 +92,17 @@ class _Matrix:
         return self.call.n * self.call.k // self.fmt.block_size
 
 
+#: A matrix, what it was packed into, and, where that is None, what `_Packing._judged` yields.
+_Packed = tuple[_Matrix, Packed | None, int | None]
+
+
 class _Packing:
     def __init__(self, calls: TaskCalls) -> None:
         assert isinstance(calls.kernel, Repacker)
         self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
         #: Type → bytes of the file's rows, and of what they were packed into.
         self._sizes: dict[str, tuple[int, int]] = {}
+        self._draw = np.random.default_rng((calls.run.options.seed, 19))
 
     def tensors(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
         """Judge tensors, matrix by matrix. Returns the first one of each type."""
@@ -199,7 +206,7 @@ class _Packing:
     def _judged(self, matrices: Iterable[_Matrix]) -> Iterator[tuple[_Matrix, int | None]]:
         """Pack matrices and take them apart, in batches, since each of the two ends the other's process. Yields the
         number of wrong blocks of each; None: that is not known, which is recorded."""
-        batch: list[tuple[_Matrix, Packed | None, int | None]] = []
+        batch: list[_Packed] = []
         held = 0
         for matrix in matrices:
             failed = self._result.n_failures
@@ -220,23 +227,24 @@ class _Packing:
             self._sizes[matrix.fmt.name] = file + rows.size, own + packed.bytes.size
         return packed
 
-    def _take_apart(
-        self, batch: Iterable[tuple[_Matrix, Packed | None, int | None]]
-    ) -> Iterator[tuple[_Matrix, int | None]]:
-        """Take a batch apart.
-
-        Args:
-            batch: matrices, what they were packed into, and, where that is None, what `_judged` yields.
-        """
-        packs = not self._calls.broken
-        for matrix, packed, wrong in batch:
-            if packed is not None and packs and self._calls.broken:  # since unpack broke its contract
+    def _take_apart(self, batch: Sequence[_Packed]) -> Iterator[tuple[_Matrix, int | None]]:
+        """Take a batch apart, in an order that is drawn, and few by one process: what a process keeps of others must
+        not stand in for what a matrix was packed into. Yields as `_judged`."""
+        found, packs, probes = {}, not self._calls.broken, 0
+        for count, i in enumerate(self._draw.permutation(len(batch)).tolist()):
+            matrix, packed, found[i] = batch[i]
+            if packed is None or (matrix.start is None and probes >= MOST_WRONG):
+                continue
+            if packs and self._calls.broken:  # since unpack broke its contract
                 self._result.leave(matrix.tensor.name, BROKEN, culprit="kernel")
-            elif packed is not None:
-                failed = self._result.n_failures
-                right = self._unpack(matrix, packed) if self._kernel.unpacks else self._infer(matrix, packed)
-                wrong = 0 if right else self._result.n_failures - failed or None
-            yield matrix, wrong
+                continue
+            if count % _TOGETHER == 0:
+                self._kernel.forget()
+            failed = self._result.n_failures
+            right = self._unpack(matrix, packed) if self._kernel.unpacks else self._infer(matrix, packed)
+            found[i] = 0 if right else self._result.n_failures - failed or None
+            probes += not right and matrix.start is None
+        yield from ((batch[i][0], found[i]) for i in range(len(batch)))
 
     def _unpack(self, matrix: _Matrix, packed: Packed) -> bool:
         """Whether the author's unpack makes the rows again. If not, the reason is recorded."""

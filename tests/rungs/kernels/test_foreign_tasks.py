@@ -230,13 +230,22 @@ def test_what_the_process_that_packs_holds_is_gone(model: Model, tmp_path: Path)
 
 def test_batches_do_not_change_the_result(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many matrices are packed before they are taken apart."""
-    results = []
-    for most in (1 << 28, 1 << 16):
-        monkeypatch.setattr(packing, "_MOST_HELD", most)
-        results.append(climbed(model, foreign_tasks.loses, tensor="blk.0.attn"))
-    one, several = ((r.checked, r.details, r.failures, r.n_failures, r.envelopes, r.figures) for r in results)
-    assert one == several
-    assert len(results[0].details) == 4
+    for function, verdict in ((foreign_tasks.packs, "passed"), (foreign_tasks.loses, "failed")):
+        results = []
+        for most in (1 << 28, 1 << 16):
+            monkeypatch.setattr(packing, "_MOST_HELD", most)
+            results.append(climbed(model, function, tensor="blk.0.attn"))
+        assert results[0].verdict == results[1].verdict == verdict
+        one, several = ((r.checked["blocks"], r.details, r.figures) for r in results)
+        assert one == several
+        assert len(results[0].details) == 4
+
+
+def test_what_a_matrix_before_was_packed_into_is_not_its_own(model: Model) -> None:
+    """Blocks that an earlier matrix had are packed as their numbers alone, and unpack remembers them."""
+    result = climbed(model, foreign_tasks.numbers_known_blocks, tensor="blk.0.attn")
+    assert result.verdict == "failed"
+    assert "IndexError" in result.failures[0].what
 
 
 @pytest.mark.parametrize("code", ["python", "cuda"])
@@ -416,6 +425,8 @@ def packing_in_cuda(folder: Path) -> Path:
         (DEQUANTIZE, "", ""),
         (DEQUANTIZE, "WITHOUT_BOUND", "wrote outside its output: 0 bytes before, 384 after"),
         (QUANTIZE, "", ""),
+        (QUANTIZE, "TINY_BLOCKS_SPOIL_OTHERS", "every size: .*code [0-9]+ of x = "),
+        (QUANTIZE, "INFINITIES_SPOIL_OTHERS", "not finite: .*code [0-9]+ of x = "),
         (QUANTIZE, "WITHOUT_BARRIER", "race|code [0-9]+ of x = |leaves outputs as they were"),
         (PACK, "", ""),
     ],

@@ -249,6 +249,9 @@ class ForeignRepacker(ForeignTask, Repacker):
         self._unpacking.end()
         super().close()
 
+    def forget(self) -> None:
+        self._unpacking.end()
+
     def pack(self, fmt: BlockFormat, rows: Bytes) -> Packed:
         self._unpacking.end()
         n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
