@@ -38,7 +38,7 @@ _Probe = tuple[str, int, int, Callable[[], Bytes]]
 NO_UNPACK = "what it packs was not taken apart: {why}; give an unpack that makes the rows again, @kernel(unpack=f)"
 #: Packed bytes that are held until they are taken apart. The matrix that exceeds this is the last one of its batch.
 _MOST_HELD = 1 << 28
-#: Matrices that one process takes apart.
+#: Most matrices that one process takes apart.
 _TOGETHER = 16
 #: Shapes that a packing is tried at where its bits are looked for, which takes some twenty calls each.
 _INFERRED = 6
@@ -228,8 +228,8 @@ class _Packing:
         return packed
 
     def _take_apart(self, batch: Sequence[_Packed]) -> Iterator[tuple[_Matrix, int | None]]:
-        """Take a batch apart, in an order that is drawn, and few by one process: what a process keeps of others must
-        not stand in for what a matrix was packed into. Yields as `_judged`."""
+        """Take a batch apart in random order, at most `_TOGETHER` matrices in one process: what that keeps of others
+        must not replace what a matrix was packed into. Yields as `_judged`."""
         found, packs, probes = {}, not self._calls.broken, 0
         for count, i in enumerate(self._draw.permutation(len(batch)).tolist()):
             matrix, packed, found[i] = batch[i]

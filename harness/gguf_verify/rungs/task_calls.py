@@ -89,8 +89,8 @@ class TaskCalls:
         return only is None or (only.kind, only.number, only.use) == (call.kind, call.number, call.use)
 
     def make(self, call: Call, tensor: Tensor, words: str, do: Callable[[], T], counts: bool = True) -> T | None:
-        """What a call gives; None where the kernel broke its contract, which is recorded. `counts`: it is no part of
-        one that was counted."""
+        """What a call gives; None where the kernel broke its contract, which is recorded. `counts`: whether
+        it is counted as a call of its own."""
         if self.only is not None and counts:
             self.result.count(ALONE)
         try:

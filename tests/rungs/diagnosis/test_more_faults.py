@@ -398,7 +398,7 @@ def test_a_fault_that_only_some_sizes_have_is_none_of_all(
 
 
 def rest_of_k(tile: int, rows_too: slice = slice(None)) -> Callable[..., np.ndarray]:
-    """The rest of K past whole tiles is left out, in some rows."""
+    """The rest of K past whole tiles is skipped, in some rows."""
 
     def fault(rows: np.ndarray, x: np.ndarray, right: Callable[..., np.ndarray]) -> np.ndarray:
         y, k = right(rows, x), x.shape[1] // tile * tile
