@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..support.errors import EXIT_INTERRUPTED, HarnessError, say, signal_of
 from ..support.supported import check_machine
-from .interrupts import interruptible
+from .interrupts import as_started_alone, interruptible
 
 #: The command of a command line that names none.
 DEFAULT = "verify"
@@ -29,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    _as_started_alone()
     try:
         with interruptible():
+            as_started_alone()
             check_machine()
             return _run(argv)
     except HarnessError as error:
@@ -40,14 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         say(f"interrupted by {signal_of(error)}: there is no result")
         return EXIT_INTERRUPTED[signal_of(error)]
-
-
-def _as_started_alone() -> None:
-    """What a parent process may have left: ends of children that are ignored, which nothing can wait for then, and
-    blocked signals."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _run(argv: list[str]) -> int:

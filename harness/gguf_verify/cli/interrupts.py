@@ -18,6 +18,22 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: A second Ctrl-C ends the process at once, but not one that comes with the first: a shell and `timeout` may both send
 #: the signal, and a process that is ending must not be killed for that.
 _TOGETHER = 1.0
+#: Signals that stay ignored: those that a user has ignored (nohup, a shell's background job, a daemon without a
+#: terminal), and two that Python ignores itself. `subprocess` restores these two for what it starts.
+_STAY_IGNORED = {
+    *_SIGNALS, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ,
+}  # fmt: skip
+
+
+def as_started_alone() -> None:
+    """Undo what the caller of the command line left to it: ignored signals, of which SIGCHLD keeps a process from
+    waiting for its children, and blocked ones. One that came while it was blocked is handled as any other."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in signal.valid_signals() - _STAY_IGNORED:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 @contextlib.contextmanager

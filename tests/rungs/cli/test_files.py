@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,21 +105,6 @@ def test_a_limit_of_the_process_is_one_line(tmp_path: Path, limit: str, said: st
     assert said in lines[-1]
     assert "internal error" not in done.stderr.decode()
     assert not [line for line in lines if not line.startswith("gguf-verify: ")]
-
-
-def test_a_caller_that_ignores_its_children_and_blocks_signals() -> None:
-    """What it left to this process: children are waited for, and a signal ends it."""
-    script = (
-        "import os, signal, sys\n"
-        "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT])\n"
-        "os.execv(sys.argv[1], sys.argv[1:])\n"
-    )
-    shown = "import signal, sys; from gguf_verify.cli import main; main(['explain', 'launch-past-limit'])"
-    state = "; print(signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL, signal.pthread_sigmask(0, ()))"
-    done = run([sys.executable, "-c", script, sys.executable, "-c", shown + state], stdout=subprocess.PIPE)
-    assert done.stdout.decode().splitlines()[-1] == "True set()"
-    assert signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL
 
 
 @pytest.mark.parametrize("call", ["other-m", "other-m,m=0", "again,n=5", "quantizer"])

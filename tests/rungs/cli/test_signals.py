@@ -256,3 +256,35 @@ def test_other_commands_end_as_cleanly(start: Callable[..., Command], arguments:
     code, _, errors = command.ends(signal.SIGTERM)
     assert errors.splitlines()[-1] == "gguf-verify: interrupted by SIGTERM: there is no result"
     assert code == 3
+
+
+HANDED_DOWN = """
+import os, signal, sys
+for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGALRM])
+"""
+SHOWS = """
+import signal
+from gguf_verify.cli import main
+main(["explain", "launch-past-limit"])
+ignored = {number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN}
+print(sorted(map(int, ignored - {signal.SIGPIPE, signal.SIGXFSZ})), signal.pthread_sigmask(0, ()))
+"""
+
+
+def after(handed_down: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """A process of Python whose caller left it these signals."""
+    words = [sys.executable, "-c", f"{handed_down}\nos.execv(sys.argv[1], sys.argv[1:])", sys.executable, *command]
+    return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_caller_that_ignores_its_children_and_blocks_signals() -> None:
+    """What it left to this process: children are waited for, and a signal ends it. That of nohup stays ignored."""
+    done = after(HANDED_DOWN, "-c", SHOWS)
+    assert done.stdout.splitlines()[-1] == f"[{int(signal.SIGHUP)}] set()", done.stderr
+
+
+def test_a_signal_that_came_while_the_caller_had_it_blocked_is_handled() -> None:
+    done = after(f"{HANDED_DOWN}\nos.kill(os.getpid(), signal.SIGTERM)", "-m", "gguf_verify", "explain", "mismatch")
+    assert (done.returncode, done.stderr) == (3, "gguf-verify: interrupted by SIGTERM: there is no result\n")
