@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from ..support import protocol
 from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding, NotRun
-from ..support.sealed import has_fixed_size, of_fixed_size
+from ..support.sealed import has_fixed_size, mapped_here, of_fixed_size
 from .base import Grid, Placed, Placement, Role, Sparse
 
 #: Arrays of more bytes are passed as shared memory, which the other side maps.
@@ -76,7 +76,7 @@ def shared_memory(nbytes: int) -> tuple[int, Bytes]:
     try:
         handle = of_fixed_size(nbytes)
         try:
-            return handle, np.frombuffer(mmap.mmap(handle, nbytes), np.uint8)
+            return handle, np.frombuffer(mapped_here(handle, nbytes), np.uint8)
         except BaseException:
             os.close(handle)
             raise

@@ -65,6 +65,7 @@ class Log:
 
     def __init__(self, handle: int) -> None:
         self._map = mmap.mmap(handle, self.SIZE)
+        self._map.madvise(mmap.MADV_DONTFORK)  # else a command that is a fork could write what we rely on
 
     @property
     def total(self) -> int:

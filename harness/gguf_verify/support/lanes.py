@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .sealed import mapped_here
+
 Array = npt.NDArray[Any]
 
 
@@ -52,7 +54,7 @@ class Lane:
         self._bytes: npt.NDArray[np.uint8] | None = None
         if mapped:
             with contextlib.suppress(OSError, ValueError, OverflowError):  # a limit of address space
-                self._bytes = np.frombuffer(mmap.mmap(handle, self.size), np.uint8)
+                self._bytes = np.frombuffer(mapped_here(handle, self.size), np.uint8)
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Bytes for an array of the next message, uint8[nbytes]: in the lane, if there is room."""

@@ -30,7 +30,7 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool, initial: 
     if shown and sys.stderr is not None and not sys.stderr.isatty():
         return Lines(what, total, unit, initial)  # type: ignore[return-value]
     shown = shown and sys.stderr is not None
-    bar: tqdm[Any] = submodule("tqdm.std").tqdm(
+    bar: tqdm[Any] = _tqdm()(
         desc=what,
         total=total,
         initial=initial,
@@ -44,6 +44,15 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool, initial: 
         dynamic_ncols=True,
     )
     return bar
+
+
+def _tqdm() -> type[tqdm[Any]]:
+    """tqdm, with a lock for threads alone, unless the caller chose one. Its own is for processes, too, so a fork shares
+    it: a function as a kernel, which runs in one, could take it for good."""
+    kind: type[tqdm[Any]] = submodule("tqdm.std").tqdm
+    if not hasattr(kind, "_lock"):
+        kind.set_lock(threading.RLock())
+    return kind
 
 
 class Lines:
@@ -89,12 +98,12 @@ class Lines:
 
     def _sized(self, n: float) -> str:
         if self._unit == "B":
-            return f"{submodule('tqdm.std').tqdm.format_sizeof(n, divisor=1024)}B"
+            return f"{_tqdm().format_sizeof(n, divisor=1024)}B"
         return f"{n:.3g} {self._unit}"
 
     @staticmethod
     def _time(seconds: float) -> str:
-        return str(submodule("tqdm.std").tqdm.format_interval(seconds))
+        return str(_tqdm().format_interval(seconds))
 
     def close(self) -> None:
         """Nothing more is told."""
@@ -165,7 +174,7 @@ class Steps:
 def print_above_bars(text: str) -> None:
     """Print lines on standard error; a bar that is shown there stays below them. `tqdm.write` would also show those
     that are not shown yet, and never clear them."""
-    kind = submodule("tqdm.std").tqdm
+    kind = _tqdm()
     bars = [b for b in list(getattr(kind, "_instances", ())) if b.last_print_t >= b.start_t + b.delay]
     with contextlib.suppress(OSError):
         for bar in bars:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import itertools
+import mmap
 import os
 import subprocess
 from collections.abc import Iterator
@@ -68,6 +69,15 @@ def has_fixed_size(fd: int) -> bool:
     return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _OF_SIZE == _OF_SIZE
 
 
+def mapped_here(fd: int, nbytes: int) -> mmap.mmap:
+    """A file in memory, mapped to be written by this process and by the one that it is shared with. A fork does not
+    have the mapping: it may run a kernel, which could write to what this process shares with others. Raises OSError,
+    ValueError and OverflowError."""
+    made = mmap.mmap(fd, nbytes)
+    made.madvise(mmap.MADV_DONTFORK)
+    return made
+
+
 @contextlib.contextmanager
 def sealed_path(content: bytes) -> Iterator[str]:
     """A path in this process of such a file. No other content ever had this path here: loaders know by their paths what
@@ -90,4 +100,4 @@ def run_on(content: bytes, before: list[str], after: list[str]) -> subprocess.Co
         return subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, errors="replace", check=False)
 
 
-__all__ = ["has_fixed_size", "load_library", "of_fixed_size", "run_on", "sealed", "sealed_path"]
+__all__ = ["has_fixed_size", "load_library", "mapped_here", "of_fixed_size", "run_on", "sealed", "sealed_path"]

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ...hosts.base import GUARD_BYTES, POISON, POISON_16
 from ...hosts.memory import ALIGNMENT, mapped_between_walls
 from ...support.errors import EnvironmentFault
+from ...support.sealed import mapped_here
 
 Bytes = npt.NDArray[np.uint8]
 Role = Literal["input", "output", "scratch"]
@@ -183,7 +184,7 @@ class MemoryFile:
                 os.ftruncate(self.handle, self.nbytes)
                 # else the other side could make reading it a fatal signal
                 fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-                self.bytes = np.frombuffer(mmap.mmap(self.handle, self.nbytes), np.uint8)
+                self.bytes = np.frombuffer(mapped_here(self.handle, self.nbytes), np.uint8)
             except BaseException:
                 self.close()
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -104,6 +105,7 @@ class Object(Source):
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
         def run(link: Connection) -> None:
+            gc.freeze()  # to collect what this process shared with others would unmap what lies at its addresses here
             if oracle:
                 serve_oracle(link, lambda: OracleRunner(self._kernel))
             else:
