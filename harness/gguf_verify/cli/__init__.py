@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..support.errors import EXIT_INTERRUPTED, HarnessError, say, signal_of
+from ..support.output import delivered
 from ..support.supported import check_machine
 from .interrupts import as_started_alone, interruptible
 
@@ -27,6 +28,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    _open_standard_streams()
+    try:
+        return delivered(_exit_code(argv))
+    except SystemExit as end:  # argparse, after a help text
+        raise SystemExit(delivered(int(end.code or 0))) from None
+
+
+def _exit_code(argv: list[str]) -> int:
     try:
         with interruptible():
             as_started_alone()
@@ -38,6 +47,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         say(f"interrupted by {signal_of(error)}: there is no result")
         return EXIT_INTERRUPTED[signal_of(error)]
+
+
+def _open_standard_streams() -> None:
+    """The caller may have closed standard streams: the first files that are opened would get their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _run(argv: list[str]) -> int:

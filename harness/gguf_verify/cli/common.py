@@ -23,6 +23,7 @@ from ..support.command_line import program, quoted
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, HarnessError, UsageError, say
 from ..support.files import read_input, write_output
 from ..support.near import nearest
+from ..support.output import write, write_lines
 from ..support.text import printable
 from ..support.version import project_version
 from .interrupts import came, undisturbed
@@ -118,6 +119,10 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"{flags} {printable(first, 100)}; {near}see {self.prog} --help", "usage")
         return found
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Write a help text. argparse hides that it could not be written."""
+        write(message)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """argparse's own message has no "did you mean", and differs between versions of Python."""
         if action.choices is not None and value not in action.choices:
@@ -144,7 +149,7 @@ class _ShowVersion(argparse.Action):
     """argparse's own takes the version itself, which would be looked up for every command."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_args: object) -> None:
-        print(f"gguf-verify {project_version()}")
+        write_lines(f"gguf-verify {project_version()}")
         parser.exit()
 
 
@@ -320,7 +325,7 @@ def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, 
     If something cannot be written, one line reports it, and a run without other faults ends with 3.
     """
     with undisturbed():
-        exit_code = _print(terminal(kind, result, form() if shown is None else shown), exit_code)
+        write(terminal(kind, result, form() if shown is None else shown))
         return write_files(kind, result, exit_code, files)
 
 
@@ -348,18 +353,5 @@ def check_kernel(path: Path, result: Any) -> None:
 
 def print_lines(*lines: str, exit_code: int = EXIT_VERIFIED) -> int:
     """Lines to standard output; returns the exit code."""
-    return _print("".join(f"{line}\n" for line in lines), exit_code)
-
-
-def _print(text: str, exit_code: int) -> int:
-    """To standard output. Returns the exit code, which is another where a success could not be written."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if error.errno != errno.EPIPE:  # who reads no further has seen enough
-            say(f"cannot write to standard output: {error.strerror}")
-            return exit_code or EXIT_ENVIRONMENT
+    write_lines(*lines)
     return exit_code

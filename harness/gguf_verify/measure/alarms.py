@@ -36,6 +36,7 @@ from ..semantics import SEMANTICS, Order, Product, Semantics, judge, llama_cpu_s
 from ..semantics.accumulation import LANES_LIMIT
 from ..support import scratch
 from ..support.errors import EnvironmentFault, KernelFault, UsageError
+from ..support.output import write_lines
 from . import results
 from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, Matrix, captured, fits, in_type, requantized, text
 from .measure import Measure
@@ -586,7 +587,7 @@ def _run(options: argparse.Namespace) -> int:
     figures = measured(options)
     results.update(options.results, alarms=of_hosts | {options.host: figures})
     alarms = [f"ALARM {json.dumps(alarm)}" for alarm in figures["listed"]]
-    print("\n".join([*(" | ".join(row) for row in rows(figures)), *alarms]))
+    write_lines("\n".join([*(" | ".join(row) for row in rows(figures)), *alarms]))
     return 1 if alarms else 0
 
 

@@ -196,5 +196,6 @@ class VerificationError(AssertionError):
 
 def say(line: str, details: Sequence[str] = ()) -> None:
     """Print one line on standard error, if the process has one, and its details below it."""
-    with contextlib.suppress(OSError, AttributeError):
-        print("\n    ".join([f"gguf-verify: {line}", *details]), file=sys.stderr)
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print("\n    ".join([f"gguf-verify: {line}", *details]), file=sys.stderr)

@@ -255,7 +255,7 @@ def test_nothing_is_imported_from_the_working_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize(("redirect", "code"), [(">&-", 0), ("2>&-", 0), (">/dev/full", 3), ("| true", 0)])
+@pytest.mark.parametrize(("redirect", "code"), [(">&-", 3), ("2>&-", 0), (">/dev/full", 3), ("| true", 0)])
 def test_closed_or_full_output_keeps_the_verdict(redirect: str, code: int, tmp_path: Path) -> None:
     """In the files that were requested. A report that could not be written is no success of the command."""
     out = tmp_path / "r.json"

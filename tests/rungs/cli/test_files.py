@@ -88,11 +88,27 @@ def run(command: list[str], **how: object) -> subprocess.CompletedProcess[bytes]
     return subprocess.run(command, stderr=subprocess.PIPE, timeout=120, check=False, **how)  # type: ignore[call-overload]
 
 
-def test_a_report_that_cannot_be_written_is_no_success() -> None:
-    with Path("/dev/full").open("wb") as full:
-        done = run(AUDIT, stdout=full)
+@pytest.mark.parametrize("given", [AUDIT[3:], ["--help"], ["--version"]])
+@pytest.mark.parametrize(("where", "said"), [(">/dev/full", "No space left on device"), (">&-", "Bad file descriptor")])
+def test_what_cannot_be_written_is_no_success(given: list[str], where: str, said: str) -> None:
+    done = run(["bash", "-c", f'exec "$0" "$@" {where}', *AUDIT[:3], *given])
+    assert done.stderr.decode() == f"gguf-verify: cannot write to standard output: {said}\n"
     assert done.returncode == 3
-    assert done.stderr.decode() == "gguf-verify: cannot write to standard output: No space left on device\n"
+
+
+def test_an_error_writes_nothing_to_standard_output() -> None:
+    done = run(["bash", "-c", 'exec "$0" "$@" >/dev/full', *AUDIT[:3], "explain", "no-such-id"])
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    done = run(["bash", "-c", 'exec "$0" "$@" 2>&-', *AUDIT[:3], "explain", "no-such-id"], stdout=subprocess.PIPE)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_reader_that_stops_is_no_fault() -> None:
+    """The reader of a pipe has seen enough."""
+    line = '"$0" "$@" --help | head -c 0; exit "${PIPESTATUS[0]}"'
+    done = run(["bash", "-c", line, *AUDIT[:3]])
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(("limit", "said"), [("-n 12", "Too many open files"), ("-f 0", "File too large")])

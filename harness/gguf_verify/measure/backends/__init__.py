@@ -21,6 +21,7 @@ from pathlib import Path
 from ...backend_results import DeviceInfo, GraphOptions, LlamaBuild
 from ...graph_verification import known_devices
 from ...support.errors import UsageError
+from ...support.output import write_lines
 from ...support.paths import CHECKOUT
 from ...waivers import today
 from ..measure import Measure, need_checkout
@@ -69,14 +70,14 @@ def run(options: argparse.Namespace) -> int:
         results = merged(results, {measured.key: measured})
         for row in measured.functions:
             worst = f"{row.ulps:.4g} ulps at {row.at!r}, {row.utilisation:.3g} of what is declared"
-            print(f"{row.function}, {row.domain}: {worst}")
+            write_lines(f"{row.function}, {row.domain}: {worst}")
     save(results, options.results)
     findings = page.findings()
     if not options.no_page:
         page.write(results, findings)
     left = page.unexplained(results, findings)
     for line in left:
-        print(line)
+        write_lines(line)
     return 1 if left else 0
 
 

@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from ...support.output import write_lines
 from ...support.paths import CHECKOUT
 from .models import FILES, SHAPES, RandomModel, model_file
 from .processes import Measured, measured
@@ -65,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
                 if name != "dequantize" or i < _DEQUANTIZED:
                     runs[name].append(measured(command, quiet=True, watched=False))
         size = path.stat().st_size
-    print(f"{path.name}: {size:,} bytes, {args.repeat} runs")
+    write_lines(f"{path.name}: {size:,} bytes, {args.repeat} runs")
     medians = {name: statistics.median(run.seconds for run in of) for name, of in runs.items()}
     for name, of in runs.items():
         codes = sorted({run.code for run in of})
         times = " ".join(f"{run.seconds:.2f}" for run in of)
-        print(
+        write_lines(
             f"{name:<11} {medians[name]:7.2f} s  {size / medians[name] / 1e6:7.0f} MB/s  peak "
             f"{peaks[name] / 2**20:6.0f} MiB  exit {codes}  ({times})"
         )
@@ -79,5 +80,5 @@ def run(args: argparse.Namespace) -> int:
             f"{other} / {name} {medians[other] / medians[name]:.2f}"
             for other in ("sha256sum", "dequantize") if other in medians
         ]  # fmt: skip
-        print(" · ".join(ratios))
+        write_lines(" · ".join(ratios))
     return 0

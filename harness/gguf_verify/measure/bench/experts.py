@@ -21,6 +21,7 @@ from ...kernels.grouped import Grouped
 from ...kernels.routing import Routing, routed
 from ...semantics import ASCENDING, SEMANTICS, product
 from ...support.errors import HarnessError, KernelFault, UsageError
+from ...support.output import write_lines
 from .. import markdown
 from .card import Queue, graph_us
 from .drawn_blocks import random_rows
@@ -105,7 +106,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
                     faults.append(str(error))
                     print(f"not timed: {error}", file=sys.stderr)
                     continue
-                print(" ".join(f"{key} {value}" for key, value in record.items()), flush=True)
+                write_lines(" ".join(f"{key} {value}" for key, value in record.items()))
                 results.append(record)
             if theirs:
                 theirs.close()
@@ -151,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         data = measured(args)
         text, faults = table(data), data["faults"]
-    print(text)
+    write_lines(text)
     if args.json:
         args.json.write_text(json.dumps(data, indent=1))
     if args.readme:

@@ -42,6 +42,7 @@ from ...kernels import FAMILIES, KERNELS, find_kernel, on_host
 from ...kernels.shipped import ShippedKernel
 from ...kernels.spec import KernelSpec
 from ...support.errors import HarnessError
+from ...support.output import write_lines
 from .. import markdown
 from . import figures, sass, terms
 from .card import Queue, copy_tbs, empty_us
@@ -93,8 +94,11 @@ class Bench:
             "families": {f: FAMILIES[f].members[0].definition.title for f in args.kernels if f in FAMILIES},
         }  # fmt: skip
         header = self.header
-        print(f"{header['host']}\ndevice copy {header['copy TB/s']:.2f} TB/s, int8 {header['int8 TFLOP/s']} TFLOP/s, "
-              f"an empty kernel {header['empty us']:.2f} us", flush=True)  # fmt: skip
+        write_lines(
+            header["host"],
+            f"device copy {header['copy TB/s']:.2f} TB/s, int8 {header['int8 TFLOP/s']} TFLOP/s, "
+            f"an empty kernel {header['empty us']:.2f} us",
+        )
         if rivals:
             for (n, k), m in itertools.product(self._shapes(), args.m):
                 for who, us in rivals.cublas(m, n, k, args.repeat).items():
@@ -296,8 +300,8 @@ class Bench:
                "TB/s of weights": nbytes / us / 1e6, "weight bytes": nbytes}  # fmt: skip
         self.results.append(row if by is None else {**row, "by": by})
         if not self.args.quiet:
-            print(f"{who:<18} {kind:<7} M {m:<5} N {n:<6} K {k:<6} {us:9.1f} us  {row['TFLOP/s']:7.1f} TFLOP/s  "
-                  f"{row['TB/s of weights']:5.2f} TB/s  {by or ''}", flush=True)  # fmt: skip
+            write_lines(f"{who:<18} {kind:<7} M {m:<5} N {n:<6} K {k:<6} {us:9.1f} us  {row['TFLOP/s']:7.1f} TFLOP/s  "
+                  f"{row['TB/s of weights']:5.2f} TB/s  {by or ''}")  # fmt: skip
 
     def _fault(self, what: str) -> None:
         if what not in self.faults:
@@ -333,7 +337,7 @@ def run(args: argparse.Namespace) -> int:
     data = figures.load(args.earlier) if args.earlier else Bench(args).run()
     if args.json:
         args.json.write_text(json.dumps(data, indent=1))
-    print(figures.choices(data) or "no family was timed beside its members")
+    write_lines(figures.choices(data) or "no family was timed beside its members")
     if args.plot:
         figures.roofline(data, args.plot)
     if args.readme:

@@ -36,6 +36,7 @@ from ...results import Options, Report
 from ...rungs import explain
 from ...rungs.layers import gemm
 from ...support.errors import EnvironmentFault, UsageError
+from ...support.output import write_lines
 from ...verification import verify
 from ..inputs import Floats
 from ..one_block import OneBlock, Plan, flipped, low_bits
@@ -221,11 +222,11 @@ def run(args: argparse.Namespace) -> int:
                     device, done = measure(args, model, path, host)
                 results = records.merged(results, {device: (done,)})
                 records.save(results, args.results)
-                print(
+                write_lines(
                     f"{model.file_name}: of {done.planted} faults {done.seen} changed an output, {done.found} were "
                     f"found and {done.thorough} by --thorough; {done.promised_found} of {done.promised} above the size "
                     f"that is promised ({done.smallest:.2g} at most); without a fault "
-                    f"{'verified' if done.right else 'NOT verified'}", flush=True,
+                    f"{'verified' if done.right else 'NOT verified'}",
                 )  # fmt: skip
                 wrong |= not done.right or done.promised_found < done.promised
     records.save(results, args.results)

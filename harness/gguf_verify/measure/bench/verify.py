@@ -40,6 +40,7 @@ from ...llama.child import Child
 from ...support import scratch
 from ...support.command_line import cores
 from ...support.errors import EnvironmentFault, UsageError
+from ...support.output import write_lines
 from ...support.paths import CHECKOUT
 from . import growth, records
 from .models import RandomModel, model_file
@@ -151,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
                     device, done = _Work(args, model, prompt, gpus).measure(path)
                     results = records.merged(results, {device: (done,)})
                     records.save(results, args.results)
-                    print(growth.line(done), flush=True)
+                    write_lines(growth.line(done))
                     wrong |= done.verdict != "verified"
     records.save(results, args.results)
     if not args.no_page:

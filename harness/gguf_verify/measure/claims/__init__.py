@@ -13,6 +13,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping
 
 from ...llama import Llama
+from ...support.output import write_lines
 from ...support.paths import CHECKOUT
 from ..markdown import table
 from ..measure import Measure
@@ -104,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     old = PAGE.read_text() if PAGE.exists() else ""
     difference = list(difflib.unified_diff(old.splitlines(), made.splitlines(), "page", "checks", "", "", 0, ""))
-    print("\n".join(difference) if difference else f"docs/claims.md agrees with all {len(CHECKS)} checks")
+    write_lines("\n".join(difference) if difference else f"docs/claims.md agrees with all {len(CHECKS)} checks")
     return 1 if difference else 0
 
 

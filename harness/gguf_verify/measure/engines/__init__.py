@@ -25,6 +25,7 @@ from msgspec import structs
 from ...hosts import make_host
 from ...support.command_line import cores
 from ...support.errors import EnvironmentFault
+from ...support.output import write_lines
 from ...support.version import project_version
 from ..measure import Measure
 from . import page
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         page.PAGE.write_text(page.render(results, catalogue))
     left = page.unexplained(results, catalogue)
     for row in left:
-        print(f"{row.engine}, {row.adapter}, {row.type}: {row.verdict}, and no finding explains it: {row.says}")
+        write_lines(f"{row.engine}, {row.adapter}, {row.type}: {row.verdict}, and no finding explains it: {row.says}")
     return 1 if left else 0
 
 

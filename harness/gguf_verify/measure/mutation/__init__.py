@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from ...support.errors import UsageError
+from ...support.output import write_lines
 from ...support.paths import kernel_root
 from .. import markdown, results
 from ..measure import Measure
@@ -53,7 +54,7 @@ def _kill(options: argparse.Namespace) -> int:
     made = report.collected(found, counts, sources)
     results.update(options.results, **{part: made})
     wrong = [r for r in found.values() if r["outcome"] in ("missed", "passed")]
-    print("\n".join([report.summary(made), *(f"SURVIVED {r['id']}: {r['by']}" for r in wrong)]))
+    write_lines("\n".join([report.summary(made), *(f"SURVIVED {r['id']}: {r['by']}" for r in wrong)]))
     return 1 if wrong else 0
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from ...support import scratch
 from ...support.cache import cache_dir, runs_code, tree_hash
 from ...support.errors import EnvironmentFault, UsageError
+from ...support.output import write_lines
 from ...support.paths import PACKAGE, kernel_root
 from ..results import OTHER_CHECKS
 from ..workers import begin_worker
@@ -364,7 +365,7 @@ def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxy
         if not found:
             raise UsageError(f"no mutant is called {options.mutant}")
         for entry in MutantJudge(options.work).batch(found):
-            print(json.dumps(entry, ensure_ascii=False, indent=1))
+            write_lines(json.dumps(entry, ensure_ascii=False, indent=1))
         return
     if options.lines.exists() and (content := options.lines.read_bytes()) and not content.endswith(b"\n"):
         options.lines.write_bytes(content + b"\n")  # the last line was cut off

@@ -34,6 +34,7 @@ from ...llama import Llama
 from ...rungs.plan import PLAN
 from ...support import scratch
 from ...support.errors import EnvironmentFault, KernelFault
+from ...support.output import write_lines
 from ...support.paths import PACKAGE
 from .. import results
 from ..inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Floats, Matrix, captured, requantized, text
@@ -380,7 +381,7 @@ def _run(options: argparse.Namespace) -> int:
     figures = measured(options)
     results.update(options.results, naming=figures)
     wrong = faults(figures)
-    print("\n".join([*(" | ".join(row) for row in rows(figures)), *wrong]))
+    write_lines("\n".join([*(" | ".join(row) for row in rows(figures)), *wrong]))
     return 1 if wrong else 0
 
 
