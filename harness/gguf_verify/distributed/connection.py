@@ -10,20 +10,22 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from ..support import scratch
 from ..support.command_line import cores
 from ..support.errors import EnvironmentFault
 from ..support.text import printable
+from .guard import guarded
 
 #: The address that means: processes of this machine alone.
 LOCAL = "local"
 #: The longest path of a socket (sun_path in unix(7)), and how long what Ray appends to its folder's may be.
 _SOCKET, _APPENDED = 107, 66
 _LOOPBACK = "127.0.0.1"
-#: Ray keeps the first that it reads.
-_TOKEN = secrets.token_hex(32)
+#: Ray keeps the first that it reads. All its local processes have it in their environment.
+_TOKEN_NAME, _TOKEN = "RAY_AUTH_TOKEN", secrets.token_hex(32)
+_MARK = f"{_TOKEN_NAME}={_TOKEN}"
 #: Seconds in which a cluster takes a connection.
 _TO_REACH = 10.0
 #: Times that Ray gives a task out again whose worker was lost.
@@ -46,7 +48,7 @@ def connected(address: str) -> Iterator[None]:
         if ray.is_initialized():
             yield
             return
-        with _nothing_printed():
+        with _nothing_printed(), guarded(_MARK) if address == LOCAL else nullcontext():
             with _handlers_kept():
                 if address == LOCAL:
                     _start()
@@ -136,7 +138,7 @@ def _variables(address: str) -> Iterator[None]:
         made |= {
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # a node has the address 127.0.0.1, and listens there
             "RAY_AUTH_MODE": "token",  # other users of this machine cannot have it run what they like
-            "RAY_AUTH_TOKEN": _TOKEN,
+            _TOKEN_NAME: _TOKEN,
             "RAY_enable_metrics_collection": "0",
         }
     before = {name: os.environ.get(name) for name in made}
