@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import alive, gone, wait_until
+from tests.support.processes import alive, children, gone, wait_until
 
 STARTS = """
 import subprocess, sys
@@ -77,7 +77,10 @@ def test_nothing_is_killed_after_a_run_that_ended() -> None:
 
 @pytest.mark.needs("ray")
 def test_no_process_of_ray_stays() -> None:
+    """None is there once the guard is gone."""
     with started(CONNECTS) as (run, mark):
         assert wait_until(lambda: len(marked(mark)) >= 4)
+        (guard,) = (pid for pid in children(run.pid) if b"guard.py" in Path(f"/proc/{pid}/cmdline").read_bytes())
         run.kill()
-        assert wait_until(lambda: not marked(mark), 30)
+        assert gone([guard])
+        assert not marked(mark)
