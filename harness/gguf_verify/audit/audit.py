@@ -72,7 +72,7 @@ def audit(
         if isinstance(where, Address):
             from .remote import Remote  # late: a file of this machine needs no client
 
-            remote = stack.enter_context(Remote(where, options.time_limit, options.progress))
+            remote = stack.enter_context(Remote(where, options.time_limit, options.progress, options.redirects))
             copies, path = (scratch.shared(FETCHED),), remote.open()
         assert isinstance(path, Path)
         readers = None

@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, NamedTuple, Self
-from urllib.parse import urlsplit
 
 from ..support.address import Address
 from ..support.errors import EnvironmentFault, HarnessError, NoSuchFile
 from ..support.text import printable
+from .redirects import MOST, STATUS, Redirects, RefusedRedirect
 
 #: Bytes of one request; seconds until its answer has come, and seconds until there is a connection.
 MOST_BYTES, REQUEST_LIMIT, CONNECT_LIMIT = 4 << 20, 60.0, 15.0
@@ -83,9 +83,10 @@ class Ranges:
 
     Args:
         seconds: until everything has to be fetched.
+        redirects: hosts that servers may redirect to.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, redirects: Sequence[str] = ()) -> None:
         """Raises EnvironmentFault where fsspec is not installed."""
         if missing := why_missing():
             raise EnvironmentFault(missing)
@@ -94,9 +95,10 @@ class Ranges:
 
         self._request_limit = min(REQUEST_LIMIT, seconds)
         self._seconds = seconds
+        self._redirects = Redirects(redirects)
         # an encoded answer could be a megabyte for each byte of it; each is asked for, and accepted, as it is alone
         self._fs = fsspec.filesystem(
-            "https", skip_instance_cache=True,
+            "https", skip_instance_cache=True, get_client=self._client,
             client_kwargs={
                 "timeout": ClientTimeout(self._request_limit, sock_connect=min(CONNECT_LIMIT, seconds)),
                 "auto_decompress": False, "trust_env": True,
@@ -111,6 +113,13 @@ class Ranges:
     def __enter__(self) -> Self:
         return self
 
+    async def _client(self, **options: Any) -> Any:
+        """The session, as fsspec makes it, which resolves names by `Redirects`."""
+        import aiohttp
+
+        resolver: Any = self._redirects
+        return aiohttp.ClientSession(connector=aiohttp.TCPConnector(resolver=resolver), **options)
+
     def __exit__(self, *_: object) -> None:
         if self._session is not None:
             self._run(self._session.close)
@@ -118,6 +127,7 @@ class Ranges:
     def add(self, address: Address) -> int:
         """The number of a further file. Raises NoSuchFile, EnvironmentFault."""
         url, headers = (address.url, {}) if address.scheme != "hf" else self._on_the_hub(address)
+        self._redirects.given(url, address.scheme == "hf")
         self._files.append(_File(address, url, headers))
         return len(self._files) - 1
 
@@ -182,6 +192,8 @@ class Ranges:
                 raise
             except _Again as busy:
                 why = busy.why
+            except RefusedRedirect as refused:
+                raise _fault(file.address, f"the server redirects {refused.why}") from None
             except TimeoutError:
                 raise _fault(file.address, f"no answer in {self._request_limit:g} s") from None
             except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, aiohttp.ClientOSError) as error:
@@ -198,9 +210,8 @@ class Ranges:
     async def _answer(self, session: Any, file: _File, span: Span) -> bytes:
         stop = span.stop if file.size < 0 else min(span.stop, file.size)
         asked = {"Range": f"bytes={span.start}-{stop - 1}", "Accept-Encoding": "identity"}
-        if not file.at:
-            asked |= file.headers
-        async with session.get(file.at or file.url, headers=asked) as response:
+        url, response = await self._reached(session, file, asked)
+        async with response:
             self.requests += 1
             status = response.status
             if file.at and status in (401, 403, 404, 410):  # a signed address may have expired
@@ -208,8 +219,6 @@ class Ranges:
                 raise _Again(f"the server answers {status}")
             if status in _BUSY:
                 raise _Again(f"the server answers {status}")
-            if urlsplit(file.url).scheme == "https" and response.url.scheme != "https":
-                raise _fault(file.address, "the server redirects to an address without TLS")
             size, nbytes = self._expected(file, span.start, stop, response)
             tag = response.headers.get("ETag")
             if file.size >= 0 and (size, tag) != (file.size, file.tag):
@@ -218,8 +227,25 @@ class Ranges:
             self.fetched += len(body)
             if len(body) != nbytes:
                 raise _Again(f"the answer ended after {len(body):,} of {nbytes:,} bytes")
-            file.size, file.tag, file.at = size, tag, str(response.url)
+            file.size, file.tag, file.at = size, tag, url
             return body
+
+    async def _reached(self, session: Any, file: _File, asked: dict[str, str]) -> tuple[str, Any]:
+        """Where redirects lead, and what is answered there. Raises as aiohttp, RefusedRedirect, ValueError."""
+        from yarl import URL
+
+        url, first = URL(file.at or file.url), URL(file.url)
+        for _ in range(MOST + 1):
+            own = file.headers if not file.at and url.origin() == first.origin() else {}
+            response = await session.get(url, headers=asked | own, allow_redirects=False)
+            location = response.headers.get("Location")
+            if response.status not in STATUS or location is None:
+                return str(url), response
+            response.close()  # the body of a redirect may have no end
+            to = url.join(URL(location))
+            self._redirects.check(url, to)
+            url = to
+        raise RefusedRedirect("without end")
 
     def _expected(self, file: _File, start: int, stop: int, response: Any) -> tuple[int, int]:
         """The file's size and the bytes of the answer. Raises HarnessError where it is not what was asked for."""
@@ -300,8 +326,6 @@ def _why(error: Exception) -> str:
             return f"no connection by TLS: {printable(str(error.os_error), 200)}"
         case aiohttp.ClientConnectorError():
             return f"no connection: {printable(str(error.os_error), 200)}"
-        case aiohttp.TooManyRedirects():
-            return "the server redirects without end"
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError() | ValueError():
             return "the server redirects to what is no address of a file, or the address is none"
         case _:

@@ -54,6 +54,7 @@ class AuditOptions:
         today: the day that waivers are compared with; None for today in UTC.
         sandbox: how llama.cpp's process and the readers' are confined: "auto", "bwrap", "landlock" or "off".
         seed: of the sample of a remote file; by default a new one for each audit.
+        redirects: hosts that the server of a remote file may redirect to.
     """
 
     tensor: str | None = None
@@ -71,6 +72,7 @@ class AuditOptions:
     today: date | None = None
     sandbox: str = "auto"
     seed: int = field(default_factory=fresh_seed)
+    redirects: tuple[str, ...] = ()
 
 
 def _gguf_version() -> str:

@@ -51,14 +51,17 @@ class Remote:
         address: of the file, or of the first part of a split model.
         seconds: for everything that is fetched.
         progress: whether a bar is shown.
+        redirects: hosts that the server may redirect to.
     """
 
-    def __init__(self, address: Address, seconds: float, progress: bool = False) -> None:
+    def __init__(
+        self, address: Address, seconds: float, progress: bool = False, redirects: Sequence[str] = ()
+    ) -> None:  # fmt: skip
         """Raises EnvironmentFault where fsspec is not installed."""
         self.address = address
         self._progress = progress
         self._stack = ExitStack()  # what follows may fail: then it is left at once
-        self._ranges = self._stack.enter_context(Ranges(seconds))
+        self._ranges = self._stack.enter_context(Ranges(seconds, redirects))
         self._folder = Path(tempfile.mkdtemp(dir=scratch.shared(FETCHED)))
         self._stack.callback(scratch.remove_folder, self._folder)
         (self._folder / "copies").mkdir()

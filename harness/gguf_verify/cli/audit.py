@@ -75,6 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("-s", "--seed", type=int, metavar="N",
         help="of the sample of a remote file (default: a new random seed for each audit)")  # fmt: skip
+    add("--allow-redirects", action="append", default=[], metavar="HOST",
+        help="follow redirects of a remote file's server to this host, too; may be repeated (default: to the server "
+        "itself, and from the Hugging Face hub to its servers of files)")  # fmt: skip
     add_ray(parser, "scan tensors, and compare them with --source,")
     add("-v", "--verbose", action="store_true", help="show statistics of every tensor, and llama.cpp's log on stderr")
     block = parser.add_argument_group("x-ray of one block")
@@ -139,6 +142,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
             readers=not args.no_readers, digest=not args.no_sha256, strict=args.strict,
             threads=args.threads or cores(), time_limit=args.time_limit, verbose=args.verbose, progress=on_terminal(),
             waivers=args.waivers, sandbox=args.sandbox, seed=seed,
+            redirects=tuple(args.allow_redirects),
         )  # fmt: skip
         elsewhere = None
         if args.ray is not None:

@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from yarl import URL
 
 from gguf_verify.audit import Audit, AuditOptions, audit, ranges, remote
+from gguf_verify.audit.redirects import Redirects, RefusedRedirect
 from gguf_verify.audit.sample import OF_TENSOR, PIECE, Drawn, draw
 from gguf_verify.cli import main
 from gguf_verify.gguf import open_model
@@ -200,6 +202,64 @@ def test_redirects() -> None:
             server.redirects["/m.gguf"] = to
             with pytest.raises(EnvironmentFault, match=said):
                 looked_at(server)
+
+
+def elsewhere(server: Server, host: str = "localhost") -> str:
+    """The file at the same server under another name."""
+    return server.url("/there").replace("127.0.0.1", host)
+
+
+def test_another_host_is_one_that_the_user_allows() -> None:
+    with served({"/there": TINY["Q4_0"]}) as server:
+        server.redirects["/m.gguf"] = elsewhere(server)
+        with pytest.raises(EnvironmentFault) as refused:
+            looked_at(server)
+        assert str(refused.value) == (
+            f"{server.url()}: the server redirects to 'localhost', another host; to follow it, add --allow-redirects "
+            "localhost"
+        )
+        assert [a.path for a in server.asked] == ["/m.gguf"]
+        assert looked_at(server, redirects=("LOCALHOST",)).verdict == "clean in the sample"
+        done = cli("audit", server.url(), "--no-llama", "--no-readers", "--allow-redirects", "localhost")
+        assert (done.returncode, done.stderr) == (5, "")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1", "[::ffff:127.0.0.1]", "localhost"])
+def test_a_public_address_leads_to_no_internal_one(host: str) -> None:
+    """Also where the user allows it. The public one is reached by a proxy, which is not asked for the other."""
+    with served({"/there": TINY["Q4_0"]}) as server:
+        server.redirects["/m.gguf"] = elsewhere(server, host)
+        proxied = {"NO_PROXY": "localhost,127.0.0.1,127.1,::ffff:127.0.0.1", "http_proxy": server.url("")}
+        options = ("--no-llama", "--no-readers", "--allow-redirects", host)
+        done = cli("audit", "http://models.example/m.gguf", *options, **proxied)
+        assert (done.returncode, done.stdout) == (3, "")
+        assert re.search(r"redirects to '[^']+', which lies on this machine or in a private network", done.stderr)
+        assert len(done.stderr.splitlines()) == 1
+        assert not [a for a in server.asked if a.path.endswith("/there")]
+
+
+def test_which_hosts_redirects_lead_to() -> None:
+    """The hub's own servers of files, and no name that only looks like one of theirs."""
+
+    def followed(given: str, to: str, of_hub: bool = False) -> bool:
+        redirects = Redirects()
+        redirects.given(given, of_hub)
+        try:
+            redirects.check(URL(given), URL(to))
+        except RefusedRedirect:
+            return False
+        return True
+
+    hub, mirror = "https://huggingface.co/o/r/resolve/main/m.gguf", "https://mirror.example/m.gguf"
+    assert followed(hub, "https://cas-bridge.xethub.hf.co/x")
+    assert followed(hub, "https://cdn-lfs-us-1.huggingface.co/x")
+    assert followed(mirror, "https://cdn-lfs.hf.co/x", of_hub=True)
+    assert not followed(mirror, "https://cdn-lfs.hf.co/x")
+    for host in ("hf.co.example", "evilhf.co", "huggingface.co@other.example", "10.0.0.1", "169.254.169.254", "0x7f.1"):
+        assert not followed(hub, f"https://{host}/x"), host
+    assert not followed(hub, "http://huggingface.co/x")
+    assert followed(mirror, "https://MIRROR.example.:8443/x")
+    assert followed("http://m\u00fcller.example/m", "http://xn--mller-kva.example/x")
 
 
 def test_no_file_and_no_server() -> None:
