@@ -120,9 +120,10 @@ class ReaderChild(Spawned):
 
     def _arm(self, seconds: float) -> None:
         self._time_limit = seconds
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        timer = threading.Timer(seconds, self._expire)
+        timer.daemon = True
+        timer.start()
+        self._timer = timer
 
     def _disarm(self) -> None:
         timer, self._timer = self._timer, None

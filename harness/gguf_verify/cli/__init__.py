@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..support.errors import EXIT_INTERRUPTED, HarnessError, say, signal_of
+from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, HarnessError, limit_reached, say, signal_of
 from ..support.output import delivered
 from ..support.supported import check_machine
 from .interrupts import as_started_alone, interruptible
@@ -47,6 +47,11 @@ def _exit_code(argv: list[str]) -> int:
     except KeyboardInterrupt as error:
         say(f"interrupted by {signal_of(error)}: there is no result")
         return EXIT_INTERRUPTED[signal_of(error)]
+    except Exception as error:  # before a command has begun, while NumPy is loaded, or in a measure
+        if (reached := limit_reached(error)) is None:
+            raise
+        say(reached)
+        return EXIT_ENVIRONMENT
 
 
 def _open_standard_streams() -> None:

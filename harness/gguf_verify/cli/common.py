@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -20,7 +19,15 @@ from ..processes.sandbox import MODES
 from ..report.writer import Form, Kind, Writer, terminal, writers
 from ..results import Report
 from ..support.command_line import program, quoted
-from ..support.errors import EXIT_ENVIRONMENT, EXIT_VERIFIED, EnvironmentFault, HarnessError, UsageError, say
+from ..support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_VERIFIED,
+    EnvironmentFault,
+    HarnessError,
+    UsageError,
+    limit_reached,
+    say,
+)
 from ..support.files import read_input, write_output
 from ..support.near import nearest
 from ..support.output import write, write_lines
@@ -30,8 +37,6 @@ from .interrupts import came, undisturbed
 
 MOST_THREADS = 512
 MOST_PROMPT_BYTES = 1 << 24
-#: Of errors that say that a limit of the process or of the machine is reached.
-_LIMITS = {errno.EMFILE, errno.ENFILE, errno.EFBIG, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EAGAIN}
 
 #: What the exit codes mean, for the help of every command; the meaning of 0 and 1 is the command's own.
 EXIT_CODES = """\
@@ -177,15 +182,11 @@ def internal_errors(verbose: bool) -> Iterator[None]:
         yield
     except HarnessError:
         raise
-    except MemoryError:
-        raise EnvironmentFault("out of memory") from None
-    except OSError as error:
-        if error.errno not in _LIMITS:
-            raise _internal(error, verbose) from None
-        at = f" ({printable(str(error.filename), 100)})" if error.filename else ""
-        raise EnvironmentFault(f"a limit of this machine or of the process is reached: {error.strerror}{at}") from None
     except Exception as error:
-        raise _internal(error, verbose) from None
+        if (reached := limit_reached(error)) is None:
+            raise _internal(error, verbose) from None
+        file = getattr(error, "filename", None)
+        raise EnvironmentFault(f"{reached}, at {printable(str(file), 100)}" if file else reached) from None
     finally:
         log.removeHandler(said)
 

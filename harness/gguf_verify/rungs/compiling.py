@@ -21,6 +21,7 @@ from ..semantics import Order, Semantics, exact_result, screened
 from ..semantics.combinations import Combinations
 from ..semantics.device import Device
 from ..semantics.screen import bilinear
+from ..support.threads import ahead
 from .layers.shapes import OTHER_M
 from .plan import plan
 from .run import Run
@@ -40,7 +41,7 @@ def compile_ahead(run: Run) -> None:
     guessed, is compiled where it is used."""
     host = run.kernel.host
     if host.compiles_ahead:
-        threading.Thread(target=lambda: host.compile_ahead(_sources(run)), daemon=True).start()
+        ahead(lambda: host.compile_ahead(_sources(run)))
 
 
 def _sources(run: Run) -> Iterator[Source]:
@@ -73,13 +74,13 @@ def _problems(run: Run) -> Iterator[tuple[WeightFormat, int, int, int]]:
 def _beside(work: Callable[[Callable[[], bool]], object]) -> Iterator[None]:
     """In this block a thread works, as long as that is wanted."""
     over = threading.Event()
-    thread = threading.Thread(target=work, args=[lambda: not over.is_set()], daemon=True)
-    thread.start()
+    thread = ahead(lambda: work(lambda: not over.is_set()))
     try:
         yield
     finally:
         over.set()
-        thread.join()
+        if thread is not None:
+            thread.join()
 
 
 def scanners_ahead(run: Run) -> AbstractContextManager[None]:

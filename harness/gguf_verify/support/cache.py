@@ -9,6 +9,7 @@ have written to.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import logging
 import os
@@ -44,6 +45,9 @@ _OLD = re.compile(r"[0-9a-f]{32}\.(so|o|json|hpp|hpp\.gch|cubin)|tmp[a-z0-9_]{8}
 
 _log = logging.getLogger("gguf_verify.cache")
 
+#: Folders on a disk that was full when this process wrote there.
+_full: set[Path] = set()
+
 
 @cache
 def tree_hash(root: Path) -> str:
@@ -62,7 +66,7 @@ def cache_dir() -> Path:
     """The cache's folder: $XDG_CACHE_HOME/gguf-verify, private to this user. Where that cannot be, standard error says
     why, once, and a folder that ends with the run takes its place. Raises UsageError for a size that is none."""
     folder = _kept(os.environ.get("XDG_CACHE_HOME") or None, os.environ.get("HOME"), os.geteuid())
-    return folder if folder is not None and size_limit() else scratch.shared("cache")
+    return folder if folder is not None and folder not in _full and size_limit() else scratch.shared("cache")
 
 
 @cache
@@ -77,9 +81,13 @@ def _kept(cache_home: str | None, _home: str | None, _user: int) -> Path | None:
         why = "this user has no home"
     except _Unfit as error:
         why = str(error)
+    _say_unused(why)
+    return None
+
+
+def _say_unused(why: str) -> None:
     if not os.environ.get(scratch.VARIABLE):  # a child's parent has said it
         say(f"the cache of compiled kernels is not used: {why}; a private temporary folder takes its place")
-    return None
 
 
 class _Unfit(Exception):
@@ -143,14 +151,27 @@ def content_of(digest: str, suffix: str) -> bytes | None:
 
 
 def kept(key: Sequence[str], suffix: str, content: bytes) -> bytes:
-    """Keep what was made under a key, and return it. A cache that cannot be written keeps nothing."""
+    """Keep what was made under a key, and return it. On a full disk, the temporary folder takes the cache's place; if
+    that cannot be written either, nothing is kept."""
     with contextlib.suppress(OSError):
-        folder = index_folder()
-        digest = hashlib.sha256(content).hexdigest()
-        _write(folder / f"{digest}{suffix}", content)
-        _write(_index(key, suffix), digest.encode())
-        _keep_small(folder, len(content))
+        try:
+            _keep(key, suffix, content)
+        except OSError as error:
+            folder = cache_dir()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or folder in _full:
+                raise
+            _full.add(folder)
+            _say_unused(f"{printable(str(folder), 200)} cannot be written: {error.strerror}")
+            _keep(key, suffix, content)
     return content
+
+
+def _keep(key: Sequence[str], suffix: str, content: bytes) -> None:
+    folder = index_folder()
+    digest = hashlib.sha256(content).hexdigest()
+    _write(folder / f"{digest}{suffix}", content)
+    _write(_index(key, suffix), digest.encode())
+    _keep_small(folder, len(content))
 
 
 def forget(key: Sequence[str], suffix: str) -> None:
@@ -188,7 +209,7 @@ def _read(path: Path) -> bytes | None:
         with contextlib.suppress(OSError):
             os.utime(fd)
         with open(fd, "rb", closefd=False) as file:
-            return file.read(_LARGEST)
+            return file.read(about.st_size)
     finally:
         os.close(fd)
 

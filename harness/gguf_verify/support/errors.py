@@ -8,6 +8,7 @@ llama.cpp crashed), or SIGTERM or SIGHUP ended it · 4: the file is malformed ·
 from __future__ import annotations
 
 import contextlib
+import errno
 import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -192,6 +193,25 @@ class VerificationError(AssertionError):
     def __init__(self, message: str, report: Any = None) -> None:
         super().__init__(message)
         self.report = report
+
+
+#: Errors of the operating system that report a limit → how the limit of a process is set, if it can be.
+_LIMITS = {
+    errno.EMFILE: " (ulimit -n)", errno.ENFILE: "", errno.EFBIG: " (ulimit -f)", errno.ENOSPC: "", errno.EDQUOT: "",
+    errno.ENOMEM: " (ulimit -v)", errno.EAGAIN: " (ulimit -u: processes and threads)",
+}  # fmt: skip
+
+
+def limit_reached(error: Exception) -> str | None:
+    """Which limit of this machine or of the process an error reports; None for any other error."""
+    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
+        return "out of memory"
+    number, words = (error.errno, error.strerror) if isinstance(error, OSError) else (None, str(error))
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # Python keeps no number of it
+        number = errno.EAGAIN
+    if number not in _LIMITS:
+        return None
+    return f"a limit of this machine or of the process is reached: {words}{_LIMITS[number]}"
 
 
 def say(line: str, details: Sequence[str] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -37,6 +38,22 @@ def each(of: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
                 future.exception()
 
 
+def ahead(work: Callable[[], object]) -> threading.Thread | None:
+    """A thread for work that is done again where it is needed: a failure is reported there. None where a limit allows
+    no further thread."""
+
+    def quietly() -> None:
+        with contextlib.suppress(Exception):
+            work()
+
+    thread = threading.Thread(target=quietly, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return None
+    return thread
+
+
 def _begin() -> None:
     _HERE.shares = True
 
@@ -49,4 +66,4 @@ def _begin_in_child() -> None:
 # a thread that held the lock at that moment does not exist in the child, where nobody would ever open it
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_begin_in_child)
 
-__all__ = ["each"]
+__all__ = ["ahead", "each"]

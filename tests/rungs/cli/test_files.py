@@ -111,7 +111,10 @@ def test_a_reader_that_stops_is_no_fault() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize(("limit", "said"), [("-n 12", "Too many open files"), ("-f 0", "File too large")])
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [("-n 12", "Too many open files (ulimit -n)"), ("-f 0", "File too large (ulimit -f)")],
+)
 def test_a_limit_of_the_process_is_one_line(tmp_path: Path, limit: str, said: str) -> None:
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     script = f'ulimit {limit}; exec "$0" "$@"'

@@ -178,9 +178,42 @@ def test_a_full_disk_is_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert cache.kept(("a",), ".so", b"content") == b"content"
-    assert cache.taken(("a",), ".so") is None
-    assert list(cache.index_folder().iterdir()) == []
+    kept = cache.index_folder()
+    assert cache.kept(("full",), ".so", b"content") == b"content"
+    assert cache.taken(("full",), ".so") is None
+    assert list(kept.iterdir()) == []
+
+
+def test_on_a_full_disk_the_temporary_folder_takes_its_place(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else every build would be made again whenever it is used. Another cache is not affected."""
+    place, kept = os.replace, cache.cache_dir()
+
+    def full(source: str, target: Path) -> None:
+        if target.is_relative_to(kept):
+            raise OSError(28, "No space left on device")
+        place(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    for name in ("moved", "also moved"):
+        assert cache.kept((name,), ".so", b"content") == b"content"
+        assert cache.taken((name,), ".so") == b"content"
+    assert cache.cache_dir() != kept
+    assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
+        f"the cache of compiled kernels is not used: {kept} cannot be written: No space left on device; a private "
+        "temporary folder takes its place"
+    ]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "other"))
+    assert cache.cache_dir() == home / "other" / "gguf-verify"
+
+
+def test_little_memory_is_enough_to_read_a_small_entry(home: Path) -> None:
+    cache.kept(("a",), ".so", b"content")
+    script = "import resource; from gguf_verify.support import cache; cache.taken(('b',), '.so')\n"
+    script += "resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29)); print(cache.taken(('a',), '.so'))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout == "b'content'\n", done.stderr
 
 
 # ---- size ------------------------------------------------------------------------------------------------------------

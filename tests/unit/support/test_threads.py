@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gguf_verify.support import threads
-from gguf_verify.support.threads import each
+from gguf_verify.support.threads import ahead, each
 
 
 def test_results_are_in_order_and_by_other_threads() -> None:
@@ -74,3 +74,26 @@ def test_a_fork_while_another_thread_begins_a_pool() -> None:
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert each(lambda item: item, range(4), 2) == [0, 1, 2, 3]
+
+
+def test_what_is_done_ahead_reports_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A failure is reported where the work is needed, and so is a limit of threads."""
+    done = threading.Event()
+
+    def work() -> None:
+        done.set()
+        raise MemoryError
+
+    thread = ahead(work)
+    assert thread is not None
+    thread.join(60)
+    assert done.is_set()
+    assert capsys.readouterr().err == ""
+
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    assert ahead(work) is None
