@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from gguf_verify.processes.given import Taken, only_read
+
 #: What expressions may use.
 NAMES = {
     "Path": Path, "ctypes": ctypes, "os": os, "resource": resource, "signal": signal, "socket": socket,
@@ -75,7 +77,8 @@ def holds(nbytes: int) -> str:
 
 def main() -> None:
     link = Connection(int(sys.argv[1]))
-    names = NAMES | {f.__name__: f for f in (connects, forks, prints, fills, holds)}
+    names = NAMES | {f.__name__: f for f in (connects, forks, prints, fills, holds, only_read)}
+    names["take"] = Taken(link).take
     with contextlib.suppress(EOFError, OSError):
         while True:
             try:

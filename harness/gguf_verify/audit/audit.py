@@ -18,8 +18,7 @@ from ..llama import Llama, WithoutLlama, why_missing
 from ..llama.child import Child
 from ..llama.installed import INSTALL
 from ..processes.sandbox import sandboxed
-from ..support import scratch
-from ..support.address import FETCHED, Address, located
+from ..support.address import Address, located
 from ..support.errors import EnvironmentFault, UsageError
 from ..waivers import Waiver, read_waivers
 from ..waivers import today as current_day
@@ -47,7 +46,7 @@ def audit(
     The result also holds why a file was refused, and what this machine could not check.
 
     Args:
-        child: a llama.cpp process that was started ahead; for a remote file it must be shown the folder of copies.
+        child: a llama.cpp process that was started ahead.
         elsewhere: who scans the tensors of a file of this machine, and compares them with the source; None: llama.cpp's
             process here.
 
@@ -67,18 +66,17 @@ def audit(
         # the pool is left last: what runs in it ends when the files and the readers are closed
         pool = stack.enter_context(ThreadPoolExecutor(2))
         missing = why_missing() if options.llama else "it was not asked"
-        copies: tuple[Path, ...] = ()
         remote, path = None, where
         if isinstance(where, Address):
             from .remote import Remote  # late: a file of this machine needs no client
 
             remote = stack.enter_context(Remote(where, options.time_limit, options.progress, options.redirects))
-            copies, path = (scratch.shared(FETCHED),), remote.open()
+            path = remote.open()
         assert isinstance(path, Path)
         readers = None
         if options.readers:
             names = READERS[: 1 if missing else None]
-            readers = stack.enter_context(Readers(min(TIME_LIMIT, options.time_limit), names=names, shown=copies))
+            readers = stack.enter_context(Readers(min(TIME_LIMIT, options.time_limit), names=names))
         if missing and options.source:
             raise EnvironmentFault("--source compares with what llama.cpp makes of it, and " + _without(missing))
         try:
@@ -90,7 +88,7 @@ def audit(
         else:
             source = stack.enter_context(open_source(options.source, model)) if options.source else None
             if child is None and remote is not None:
-                child = Child(options.verbose, missing is None, shown=copies)
+                child = Child(options.verbose, missing is None)
                 stack.callback(child.close)  # the server may break off before anybody asks it
             result = _readable(model, source, options, readers, pool, child, remote, elsewhere)
     if missing:
@@ -141,7 +139,7 @@ def _refused(path: Path | Address, error: RefusedFile, readers: Readers | None) 
             file.address = path.beside(file.path.name)
         result = Audit(path, (file,), header, n_tensors=len(file.tensors), refused=error.finding)
         try:
-            readings = readers.read(error.path, max(GRACE, took)) if readers else ()
+            readings = readers.read(file.mapped, max(GRACE, took)) if readers else ()
             result.readings = (readings,)
             result.unverified = not_compared(readings)
             findings += compare_readers(file, readings, findings)

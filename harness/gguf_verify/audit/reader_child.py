@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import threading
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 
 import msgspec
 
-from ..llama.child import CONFINED
+from ..llama.child import confined
 from ..llama.reader_process import MAX_ANSWER, MAX_HELLO, MAX_PRINTED, MAX_SAID, Answer, Hello, Load
 from ..llama.reader_process import said as text_of
 from ..processes.child import Spawned, signal_name
+from ..processes.given import Given, OpenFile
 from ..support.errors import EnvironmentFault
 from ..support.text import printable
 from .readings import Reading, Seen, Verdict, stripped
@@ -29,25 +28,23 @@ STOPPED: Verdict = "stopped"
 
 _HELLO, _ANSWER = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Answer)
 
-#: What a reader's process may do.
-_CONFINED = replace(CONFINED, limits=replace(CONFINED.limits, log=MAX_PRINTED))
-
 
 class ReaderChild(Spawned):
     """One reader's process, and the request that it is working on."""
 
-    def __init__(self, name: str, shown: tuple[Path, ...] = ()) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
         self.version = ""
         self._timer: threading.Timer | None = None
         self._time_limit = 0.0
         self._since = 0
         self._hung = threading.Event()
+        self._given = Given()
         super().__init__(
             "gguf_verify.llama.reader_process",
             name,
             environment={"GGML_NO_BACKTRACE": "1"},
-            confined=replace(_CONFINED, shown=shown),
+            confined=confined(log=MAX_PRINTED),
         )
 
     @property
@@ -75,12 +72,15 @@ class ReaderChild(Spawned):
             raise EnvironmentFault(f"{self.name} cannot be used: {printable(str(hello.error), 300)}")
         self.version = printable(hello.version, 60)
 
-    def ask(self, path: Path | str, memory: int, time_limit: float, load: Load = "") -> None:
-        request = {"path": os.path.abspath(os.fsdecode(path)), "memory": memory, "load": load}
+    def ask(self, files: Sequence[OpenFile], which: int, memory: int, time_limit: float, load: Load = "") -> None:
+        """Ask about one of the files of a model. Raises EnvironmentFault where they cannot be handed over."""
+        (paths,) = self._given.give(files)
+        request = {"path": paths[which], "memory": memory, "load": load, **self._given.announced()}
         self._arm(time_limit)
         self._since = self.printed
         with contextlib.suppress(OSError):  # dead: its answer will say so
             self.link.send_bytes(json.dumps(request).encode())
+            self._given.hand_over(self.link)
 
     def answer(self) -> Reading:
         """What it sees. Raises nothing: a reader that a file has taken over may send anything."""
@@ -96,8 +96,9 @@ class ReaderChild(Spawned):
     def _reading(self, answer: Answer) -> Reading:
         """Raises ValueError where the answer contradicts itself."""
         if answer.refused is not None:
-            return Reading(self.name, "refused", printable(" ".join(text_of(answer.refused[:MAX_SAID]).split()), 200))
+            return Reading(self.name, "refused", self._said(answer.refused, 200))
         if answer.stopped is not None:
+            self._given.forget()
             return Reading(self.name, "stopped", printable(answer.stopped, 200))
         if answer.tensors is None or answer.data_offset is None:
             raise ValueError("neither a verdict nor tensors")
@@ -110,10 +111,14 @@ class ReaderChild(Spawned):
             Seen(text_of(name), shape_of(sizes), kind, offset, nbytes)
             for name, kind, sizes, offset, nbytes in answer.tensors
         )
-        not_loaded = printable(" ".join(text_of(answer.not_loaded[:MAX_SAID]).split()), 400)
+        not_loaded = self._said(answer.not_loaded, 400)
         return Reading(
             self.name, "accepted", printable(answer.said, 200), answer.data_offset, tensors, answer.loads, not_loaded
         )
+
+    def _said(self, text: str, most: int) -> str:
+        """A reader's message, on one line."""
+        return printable(" ".join(self._given.named(text_of(text[:MAX_SAID])).split()), most)
 
     # A child may hang in the middle of an answer, where a time limit on the link would not notice it. So a timer kills
     # the child, and the thread that waits for it reads the end of the stream.
@@ -158,7 +163,7 @@ class ReaderChild(Spawned):
     def _last_words(self) -> str:
         """The last lines that it printed about this file. Source files are named without their folders."""
         lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096, self._since)]
-        return printable(" | ".join(lines[-2:]), 200)
+        return printable(self._given.named(" | ".join(lines[-2:])), 200)
 
 
 __all__ = ["START_LIMIT", "ReaderChild"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -17,7 +18,10 @@ from types import TracebackType
 from typing import Self
 
 from ..gguf import Model
+from ..gguf.mapped import Mapped
 from ..llama.reader_process import Load
+from ..support.errors import EnvironmentFault, NoSuchFile
+from ..support.text import printable
 from .reader_child import ReaderChild
 from .readings import LLAMA, Reading, to_load, with_loading
 
@@ -44,14 +48,11 @@ class Readers:
         time_limit: seconds for one file; a reader that takes longer counts as hung, and is stopped.
         memory: bytes that a reader may take for one file besides the file's size.
         names: of the readers, in order.
-        shown: folders of this run that they may read.
     """
 
     def __init__(
-        self, time_limit: float = TIME_LIMIT, memory: int = MEMORY, names: Sequence[str] = READERS,
-        shown: tuple[Path, ...] = (),
+        self, time_limit: float = TIME_LIMIT, memory: int = MEMORY, names: Sequence[str] = READERS
     ) -> None:  # fmt: skip
-        self._shown = shown
         self._names = tuple(names)
         self._time_limit = time_limit
         self._memory = memory
@@ -87,33 +88,43 @@ class Readers:
     def read_model(self, model: Model) -> tuple[tuple[Reading, ...], ...]:
         """The readings of each part of a model, which llama.cpp also loads, if it is one. Raises as `read`."""
         loading = to_load(model)
-        path = model.parts[0].path
-        first = with_loading(self.read(path, load=loading.load), loading)
+        files = [part.mapped for part in model.parts]
+        first = with_loading(self._read(files, load=loading.load), loading)
         broken = next((r for r in first if r.reader == LLAMA and r.verdict == "broke"), None)
         if broken is not None and loading.load:  # its header alone may not break llama.cpp
             first = tuple(
                 replace(r, loads=False, not_loaded=f"llama.cpp {broken.said}")
                 if r.reader == LLAMA and r.verdict == "accepted"
                 else r
-                for r in self.read(path)
+                for r in self._read(files)
             )
-        return first, *(self.read(part.path) for part in model.parts[1:])
+        return first, *(self._read(files, which) for which in range(1, len(files)))
 
-    def read(self, path: Path | str, seconds: float | None = None, load: Load = "") -> tuple[Reading, ...]:
-        """The file as both see it, in the order of `READERS`. They read at the same time, for so many seconds at most,
-        if that is less than the time limit.
-
-        Args:
-            load: what llama.cpp also loads, without memory for the weights.
+    def read(self, file: Path | str | Mapped, seconds: float | None = None) -> tuple[Reading, ...]:
+        """A file, by its path or open, as both see it, in the order of `READERS`. They read at the same time, for so
+        many seconds at most, if that is less than the time limit.
 
         What the file does to a reader is in its Reading. Raises EnvironmentFault where a reader cannot be started,
         ValueError after close().
         """
+        if isinstance(file, Mapped):
+            return self._read([file], seconds=seconds)
+        try:
+            opened = Mapped(Path(file))
+        except (NoSuchFile, EnvironmentFault) as error:
+            return tuple(Reading(name, "refused", printable(str(error), 200)) for name in self._names)
+        with closing(opened):
+            return self._read([opened], seconds=seconds)
+
+    def _read(
+        self, files: Sequence[Mapped], which: int = 0, load: Load = "", seconds: float | None = None
+    ) -> tuple[Reading, ...]:
+        """One of the files of a model, and what llama.cpp also loads, without memory for the weights."""
         children = self._start()
         limit = self._time_limit if seconds is None else min(seconds, self._time_limit)
         try:
             for child in children:
-                child.ask(path, self._memory, limit, load)
+                child.ask(files, which, self._memory, limit, load)
             readings = self._answers(children)
         except BaseException:
             self._end()  # or an answer that comes later would be taken for the answer to the next question
@@ -148,7 +159,7 @@ class Readers:
                 if name in self._children and not self._children[name].alive:
                     self._children.pop(name).close()
                 if name not in self._children:
-                    self._children[name] = ReaderChild(name, self._shown)
+                    self._children[name] = ReaderChild(name)
             children = tuple(self._children[name] for name in self._names)
         try:
             for child in children:

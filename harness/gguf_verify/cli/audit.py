@@ -13,10 +13,9 @@ from ..llama.child import Child
 from ..llama.installed import why_missing
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
-from ..support.address import FETCHED, Address, located
+from ..support.address import Address, located
 from ..support.command_line import cores
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
-from ..support.scratch import shared
 from ..support.seeds import fresh_seed
 from .command import Command
 from .common import (
@@ -132,7 +131,7 @@ def _audit(args: argparse.Namespace, argv: list[str]) -> int:
     with (
         sandboxed(args.sandbox),
         _ray(args.ray),
-        contextlib.closing(Child(args.verbose, llama, shown=(shared(FETCHED),) if remote else ())) as child,
+        contextlib.closing(Child(args.verbose, llama)) as child,
     ):  # it starts while this process loads the rest
         from ..audit import AuditOptions, audit
         from ..audit.many import Audits, audit_each, gguf_files

@@ -122,7 +122,7 @@ def measure(run: Run, source: Model, text: Text | None = None) -> QuantizationCo
         if run.session.embeds or run.session.source:
             left.append(("predictions of tokens", "the model does not continue a text"))
         else:
-            predicted = predictions.measure(run, source.path, text.name, text.text, text.sha256)
+            predicted = predictions.measure(run, source, text.name, text.text, text.sha256)
     except (LlamaRefused, HarnessError) as error:
         _check(error)
         left.append(("predictions of tokens", str(error)))

@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..gguf import Model
 from ..llama import LlamaRefused
 from ..results import TextCost
 from ..rungs import Run
@@ -38,10 +38,10 @@ Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
 
-def measure(run: Run, source: Path, name: str, text: str, sha256: str) -> TextCost:
+def measure(run: Run, source: Model, name: str, text: str, sha256: str) -> TextCost:
     """The predictions of the run's model compared with its source's. Raises LlamaRefused, EnvironmentFault."""
     run.close_session()  # two models at a time are enough
-    with _Predictor(run, run.model.path) as model, _Predictor(run, source) as before:
+    with _Predictor(run, run.model) as model, _Predictor(run, source) as before:
         tokens = model.tokens(text)
         if tokens != before.tokens(text):
             raise LlamaRefused("the source splits the text into other tokens")
@@ -65,12 +65,12 @@ def measure(run: Run, source: Path, name: str, text: str, sha256: str) -> TextCo
 class _Predictor:
     """A model in a llama.cpp process of its own."""
 
-    def __init__(self, run: Run, path: Path) -> None:
+    def __init__(self, run: Run, model: Model) -> None:
         self._process = opened_llama(run.options)
         try:
             self._model = self._process.model
             options = run.options
-            self._info: dict[str, Any] = self._model.open(path, options.threads, options.repack, options.reference)
+            self._info: dict[str, Any] = self._model.open(model, options.threads, options.repack, options.reference)
         except BaseException:
             self._process.close()
             raise

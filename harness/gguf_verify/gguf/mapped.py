@@ -101,14 +101,13 @@ class Mapped:
 
     def read(self) -> Bytes:
         """`uint8[size]`, a view. Raises MalformedFile if the file has shrunk, ValueError if it was closed."""
-        if self._file is None or self._bytes is None:
-            raise ValueError(f"{printable(str(self.path))} is closed")
-        now = os.fstat(self._file.fileno()).st_size
+        now = os.fstat(self.fileno()).st_size
         if now < self.size:
             raise MalformedFile(
                 f"{printable(str(self.path))}: byte {now}: the file ends here now, but held {self.size} bytes when it "
                 "was opened"
             )
+        assert self._bytes is not None
         return self._bytes
 
     def part(self, start: int, stop: int) -> Bytes:
@@ -145,6 +144,12 @@ class Mapped:
             return min(os.lseek(self._file.fileno(), position, os.SEEK_DATA), self.size)
         except OSError as error:
             return self.size if error.errno == errno.ENXIO else position
+
+    def fileno(self) -> int:
+        """The descriptor of the file that was opened. Raises ValueError if it was closed."""
+        if self._file is None:
+            raise ValueError(f"{printable(str(self.path))} is closed")
+        return self._file.fileno()
 
     @property
     def changed(self) -> bool:

@@ -108,7 +108,7 @@ class Run:
         if why is not None:
             raise FileRefused(why)
         try:
-            info = model.open_on(self._model.path, options.threads, self._device.name, options.layers, options.repack)
+            info = model.open_on(self._model, options.threads, self._device.name, options.layers, options.repack)
             tokens = model.tokenize(options.prompt)
         except LlamaRefused as error:
             raise EnvironmentFault(f"llama.cpp refuses the model: {printable(str(error), 400)}") from None

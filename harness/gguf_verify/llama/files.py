@@ -3,7 +3,6 @@ source."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -150,7 +149,7 @@ class FilePasses:
         Raises LlamaRefused if a file is no longer the one that was opened, MalformedFile if it has shrunk.
         """
         by_id = {id(t.mapped): t.mapped for t in tensors}
-        files = [(os.path.abspath(m.path), m) for m in by_id.values()]
+        files = list(by_id.values())
         number_of = {of: i for i, of in enumerate(by_id)}
         types = {t.type.name: t.type for t in tensors}
         numbers = {name: i for i, name in enumerate(types)}
@@ -169,11 +168,13 @@ class FilePasses:
             for name, kind in types.items()
         ]  # fmt: skip
         libraries = np.frombuffer(b"".join(scanners[name].library for name in types), np.uint8)
+        paths = self._process.give(*([mapped] for mapped in files))
+        of_files = [(*path, mapped.identity) for path, mapped in zip(paths, files, strict=True)]
         over, at = False, 0
         try:
             self._process.send(
                 "scans", {"tensors": table, "libraries": libraries},
-                {"files": [(path, m.identity) for path, m in files], "kinds": kinds, "threads": threads},
+                {"files": of_files, "kinds": kinds, "threads": threads},
             )  # fmt: skip
             while True:
                 header, arrays = self._process.receive("scan")
@@ -192,7 +193,7 @@ class FilePasses:
                     return
         except EnvironmentFault:
             over = True
-            for _, mapped in files:  # if a file was cut, the process dies of it: then report the file
+            for mapped in files:  # if a file was cut, the process dies of it: then report the file
                 mapped.read()
             raise
         finally:
@@ -235,10 +236,11 @@ class FilePasses:
         arrays: dict[str, npt.NDArray[Any]], **arguments: Any,
     ) -> tuple[object, Arrays]:  # fmt: skip
         """A call about a tensor and its source; its result and its arrays."""
+        (path,), (source_path,) = self._process.give([tensor.mapped], [source.mapped])
         arguments |= {
-            "path": os.path.abspath(tensor.mapped.path), "identity": tensor.mapped.identity, "start": tensor.offset,
+            "path": path, "identity": tensor.mapped.identity, "start": tensor.offset,
             "nbytes": tensor.nbytes, "type": tensor.type.type_id,
-            "source": os.path.abspath(source.mapped.path), "source_identity": source.mapped.identity,
+            "source": source_path, "source_identity": source.mapped.identity,
             "source_start": source.offset, "source_nbytes": source.nbytes, "source_type": source.type.type_id,
         }  # fmt: skip
         self._process.send(call, arrays, arguments)

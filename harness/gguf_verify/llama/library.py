@@ -21,6 +21,7 @@ from ..support.errors import EnvironmentFault, LlamaFault
 from . import answers
 from .child import Child
 from .files import FilePasses
+from .handed import files_of
 from .installed import why_missing
 from .model import LoadedModel
 from .process import TIME_LIMIT, LlamaProcess
@@ -166,10 +167,10 @@ class Llama(LlamaProcess):
         try:
             made = folder / "made.gguf"
             child = Child(self._verbose, folder=folder, room=2 * source.stat().st_size)
-            with Llama(self._time_limit, child=child) as own:
+            with files_of(source) as files, Llama(self._time_limit, child=child) as own:
+                ((path, *_),) = own.give(files)
                 own.ask(
-                    "quantize_file", source=os.path.abspath(source), target=os.path.abspath(made), ftype=ftype,
-                    pure=pure, threads=threads,
+                    "quantize_file", source=path, target=os.path.abspath(made), ftype=ftype, pure=pure, threads=threads
                 )  # fmt: skip
             if not stat.S_ISREG(made.lstat().st_mode):
                 raise LlamaFault("llama.cpp quantized a model to what is no file")

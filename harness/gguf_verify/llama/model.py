@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +17,10 @@ from . import answers
 from .evaluations import ALONE, Evaluation, FusedEnd, FusedOutput, Slot
 from .gemms import Gemm, TappedProduct, tapped_product
 from .graph import GraphNode, WeightsOf, graph_node
+from .handed import files_of
 
 if TYPE_CHECKING:
+    from ..gguf import Model
     from .process import LlamaProcess
 
 Floats = npt.NDArray[np.float32]
@@ -35,25 +36,29 @@ class LoadedModel:
     def __init__(self, process: LlamaProcess) -> None:
         self._process = process
 
-    def open(self, path: Path, threads: int, repack: bool = False, backend: str = "cpu") -> dict[str, Any]:
-        """Load a model with all of its layers on one backend.
+    def open(self, model: Model | Path, threads: int, repack: bool = False, backend: str = "cpu") -> dict[str, Any]:
+        """Load a model with all of its layers on one backend: the very files of one that is open, or those of a path.
 
         Raises LlamaRefused if llama.cpp does not take the file, EnvironmentFault if the backend cannot be used here.
         """
         self._process.start_backend(backend)
-        result, _ = self._process.ask(
-            "open", path=os.path.abspath(path), threads=threads, repack=repack, backend=backend
-        )
+        with files_of(model) as files:
+            ((path, *_),) = self._process.give(files)
+            result, _ = self._process.ask("open", path=path, threads=threads, repack=repack, backend=backend)
         return msgspec.structs.asdict(self._process.typed("open", result, answers.Opened))
 
-    def open_on(self, path: Path, threads: int, device: str, layers: int = -1, repack: bool = False) -> dict[str, Any]:
+    def open_on(
+        self, model: Model | Path, threads: int, device: str, layers: int = -1, repack: bool = False
+    ) -> dict[str, Any]:  # fmt: skip
         """Load a model with so many of its layers on a device of ggml's registry; negative for all of them.
 
         Raises LlamaRefused if there is no such device, or llama.cpp does not take the file.
         """
-        result, _ = self._process.ask(
-            "open_on", path=os.path.abspath(path), threads=threads, repack=repack, device=device, layers=layers
-        )
+        with files_of(model) as files:
+            ((path, *_),) = self._process.give(files)
+            result, _ = self._process.ask(
+                "open_on", path=path, threads=threads, repack=repack, device=device, layers=layers
+            )
         return msgspec.structs.asdict(self._process.typed("open_on", result, answers.Opened))
 
     def make_context(self, n_ctx: int, n_batch: int | None = None, **options: int) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 import numpy.typing as npt
 
 from ..processes.child import signal_name
+from ..processes.given import Given, OpenFile
 from ..support import protocol
 from ..support.errors import Culprit, EnvironmentFault, LlamaFault, UsageError
 from ..support.lanes import Lane
@@ -64,6 +65,7 @@ class LlamaProcess:
         self._out: Lane | None
         self._back: Lane | None
         self._out, self._back = lanes or (None, None)
+        self._given = Given()
         #: The node that a graph has come to, in words.
         self._at = ""
         try:
@@ -101,6 +103,10 @@ class LlamaProcess:
         header, out = self.receive(call)
         return self.result(call, header), out
 
+    def give(self, *groups: Sequence[OpenFile]) -> list[list[str]]:
+        """As `Given.give`: the paths of files for the arguments of the next call."""
+        return self._given.give(*groups)
+
     def send(self, call: str, arrays: dict[str, npt.NDArray[Any]], arguments: dict[str, Any]) -> None:
         """Begin a call; `receive` its events and its answer. Raises EnvironmentFault if the process died."""
         self._at = ""
@@ -111,7 +117,11 @@ class LlamaProcess:
         if self._out is not None:
             self._out.all_taken()  # those of the message before: the process waits for one at a time
         try:
-            protocol.send(self._link, header, *arrays, lane=self._out)
+            protocol.send(self._link, {**header, **self._given.announced()}, *arrays, lane=self._out)
+            self._given.hand_over(self._link)
+        except EnvironmentFault:
+            self.abandon()  # it waits for what does not come
+            raise
         except OSError:
             with contextlib.suppress(EOFError, OSError, protocol.ProtocolError):
                 while True:  # what it had said before
@@ -165,12 +175,13 @@ class LlamaProcess:
     def result(self, call: str, header: dict[str, object]) -> object:
         """The result that an answer holds. Raises LlamaRefused and EnvironmentFault as `ask` does."""
         if "refused" in header:
-            words = _words(header["refused"])
+            words = self._words(header["refused"])
             if header.get("of_file") is True:
                 raise FileRefused(words)
             raise LlamaRefused(words if "of_file" in header else words + self._last_log())
         if "error" in header:
-            raise LlamaFault(f"llama.cpp's process failed in {call}: {_words(header['error'])}{self._last_log()}")
+            self._given.forget()
+            raise LlamaFault(f"llama.cpp's process failed in {call}: {self._words(header['error'])}{self._last_log()}")
         if "result" not in header:
             self._not_valid(call)
         return header["result"]
@@ -203,8 +214,13 @@ class LlamaProcess:
 
     def _last_log(self) -> str:
         """The last lines that llama.cpp printed, on one line."""
-        lines = [printable(line, _LOG_WIDTH) for line in self._child.last_lines(8192) if line.strip(" .")]
+        said = [self._given.named(line) for line in self._child.last_lines(8192) if line.strip(" .")]
+        lines = [printable(line, _LOG_WIDTH) for line in said]
         return f"; it said: {' | '.join(lines[-_LOG_LINES:])}" if lines else ""
+
+    def _words(self, said: object) -> str:
+        """What the process says, with the user's names of files."""
+        return _words(self._given.named(str(said)))
 
 
 def _words(said: Any) -> str:

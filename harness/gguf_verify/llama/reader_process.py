@@ -1,8 +1,9 @@
 """A child process that reads files with another reader: `python -m gguf_verify.llama.reader_process READER FD`.
 
-It serves one request after the other over the socket FD, in JSON. A request is a path, the memory that reading it may
-take, and what llama.cpp is to load. The answer is the tensors that the reader sees, or why it sees none, and whether
-llama.cpp loads the file. A file that crashes the reader, makes it hang or exhausts its memory harms only this process.
+It serves one request after the other over the socket FD, in JSON. A request is a path, the files that it is given (see
+`processes.given`), the memory that reading may take, and what llama.cpp is to load. The answer is the tensors that the
+reader sees, or why it sees none, and whether llama.cpp loads the file. A file that crashes the reader, makes it hang or
+exhausts its memory harms only this process.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msgspec import Struct
+
+from ..processes.given import Taken, only_read
 
 #: llama.cpp reads the data of files up to this size in bytes, so it notices a cut; of larger files only the header.
 MAX_WHOLE = 64 << 20
@@ -214,6 +217,15 @@ def answer(read: Read, path: str, memory: int, load: Load = "") -> bytes:
     return json.dumps({"stopped": stopped}).encode()
 
 
+def _answered(read: Read, files: Taken, request: dict[str, Any]) -> bytes:
+    """The answer to one request."""
+    try:
+        files.take(request)
+    except OSError as error:
+        return json.dumps({"stopped": f"it cannot be given the file: {error.strerror}"}).encode()
+    return answer(read, request["path"], request["memory"], request["load"])
+
+
 def _confine() -> None:
     """Dump no core, print no endless log, end with the parent, and leave Ctrl-C to the parent."""
     _limit(resource.RLIMIT_CORE, 0)
@@ -226,6 +238,7 @@ def _confine() -> None:
 
 def main() -> None:
     """Serve requests until the parent ends."""
+    only_read()
     _confine()
     link = Connection(int(sys.argv[2]))
     try:
@@ -238,10 +251,10 @@ def main() -> None:
     gc.disable()
     gc.freeze()
     link.send_bytes(json.dumps({"version": version}).encode())
+    files = Taken(link)
     while True:
         try:
-            request = json.loads(link.recv_bytes())
-            link.send_bytes(answer(read, request["path"], request["memory"], request["load"]))
+            link.send_bytes(_answered(read, files, json.loads(link.recv_bytes())))
         except (EOFError, OSError):
             return
 

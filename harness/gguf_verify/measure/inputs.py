@@ -87,7 +87,7 @@ def captured(path: Path, texts: Sequence[str], tokens: int, threads: int = 1) ->
     Raises LlamaRefused where llama.cpp does not take the model.
     """
     with Llama() as llama, open_model(path) as model:
-        info = llama.model.open(path, threads)
+        info = llama.model.open(model, threads)
         tokens = min(tokens, info["n_ctx_train"]) if info["n_ctx_train"] > 0 else tokens
         llama.model.make_context(tokens)
         xs: dict[str, list[Floats]] = {}

@@ -92,7 +92,7 @@ class Run:
             raise FileRefused(why)
         with Steps(self.options.progress) as told:
             told("llama.cpp loads the model")
-            return Session(self.model.path, self.options, self.backend, self.budget.check)
+            return Session(self.model, self.options, self.backend, self.budget.check)
 
     @cached_property
     def exact_on(self) -> tuple[Device | None, str]:

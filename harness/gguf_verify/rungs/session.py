@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from pathlib import Path
 
+from ..gguf import Model
 from ..llama import Llama, LlamaRefused
 from ..llama.backends import Backend
 from ..llama.builds import path_of
@@ -29,7 +29,7 @@ class Session:
     """
 
     def __init__(
-        self, path: Path, options: Options, backend: Backend, tick: Callable[[], object] = lambda: None
+        self, model: Model, options: Options, backend: Backend, tick: Callable[[], object] = lambda: None
     ) -> None:
         self._process = opened_llama(options)
         self.llama = self._process.model
@@ -38,7 +38,7 @@ class Session:
         self.source: list[int] = []
         try:
             self._backend = backend
-            self.info = self.llama.open(path, options.threads, options.repack, backend.name)
+            self.info = self.llama.open(model, options.threads, options.repack, backend.name)
             self.prompt = self.llama.tokenize(options.prompt)
             if not self.prompt:
                 raise UsageError("the prompt has no tokens")

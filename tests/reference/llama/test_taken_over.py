@@ -11,7 +11,6 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from gguf_verify.llama.answers import Figures, Started
 from gguf_verify.llama.backends import BACKENDS, Backend
 from gguf_verify.llama.backends.cpu import CpuBackend
 from gguf_verify.llama.evaluations import Evaluation
+from gguf_verify.processes.given import Taken
 from gguf_verify.support import protocol
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault, LlamaFault
 from gguf_verify.support.lanes import Lane, Lanes
@@ -54,8 +54,10 @@ class FakeChild:
     def _serve(self) -> None:
         with contextlib.suppress(OSError, EOFError), self._theirs:
             protocol.send(self._theirs, {"ready": True})
+            files = Taken(self._theirs)
             for messages in self._answers:
-                protocol.receive(self._theirs)
+                header, _ = protocol.receive(self._theirs)
+                files.take(header)
                 for message in messages:
                     if isinstance(message, bytes):
                         os.write(self._theirs.fileno(), message)
@@ -118,7 +120,7 @@ CALLS: dict[str, Callable[[Llama, Model], object]] = {
     "validate": lambda llama, _: llama.validate(2, W),
     "block_products": lambda llama, _: llama.block_products(2, W, X),
     "multiply": lambda llama, _: llama.multiply(2, W, X),
-    "open": lambda llama, _: llama.model.open(Path("m.gguf"), 1),
+    "open": lambda llama, tiny: llama.model.open(tiny, 1),
     "make_context": lambda llama, _: llama.model.make_context(8),
     "tokenize": lambda llama, _: llama.model.tokenize("Once"),
     "pieces": lambda llama, _: llama.model.pieces([1, 2]),

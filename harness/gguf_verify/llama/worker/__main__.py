@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from ...processes.given import GIVEN, Taken, only_read
 from ...support import protocol
 from ...support.lanes import Lane, Lanes
 
@@ -45,6 +46,7 @@ def calls(link: Connection, llama: bool, lanes: Lanes | None = None) -> dict[str
 def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> None:
     """Answer calls until the parent goes."""
     out, back = lanes or (None, None)
+    files = Taken(link)
     try:
         known = calls(link, llama, lanes)
     except Exception as error:
@@ -60,7 +62,7 @@ def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> N
             return
         if out is not None:
             out.all_taken()  # the parent asks for nothing before it has the answer to what it asked last
-        answer, made = _answer(known, header, arrays)
+        answer, made = _answer(known, files, header, arrays)
         try:
             protocol.send(link, answer, *made, lane=out)
         except OSError:  # the parent is gone
@@ -68,12 +70,14 @@ def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> N
 
 
 def _answer(
-    known: dict[str, Call], header: dict[str, Any], arrays: list[npt.NDArray[Any]]
+    known: dict[str, Call], files: Taken, header: dict[str, Any], arrays: list[npt.NDArray[Any]]
 ) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:
     """Make one call: its result, or why there is none."""
     from .calls import CallFailed, NotLoaded
 
     try:
+        files.take(header)
+        header.pop(GIVEN, None)
         names = header.pop("names")
         result, out = known[header.pop("call")](**header, **dict(zip(names, arrays, strict=True)))
     except NotLoaded as error:
@@ -102,6 +106,7 @@ def main() -> None:
     libraries."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     _die_with_parent()
+    only_read()
     handles = [argument.removeprefix(LANES).split(",") for argument in sys.argv if argument.startswith(LANES)]
     for folder in (a.removeprefix(BUILD) for a in sys.argv if a.startswith(BUILD)):
         from .. import builds

@@ -106,7 +106,7 @@ class RecordedModel:
 def recorded(path: Path, prompt: str, llama: Llama, seed: int) -> Iterator[tuple[RecordedModel, RecordedModel]]:
     """The model with its GEMMs whole, and cut to CUT rows each from a row that the seed chooses."""
     with Llama() as session, scratch.temporary("measure") as folder, open_model(path) as model:
-        session.model.open(path, 1)
+        session.model.open(model, 1)
         session.model.make_context(64)
         tokens = session.model.tokenize(prompt)
         events = list(session.model.capture(tokens, ACTIVATIONS, checksum=True, idle=True))
