@@ -381,7 +381,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_the_bytes_rung_says_what_a_stopped_reader_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that gives up is no pass."""
     stopped = tuple(Reading(name, "stopped", "hung: no answer in 1 s") for name in ("gguf-py", "llama.cpp"))
-    monkeypatch.setattr(Readers, "read", lambda *_, **__: stopped)
+    monkeypatch.setattr(Readers, "read_model", lambda *_: (stopped,))
     report = bytes_rung(TINY["Q4_0"])
     assert report.exit_code == 5
     left = {(u.name, u.why) for u in report.rungs[0].unverified}
