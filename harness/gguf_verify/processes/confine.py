@@ -200,10 +200,15 @@ def _protect_settings() -> None:
             libc.mount(None, path, None, remount | bind | read_only, None)
 
 
-def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[str], shown: Iterable[str]) -> None:
-    """Only `writable` can be written, and what is `hidden` can be neither read nor listed, but for what is `shown`."""
+def _landlock(
+    writable: Iterable[str], devices: Iterable[str], hidden: Sequence[str] | None, shown: Iterable[str]
+) -> None:  # fmt: skip
+    """Only `writable` can be written, and what is `hidden` can be neither read nor listed, but for what is `shown`.
+    Where that is None, reading is not limited at all: descriptors of files outside its view can be opened again."""
     abi, libc = landlock_abi(), _libc()
     rights = (1 << _RIGHTS[min(abi, 5)]) - 1
+    if hidden is None:
+        rights &= ~_READS
     attributes = struct.pack("QQQ", rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     rules = _called("landlock", libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0))
@@ -221,7 +226,7 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], hidden: Sequence[
             finally:
                 os.close(handle)
 
-    for path in (*_all_but(hidden), *map(os.path.realpath, shown)):
+    for path in () if hidden is None else (*_all_but(hidden), *map(os.path.realpath, shown)):
         allow(path, _READS)
     for path in map(os.path.realpath, writable):
         allow(path, rights & ~_IOCTL_DEVICE)
@@ -268,8 +273,8 @@ def apply(spec: Mapping[str, Any]) -> None:
     """Confine this process. Raises OSError where that fails, and it must then not run what is not trusted.
 
     Args:
-        spec: "writable", "devices", "hidden" and "shown" paths, "protected" processes and "limits", as
-            `Confinement` has them; "landlock" and "seccomp" say whether they are applied.
+        spec: "writable", "devices", "hidden" (see `_landlock`) and "shown" paths, "protected" processes and "limits",
+            as `Confinement` has them; "landlock" and "seccomp" say whether they are applied.
     """
     limit(spec["limits"])
     if not spec["landlock"] and not spec["seccomp"]:

@@ -128,7 +128,7 @@ def only_read() -> None:
         "landlock": confine.landlock_abi() > 0, "seccomp": confine.has_seccomp(),
         "writable": [tempfile.gettempdir(), "/dev/shm", "/dev/null", "/dev/zero", "/dev/full"],
         "devices": sandbox.devices_of(sandbox.Confinement(devices=True)),
-        "hidden": (), "shown": (), "protected": (), "limits": {},
+        "hidden": None, "shown": (), "protected": (), "limits": {},
     })  # fmt: skip
 
 
