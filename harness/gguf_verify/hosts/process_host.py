@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import select
 import signal
 import threading
@@ -32,6 +33,9 @@ from .base import Artefact, Before, Grid, Host, Placed, Sparse, Written
 from .compilation import Author, Compilation
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 from .schedule import Schedule
+
+#: The last line of a process that lacked memory or threads: of the emulator, and of C++'s library.
+_LIMIT = re.compile(r"cuda_on_cpu: no memory for .+|what\(\):\s+(std::bad_alloc|Resource temporarily unavailable)")
 
 #: Seconds for anything but a launch: compilers run in it, and it starts Python.
 _PATIENCE = 600.0
@@ -337,6 +341,8 @@ class ProcessHost(Host):
             said = signal.strsignal(-code)
             how = f"signal {-code}" + (f" ({said.lower()})" if said else "")
         last = f"; its last line of output: {printable(lines[-1], 200)}" if lines else ""
+        if lines and _LIMIT.fullmatch(lines[-1].strip()):  # not reached by the kernel, but by what emulates it
+            raise EnvironmentFault(f"a limit of this machine or of the process is reached: {how}{last}")
         raise KernelFault(f"the kernel crashed: {how}{last}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -21,14 +22,15 @@ from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results import Options
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.verification import verify
-from tests.support.processes import gone, wait_until
+from tests.support.processes import children, gone, wait_until
 from tests.support.short_kernels import with_kernel
 from tests.support.tools import FIXTURES, altered_kernel
 
-#: Adds i to n bytes; crashes where i is 1000, never ends where it is 1001.
+#: Adds i to n bytes; crashes where i is 1000, never ends where it is 1001, has its threads wait where it is 1002.
 SOURCE = """void k(uint8_t* y, uint8_t* x, int64_t n, int64_t i) {
     if (i == 1000) __builtin_trap();
     for (volatile bool on = i == 1001; on;) {}
+    if (i == 1002) __syncthreads();
     for (int64_t j = 0; j < n; ++j) y[j] = x[j] + i;
 }"""
 
@@ -94,6 +96,20 @@ def test_a_crash_is_a_line_and_the_next_call_has_another_process(n: int, host: P
     np.testing.assert_array_equal(launched(host, root, x, n, 1), given + np.uint8(1))  # x is uploaded again
     with pytest.raises(KernelFault, match="had computed was lost when its process ended in an earlier call"):
         host.download(made)
+
+
+def test_a_limit_of_memory_is_no_fault_of_the_kernel(host: ProcessHost, root: Path) -> None:
+    """Each of many threads needs a stack."""
+    x = host.upload(np.zeros(4, np.uint8))
+    launched(host, root, x, 4, 0)
+    kernel, sizes = host.load(root, "k.cu", "k", {}), [np.int64(4), np.int64(1002)]
+    started = [host.pid]
+    for pid in started:  # the sandbox's and the host's own
+        started += children(pid)
+        limit = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize() + (8 << 20)
+        resource.prlimit(pid, resource.RLIMIT_AS, (limit, limit))
+    with pytest.raises(EnvironmentFault, match=r"^a limit of .* is reached: signal 6 .*: cuda_on_cpu: no memory for"):
+        host.launch(kernel, (1, 1, 1), (1024, 1, 1), [host.output(4), x, *sizes])
 
 
 def test_a_launch_that_does_not_end(impatient: ProcessHost, root: Path) -> None:
