@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, HarnessError, limit_reached, say, signal_of
+from ..support.inert import inert_streams
 from ..support.output import delivered
 from ..support.supported import check_machine
 from .interrupts import as_started_alone, interruptible
@@ -29,10 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     _open_standard_streams()
-    try:
-        return delivered(_exit_code(argv))
-    except SystemExit as end:  # argparse, after a help text
-        raise SystemExit(delivered(int(end.code or 0))) from None
+    with inert_streams():
+        try:
+            return delivered(_exit_code(argv))
+        except SystemExit as end:  # argparse, after a help text
+            raise SystemExit(delivered(int(end.code or 0))) from None
 
 
 def _exit_code(argv: list[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,24 @@ def test_a_limit_of_the_process_is_one_line(tmp_path: Path, limit: str, said: st
 def test_a_call_without_its_size_is_refused(call: str) -> None:
     done = command_here(Q4_0, "--rungs", "layers", "--only-call", call)
     assert_one_line(done, 2, "has m=NUMBER; copy it from a report")
+
+
+GIVES_COMMANDS = """
+from gguf_verify import kernel
+
+
+@kernel(formats=["Q4_0"], semantics="f32")
+def gemm(weights, activations, shape):
+    raise ValueError("x" * 60 + " ::stop-commands::hush " + "y" * 55 + " ::notice::VERIFIED " + "z" * 50 + " ##[group]")
+"""
+
+
+def test_words_of_a_kernel_are_no_commands_of_a_log(tmp_path: Path) -> None:
+    """Wherever lines are wrapped; also in a file's name on standard error."""
+    kernel = tmp_path / "k.py"
+    kernel.write_text(GIVES_COMMANDS)
+    asked = [Q4_0, "--kernel", f"{kernel}:gemm", "--rungs", "layers", "--tensor", "blk.0.attn_q", "--probes", "brief"]
+    done = command_here(*asked, "--progress", "always", "--host", "cpu", "--seed", "1")
+    said = done.stdout + done.stderr
+    assert "x3a:stop-commands" in said
+    assert not re.search(r"^\s*::|##\w*\[", said, re.MULTILINE)
