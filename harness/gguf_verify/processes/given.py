@@ -32,7 +32,7 @@ GIVEN = "given"
 _AT_ONCE = 200
 _NAMED = re.compile(rf"(?:/[^\s'\"]*/)?{GIVEN}/([0-9]+)/")
 #: Errors of a socket whose other side is gone.
-_GONE = (errno.EPIPE, errno.ECONNRESET, errno.EBADF)
+_GONE = (errno.EPIPE, errno.ECONNRESET)
 
 
 class OpenFile(Protocol):

@@ -14,6 +14,7 @@ from gguf_verify.processes import confine, sandbox
 from gguf_verify.processes.child import Spawned
 from gguf_verify.processes.given import Given
 from gguf_verify.processes.sandbox import Confinement
+from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.paths import CHECKOUT
 from tests.support.needs import fault_of
 
@@ -108,11 +109,20 @@ def test_files_of_one_name(reader: Reader, stack: ExitStack, tmp_path: Path) -> 
 def test_a_file_that_was_changed_is_given_anew(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
     """Also where the system calls it by the same number."""
     (path,) = written(tmp_path / "a", one="1")
-    reader.takes(opened(stack, path))
+    ((before,),), _ = reader.takes(opened(stack, path))
     path.write_text("22")
     os.utime(path, (1, 1))
     ((given,),), _ = reader.takes(opened(stack, path))
-    assert reader.reads(given) == "'22'"
+    assert (given == before, reader.reads(given)) == (False, "'22'")
+
+
+def test_a_file_that_was_closed_is_no_hang(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
+    """A descriptor that is none any more cannot be sent."""
+    (file,) = opened(stack, *written(tmp_path / "a", one="1"))
+    reader.given.give([file])
+    file.close()
+    with pytest.raises(EnvironmentFault, match="cannot be handed to another process: Bad file descriptor"):
+        reader.given.hand_over(reader.child.link)
 
 
 @pytest.mark.skipif(confine.landlock_abi() < 3 or not confine.has_seccomp(), reason="nothing keeps it from that here")
