@@ -59,7 +59,7 @@ class Given:
         #: Of each group, where its files lie here.
         self._folders: list[str] = []
         self._held: set[str] = set()
-        self._next: dict[str, int] | None = None
+        self._next: dict[str, OpenFile] | None = None
 
     def give(self, *groups: Sequence[OpenFile]) -> list[list[str]]:
         """The paths by which the process will know the files of each group, which lie in one folder here. The next
@@ -72,7 +72,7 @@ class Given:
             folder = os.path.dirname(os.path.abspath(group[0].path))
             self._folders[number : number + 1] = [folder]  # the same files may have got another place
             paths.append([f"{GIVEN}/{number}/{file.path.name}" for file in group])
-            self._next |= dict(zip(paths[-1], (file.fileno() for file in group), strict=True))
+            self._next |= dict(zip(paths[-1], group, strict=True))
         return paths
 
     def announced(self) -> dict[str, Any]:
@@ -87,11 +87,12 @@ class Given:
         given, self._next = self._next, None
         if given is None:
             return
-        handles = [handle for path, handle in given.items() if path not in self._held]
+        new = [file for path, file in given.items() if path not in self._held]
         self._held = set(given)
-        if not handles:
+        if not new:
             return
         try:
+            handles = [file.fileno() for file in new]
             with socket.socket(fileno=os.dup(link.fileno())) as ours:
                 for at in range(0, len(handles), _AT_ONCE):
                     socket.send_fds(ours, [b"\0"], handles[at : at + _AT_ONCE])
@@ -100,6 +101,8 @@ class Given:
                 raise
             why = os.strerror(error.errno)
             raise EnvironmentFault(f"files cannot be handed to another process: {why}; see ulimit -n") from None
+        except ValueError as error:
+            raise EnvironmentFault(f"files cannot be handed to another process: {error}") from None
 
     def forget(self) -> None:
         """Take the process for one that has no file, after it failed: it gets all of them again."""

@@ -117,11 +117,11 @@ def test_a_file_that_was_changed_is_given_anew(reader: Reader, stack: ExitStack,
 
 
 def test_a_file_that_was_closed_is_no_hang(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
-    """A descriptor that is none any more cannot be sent."""
+    """Its descriptor may be another file's by then."""
     (file,) = opened(stack, *written(tmp_path / "a", one="1"))
     reader.given.give([file])
     file.close()
-    with pytest.raises(EnvironmentFault, match="cannot be handed to another process: Bad file descriptor"):
+    with pytest.raises(EnvironmentFault, match="cannot be handed to another process"):
         reader.given.hand_over(reader.child.link)
 
 
