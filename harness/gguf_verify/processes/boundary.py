@@ -1,0 +1,186 @@
+"""The boundary: bubblewrap with an empty root, into which only what a process needs is bound, read-only.
+
+A process finds there: the system's programs and libraries (/usr), Python with its packages, this project, what it is
+shown by name, devices without content, GPUs where it may use them, and its own folder. The user's home, sockets, FIFOs,
+terminals and files are not there, so no rule names them; neither is the network, nor any process but its own.
+
+Sources: bwrap(1); the places that ld.so(8), site (Python) and CUDA's driver read.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..support.paths import PACKAGE, kernel_root
+from . import syscalls
+
+if TYPE_CHECKING:
+    from .sandbox import Confinement
+
+#: In the system's folders alone: what decides what a process may do is not taken from a folder that somebody put on the
+#: path.
+_FOLDERS = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
+#: Folders of the top that may be links into /usr, or folders of their own.
+_TOPS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+#: The system's programs and libraries, where they may lie, and what the loader and compilers read beside them.
+_SYSTEM = ("/usr", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
+           "/etc/localtime", "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
+#: What drivers of GPUs read beside their devices.
+_OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia", "/etc/egl", "/run/opengl-driver", "/opt/rocm")
+_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd", "/dev/dxg")
+#: Settings of the system, which root may write without any capability.
+_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+#: Variables that list folders of libraries and headers, or name one.
+_LISTS = ("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
+_HOMES = ("CUDA_HOME", "CUDA_PATH", "VK_ICD_FILENAMES", "VK_DRIVER_FILES")
+#: Bytes that all of /tmp and /dev/shm may hold.
+_ROOM = 1 << 26
+
+
+def program() -> str | None:
+    """The path of bubblewrap."""
+    return shutil.which("bwrap", path=_FOLDERS)
+
+
+@cache
+def version() -> str:
+    """Of bubblewrap, "?" where it says none."""
+    done = subprocess.run([program() or "bwrap", "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.strip().removeprefix("bubblewrap ") or "?"
+
+
+@cache
+def fault() -> str | None:
+    """Why there is no boundary here, in words, or None."""
+    if program() is None:
+        return "bubblewrap is not installed"
+    if (why := syscalls.filter_fault()) is not None:
+        return why
+    handle = os.memfd_create("gguf-verify-filter", 0)
+    try:
+        os.write(handle, syscalls.filter_program(False))
+        os.lseek(handle, 0, os.SEEK_SET)
+        done = subprocess.run(
+            [*_namespaces(), *_root(()), *_closed(handle), "true"], capture_output=True, text=True, check=False, timeout=60,
+            pass_fds=[handle],
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return "bubblewrap does not run here"
+    finally:
+        os.close(handle)
+    if done.returncode == 0:
+        return None
+    said = (done.stderr.strip().splitlines() or [""])[-1][:200]
+    if "uid map" in said or "namespace" in said or "permitted" in said.lower():
+        return f"user namespaces are refused here ({said}); {_ALLOW}"
+    return f"bubblewrap does not run here: {said}"
+
+
+#: How user namespaces are allowed.
+_ALLOW = (
+    "Ubuntu: an AppArmor profile for bwrap, or sysctl kernel.apparmor_restrict_unprivileged_userns=0; Docker: "
+    "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
+)
+
+
+def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
+    """The beginning of a command line that runs the rest of it inside.
+
+    Args:
+        folder: its own. Unless the confinement names it, files there lie in memory, and are gone with the process.
+        filter_of: descriptor of the program of `syscalls`.
+    """
+    used = devices_of(confined)
+    out = [*_namespaces(), *_root(used)]
+    for path in _ordered([*python(), *project(), *confined.shown, *(map(Path, _of_devices()) if used else ())]):
+        out += ["--ro-bind", str(path), str(path)]
+    if confined.folder is None:
+        out += ["--size", str(confined.limits.folder_size), "--tmpfs", str(folder)]
+    else:
+        out += ["--bind", str(folder), str(folder)]
+    return [*out, *_closed(filter_of)]
+
+
+def devices_of(confined: Confinement) -> list[str]:
+    """The files of the GPUs that a process may use."""
+    if not confined.devices:
+        return []
+    return sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
+
+
+def _namespaces() -> list[str]:
+    # root keeps the right to read files, such as a model in another user's home that it is shown
+    root = ["--cap-drop", "ALL", "--cap-add", "CAP_DAC_READ_SEARCH"] if os.geteuid() == 0 else ["--unshare-user"]
+    return [program() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
+            "--unshare-cgroup-try", "--hostname", "boundary", *root]  # fmt: skip
+
+
+def _root(devices: Iterable[str]) -> list[str]:
+    """What every process finds, and these devices."""
+    out: list[str] = []
+    for top in _TOPS:
+        path = f"/{top}"
+        if os.path.islink(path):
+            out += ["--symlink", os.readlink(path), path]
+        elif os.path.isdir(path):
+            out += ["--ro-bind", path, path]
+    for path in _SYSTEM:
+        out += ["--ro-bind-try", path, path]
+    out += ["--dev", "/dev", "--proc", "/proc"]
+    for path in ("/tmp", "/dev/shm"):
+        out += ["--size", str(_ROOM), "--tmpfs", path]
+    for path in devices:
+        out += ["--dev-bind-try", path, path]
+    # CUDA names its threads below /proc, and does not start where it cannot
+    for path in _SETTINGS if devices else ():
+        out += ["--ro-bind-try", path, path]
+    return out if devices else [*out, "--remount-ro", "/proc"]
+
+
+def _closed(filter_of: int) -> list[str]:
+    return ["--remount-ro", "/dev", "--remount-ro", "/", "--seccomp", str(filter_of), "--"]
+
+
+@cache
+def python() -> tuple[Path, ...]:
+    """Where this Python and its packages lie, as a process of it will look for them, and the libraries and headers that
+    variables name."""
+    asked = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    found = json.loads(done.stdout) if done.returncode == 0 else []
+    found += [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
+    found += filter(None, (sysconfig.get_config_var("LIBDIR"), os.path.realpath(sys.executable)))
+    for name in (*_LISTS, *_HOMES):
+        found += os.environ.get(name, "").split(os.pathsep)
+    found += filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "nvcc")))
+    return tuple(Path(path) for path in found if path and os.path.isabs(path) and os.path.exists(path))
+
+
+def project() -> tuple[Path, ...]:
+    """The folders of this project that its processes read."""
+    return PACKAGE, kernel_root()
+
+
+def _of_devices() -> Iterator[str]:
+    return filter(os.path.exists, _OF_DEVICES)
+
+
+def _ordered(paths: Iterable[Path]) -> list[Path]:
+    """Each path, and where a link of it leads; those that lie below /usr or another one are bound with it."""
+    every = {Path(os.path.abspath(path)) for path in paths} | {Path(os.path.realpath(path)) for path in paths}
+    bound = {path for path in every if path.exists()}
+    held = bound | {Path(path) for path in _SYSTEM}
+    return sorted(path for path in bound if held.isdisjoint(path.parents) and path != Path("/"))
+
+
+__all__ = ["command", "devices_of", "fault", "program", "project", "python", "version"]

@@ -1,0 +1,105 @@
+"""The system calls that a confined process may make: a list of what is allowed, of which libseccomp makes a filter.
+
+What is not in the list fails with EPERM, so that a program sees a right that it lacks. The list is by purpose, and what
+reaches into other processes, the network, the system's settings or the kernel's rarer parts has no place in it: there
+is no list of what is denied.
+
+Source: syscalls(2) of Linux; seccomp_rule_add(3) of libseccomp. The list holds for NumPy, PyTorch, Triton, CuPy,
+llama.cpp, compilers, and CUDA's driver where `devices` is said.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+_FILES = """
+    read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 open openat openat2 creat close close_range
+    stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 lseek dup dup2 dup3 pipe pipe2 fcntl
+    flock ioctl getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2
+    link linkat symlink symlinkat readlink readlinkat truncate ftruncate fallocate fsync fdatasync sync_file_range
+    fadvise64 readahead sendfile copy_file_range splice tee umask chmod fchmod fchmodat fchmodat2 utime utimes utimensat
+    futimesat chown fchown lchown fchownat getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+"""
+_EVENTS = """
+    poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
+    inotify_init inotify_init1 inotify_add_watch inotify_rm_watch timerfd_create timerfd_settime timerfd_gettime
+    signalfd signalfd4
+"""
+_MEMORY = """
+    mmap munmap mremap mprotect madvise brk mincore msync mlock mlock2 munlock membarrier get_mempolicy set_mempolicy
+    mbind pkey_alloc pkey_free pkey_mprotect
+"""
+_PROCESSES = """
+    fork vfork execve execveat exit exit_group wait4 waitid getpid getppid gettid getpgid getpgrp setpgid getsid setsid
+    set_tid_address set_robust_list get_robust_list futex futex_wait futex_wake futex_waitv futex_requeue rseq
+    sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_getscheduler sched_setscheduler sched_getattr
+    sched_get_priority_max sched_get_priority_min getpriority setpriority prctl arch_prctl kill tgkill rt_sigaction
+    rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend rt_sigqueueinfo sigaltstack pause
+    restart_syscall getrlimit setrlimit prlimit64 getrusage times uname sysinfo getcpu capget getrandom getuid geteuid
+    getgid getegid getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid
+"""
+_TIME = """
+    clock_gettime clock_getres clock_nanosleep gettimeofday time nanosleep alarm getitimer setitimer timer_create
+    timer_settime timer_gettime timer_delete timer_getoverrun
+"""
+#: Of pairs of sockets and of those that were handed over: none is made that has an address.
+_SOCKETS = """
+    socketpair sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg shutdown getsockopt setsockopt getsockname getpeername
+"""
+#: What CUDA's driver makes for other processes of its own; it cannot connect them to anything that is outside.
+_OF_CUDA = "bind listen accept accept4 memfd_create mknod mknodat"
+
+_AF_UNIX = 1
+#: Flags of clone(2) that make namespaces. The flags of clone3 lie in memory, where no filter sees them: glibc makes do
+#: without it.
+_NAMESPACES = 0x7E020080
+_EPERM, _EACCES, _ENOSYS = 1, 13, 38
+
+
+@cache
+def filter_fault() -> str | None:
+    """Why no filter can be made here, or None."""
+    if not os.path.exists("/proc/sys/kernel/seccomp"):
+        return "this system has no seccomp"
+    try:
+        import pyseccomp
+    except (ImportError, OSError, RuntimeError):
+        return "libseccomp is not installed"
+    return None if pyseccomp.get_api() >= 1 else "libseccomp is too old"
+
+
+@cache
+def filter_program(devices: bool) -> bytes:
+    """The filter, as an array of `struct sock_filter`.
+
+    Args:
+        devices: whether CUDA is used.
+
+    Raises OSError where libseccomp makes none.
+    """
+    import pyseccomp as seccomp
+
+    made = seccomp.SyscallFilter(seccomp.ERRNO(_EPERM))
+    lists = (_FILES, _EVENTS, _MEMORY, _PROCESSES, _TIME, _SOCKETS, *([_OF_CUDA] if devices else []))
+    for name in " ".join(lists).split():
+        if seccomp.resolve_syscall(seccomp.Arch.NATIVE, name) not in _NO_CALL:
+            made.add_rule(seccomp.ALLOW, name)
+    made.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _NAMESPACES, 0))
+    made.add_rule(seccomp.ERRNO(_ENOSYS), "clone3")
+    if devices:
+        made.add_rule(seccomp.ALLOW, "socket", seccomp.Arg(0, seccomp.EQ, _AF_UNIX))
+    else:
+        made.add_rule(seccomp.ERRNO(_EACCES), "socket")
+        made.add_rule(seccomp.ERRNO(_ENOSYS), "memfd_create")  # memory that no limit counts
+    handle = os.memfd_create("gguf-verify-filter")
+    with open(handle, "w+b") as file:
+        made.export_bpf(file)
+        file.seek(0)
+        return file.read()
+
+
+#: What libseccomp answers for a name that it does not know.
+_NO_CALL = (-1,)
+
+__all__ = ["filter_fault", "filter_program"]
