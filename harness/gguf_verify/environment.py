@@ -25,7 +25,6 @@ from .results import (
     KernelInfo,
     Options,
     ReferenceInfo,
-    SandboxInfo,
     Versions,
 )
 from .rungs import Run
@@ -60,7 +59,7 @@ def unknown_environment(
             element_kernels={}, element_host=where,
         ),
         file=FileInfo(path=shown, size=size, sha256=(), architecture=UNKNOWN, tensor_types={}),
-        reference=ReferenceInfo(where=UNKNOWN, definitions={}), sandbox=SandboxInfo(kind="off", by=UNKNOWN),
+        reference=ReferenceInfo(where=UNKNOWN, definitions={}), sandbox=sandbox.Sandbox(kind="none", by=UNKNOWN),
         options=options,
     )  # fmt: skip
 
@@ -105,13 +104,13 @@ def completed(environment: Environment, run: Run, wait: bool = True) -> Environm
     return replace(environment, kernel=kernel, file=file)
 
 
-def _sandbox(run: Run) -> SandboxInfo:
+def _sandbox(run: Run) -> sandbox.Sandbox:
     """How llama.cpp is confined, and the kernel where that is otherwise."""
     found, of_kernel = sandbox.current(), run.kernel.sandbox
     if of_kernel in (None, found):
-        return SandboxInfo(kind=found.kind, by=found.by, missing=found.missing)
+        return found
     missing = (*found.missing, *(words for words in of_kernel.missing if words not in found.missing))
-    return SandboxInfo(kind=of_kernel.kind, by=f"{found.by}; the kernel: {of_kernel.by}", missing=missing)
+    return sandbox.Sandbox(kind=of_kernel.kind, by=f"{found.by}; the kernel: {of_kernel.by}", missing=missing)
 
 
 def _llama_definitions(run: Run) -> dict[str, str]:

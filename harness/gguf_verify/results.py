@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import msgspec
 
 from .checks import ALONE, BESIDE, BY_ID, BYTES, CHECKS, Check, Skipped, account, check_kind, scope_of
+from .processes.sandbox import Sandbox
 from .support import stages
 from .support.command_line import cores, repeat
 from .support.durations import in_words
@@ -99,7 +100,7 @@ class Options:
         budget: seconds that the run may take; what it does not suffice for is not verified. None for no limit.
         only_call: make this call of the kernel alone, the `id` of a `Call`; "" for all.
         save_case: a folder to write the first wrong product into, as files; "" for none. It must not exist or be empty.
-        sandbox: how processes are confined that are not trusted: "auto", "bwrap", "landlock" or "off".
+        sandbox: how processes are confined that are not trusted: "auto", "bubblewrap", "landlock" or "none".
         declare: a file that declares a foreign kernel, where its code does not; "" for none.
         imports, loads: modules and libraries that are loaded before PyTorch's operators are looked up.
     """
@@ -139,8 +140,8 @@ class Options:
             yield Skipped(
                 "tensors", f"only those that match {self.tensor!a} (--tensor)", f"tensors {self.tensor[:60]!a}"
             )
-        if self.sandbox == "off":
-            yield Skipped("sandbox", "turned off (--sandbox off)", "no sandbox")
+        if self.sandbox == "none":
+            yield Skipped("sandbox", "turned off (--sandbox none)", "no sandbox")
 
 
 #: Options that can make a run check less than a whole one. The others change how or on what it is made.
@@ -326,30 +327,13 @@ class ReferenceInfo(msgspec.Struct, frozen=True, kw_only=True):
     definitions: dict[str, str]
 
 
-class SandboxInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """How processes were confined that are not trusted: a foreign kernel's, its compiler's, llama.cpp's, gguf-py's.
-
-    Args:
-        kind: "bwrap", "landlock" or "off".
-        by: what confined them, with versions, in words.
-        missing: what they could still do that they should not, each in words.
-    """
-
-    kind: str
-    by: str
-    missing: tuple[str, ...] = ()
-
-    @property
-    def words(self) -> str:
-        """All of it in one line."""
-        return f"{self.by}; not confined: may {', '.join(self.missing)}" if self.missing else self.by
-
-
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that could matter to repeat a run.
 
     Args:
         exact_on: where exact products were computed, in words.
+        sandbox: how processes were confined that are not trusted: a foreign kernel's, its compiler's, llama.cpp's and
+            gguf-py's.
     """
 
     versions: Versions
@@ -357,7 +341,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     kernel: KernelInfo
     file: FileInfo
     reference: ReferenceInfo
-    sandbox: SandboxInfo
+    sandbox: Sandbox
     options: Options
     exact_on: str = "NumPy"
 
@@ -1538,7 +1522,7 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         """What was not done of a whole run, by the options, by the environment and in the rungs."""
         options, sandbox = self.environment.options, self.environment.sandbox
         found = [*options.skips, *(s for rung in self.rungs for s in rung.skipped)]
-        if sandbox.missing and options.sandbox != "off":
+        if sandbox.missing and options.sandbox != "none":
             found.append(Skipped("sandbox", f"they may {', '.join(sandbox.missing)}"))
         found += [Skipped("grids", why) for why in self.environment.kernel.code if why.startswith(NOT_COMPILED)]
         found += [

@@ -56,7 +56,7 @@ PAST, BEFORE = "((const unsigned char*)w)[N * blocks * 18 + 16]", "((const signe
 @pytest.fixture(autouse=True)
 def trusted() -> Iterator[None]:
     """compute-sanitizer needs sockets, which the sandbox takes away."""
-    with sandboxed("off"):
+    with sandboxed("none"):
         yield
 
 
@@ -242,7 +242,7 @@ def test_the_command_line(tmp_path: Path) -> None:
         *arguments,
         "--sanitize",
         "--sandbox",
-        "off",
+        "none",
     )
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"outside its buffers at {line_of(source, '    y[i]')}" in done.stdout
@@ -259,7 +259,7 @@ def test_a_verification(tmp_path: Path, gpu: Host) -> None:
         n_predict=1,
         tensor=r"blk\.0\.attn_q\.",
         progress=False,
-        sandbox="off",
+        sandbox="none",
         kernel_time_limit=LIMIT,
     )
     report = verify(FIXTURES / "tiny-Q4_0.gguf", f"{tmp_path / 'kernel.cu'}:gemm", gpu, ["layers"], options)

@@ -110,15 +110,15 @@ def later_llama() -> Path | None:
 
 
 def _bubblewrap() -> str | None:
-    from gguf_verify.processes.sandbox import bubblewrap_fault
+    from gguf_verify.processes import boundary
 
-    return bubblewrap_fault()
+    return boundary.fault()
 
 
 def _landlock() -> str | None:
-    from gguf_verify.processes import confine
+    from gguf_verify.processes import guard, syscalls
 
-    return None if confine.landlock_abi() and confine.has_seccomp() else "no Landlock or no seccomp"
+    return syscalls.filter_fault() if guard.landlock_abi() else "no Landlock"
 
 
 def _nvrtc() -> str | None:
@@ -197,7 +197,7 @@ NEEDS = {
         "llama.cpp after v0.5.0", "pip install xllamacpp==2026.10.11549",
         lambda: None if later_llama() else "xllamacpp not installed",
     ),
-    "bwrap": Need("bubblewrap", "apt-get install bubblewrap", _bubblewrap),
+    "bubblewrap": Need("bubblewrap", "apt-get install bubblewrap", _bubblewrap),
     "landlock": Need("Landlock", "Linux 5.13 or newer, with seccomp", _landlock),
     "compute-sanitizer": Need("compute-sanitizer", "the CUDA toolkit", _compute_sanitizer),
     "chromium": Need(

@@ -55,7 +55,7 @@ def report():
                    "covers": [], "element_kernels": {}, "element_host": host},
         "file": {"path": model, "size": 1, "sha256": [], "architecture": "llama", "tensor_types": {}},
         "reference": {"where": "CPU", "definitions": {}}, "options": {},
-        "sandbox": {"kind": "off", "by": "none"},
+        "sandbox": {"kind": "none", "by": "none"},
     }  # fmt: skip
     substance = {"bytes": "blocks", "blocks": "blocks", "layers": "outputs", "tokens": "tokens"}
     return {"schema": 4, "verdict": "verified", "exit_code": 0, "environment": environment, "seconds": 1.0,

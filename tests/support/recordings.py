@@ -190,7 +190,7 @@ def masked(text: str) -> str:
     text = re.sub(r"\b\d+\.\d+ s\b", "S s", text)
     text = re.sub(r"(?m)( +–) +\d+\.\d$", r"\1 S", text)
     text = re.sub(r"(?m)^host .*(\n {12}.*)*", "host        HOST", text)
-    text = re.sub(r"(?m)^sandbox .*\n(?: {12}.*\n)*", "", text).replace("; in bwrap", "")
+    text = re.sub(r"(?m)^sandbox .*\n(?: {12}.*\n)*", "", text)
     text = re.sub(r"(?m)^skipped .*\n(?: {12}.*\n)*", "skipped     SKIPPED\n", text)
     return re.sub(r"llama\.cpp [\w.+-]+( on CPU); gguf-verify [\w.+-]+", r"llama.cpp V\1; gguf-verify V", text)
 

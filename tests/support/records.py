@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gguf_verify.processes.sandbox import Sandbox
 from gguf_verify.results import (
     Environment,
     Failure,
@@ -12,7 +13,6 @@ from gguf_verify.results import (
     Options,
     ReferenceInfo,
     RungResult,
-    SandboxInfo,
     Versions,
 )
 from gguf_verify.rungs import RUNGS
@@ -52,7 +52,7 @@ def environment(kind: str = "Q4_0", tensors: int = 21) -> Environment:
             tensor_types={kind: tensors},
         ),
         reference=ReferenceInfo(where="CPU", definitions={kind: "q8_0_cpu"}),
-        sandbox=SandboxInfo(kind="bwrap", by="bubblewrap 0.8.0 and seccomp"),
+        sandbox=Sandbox(kind="bubblewrap", by="bubblewrap 0.8.0"),
         options=Options(probes="brief", prompt="Once upon a time", n_predict=32, threads=2, seed=0),
     )  # fmt: skip
 

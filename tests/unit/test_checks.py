@@ -14,8 +14,9 @@ import pytest
 from gguf_verify.certificates.check import compare
 from gguf_verify.certificates.read import canonical
 from gguf_verify.checks import ALONE, BY_ID, CHECKS
+from gguf_verify.processes.sandbox import Sandbox
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import SHORTENING, Options, Report, SandboxInfo
+from gguf_verify.results import SHORTENING, Options, Report
 from gguf_verify.rungs import RUNGS
 from tests.support import certificates, records
 from tests.support.shown import json_of, text_of, written
@@ -99,7 +100,7 @@ def test_a_class_that_nothing_recorded_is_skipped() -> None:
         (("bytes", "layers"), {}, "VERIFIED: file bytes and the model's products only"),
         (("layers",), {"tensor": "attn"}, "VERIFIED: the model's products only (tensors 'attn')"),
         (("bytes", "blocks", "layers", "tokens"), {"n_predict": 1}, "VERIFIED (1 of 32 tokens)"),
-        (("bytes", "blocks", "layers", "tokens"), {"sandbox": "off"}, "VERIFIED (no sandbox)"),
+        (("bytes", "blocks", "layers", "tokens"), {"sandbox": "none"}, "VERIFIED (no sandbox)"),
     ],
 )
 def test_the_headline_says_what_was_verified(
@@ -130,7 +131,7 @@ def test_one_call_is_no_more_than_that() -> None:
 
 def test_what_a_machine_lacks_is_listed_and_no_choice() -> None:
     found = report()
-    sandbox = SandboxInfo(kind="landlock", by="Landlock 3", missing=("signal your processes",))
+    sandbox = Sandbox(kind="landlock", by="Landlock 3", missing=("signal your processes",))
     found.environment = msgspec.structs.replace(found.environment, sandbox=sandbox)
     assert found.headline == "VERIFIED"
     assert skipped(found)["sandbox"] == ("they may signal your processes",)
@@ -161,7 +162,7 @@ def test_a_kernel_that_never_ran_is_not_named_as_verified(flag: str) -> None:
     assert "file bytes only" in of_bytes
 
 
-@pytest.mark.parametrize("options", [{}, {"n_predict": 1}, {"sandbox": "off"}, {"probes": "brief"}])
+@pytest.mark.parametrize("options", [{}, {"n_predict": 1}, {"sandbox": "none"}, {"probes": "brief"}])
 def test_a_certificate_of_a_shortened_run_is_not_a_whole_one(tmp_path: Path, options: dict[str, Any]) -> None:
     found = certificates.report(**options)
     if options.get("probes") == "brief":

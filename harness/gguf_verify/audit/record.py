@@ -52,7 +52,7 @@ class AuditOptions:
     Args:
         llama: let llama.cpp decode and read the file.
         today: the day that waivers are compared with; None for today in UTC.
-        sandbox: how llama.cpp's process and the readers' are confined: "auto", "bwrap", "landlock" or "off".
+        sandbox: how llama.cpp's process and the readers' are confined: "auto", "bubblewrap", "landlock" or "none".
         seed: of the sample of a remote file; by default a new one for each audit.
         redirects: hosts that the server of a remote file may redirect to.
     """

@@ -11,7 +11,8 @@ from typing import Annotated
 
 import msgspec
 
-from ..results import HostInfo, ReportVerdict, RungVerdict, SandboxInfo, TypeEnvelope, WaiverUse
+from ..processes.sandbox import Sandbox
+from ..results import HostInfo, ReportVerdict, RungVerdict, TypeEnvelope, WaiverUse
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 VERSION = 1
@@ -172,7 +173,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
     host: HostInfo
     reference: Reference
     system: System
-    sandbox: SandboxInfo
+    sandbox: Sandbox
     asked: Asked
     rungs: tuple[CertifiedRung, ...]
     not_climbed: tuple[str, ...]

@@ -59,8 +59,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add("--time-limit", type=float, default=900.0, metavar="S",
         help="end the run when llama.cpp has not answered for this many seconds (default: %(default)g)")  # fmt: skip
     add("--sandbox", choices=MODES, default="auto",
-        help="what confines your own kernel, its compiler, llama.cpp and gguf-py: bubblewrap; Landlock and seccomp; "
-        "nothing; auto takes the first that works here, and the report says which (default: %(default)s)")  # fmt: skip
+        help="what confines your own kernel, its compiler, llama.cpp and gguf-py: bubblewrap, the boundary; landlock, "
+        "a guard against accidents; none; auto takes the first that works here, and the report says which "
+        "(default: %(default)s)")  # fmt: skip
     add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 

@@ -33,8 +33,8 @@ _FOLDERS = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
 #: Folders of the top that may be links into /usr, or folders of their own.
 _TOPS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 #: The system's programs and libraries, where they may lie, and what the loader and compilers read beside them.
-_SYSTEM = ("/usr", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives",
-           "/etc/localtime", "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
+_SYSTEM = ("/usr", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+           "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
 #: What drivers of GPUs read beside their devices.
 _OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia", "/etc/egl", "/run/opengl-driver", "/opt/rocm")
 _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd", "/dev/dxg")
@@ -71,8 +71,8 @@ def fault() -> str | None:
         os.write(handle, syscalls.filter_program(False))
         os.lseek(handle, 0, os.SEEK_SET)
         done = subprocess.run(
-            [*_namespaces(), *_root(()), *_closed(handle), "true"], capture_output=True, text=True, check=False, timeout=60,
-            pass_fds=[handle],
+            [*_namespaces(), *_root(()), *_closed(handle), "true"], capture_output=True, text=True, check=False,
+            timeout=60, pass_fds=[handle],
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return "bubblewrap does not run here"
@@ -100,10 +100,12 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
         folder: its own. Unless the confinement names it, files there lie in memory, and are gone with the process.
         filter_of: descriptor of the program of `syscalls`.
     """
-    used = devices_of(confined)
+    used = devices_of(confined.devices)
     out = [*_namespaces(), *_root(used)]
     for path in _ordered([*python(), *project(), *confined.shown, *(map(Path, _of_devices()) if used else ())]):
         out += ["--ro-bind", str(path), str(path)]
+    for path, copy in confined.copies.items():
+        out += ["--ro-bind", str(copy), str(path)]
     if confined.folder is None:
         out += ["--size", str(confined.limits.folder_size), "--tmpfs", str(folder)]
     else:
@@ -111,9 +113,9 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
     return [*out, *_closed(filter_of)]
 
 
-def devices_of(confined: Confinement) -> list[str]:
-    """The files of the GPUs that a process may use."""
-    if not confined.devices:
+def devices_of(may_use: bool) -> list[str]:
+    """The files of the GPUs of this machine, if a process may use them."""
+    if not may_use:
         return []
     return sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
 
@@ -121,8 +123,8 @@ def devices_of(confined: Confinement) -> list[str]:
 def _namespaces() -> list[str]:
     # root keeps the right to read files, such as a model in another user's home that it is shown
     root = ["--cap-drop", "ALL", "--cap-add", "CAP_DAC_READ_SEARCH"] if os.geteuid() == 0 else ["--unshare-user"]
-    return [program() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
-            "--unshare-cgroup-try", "--hostname", "boundary", *root]  # fmt: skip
+    return [program() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net",
+            "--unshare-uts", "--unshare-cgroup-try", "--hostname", "boundary", *root]  # fmt: skip
 
 
 def _root(devices: Iterable[str]) -> list[str]:
@@ -157,7 +159,7 @@ def python() -> tuple[Path, ...]:
     variables name."""
     asked = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    found = json.loads(done.stdout) if done.returncode == 0 else []
+    found: list[str] = json.loads(done.stdout) if done.returncode == 0 else []
     found += [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     found += filter(None, (sysconfig.get_config_var("LIBDIR"), os.path.realpath(sys.executable)))
     for name in (*_LISTS, *_HOMES):

@@ -27,9 +27,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..support import scratch
-from ..support.cache import cache_dir
 from ..support.paths import PACKAGE
-from . import confine, keeper, sandbox
+from . import boundary, keeper, sandbox, syscalls
 from .keeper import Log
 from .sandbox import Confinement
 
@@ -67,7 +66,6 @@ class Kept(ABC):
             os.ftruncate(handle, Log.SIZE)
             self._log = Log(handle)
             if confined is not None:
-                self._confined = _with_own_python(confined).hiding(cache_dir(), scratch.top())
                 self.folder = confined.folder or scratch.folder("own")
             lifeline, self._lifeline = os.pipe()
             self._pipe = self._printed, theirs
@@ -175,12 +173,6 @@ class Kept(ABC):
             return [] if self._log is None else _lines(self._log.first())
 
 
-def _with_own_python(confined: Confinement) -> Confinement:
-    """Nights install other versions of llama.cpp below the cache, with a Python that runs there."""
-    own = Path(sys.prefix)
-    return replace(confined, shown=(*confined.shown, own)) if own.is_relative_to(cache_dir()) else confined
-
-
 def _lines(raw: bytes) -> list[str]:
     return [line.strip() for line in raw.decode("utf-8", "replace").splitlines() if line.strip()]
 
@@ -245,19 +237,20 @@ class _Program(Kept):
         self, command: Sequence[str], lifeline: int, log: int, handles: Sequence[int], environment: dict[str, str]
     ) -> None:  # fmt: skip
         """Start a command that gets these descriptors and, beside others, these variables."""
-        kind, variables = "off", {**os.environ, **scratch.environment()}
+        kind, variables = "none", {**os.environ, **scratch.environment()}
         passed, program = [*handles, lifeline, log, *self._pipe], None
         if self._confined is not None and self.folder is not None:
             kind = sandbox.current().kind
-            if kind != "off":
+            if kind != "none":
                 variables = sandbox.environment(self.folder)
-            if kind == "bwrap":
-                if confine.has_seccomp():
-                    program = os.memfd_create("gguf-verify-filter")
-                    os.write(program, confine.filter_program((), bool(sandbox.devices_of(self._confined))))
-                    os.lseek(program, 0, os.SEEK_SET)
-                    passed.append(program)
-                command = [*sandbox.bubblewrap(self._confined, self.folder, program), *command]
+            if kind == "bubblewrap":
+                asked = environment.get("PYTHONPATH", "").split(os.pathsep)
+                confined = replace(self._confined, shown=(*self._confined.shown, *map(Path, filter(None, asked))))
+                program = os.memfd_create("gguf-verify-filter")
+                os.write(program, syscalls.filter_program(bool(boundary.devices_of(confined.devices))))
+                os.lseek(program, 0, os.SEEK_SET)
+                passed.append(program)
+                command = [*boundary.command(confined, self.folder, program), *command]
         paths = [str(PACKAGE.parent), *filter(None, variables.get("PYTHONPATH", "").split(os.pathsep))]
         spec = json.dumps(self._spec(lifeline, log, kind))
         output = _standard_error()
@@ -316,7 +309,7 @@ class Spawned(_Program, ChildProcess):
 class Forked(ChildProcess):
     """A fork of this process that runs a function of its end of the socket, and holds no other descriptor of ours.
 
-    bubblewrap starts programs alone, so it is confined by Landlock and seccomp.
+    bubblewrap starts programs alone, so only the accident guard confines it.
     """
 
     def __init__(
@@ -329,9 +322,9 @@ class Forked(ChildProcess):
         import multiprocessing
         from multiprocessing.connection import Connection
 
-        kind = "off" if self._confined is None else sandbox.by_landlock().kind
+        kind = "none" if self._confined is None else sandbox.of_fork().kind
         spec = self._spec(lifeline, log, kind) | {"fork": True}
-        variables = None if kind == "off" or self.folder is None else sandbox.environment(self.folder)
+        variables = None if kind == "none" or self.folder is None else sandbox.environment(self.folder)
 
         def run() -> None:
             handle = self._theirs.detach()

@@ -8,7 +8,7 @@ SPEC is JSON:
                 prints where this process does.
     printed     the two ends of the pipe that it prints into.
     echo        whether that is also printed on standard error, without control characters.
-    confine     what the command may do, for `confine.apply`; without it, all that we may.
+    confine     what the command may do, for `guard.apply`; without it, all that we may.
     watch       limits of the command and all that it started, together: "memory" (bytes), "processes" (and threads),
                 "log" (bytes printed), "folder_size" (bytes below "folder"). When one is exceeded, all are killed, and
                 the log says why.
@@ -197,7 +197,7 @@ def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None) 
     """Start the command in a session of its own. If this process is killed, the command is killed too."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    confine = _sibling("confine") if spec.get("confine") else None
+    guard = _sibling("guard") if spec.get("confine") else None
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -213,10 +213,10 @@ def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None) 
         if output is not None:
             os.dup2(output, 1)
             os.dup2(output, 2)
-        if confine is not None:
+        if guard is not None:
             if spec.get("fork") and "memory" in spec["confine"]["limits"]:
                 spec["confine"]["limits"]["memory"] += _status(os.getpid())["data"]
-            confine.apply(spec["confine"])
+            guard.apply(spec["confine"])
         run()
         os._exit(0)
     except OSError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from .sandbox import bubblewrap_path
+from . import boundary
 
 #: In place of files where the system does not say which they are.
 UNSEEN = "/proc/self/maps"
@@ -23,7 +23,7 @@ def mapped_files(pid: int) -> set[str]:
     found: set[str] = set()
     for each in _started_by(pid):
         try:
-            if os.path.realpath(f"/proc/{each}/exe") != bubblewrap_path():
+            if os.path.realpath(f"/proc/{each}/exe") != boundary.program():
                 found |= _mapped(Path(f"/proc/{each}/maps").read_bytes())
         except PermissionError:
             found.add(UNSEEN)

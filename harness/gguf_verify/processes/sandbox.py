@@ -1,28 +1,27 @@
 """How processes that are not trusted are confined here, and what that does not cover.
 
-bubblewrap gives a process a view of the file system, of processes and of the network that is its own; seccomp takes
-system calls away from it. Where bubblewrap cannot run, Landlock confines files and signals instead. In every mode,
-`keeper` ends what such a process started, and counts what it uses.
+The *boundary* is bubblewrap with an empty root and a list of allowed system calls. Where it cannot be had, Landlock
+*guards against accidents*: it keeps a process from writing, but hides little. In every mode, `keeper` ends what such a
+process started, and counts what it uses.
 """
 
 from __future__ import annotations
 
-import glob
 import os
-import shutil
-import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..support.errors import EnvironmentFault, UsageError
-from . import confine
+from . import boundary, guard, syscalls
 
-#: What `--sandbox` takes: the best that there is; one of two ways, or an error; none.
-MODES = ("auto", "bwrap", "landlock", "off")
+#: What `--sandbox` takes: the boundary, or the guard where there is none; one of them, or an error; neither.
+MODES = ("auto", "bubblewrap", "landlock", "none")
+#: What each kind is called in a report.
+_TITLES = {"bubblewrap": "boundary", "landlock": "accident guard", "none": "boundary"}
 _mode = "auto"
 #: GiB of memory that a foreign kernel's processes may take together.
 KERNEL_MEMORY = 16.0
@@ -41,7 +40,6 @@ _PASSED_FROM = ("LC_", "OMP_", "OPENBLAS_", "MKL_", "GOMP_", "KMP_", "NUMBA_", "
 _FOLDERS = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "CUPY_CACHE_DIR",
             "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "NUMBA_CACHE_DIR",
             "MPLCONFIGDIR")  # fmt: skip
-_DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd", "/dev/dxg")
 
 GIB = 1 << 30
 
@@ -76,27 +74,23 @@ class Limits:
 class Confinement:
     """What a process may do that is not trusted.
 
-    It reads every file but those below `hidden`, and writes below its own folder alone. It has no network, and does
-    not see, signal or change processes that it did not start.
+    It writes below its own folder alone, and has no network. Inside the boundary it sees no file but those of the
+    system, of Python and of this project, and what it is `shown`; and no process but its own.
 
     Args:
         limits: of what it uses.
-        hidden: folders that it must not see.
         devices: whether it may use this machine's GPUs, where it has any. Its memory is then counted, but not limited
             by the system, since CUDA reserves more than it uses.
         folder: its own, which is kept after its end; None: one that is removed.
-        shown: folders below hidden ones that it may read.
+        shown: files and folders that it may read.
+        copies: path → the file or folder that lies there inside the boundary.
     """
 
     limits: Limits = field(default_factory=Limits)
-    hidden: tuple[Path, ...] = ()
     devices: bool = False
     folder: Path | None = None
     shown: tuple[Path, ...] = ()
-
-    def hiding(self, *folders: Path) -> Confinement:
-        """The same with further folders that must not be seen."""
-        return replace(self, hidden=(*self.hidden, *folders))
+    copies: Mapping[Path, Path] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +98,7 @@ class Sandbox:
     """A way to confine processes on this machine.
 
     Args:
-        kind: "bwrap", "landlock" or "off".
+        kind: "bubblewrap", "landlock" or "none".
         by: what does it, in words.
         missing: what a confined process can still do that it should not, each in words.
     """
@@ -115,8 +109,9 @@ class Sandbox:
 
     @property
     def words(self) -> str:
-        """All of it in one line."""
-        return f"{self.by}; not confined: may {', '.join(self.missing)}" if self.missing else self.by
+        """All of it in one line, such as "boundary: bubblewrap 0.8.0"."""
+        said = f"{_TITLES.get(self.kind, self.kind)}: {self.by}"
+        return f"{said}; not confined: may {', '.join(self.missing)}" if self.missing else said
 
 
 @contextmanager
@@ -138,10 +133,10 @@ def sandboxed(mode: str, kernel_memory: float | None = None) -> Iterator[Sandbox
         _mode, _kernel_memory = before
 
 
-def of_kernel(shown: tuple[Path, ...] = ()) -> Confinement:
-    """What a process of a foreign kernel may do that starts now. `shown` as of `Confinement`."""
+def of_kernel(shown: tuple[Path, ...] = (), copies: Mapping[Path, Path] | None = None) -> Confinement:
+    """What a process of a foreign kernel may do that starts now. The arguments are as of `Confinement`."""
     memory = min(int(_kernel_memory * GIB), machine_memory() * 3 // 4)
-    return Confinement(Limits(memory=memory), devices=True, shown=shown)
+    return Confinement(Limits(memory=memory), devices=True, shown=shown, copies=copies or {})
 
 
 def current() -> Sandbox:
@@ -149,132 +144,50 @@ def current() -> Sandbox:
     return _sandbox(_mode)
 
 
-def by_landlock() -> Sandbox:
-    """How a fork of this process is confined, which no other program can start."""
-    return current() if current().kind == "off" else _landlock("it is a function of this process")
+def of_fork() -> Sandbox:
+    """How a fork of this process is confined, which bubblewrap cannot start."""
+    return current() if current().kind == "none" else _guard("it is a function of this process")
 
 
 @cache
 def _sandbox(mode: str) -> Sandbox:
     if mode not in MODES:
         raise UsageError(f"no sandbox is called {mode!r}; there are: {', '.join(MODES)}")
-    if mode == "off":
-        return Sandbox("off", "none (turned off)", ("do all that you may do",))
+    if mode == "none":
+        return Sandbox("none", "none (turned off)", ("do all that you may do",))
     if mode == "landlock":
-        if not confine.landlock_abi():
+        if not guard.landlock_abi():
             raise EnvironmentFault("--sandbox landlock: this system has no Landlock")
-        return _landlock("not asked for")
-    fault = bubblewrap_fault()
-    if fault is None:
-        return _bubblewrap()
-    if mode == "bwrap":
-        raise EnvironmentFault(f"--sandbox bwrap: {fault}")
-    return _landlock(fault)
+        return _guard("")
+    why = boundary.fault()
+    if why is None:
+        return Sandbox("bubblewrap", f"bubblewrap {boundary.version()}")
+    if mode == "bubblewrap":
+        raise EnvironmentFault(f"--sandbox bubblewrap: {why}")
+    return _guard(why)
 
 
-def _bubblewrap() -> Sandbox:
-    version = _bubblewrap_version()
-    if confine.has_seccomp():
-        return Sandbox("bwrap", f"bubblewrap {version} and seccomp")
-    missing = ("connect to sockets in the file system", "use every system call (no filter for this architecture)")
-    return Sandbox("bwrap", f"bubblewrap {version}", missing)
+def forget() -> None:
+    """Look again what this machine has."""
+    _sandbox.cache_clear()
 
 
-def _landlock(why_no_bubblewrap: str) -> Sandbox:
-    """What confines without bubblewrap."""
-    abi, seccomp = confine.landlock_abi(), confine.has_seccomp()
-    by = [*([f"Landlock (ABI {abi})"] if abi else []), *(["seccomp"] if seccomp else [])]
-    missing = ["see the names of other processes"]
+def _guard(why_no_boundary: str) -> Sandbox:
+    """What there is without the boundary."""
+    abi, why_no_filter = guard.landlock_abi(), syscalls.filter_fault()
+    by = [*([f"Landlock (ABI {abi})"] if abi else []), *([] if why_no_filter else ["seccomp"])]
+    missing = ["read your files", "see your processes"]
     if not abi:
-        missing.append("write every file that you may write")
-        if not seccomp:
-            missing.append("read and change the memory of your processes")
+        missing.append("write your files")
+    if abi < 3:
+        missing.append("truncate your files")
     if abi < 6:
-        missing.append("signal your other processes, but not this one" if seccomp else "signal your processes")
-    if not seccomp:
-        missing.append("use the network" if abi < 4 else "use the network, but not by TCP")
-        missing.append("change modes and times of your files")
-    kind = "landlock" if abi or seccomp else "off"
-    said = " and ".join(by) or "nothing that this system has"
-    return Sandbox(kind, f"{said}, without bubblewrap ({why_no_bubblewrap})", tuple(missing))
-
-
-# ---- bubblewrap ------------------------------------------------------------------------------------------------------
-
-
-def bubblewrap_path() -> str | None:
-    """The program, found in the system's folders alone: what decides what a process may do is not taken from a folder
-    that somebody put on the path."""
-    return shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin")
-
-
-@cache
-def _bubblewrap_version() -> str:
-    done = subprocess.run([bubblewrap_path() or "bwrap", "--version"], capture_output=True, text=True, check=False)
-    return done.stdout.strip().removeprefix("bubblewrap ") or "?"
-
-
-@cache
-def bubblewrap_fault() -> str | None:
-    """Why bubblewrap cannot be used here, or None."""
-    if bubblewrap_path() is None:
-        return "it is not installed"
-    command = [*bubblewrap(Confinement(), Path("/"), None), "true"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return "it does not run here"
-    if done.returncode == 0:
-        return None
-    said = done.stderr.strip().splitlines()
-    return f"it does not run here: {said[-1][:200]}" if said else "it does not run here"
-
-
-def bubblewrap(confined: Confinement, folder: Path, seccomp: int | None) -> list[str]:
-    """The beginning of a command line that runs the rest of it under bubblewrap.
-
-    Args:
-        folder: its own. Unless the confinement names it, files there lie in memory, and are gone with the process.
-        seccomp: descriptor of a filter's program.
-    """
-    root = os.geteuid() == 0
-    out = [bubblewrap_path() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net",
-           "--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]  # fmt: skip
-    # root keeps the right to read files, such as a model in another user's home
-    out += ["--cap-drop", "ALL", "--cap-add", "CAP_DAC_READ_SEARCH"] if root else ["--unshare-user"]
-    out += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
-    out += ["--size", str(confined.limits.folder_size), "--tmpfs", "/dev/shm"]
-    used = devices_of(confined)
-    for device in used:
-        out += ["--dev-bind-try", device, device]
-    # root's settings of the system are files there; CUDA names its threads in the rest, and does not start without
-    for path in confine.SETTINGS if used else ():
-        out += ["--ro-bind-try", path, path]
-    if not used:
-        out += ["--remount-ro", "/proc"]
-    away = {path.resolve() for path in confined.hidden if path.is_dir()}
-    hidden = sorted(str(path) for path in away if away.isdisjoint(path.parents))
-    for path in hidden:
-        out += ["--size", "65536", "--tmpfs", path]
-    for path in map(str, confined.shown):
-        out += ["--ro-bind", path, path]
-    if folder != Path("/"):
-        if confined.folder is None:
-            out += ["--size", str(confined.limits.folder_size), "--tmpfs", str(folder)]
-        else:
-            out += ["--bind", str(folder), str(folder)]
-    for path in hidden:
-        out += ["--remount-ro", path]
-    if seccomp is not None:
-        out += ["--seccomp", str(seccomp)]
-    return [*out, "--"]
-
-
-def devices_of(confined: Confinement) -> list[str]:
-    """The files of the GPUs that a process may use."""
-    if not confined.devices:
-        return []
-    return sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
+        missing.append("signal your processes")
+    if why_no_filter:
+        missing += ["use the network" if abi < 4 else "use the network, but not by TCP", "change modes of your files"]
+    said = " and ".join(by) or "none"
+    because = f" (no boundary: {why_no_boundary})" if why_no_boundary else ""
+    return Sandbox("landlock" if by else "none", f"{said}{because}", tuple(missing))
 
 
 # ---- what a process is given -----------------------------------------------------------------------------------------
@@ -283,7 +196,8 @@ def devices_of(confined: Confinement) -> list[str]:
 def environment(folder: Path) -> dict[str, str]:
     """The variables of a process that is not trusted: those that it may need, and its own folder in place of yours."""
     passed = {k: v for k, v in os.environ.items() if k in _PASSED or k.startswith(_PASSED_FROM)}
-    return passed | dict.fromkeys(_FOLDERS, str(folder))
+    # libraries that look up the user's name find no list of users
+    return {"USER": "user", "LOGNAME": "user"} | passed | dict.fromkeys(_FOLDERS, str(folder))
 
 
 def spec_of(confined: Confinement, folder: Path, kind: str) -> dict[str, Any]:
@@ -292,41 +206,26 @@ def spec_of(confined: Confinement, folder: Path, kind: str) -> dict[str, Any]:
     Args:
         kind: of `Sandbox`.
     """
-    limits = confined.limits
+    limits, devices = confined.limits, boundary.devices_of(confined.devices)
     of_each = {"file_size": limits.file_size, "cpu": limits.cpu}
-    if not devices_of(confined):
+    if not devices:
         of_each["memory"] = limits.memory
-    plain = kind == "landlock"
+    guarded = kind == "landlock"
+    filtered = guarded and syscalls.filter_fault() is None
     watch: dict[str, Any] = {"memory": limits.memory, "processes": limits.processes, "log": limits.log}
-    if kind != "bwrap":
+    if kind != "bubblewrap":
         watch |= {"folder": str(folder), "folder_size": limits.folder_size}
     return {
         "confine": {
-            "landlock": plain and confine.landlock_abi() > 0, "seccomp": plain and confine.has_seccomp(),
-            "writable": [str(folder), "/dev/null", "/dev/zero", "/dev/full"],
-            "devices": devices_of(confined), "hidden": [str(path) for path in confined.hidden],
-            "shown": [str(path) for path in confined.shown],
-            "protected": _ancestors(), "limits": of_each,
+            "landlock": guarded and guard.landlock_abi() > 0,
+            "filter": syscalls.filter_program(bool(devices), boundary=False).hex() if filtered else "",
+            "writable": [str(folder), "/dev/null", "/dev/zero", "/dev/full"], "devices": devices, "limits": of_each,
         },
-        "watch": watch, "namespace": kind == "bwrap",
+        "watch": watch, "namespace": kind == "bubblewrap",
     }  # fmt: skip
 
 
-def _ancestors() -> list[int]:
-    """This process and those that it comes from."""
-    out: list[int] = []
-    pid = os.getpid()
-    while pid > 1 and len(out) < 16:
-        out.append(pid)
-        try:
-            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            break
-    return [*out, 1]
-
-
 __all__ = [
-    "GIB", "KERNEL_MEMORY", "MODES", "Confinement", "Limits", "Sandbox", "bubblewrap", "bubblewrap_fault",
-    "bubblewrap_path", "by_landlock", "current", "devices_of", "environment", "machine_memory", "of_kernel",
-    "sandboxed", "spec_of",
+    "GIB", "KERNEL_MEMORY", "MODES", "Confinement", "Limits", "Sandbox", "current", "environment",
+    "machine_memory", "of_fork", "of_kernel", "sandboxed", "spec_of",
 ]  # fmt: skip

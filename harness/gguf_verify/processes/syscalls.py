@@ -18,9 +18,11 @@ _FILES = """
     stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 lseek dup dup2 dup3 pipe pipe2 fcntl
     flock ioctl getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2
     link linkat symlink symlinkat readlink readlinkat truncate ftruncate fallocate fsync fdatasync sync_file_range
-    fadvise64 readahead sendfile copy_file_range splice tee umask chmod fchmod fchmodat fchmodat2 utime utimes utimensat
-    futimesat chown fchown lchown fchownat getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr
+    fadvise64 readahead sendfile copy_file_range splice tee umask getxattr lgetxattr fgetxattr listxattr llistxattr
+    flistxattr
 """
+#: What changes files that can only be read, as far as the view of them allows it. Landlock does not know of it.
+_OF_METADATA = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat chown fchown lchown fchownat"
 _EVENTS = """
     poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
     inotify_init inotify_init1 inotify_add_watch inotify_rm_watch timerfd_create timerfd_settime timerfd_gettime
@@ -70,18 +72,20 @@ def filter_fault() -> str | None:
 
 
 @cache
-def filter_program(devices: bool) -> bytes:
+def filter_program(devices: bool, boundary: bool = True) -> bytes:
     """The filter, as an array of `struct sock_filter`.
 
     Args:
         devices: whether CUDA is used.
+        boundary: whether the process sees only what it may change or what is bound read-only.
 
     Raises OSError where libseccomp makes none.
     """
     import pyseccomp as seccomp
 
     made = seccomp.SyscallFilter(seccomp.ERRNO(_EPERM))
-    lists = (_FILES, _EVENTS, _MEMORY, _PROCESSES, _TIME, _SOCKETS, *([_OF_CUDA] if devices else []))
+    lists = (_FILES, _EVENTS, _MEMORY, _PROCESSES, _TIME, _SOCKETS, *([_OF_CUDA] if devices else []),
+             *([_OF_METADATA] if boundary else []))  # fmt: skip
     for name in " ".join(lists).split():
         if seccomp.resolve_syscall(seccomp.Arch.NATIVE, name) not in _NO_CALL:
             made.add_rule(seccomp.ALLOW, name)

@@ -15,7 +15,7 @@ from tests.support.needs import need
 from tests.support.tools import ROOT
 
 
-@pytest.mark.parametrize("sandbox", ["bwrap", "landlock"])
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
 def test_it_starts_llama_in_a_sandbox(tmp_path: Path, sandbox: str) -> None:
     need(sandbox)
     place = tmp_path / "cache" / "gguf-verify" / "variants" / "one"

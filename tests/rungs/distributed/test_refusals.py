@@ -142,10 +142,10 @@ def test_another_machine(work: RunWork, name: str) -> None:
 
 def test_a_sandbox_that_is_not_there(work: RunWork, monkeypatch: pytest.MonkeyPatch) -> None:
     def none(*_: Any) -> Any:
-        raise EnvironmentFault("--sandbox bwrap: it is not installed")
+        raise EnvironmentFault("--sandbox bubblewrap: it is not installed")
 
     monkeypatch.setattr(runs, "sandboxed", none)
-    assert (opened(work) or "").endswith(": --sandbox bwrap: it is not installed")
+    assert (opened(work) or "").endswith(": --sandbox bubblewrap: it is not installed")
 
 
 def test_errors_are_passed_on_as_values() -> None:

@@ -163,7 +163,7 @@ def test_a_process_without_compiler_and_cache(tmp_path: Path, monkeypatch: pytes
     at = text.index("struct Q4_0")
     told = tmp_path / "told"
     (tmp_path / "k.cu").write_text(text[:at] + "#include <cstdio>\n" + TELLS % told + text[at:])
-    with sandboxed("off"):  # it tells by a file
+    with sandboxed("none"):  # it tells by a file
         kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
     expected = product(kernel)
     pid = kept(kernel._conversation.process.pid)
@@ -278,6 +278,6 @@ def test_checks_of_a_card_and_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> No
     assert "add --sandbox off" in kernel.check_fault()
     assert kernel.under(checked) is None
     assert kernel.under(Schedule("descending")) is not None
-    with sandboxed("off"):
+    with sandboxed("none"):
         assert kernel.check_fault() == checks_fault()
     kernel.close()

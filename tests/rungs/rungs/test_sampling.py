@@ -82,7 +82,7 @@ def test_one_wrong_code_anywhere_is_found(rung: str, seed: int, tmp_path: Path) 
     row, block, code = int(rng.integers(0, 300)), int(rng.integers(0, 8)), int(rng.integers(0, 16))
     file = tmp_path / "wrong.py"
     file.write_text(WRONG.format(row=row, byte=block * 18 + 2 + code, mask=int(rng.choice([1, 0x10]))))
-    report = verified(f"{file}:gemm", rung, sandbox="off")
+    report = verified(f"{file}:gemm", rung, sandbox="none")
     assert report.exit_code == 1
     assert {f.row for f in report.rungs[0].failures} == {row}
     assert report.rungs[0].sampled is None  # all was judged in the end
@@ -101,11 +101,11 @@ def test_columns_of_blocks_are_sampled_too(tmp_path: Path, monkeypatch: pytest.M
         tensor = next(t for name, t in model.tensors.items() if TENSOR in name)
         last = bytes(tensor.raw[tensor.row_bytes - 18 : tensor.row_bytes])  # the last block of the first row
     file.write_text(WRONG.format(row=0, byte=2, mask=1).replace("shape.k > 32", f"bytes(w[0]) == {last!r}"))
-    wrong = verified(f"{file}:gemm", "blocks", sandbox="off").rungs[0]
+    wrong = verified(f"{file}:gemm", "blocks", sandbox="none").rungs[0]
     assert {(f.row, f.block) for f in wrong.failures} == {(0, 7)}
     (call,) = {f.call for f in wrong.failures}
     assert call is not None
-    again = verified(f"{file}:gemm", "blocks", sandbox="off", only_call=call.id).rungs[0]
+    again = verified(f"{file}:gemm", "blocks", sandbox="none", only_call=call.id).rungs[0]
     assert {(f.row, f.block) for f in again.failures} == {(0, 7)}
 
 

@@ -134,10 +134,10 @@ class ForeignKernel(Kernel):
         return self._hints
 
     def check_fault(self) -> str | None:
-        if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "off":
+        if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "none":
             return (
                 "compute-sanitizer speaks with what it checks by sockets, which the sandbox takes away from your "
-                "kernel; if you trust the kernel, add --sandbox off"
+                "kernel; if you trust the kernel, add --sandbox none"
             )
         return super().check_fault()
 

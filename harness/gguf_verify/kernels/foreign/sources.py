@@ -14,7 +14,7 @@ from typing import Any
 
 from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
-from ...processes.sandbox import Sandbox, by_landlock, current, of_kernel
+from ...processes.sandbox import Sandbox, current, of_fork, of_kernel
 from .child import OracleRunner, serve, serve_oracle
 from .opened import Opened
 from .task_runner import runner_of
@@ -101,7 +101,7 @@ class Object(Source):
 
     @property
     def sandbox(self) -> Sandbox:
-        return by_landlock()
+        return of_fork()
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
         def run(link: Connection) -> None:

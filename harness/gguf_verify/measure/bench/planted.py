@@ -158,7 +158,7 @@ class _Trials:
         options = Options(
             # no sandbox: nothing of others runs, and one would hide the model, which lies in this run's folder
             prompt=self.prompt, n_predict=1, tensor=f"^{tensor}$", probes="brief", progress=False, seed=0,
-            thorough=thorough, exit_first=True, reference=self.reference, sandbox="off",
+            thorough=thorough, exit_first=True, reference=self.reference, sandbox="none",
         )  # fmt: skip
         # what takes longest, does not concern the place, and multiplies other activations
         undiagnosed = mock.patch.object(explain, "MOST_DIAGNOSES", 0)
