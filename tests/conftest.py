@@ -62,6 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(tempfile.gettempdir(), f"cache-of-gguf-verify-tests-{os.geteuid()}")
         folder.mkdir(mode=0o700, exist_ok=True)
         os.environ["XDG_CACHE_HOME"] = str(folder)
+    # kernels of tests import examples, which lie in another folder than they
+    examples = str(Path(__file__).parents[1] / "examples")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (examples, os.environ.get("PYTHONPATH"))))
     # tests of what CUDA's compiler refuses switch it on; others run what it would refuse, or would be slower
     os.environ.setdefault(SWITCH, "off")
     needs.required.update(config.getoption("--require"))

@@ -105,19 +105,20 @@ def _said_of_version(path: str) -> str:
 
 
 def _run(
-    command: Sequence[str], root: Path | None = None, folder: Path | None = None
+    command: Sequence[str], root: Path | None = None, folder: Path | None = None, shown: Sequence[Path] = ()
 ) -> subprocess.CompletedProcess[str]:
     """Run a compiler's command to its end. An exception, such as a signal's, ends all its processes.
 
     Args:
         root: the folder of the source that it reads, if it reads one. Where that is foreign, it runs confined.
         folder: the one that it writes into, then.
+        shown: further folders that it reads.
 
     Raises EnvironmentFault where a foreign source takes too long.
     """
     foreign = None if root is None else as_foreign(root)
     if foreign is not None and folder is not None:
-        return foreign.run(command, folder)
+        return foreign.run(command, folder, shown)
     environment = {**os.environ, "TMPDIR": str(scratch.top())}
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -482,7 +483,7 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         if foreign and _is_gcc():
             command += _assembler_listing(of_assembler)
         header = precompiled(plain, True) if foreign else precompiled(plain)
-        if header and _run([*command, "-include", str(header)], root, folder).returncode == 0:
+        if header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
             # GCC does not list what a precompiled header was made of
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
             read = _read_files(listed, folder)

@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from ..processes.boundary import compiler
 from ..processes.child import Command
 from ..processes.sandbox import GIB, Confinement, Limits, machine_memory, of_kernel
-from ..support import scratch
 from ..support.errors import EnvironmentFault
 
 #: Bytes that are read of what a compiler made.
@@ -39,10 +39,11 @@ class ForeignSource:
     Args:
         root: the folder. Compilers read it, and write only into temporary folders of the caller's.
         seconds: the time limit.
+        named: files elsewhere that the sources name by absolute paths.
     """
 
-    def __init__(self, root: Path, seconds: float) -> None:
-        self.root, self._seconds = root, seconds
+    def __init__(self, root: Path, seconds: float, named: tuple[Path, ...] = ()) -> None:
+        self.root, self._seconds, self._named = root, seconds, named
         #: Absolute paths of the files outside the folder that compilers read, as they list them; or words.
         self.opened: set[str] = set()
         #: The files that nvcc listed in its last compilation.
@@ -63,7 +64,7 @@ class ForeignSource:
         """Run a command that reads the source, confined to writing into a folder; its `stderr` is the first that it
         said on either stream. It may read what is `shown`, also below the user's own folders. Raises EnvironmentFault
         where the time is over, or it exceeds a limit."""
-        confined = Confinement(_limits(), folder=folder, shown=(scratch.top(), *shown))
+        confined = Confinement(_limits(), folder=folder, shown=(self.root, *self._named, *shown, *compiler(command[0])))
         process = Command(command, confined=confined)
         try:
             code = process.wait(max(0.0, self._deadline - time.monotonic()))
@@ -80,9 +81,10 @@ _NOW: ContextVar[ForeignSource | None] = ContextVar("foreign_source", default=No
 
 
 @contextmanager
-def foreign_source(root: Path, seconds: float) -> Iterator[ForeignSource]:
-    """Inside, what is below `root` is foreign, and compiling it takes at most so many seconds in all."""
-    source = ForeignSource(root, seconds)
+def foreign_source(root: Path, seconds: float, named: tuple[Path, ...] = ()) -> Iterator[ForeignSource]:
+    """Inside, what is below `root` is foreign, and compiling it takes at most so many seconds in all.
+    `named` as of `ForeignSource`."""
+    source = ForeignSource(root, seconds, named)
     token = _NOW.set(source)
     try:
         yield source

@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,10 +102,12 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
     """
     used = devices_of(confined.devices)
     out = [*_namespaces(), *_root(used)]
-    for path in _ordered([*python(), *project(), *confined.shown, *(map(Path, _of_devices()) if used else ())]):
+    held = _ordered([*python(), *project(), *confined.shown, *(map(Path, _of_devices()) if used else ())])
+    for path in held:
         out += ["--ro-bind", str(path), str(path)]
-    for path, copy in confined.copies.items():
-        out += ["--ro-bind", str(copy), str(path)]
+    for original, copy in confined.copies.items():
+        for place, source in _placed(original, copy, held):
+            out += ["--ro-bind", str(source), str(place)]
     if confined.folder is None:
         out += ["--size", str(confined.limits.folder_size), "--tmpfs", str(folder)]
     else:
@@ -164,13 +166,34 @@ def python() -> tuple[Path, ...]:
     found += filter(None, (sysconfig.get_config_var("LIBDIR"), os.path.realpath(sys.executable)))
     for name in (*_LISTS, *_HOMES):
         found += os.environ.get(name, "").split(os.pathsep)
-    found += filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "nvcc")))
+    found += [str(path) for name in ("CC", "CXX") for path in compiler(os.environ.get(name, ""))]
+    found += map(str, compiler("nvcc"))
     return tuple(Path(path) for path in found if path and os.path.isabs(path) and os.path.exists(path))
+
+
+def compiler(name: str) -> tuple[Path, ...]:
+    """Where a program lies, with what is installed beside it."""
+    path = Path(shutil.which(name) or "")
+    if path == Path():
+        return ()
+    real = path.resolve()
+    return path, real, *(each.parent.parent for each in (path, real) if each.parent.name == "bin")
 
 
 def project() -> tuple[Path, ...]:
     """The folders of this project that its processes read."""
     return PACKAGE, kernel_root()
+
+
+def _placed(folder: Path, copy: Path, held: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
+    """Where a copy is bound, piece by piece, so that what is bound already stays in sight."""
+    if any(folder.is_relative_to(path) for path in held):
+        return
+    if not any(path.is_relative_to(folder) for path in held):
+        yield folder, copy
+        return
+    for each in sorted(copy.iterdir()):
+        yield from _placed(folder / each.name, each, held)
 
 
 def _of_devices() -> Iterator[str]:

@@ -13,10 +13,13 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.hosts.compiler import compiler
 from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
+from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.results import OpenedFiles
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.sources import file_digest
 from tests.support.foreign_runs import operands
+from tests.support.needs import need
+from tests.support.tools import ROOT
 
 DECLARED = """
 formats = ["Q4_0"]
@@ -102,15 +105,55 @@ def test_libraries_that_a_library_needs_and_those_that_it_opens_later(tmp_path: 
     assert opened(kernel, tmp_path).keys() == {*loaded, "below/liblate.so"}
 
 
-def test_a_library_that_is_replaced_while_it_is_loaded_is_not_known(tmp_path: Path) -> None:
+def test_a_library_that_is_replaced_before_it_is_loaded(tmp_path: Path) -> None:
+    """The copy that was made at the beginning runs, and its digest is reported."""
+    need("bubblewrap")
     path = shared_kernel(tmp_path)
     kernel = open_foreign(f"{path}:gemm", CpuHost(1))
     try:
         late = tmp_path / "below" / "liblate.so"
-        (tmp_path / "copy").write_bytes(late.read_bytes())
-        product(kernel)
-        (tmp_path / "copy").replace(late)
-        assert opened(kernel, tmp_path)["below/liblate.so"] is None
+        before = file_digest(late)
+        library(tmp_path / "below", "late", "float late() { return 3; }")
+        assert product(kernel) == 2.0
+        assert opened(kernel, tmp_path)["below/liblate.so"] == before != file_digest(late)
+    finally:
+        kernel.close()
+
+
+def test_a_library_that_is_replaced_while_it_is_loaded_is_not_known(tmp_path: Path) -> None:
+    """Under the accident guard, where the files themselves run."""
+    need("landlock")
+    path = shared_kernel(tmp_path)
+    with sandboxed("landlock"):
+        kernel = open_foreign(f"{path}:gemm", CpuHost(1))
+        try:
+            late = tmp_path / "below" / "liblate.so"
+            (tmp_path / "copy").write_bytes(late.read_bytes())
+            product(kernel)
+            (tmp_path / "copy").replace(late)
+            assert opened(kernel, tmp_path)["below/liblate.so"] is None
+        finally:
+            kernel.close()
+
+
+def test_what_a_process_hides(tmp_path: Path) -> None:
+    """A library that was opened and closed between two looks, a table, and a module that is no longer listed."""
+    need("bubblewrap")
+    (tmp_path / "table.bin").write_bytes(b"1")
+    (tmp_path / "unused.bin").write_bytes(b"1")
+    (tmp_path / "helper.py").write_text("FACTOR = 1\n")
+    hides = (
+        "import pathlib, sys\nimport helper\n"
+        "del sys.modules['helper']\n"
+        "open(pathlib.Path(__file__).parent / 'table.bin', 'rb').read()\n"
+    )
+    text = (ROOT / "examples" / "numpy_q4_0.py").read_text()
+    (tmp_path / "k.py").write_text(text.replace("from __future__ import annotations\n", "") + hides)
+    kernel = open_foreign(f"{tmp_path / 'k.py'}:gemm", CpuHost(1))
+    try:
+        assert opened(kernel, tmp_path) == {
+            name: file_digest(tmp_path / name) for name in ("k.py", "helper.py", "table.bin")
+        }
     finally:
         kernel.close()
 

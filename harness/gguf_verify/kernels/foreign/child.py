@@ -153,7 +153,9 @@ def import_kernel(path: Path, name: str) -> Any:
     except HarnessError as error:  # of the declaration
         raise UsageError(f"{path}: {error}") from None
     except BaseException as error:
-        raise UsageError(f"{path} cannot be imported: {one_line(error)}") from None
+        where = "; it finds modules in its folder, in those of PYTHONPATH, and installed ones"
+        hint = where if isinstance(error, ModuleNotFoundError) else ""
+        raise UsageError(f"{path} cannot be imported: {one_line(error)}{hint}") from None
     found = module
     for part in name.split("."):
         if not hasattr(found, part):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,8 @@ _STRUCT = re.compile(r"\b(?:struct|class|union)\s+(?:(?:alignas|__align__)\([^()
 _MOST_TEXT, _MOST_FILES = 1 << 22, 64
 #: Of a compiler's line: a header that is not there.
 _NO_HEADER = re.compile(r"fatal error: (\S+): No such file|(?:could not|cannot) open source file \"([^\"]+)\"")
+#: A name between quotes or angles, which may be escaped.
+_ABSOLUTE = re.compile(r'["<](/[^"<>\\\n]+)')
 #: For the GPU's compilers: what a kernel may use that CUDA does not have.
 _SUPPLIED = "#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]"
 
@@ -96,6 +98,13 @@ class CudaSource:
             copy = self.root / folder / self._below(name)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_text(text)
+
+    @cached_property
+    def elsewhere(self) -> tuple[Path, ...]:
+        """Files that its text names by absolute paths, which compilers read where they lie."""
+        found = {path for text in self.files.values() for path in _ABSOLUTE.findall(text)}
+        named = {file for path in found if os.path.isfile(path) for file in (path, *_included(Path(path)))}
+        return tuple(map(Path, sorted(named - {*self.files})))
 
     def _below(self, name: str) -> str:
         return os.path.relpath(name, self._top)
@@ -255,6 +264,14 @@ def included_files(path: Path, folders: Sequence[str] = (), everywhere: bool = F
     return found
 
 
+def _included(path: Path) -> Iterable[str]:
+    """What a file includes, where it is text."""
+    try:
+        return included_files(path, everywhere=True)
+    except UsageError:
+        return ()
+
+
 def _declared_in(path: Path, symbol: str = "") -> str:
     """The declaration of FILE.cu. Raises UsageError; where there is none, with one to paste."""
     text, sidecar = read_text(path), path.with_suffix(".toml")
@@ -338,7 +355,7 @@ class CudaKernels:
         return self._of(fmt, schedule)
 
     def _of(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
-        with foreign_source(self._source.root, self._seconds) as source:
+        with foreign_source(self._source.root, self._seconds, self._source.elsewhere) as source:
             try:
                 return self._built(fmt, schedule)
             finally:

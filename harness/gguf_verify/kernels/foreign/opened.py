@@ -21,6 +21,7 @@ from ...processes.mapped import UNSEEN, mapped_files
 from ...support import scratch
 from ...support.paths import PACKAGE, kernel_root
 from ...support.sources import file_digest
+from .copies import Copies
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 
@@ -36,13 +37,18 @@ class Opened:
         #: Absolute path → sha256 when it was first seen; None where it cannot be read, or was replaced meanwhile. Words
         #: stand for files that are not known.
         self.files: dict[str, str | None] = {}
+        #: What is opened in place of the kernel's own files.
+        self.copies: Copies | None = None
         #: Installed packages → version, where one holds an opened file.
         self.packages: dict[str, str] = {}
 
     def look(self, process: Kept) -> None:
         """Take the files that a process, and those that it started, have mapped now."""
-        own = None if process.folder is None else f"{process.folder}{os.sep}"
-        self.take(path for path in mapped_files(process.pid) if own is None or not path.startswith(own))
+        copied = () if self.copies is None else self.copies.folders
+        own = tuple(f"{folder}{os.sep}" for folder in (process.folder, *copied) if folder is not None)
+        self.take(path for path in mapped_files(process.pid) if not path.startswith(own))
+        if self.copies is not None:
+            self.files |= self.copies.opened()
 
     def take(self, paths: Iterable[str]) -> None:
         """Take these files; a name that ends in " (deleted)" is that of one that was replaced."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -164,7 +164,8 @@ def open_foreign(
         progress(f"starting {found.shown}")
     if found.kind == "py":
         where = {"path": os.path.abspath(found.path), "name": found.symbol}
-        return ForeignKernel(File(found.shown, where, {**where, "oracle": True}), host, time_limit, verbose)
+        source = File(found.shown, where, {**where, "oracle": True}, named=(found.path,))
+        return ForeignKernel(source, host, time_limit, verbose)
     opened: dict[str, Callable[..., ForeignKernel]] = {
         "cu": partial(_source, wanted=wanted, progress=progress), "so": _functions, "torch": _functions,
     }  # fmt: skip
@@ -190,7 +191,10 @@ def _source(
         kernels = CudaKernels(cuda, builder, max(_COMPILE_LEAST, _COMPILE_TIMES * time_limit))
         placed = {key: asdict(kernel) for key, kernel in kernels.all(wanted, progress).items()}
         asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-        source = File(found.shown, asked, _oracle(cuda.oracle), close=cuda.close, on_host=True, shown=(cuda.built,))
+        source = File(
+            found.shown, asked, _oracle(cuda.oracle), close=cuda.close, on_host=True, shown=(cuda.built,),
+            named=() if cuda.oracle is None else (cuda.oracle[0],),
+        )  # fmt: skip
         return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))
     except BaseException:
         cuda.close()
@@ -200,6 +204,10 @@ def _source(
 def _oracle(oracle: tuple[Path, str] | None) -> dict[str, Any]:
     """The first message to the process of an oracle."""
     return {"path": os.path.abspath(oracle[0]), "name": oracle[1], "oracle": True} if oracle else {}
+
+
+def _files_of(oracle: Mapping[str, Any]) -> tuple[Path, ...]:
+    return (Path(oracle["path"]),) if oracle else ()
 
 
 def _oracle_of(found: Named, declared: CallDeclaration) -> dict[str, Any]:
@@ -219,7 +227,10 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
         for fmt in declared.of.kinds for name in declared.symbols(fmt)
     }  # fmt: skip
     asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-    source = File(found.shown, asked, _oracle_of(found, declared), on_host=True, code=_binaries(found.path))
+    oracle = _oracle_of(found, declared)
+    source = File(
+        found.shown, asked, oracle, on_host=True, code=_binaries(found.path), named=(found.path, *_files_of(oracle))
+    )  # fmt: skip
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
 
 
@@ -242,7 +253,8 @@ def _functions(found: Named, host: Host, time_limit: float, verbose: bool, furth
         "import": declared.modules, "load": declared.libraries, "device": declared.of.device, "arrays": arrays,
     }  # fmt: skip
     binaries = (*([found.path] if found.kind == "so" else []), *map(Path, declared.libraries))
-    source = File(found.shown, asked, _oracle_of(found, declared), code=_binaries(*binaries))
+    oracle, files = _oracle_of(found, declared), (found.path, *map(Path, declared.libraries))
+    source = File(found.shown, asked, oracle, code=_binaries(*binaries), named=(*files, *_files_of(oracle)))
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
 
 

@@ -16,6 +16,7 @@ from ...gguf import printable
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, current, of_fork, of_kernel
 from .child import OracleRunner, serve, serve_oracle
+from .copies import Copies
 from .opened import Opened
 from .task_runner import runner_of
 
@@ -62,6 +63,7 @@ class File(Source):
         start_limit: seconds for its first message, or the time limit of a call where that is longer.
         close: called when it is not started again.
         on_host: see `Source`.
+        named: the files that it is made of. Inside the boundary, its processes find copies of their folders.
         shown: folders of the run that its process reads.
         code: see `Source`.
     """
@@ -76,16 +78,29 @@ class File(Source):
         on_host: bool = False,
         shown: tuple[Path, ...] = (),
         code: tuple[str, ...] = (),
+        named: tuple[Path, ...] = (),
     ) -> None:
-        self._shown, self.code = shown, code
+        self._shown, self.code, self._named = shown, code, named
         self.name, self._asked, self._oracle, self._close, self.on_host = name, asked, oracle, close, on_host
         self.start_limit = START_LIMIT if start_limit is None else start_limit
 
+    @cached_property
+    def _copies(self) -> Copies | None:
+        """Of its files, where its processes can find them in place of those."""
+        if current().kind != "bubblewrap" or not self._named:
+            return None
+        self.opened.copies = copies = Copies(self._named)
+        return copies
+
     def close(self) -> None:
+        if (copies := self.__dict__.get("_copies")) is not None:
+            copies.close()
         self._close()
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
-        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=of_kernel(self._shown))
+        copies = {} if self._copies is None else self._copies.folders
+        confined = of_kernel(self._shown, copies)
+        process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=confined)
         with contextlib.suppress(OSError):
             process.link.send_bytes(json.dumps(self._oracle if oracle else self._asked).encode())
         return process

@@ -480,7 +480,7 @@ def _about(report: Report) -> Iterator[_Fact]:
     where = f"llama.cpp {v.llama_cpp} on {printable(e.reference.where, 200)}" if asked else e.reference.where
     where = f"{where}; gguf-verify {v.gguf_verify}"
     confined = not e.sandbox.missing
-    yield _Fact("reference", f"{where}; {printable(e.sandbox.words, 100)}" if confined else where)
+    yield _Fact("reference", f"{where}; boundary: {e.sandbox.kind}" if confined else where)
     if not confined:
         yield _Fact("sandbox", printable(e.sandbox.words, 400))
     tokens = "" if report.drawn is not None else f', {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
