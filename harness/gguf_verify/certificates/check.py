@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -101,6 +102,8 @@ def compare(
     ]
     for name, why in said.kernel.unknown.items():
         lines.append(Line(f"kernel: {name}", "not checked", f"the certificate does not know it: {why}"))
+    if not said.kernel.shipped and said.sandbox.kind != "bubblewrap":
+        lines.append(Line("kernel: boundary", "not checked", f"not confined: it ran under {said.sandbox.words}"))
     here = here or installed()
     if said.kernel.system:
         lines.append(_system(said.kernel.system))
@@ -141,23 +144,24 @@ def _safe(name: str) -> bool:
 
 
 def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Places) -> list[Line]:
-    """Every file that the certificate names, and every file that was given, which must be one of them."""
-    by_digest = {digest: name for name, digest in wanted.items()}
+    """Every file that the certificate names, and every file that was given, which must be one of them. A file is
+    compared with the one at its place, and stands for one alone."""
     found: dict[str, Line] = {}
     lines, roots = [], []
     for path in given:
         digest = file_digest(path)
         if digest is None:
             raise UsageError(f"cannot read {materials.shown_name(path)}")
-        name = by_digest.get(digest)
+        left = {name: sha256 for name, sha256 in wanted.items() if name not in found}
+        at_place = _at_place(path, left)
+        name = next((n for n in at_place or left if left[n] == digest), None)
         if name is None:
             lines.append(Line(f"{what}: {materials.shown_name(path)}", "differs", "no certified file has its digest"))
-            for same in [n for n in wanted if PurePosixPath(n).name == path.name]:
+            for same in at_place:
                 found[same] = Line(f"{what}: {same}", "differs", f"{digest[:16]}… is not {wanted[same][:16]}…")
             continue
         roots.append((PurePosixPath(name).parent, path.parent))
-        for same in [n for n, d in wanted.items() if d == digest]:
-            found[same] = Line(f"{what}: {same}", "matches")
+        found[name] = Line(f"{what}: {name}", "matches")
     for name, digest in wanted.items():
         if name in found:
             continue
@@ -172,6 +176,18 @@ def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Pl
             found[name] = Line(f"{what}: {name}", "differs", f"{digests[0][:16]}… is not {digest[:16]}…")
     told = {line.what for line in found.values() if line.outcome == "differs"}  # so that nothing is said twice
     return [*found.values(), *(line for line in lines if line.what not in told)]
+
+
+def _at_place(path: Path, names: Iterable[str]) -> list[str]:
+    """Those of the names that agree with a path in the most parts from the end, at least in the last one."""
+
+    def agrees(name: str) -> int:
+        parts = zip(reversed(PurePosixPath(name).parts), reversed(path.parts), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], parts))
+
+    ranks = {name: agrees(name) for name in names}
+    most = max(ranks.values(), default=0)
+    return [name for name, rank in ranks.items() if rank == most] if most else []
 
 
 def _within(name: str, top: PurePosixPath) -> bool:

@@ -1,7 +1,8 @@
 """What a foreign kernel is made of: the digests of its files and the versions of the packages that it imports.
 
-A Python kernel is imported in a process of its own for that. Modules that it imports only when it is called are found
-in its text. What it reads otherwise, such as a table in a data file, is not known.
+A Python kernel is imported in a process of its own for that, which lists its modules. Modules that it imports only when
+it is called are found in its text. The process may lie: no file is read that lies elsewhere than kernels may, and
+inside the boundary the system lists those that were opened.
 """
 
 from __future__ import annotations
@@ -16,25 +17,27 @@ import re
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
 from ...processes.child import Spawned
-from ...processes.sandbox import of_kernel
+from ...processes.sandbox import current, of_kernel
 from ...support.errors import HarnessError
 from ...support.paths import PACKAGE
 from ...support.sources import file_digest
 from ...support.text import printable
 from .channel import Channel, Garbled, Late
 from .child import end_with_parent, import_kernel
+from .copies import MOST_BYTES, MOST_FILES, MOST_SECONDS, Copies
 from .faults import one_line
 from .opening import Further, parts_of
 from .sources import START_LIMIT
 
-_MOST_FILES, _MOST_BYTES = 10_000, 1 << 24
+#: Bytes of a process's answer.
+_MOST_SAID = 1 << 24
 
 
 def dependencies(path: Path, name: str, further: Further | None = None) -> dict[str, str]:
@@ -67,22 +70,52 @@ def _of_python(
         folder: to which files are named; None: that of the file.
     """
     folder = folder or path.parent
-    process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT, confined=of_kernel())
+    copies = Copies([path]) if current().kind == "bubblewrap" else None
+    confined = of_kernel(copies={} if copies is None else copies.folders)
+    process = Spawned("gguf_verify.kernels.foreign", stall=START_LIMIT, confined=confined)
     try:
         asked = {"path": str(path), "name": name, "modules": modules, "dependencies": True}
         process.link.send_bytes(json.dumps(asked).encode())
-        channel = Channel(process.link.fileno(), _MOST_BYTES)
+        channel = Channel(process.link.fileno(), _MOST_SAID)
         said = json.loads(channel.receive(time.monotonic() + START_LIMIT))
-        files = {Path(file) for file in said["files"]} | {path}
+        files, elsewhere = _within_reach(map(str, said["files"]), path.parent)
+        files |= {path} if copies is None else {path, *map(Path, copies.opened())}
         fault = {"its modules": printable(str(said["fault"]), 300)} if said["fault"] else {}
-        versions = {f"package {package}": str(version) for package, version in said["packages"].items()}
-        return _digests(files, folder) | versions | fault
+        return _digests(files, folder) | _versions(map(str, said["packages"])) | elsewhere | fault
     except Late:
         return _digests({path}, folder) | {"its modules": f"not imported within {START_LIMIT:g} s"}
     except (Garbled, RecursionError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError):
         return _digests({path}, folder) | {"its modules": "its process ended"}
     finally:
         process.close(60.0)
+        if copies is not None:
+            copies.close()
+
+
+def _within_reach(names: Iterable[str], folder: Path) -> tuple[set[Path], dict[str, str]]:
+    """Of the files that a process lists, those below the kernel's folder and the folders of PYTHONPATH, up to limits;
+    and an entry where it lists others."""
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    roots = {os.path.realpath(root) + os.sep for root in (str(folder), *named)}
+    end, left, found = time.monotonic() + MOST_SECONDS, MOST_BYTES, set[Path]()
+    for name in list(names)[: MOST_FILES + 1]:
+        if not os.path.realpath(name).startswith(tuple(roots)):
+            return found, {"its modules": "its process lists files outside of its folder and of PYTHONPATH"}
+        with contextlib.suppress(OSError, ValueError):
+            left -= os.lstat(name).st_size
+        if left < 0 or len(found) == MOST_FILES or time.monotonic() > end:
+            return found, {"its modules": f"more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes"}
+        found.add(Path(name))
+    return found, {}
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
+    """Of installed packages, as they are installed here."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+            found[f"package {package}"] = metadata.version(package)
+    return found
 
 
 def tell(link: Connection, path: Path, name: str, modules: Sequence[str]) -> None:
@@ -102,27 +135,22 @@ def tell(link: Connection, path: Path, name: str, modules: Sequence[str]) -> Non
     link.send_bytes(json.dumps({"files": sorted(files), "packages": packages, "fault": fault}).encode())
 
 
-def found_modules(path: Path) -> tuple[set[str], Mapping[str, str]]:
-    """The files of this process's modules that nobody installed, and of those that their text imports; and the versions
-    of installed packages."""
+def found_modules(path: Path) -> tuple[set[str], list[str]]:
+    """The files of this process's modules that nobody installed, and of those that their text imports; and installed
+    packages."""
     left = [str(path)]
     installed: set[str] = set()
     for module in list(sys.modules.values()):
         _take(_file_of(module), str(getattr(module, "__name__", "")), left, installed)
     files: set[str] = set()
-    while left and len(files) < _MOST_FILES:
+    while left and len(files) < MOST_FILES:
         file = os.path.abspath(left.pop())
         if file not in files and os.path.isfile(file):
             files.add(file)
             for imported in _imported(file):
                 _look_up(imported, os.path.dirname(file), left, installed)
     owners = metadata.packages_distributions()
-    names = {owner for top in installed for owner in owners.get(top, ())}
-    versions = {}
-    for package in sorted(names):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[package] = metadata.version(package)
-    return files, versions
+    return files, sorted({owner for top in installed for owner in owners.get(top, ())})
 
 
 def _file_of(module: ModuleType) -> str | None:
