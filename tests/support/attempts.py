@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,44 @@ def holds(nbytes: int) -> str:
     return "held"
 
 
+#: What `in_…` take: more than memory of 32 MiB and what else a group of it may hold.
+_MUCH = 160 << 20
+
+
+def in_files() -> int:
+    """Take memory as files of each tmpfs, which are of a limited size."""
+    for i in range(_MUCH >> 20):
+        with contextlib.suppress(OSError), open(f"{('/tmp', '/dev/shm')[i % 2]}/{i}", "wb") as file:
+            file.write(b"x" * (1 << 20))
+    return _MUCH
+
+
+def in_pipes() -> int:
+    """Take memory as what waits in pipes."""
+    return _fills_ends(lambda: os.pipe()[::-1])
+
+
+def in_sockets() -> int:
+    """Take memory as what waits in sockets."""
+    return _fills_ends(lambda: tuple(end.detach() for end in socket.socketpair()))
+
+
+def _fills_ends(make: Callable[[], tuple[int, ...]]) -> int:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    held = 0
+    while held < _MUCH:
+        end = make()[0]
+        os.set_blocking(end, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                held += os.write(end, bytes(1 << 16))
+    return held
+
+
 def main() -> None:
     link = Connection(int(sys.argv[1]))
-    names = NAMES | {f.__name__: f for f in (connects, forks, prints, fills, holds, only_read)}
-    names["take"] = Taken(link).take
+    tries = (connects, forks, prints, fills, holds, in_files, in_pipes, in_sockets, only_read)
+    names = NAMES | {f.__name__: f for f in tries} | {"take": Taken(link).take}
     with contextlib.suppress(EOFError, OSError):
         while True:
             try:

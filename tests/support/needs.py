@@ -121,6 +121,16 @@ def _landlock() -> str | None:
     return syscalls.filter_fault() if guard.landlock_abi() else "no Landlock"
 
 
+def _memory_groups() -> str | None:
+    from gguf_verify.processes import memory_group
+
+    made = memory_group.make(1 << 30)
+    if made is None:
+        return "this user can make none"
+    made.remove()
+    return None
+
+
 def _nvrtc() -> str | None:
     from gguf_verify.hosts import nvrtc
     from gguf_verify.support.errors import EnvironmentFault
@@ -198,6 +208,7 @@ NEEDS = {
         lambda: None if later_llama() else "xllamacpp not installed",
     ),
     "bubblewrap": Need("bubblewrap", "apt-get install bubblewrap", _bubblewrap),
+    "memory groups": Need("control groups of memory", "root, or a group that systemd delegates", _memory_groups),
     "landlock": Need("Landlock", "Linux 5.13 or newer, with seccomp", _landlock),
     "compute-sanitizer": Need("compute-sanitizer", "the CUDA toolkit", _compute_sanitizer),
     "chromium": Need(

@@ -9,6 +9,7 @@ Sources: bwrap(1); the places that ld.so(8), site (Python) and CUDA's driver rea
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -162,6 +163,7 @@ def python() -> tuple[Path, ...]:
     asked = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     found: list[str] = json.loads(done.stdout) if done.returncode == 0 else []
+    found += [path for folder in tuple(found) for path in _linked(folder)]
     found += [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     found += filter(None, (sysconfig.get_config_var("LIBDIR"), os.path.realpath(sys.executable)))
     for name in (*_LISTS, *_HOMES):
@@ -169,6 +171,17 @@ def python() -> tuple[Path, ...]:
     found += [str(path) for name in ("CC", "CXX") for path in compiler(os.environ.get(name, ""))]
     found += map(str, compiler("nvcc"))
     return tuple(Path(path) for path in found if path and os.path.isabs(path) and os.path.exists(path))
+
+
+def _linked(folder: str) -> Iterator[str]:
+    """Where links in a folder of packages lead: some installers link packages, or each of their files."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                yield os.path.realpath(entry.path)
+            elif entry.is_dir():
+                with contextlib.suppress(OSError), os.scandir(entry.path) as below:
+                    yield from {os.path.dirname(os.path.realpath(each.path)) for each in below if each.is_symlink()}
 
 
 def compiler(name: str) -> tuple[Path, ...]:

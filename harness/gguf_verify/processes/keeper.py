@@ -11,7 +11,7 @@ SPEC is JSON:
     confine     what the command may do, for `guard.apply`; without it, all that we may.
     watch       limits of the command and all that it started, together: "memory" (bytes), "processes" (and threads),
                 "log" (bytes printed), "folder_size" (bytes below "folder"). When one is exceeded, all are killed, and
-                the log says why.
+                the log says why. Where control groups can be made, one limits the memory as well.
     fork        whether the command is a fork of this process rather than a program. What it inherits is then not
                 counted as its memory.
     namespace   whether the command makes a namespace of processes, with bubblewrap, which tells signals as exit codes.
@@ -193,8 +193,9 @@ def _sibling(name: str) -> Any:
     return module
 
 
-def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None) -> int:
-    """Start the command in a session of its own. If this process is killed, the command is killed too."""
+def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None, group: Any) -> int:
+    """Start the command in a session of its own, and in a `MemoryGroup` if there is one. If this process is killed,
+    the command is killed too."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     guard = _sibling("guard") if spec.get("confine") else None
@@ -213,6 +214,8 @@ def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None) 
         if output is not None:
             os.dup2(output, 1)
             os.dup2(output, 2)
+        if group is not None:
+            group.enter()
         if guard is not None:
             if spec.get("fork") and "memory" in spec["confine"]["limits"]:
                 spec["confine"]["limits"]["memory"] += _status(os.getpid())["data"]
@@ -243,12 +246,16 @@ class _Watch:
             if sum(f["processes"] for f in found) > limits.get("processes", 1 << 62):
                 return f"started more than {limits['processes']:,} processes and threads"
             if sum(max(0, f["memory"] - self._inherited) for f in found) > limits.get("memory", 1 << 62):
-                return f"took more than {_bytes(limits['memory'])} of memory"
+                return _took(limits["memory"])
         if "folder_size" in limits and time.monotonic() - self._folder_at > _LOOK_AT_FOLDER:
             self._folder_at = time.monotonic()
             if _below(limits["folder"]) > limits["folder_size"]:
                 return f"wrote more than {_bytes(limits['folder_size'])} into its folder"
         return ""
+
+
+def _took(limit: int) -> str:
+    return f"took more than {_bytes(limit)} of memory"
 
 
 def _bytes(n: int) -> str:
@@ -306,11 +313,13 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
     signal.set_wakeup_fd(note)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     inherited = _status(os.getpid())["memory"] if spec.get("fork") else 0
-    pid = _start(run, spec, theirs)
+    limits = spec.get("watch", {})
+    group = _sibling("memory_group").make(limits["memory"]) if "memory" in limits else None
+    pid = _start(run, spec, theirs, group)
     if theirs is not None:
         os.close(theirs)
         os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what waits for the end of our own output must not wait for us
-    watch = _Watch(spec.get("watch", {}), log, inherited)
+    watch = _Watch(limits, log, inherited)
     reads = select.poll()  # unlike select(), of descriptors above 1023 too
     for each in (lifeline, ended, *([output.handle] if output is not None else [])):
         reads.register(each, select.POLLIN)
@@ -347,6 +356,10 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
     kill_all(pid)
     if output is not None:
         output.drain()
+    if group is not None:
+        if group.exceeded and log is not None and not log.reason:
+            log.reason = _took(limits["memory"])
+        group.remove()
     return status
 
 

@@ -112,7 +112,7 @@ def test_an_empty_root(tmp_path: Path) -> None:
         assert said == "FileNotFoundError" or set(eval(said)) <= {path.parts[0] for path in bound}
         assert set(eval(made.says("os.listdir('/')"))) <= {
             "bin", "dev", "etc", "gnu", "lib", "lib32", "lib64", "libx32", "nix", "proc", "sbin", "sys", "tmp", "usr",
-            *(path.parts[1] for path in (CHECKOUT, tmp_path, Path(sys.prefix), Path(os.path.realpath(sys.executable)))),
+            *(path.parts[1] for path in (*boundary.python(), *boundary.project(), CHECKOUT, tmp_path)),
         }  # fmt: skip
         assert secret.read_text() == "x"
     finally:
@@ -280,6 +280,20 @@ def test_memory_of_all(kind: str) -> None:
         made.says(line)
         assert wait_until(lambda: made.child.wait(0) is not None)
         assert made.child.stopped_for == "took more than 256 MiB of memory"
+    finally:
+        made.child.close()
+
+
+@pytest.mark.parametrize("way", ["in_files()", "in_pipes()", "in_sockets()"])
+def test_memory_that_is_no_process_s_own(way: str) -> None:
+    """It counts where there are control groups."""
+    need("bubblewrap")
+    need("memory groups")
+    made = Attempts(Confinement(replace(LIMITS, memory=32 << 20)))
+    try:
+        made.says(way)
+        assert wait_until(lambda: made.child.wait(0) is not None)
+        assert made.child.stopped_for == "took more than 32 MiB of memory"
     finally:
         made.child.close()
 

@@ -38,7 +38,7 @@ _MOST_TEXT, _MOST_FILES = 1 << 22, 64
 #: Of a compiler's line: a header that is not there.
 _NO_HEADER = re.compile(r"fatal error: (\S+): No such file|(?:could not|cannot) open source file \"([^\"]+)\"")
 #: A name between quotes or angles, which may be escaped.
-_ABSOLUTE = re.compile(r'["<](/[^"<>\\\n]+)')
+_NAME_OF_FILE = re.compile(r'["<]([^"<>\\\n\0]{1,4096})')
 #: For the GPU's compilers: what a kernel may use that CUDA does not have.
 _SUPPLIED = "#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]"
 
@@ -101,8 +101,9 @@ class CudaSource:
 
     @cached_property
     def elsewhere(self) -> tuple[Path, ...]:
-        """Files that its text names by absolute paths, which compilers read where they lie."""
-        found = {path for text in self.files.values() for path in _ABSOLUTE.findall(text)}
+        """Files that its text names from the root or from the current folder, which compilers read where they lie, as
+        `.incbin` does."""
+        found = {os.path.abspath(path) for text in self.files.values() for path in _NAME_OF_FILE.findall(text)}
         named = {file for path in found if os.path.isfile(path) for file in (path, *_included(Path(path)))}
         return tuple(map(Path, sorted(named - {*self.files})))
 
