@@ -1,4 +1,4 @@
-"""`gguf-verify explain ID`: what an id of a message, finding, fault, culprit or verdict means, and what to do."""
+"""`gguf-verify explain ID`: the meaning of an id of a message, finding, fault, culprit, sandbox or verdict."""
 
 from __future__ import annotations
 
@@ -105,6 +105,30 @@ _VERDICTS = {
         "Run it again; the report names the rungs that were not begun.",
     ),
 }
+#: What `--sandbox` takes → what it keeps out, what it does not, what to do.
+_SANDBOXES = {
+    "bubblewrap": (
+        "The boundary: a process gets an empty root with the system's programs, Python, this project, copies of the "
+        "kernel's folder and the GPU's devices, all of it read-only, and a private folder, and may make listed system "
+        "calls only.",
+        "It keeps out your files, terminals, sockets, processes and the network. It does not keep out faults of the "
+        "operating system's kernel and of a GPU's driver.",
+        "A kernel's modules lie in its folder, in PYTHONPATH or are installed; libraries may lie in LD_LIBRARY_PATH, "
+        "headers in CPATH.",
+    ),
+    "landlock": (
+        "The accident guard: a process writes into its private folder alone, has no TCP, and may make listed system "
+        "calls only.",
+        "It keeps a program from doing harm by mistake. It does not keep out what you may read, the names of your "
+        "processes, and what the report lists: it is no boundary against hostile code.",
+        "Install bubblewrap and libseccomp. Where user namespaces are refused, the report says how to allow them.",
+    ),
+    "none": (
+        "Nothing confines the processes; they are still ended with the run, and their memory and output are limited.",
+        "They may do all that you may do, so a verdict on hostile code is worth nothing.",
+        "Leave out --sandbox none, unless you trust the kernel, the file and llama.cpp.",
+    ),
+}
 
 
 def explanations() -> dict[str, Explanation]:
@@ -117,6 +141,8 @@ def _all() -> Iterator[Explanation]:
         yield Explanation(verdict.replace(" ", "-"), "verdicts", what, f"The exit code is {code}.", fix)
     for culprit, (what, why, fix) in _CULPRITS.items():
         yield Explanation(culprit, "culprits", f"At fault: {CULPRITS[culprit]}. {what}", why, fix)  # type: ignore[index]
+    for name, (what, why, fix) in _SANDBOXES.items():
+        yield Explanation(name, "sandboxes", what, why, fix)
     for m in MESSAGES.values():
         yield Explanation(m.id, "messages", m.what, m.why, m.fix)
     for fault in FAULTS:
@@ -152,7 +178,8 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify explain",
-        description="Print what an id of a message, finding, fault, culprit or verdict means; without an id, list all.",
+        description="Print what an id of a message, finding, fault, culprit, sandbox or verdict means; without an id, "
+        "list all.",
     )
     parser.add_argument("id", nargs="?", metavar="ID", help="such as unknown-kernel, mismatch or GGUF-013")
     return parser

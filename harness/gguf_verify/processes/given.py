@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from ..support import scratch
 from ..support.errors import EnvironmentFault
-from . import confine, sandbox
+from . import boundary, guard, syscalls
 
 #: The key of a message that says which files the process has, and the folder of their links.
 GIVEN = "given"
@@ -127,11 +127,12 @@ def only_read() -> None:
     """
     if scratch.VARIABLE in os.environ:  # one that is confined does not have the variable
         return
-    confine.apply({
-        "landlock": confine.landlock_abi() > 0, "seccomp": confine.has_seccomp(),
+    devices = boundary.devices_of(True)
+    filtered = syscalls.filter_fault() is None
+    guard.apply({
+        "landlock": guard.landlock_abi() > 0, "reads": False, "devices": devices, "limits": {},
+        "filter": syscalls.filter_program(bool(devices), boundary=False).hex() if filtered else "",
         "writable": [tempfile.gettempdir(), "/dev/shm", "/dev/null", "/dev/zero", "/dev/full"],
-        "devices": sandbox.devices_of(sandbox.Confinement(devices=True)),
-        "hidden": None, "shown": (), "protected": (), "limits": {},
     })  # fmt: skip
 
 

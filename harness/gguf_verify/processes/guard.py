@@ -82,10 +82,12 @@ def _without_privileges() -> None:
     _called("no_new_privs", libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
-def _landlock(writable: Iterable[str], devices: Iterable[str]) -> None:
-    """Only `writable` can be written."""
+def _landlock(writable: Iterable[str], devices: Iterable[str], reads: bool) -> None:
+    """Only `writable` can be written; with `reads`, nothing of /dev can be read but these."""
     abi, libc = landlock_abi(), _libc()
     rights = (1 << _RIGHTS[min(abi, 5)]) - 1
+    if not reads:
+        rights &= ~_READS
     attributes = struct.pack("QQQ", rights, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
     size = 24 if abi >= 6 else 16 if abi >= 4 else 8
     rules = _called("landlock", libc.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(size), 0))
@@ -96,6 +98,8 @@ def _landlock(writable: Iterable[str], devices: Iterable[str]) -> None:
             try:
                 if not stat.S_ISDIR(os.fstat(handle).st_mode):
                     allowed &= _OF_FILES
+                if not allowed & rights:
+                    return
                 rule = struct.pack("=Qi", allowed & rights, handle)
                 _called("landlock", libc.syscall(_ADD_RULE, rules, 1, rule, 0))
             finally:
@@ -133,14 +137,14 @@ def apply(spec: Mapping[str, Any]) -> None:
     """Restrict this process. Raises OSError where that fails, and it must then not run what is not trusted.
 
     Args:
-        spec: "limits" as of `limit`; "landlock": whether it is applied, with "writable" and "devices" paths; "filter":
-            the program of `syscalls` in hexadecimal, or "".
+        spec: "limits" as of `limit`; "landlock": whether it is applied, with "writable" and "devices" paths, and
+            "reads": whether it is about reading, too; "filter": the program of `syscalls` in hexadecimal, or "".
     """
     limit(spec["limits"])
     if not spec["landlock"] and not spec["filter"]:
         return
     _without_privileges()
     if spec["landlock"]:
-        _landlock(spec["writable"], spec["devices"])
+        _landlock(spec["writable"], spec["devices"], spec["reads"])
     if spec["filter"]:
         _filter(bytes.fromhex(spec["filter"]))

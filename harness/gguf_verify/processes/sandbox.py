@@ -217,7 +217,7 @@ def spec_of(confined: Confinement, folder: Path, kind: str) -> dict[str, Any]:
         watch |= {"folder": str(folder), "folder_size": limits.folder_size}
     return {
         "confine": {
-            "landlock": guarded and guard.landlock_abi() > 0,
+            "landlock": guarded and guard.landlock_abi() > 0, "reads": True,
             "filter": syscalls.filter_program(bool(devices), boundary=False).hex() if filtered else "",
             "writable": [str(folder), "/dev/null", "/dev/zero", "/dev/full"], "devices": devices, "limits": of_each,
         },
