@@ -8,11 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..processes import sandbox
 from ..processes.child import Spawned
 from ..processes.sandbox import Confinement
-from ..support import scratch
-from ..support.address import FETCHED
 from ..support.sealed import of_fixed_size
 
 if TYPE_CHECKING:
@@ -22,16 +19,14 @@ if TYPE_CHECKING:
 _CONFINED = Confinement(devices=True)
 
 
-def confined(shown: tuple[Path, ...] = (), **limits: int) -> Confinement:
+def confined(**limits: int) -> Confinement:
     """What a process may do that reads files with a reader that is not written for hostile ones. It is given them as
     descriptors.
 
     Args:
-        shown: folders of files that it will be given. To Landlock, a descriptor is no right to open its file again.
         limits: those of `Limits` that are not the usual ones.
     """
-    shown = (*shown, scratch.shared(FETCHED)) if sandbox.current().kind == "landlock" else ()
-    return replace(_CONFINED, limits=replace(_CONFINED.limits, **limits), shown=shown)
+    return replace(_CONFINED, limits=replace(_CONFINED.limits, **limits))
 
 
 class Child(Spawned):
@@ -42,7 +37,6 @@ class Child(Spawned):
         llama: whether it loads llama.cpp; one that does not can only scan files.
         folder: the only one that it writes into, which is kept after its end; None: one that is removed.
         room: bytes that it may write there, beside the usual.
-        shown: as of `confined`.
         build: the folder of llama.cpp's libraries; None: those of llama-cpp-python.
     """
 
@@ -52,11 +46,10 @@ class Child(Spawned):
         llama: bool = True,
         folder: Path | None = None,
         room: int = 0,
-        shown: tuple[Path, ...] = (),
         build: Path | None = None,
     ) -> None:
         usual = _CONFINED.limits
-        may = confined(shown, file_size=usual.file_size + room, folder_size=usual.folder_size + room)
+        may = confined(file_size=usual.file_size + room, folder_size=usual.folder_size + room)
         self._lane_files = _lane_files()
         super().__init__(
             "gguf_verify.llama.worker",
@@ -75,7 +68,7 @@ class Child(Spawned):
                 "GGML_CUDA_DISABLE_GRAPHS": "1",
             },
             verbose=verbose,
-            confined=replace(may, folder=folder, shown=may.shown if build is None else (*may.shown, build)),
+            confined=replace(may, folder=folder, shown=() if build is None else (build,)),
         )
 
     @cached_property

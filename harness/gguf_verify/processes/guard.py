@@ -105,11 +105,13 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], reads: bool) -> N
             finally:
                 os.close(handle)
 
-    for name in os.listdir("/"):
-        if name != "dev":
-            allow(f"/{name}", _READS)
-    for path in _SOURCES:
-        allow(path, _READS)
+    if reads:
+        allow("/", _READ_DIR)
+        for name in os.listdir("/"):
+            if name != "dev":
+                allow(f"/{name}", _READS)
+        for path in _SOURCES:
+            allow(path, _READS)
     for path in writable:
         allow(path, rights & ~_IOCTL_DEVICE)
     used = list(devices)

@@ -11,6 +11,7 @@ llama.cpp, compilers, and CUDA's driver where `devices` is said.
 from __future__ import annotations
 
 import os
+import tempfile
 from functools import cache
 
 _FILES = """
@@ -41,6 +42,8 @@ _PROCESSES = """
     restart_syscall getrlimit setrlimit prlimit64 getrusage times uname sysinfo getcpu capget getrandom getuid geteuid
     getgid getegid getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid
 """
+#: By which a process gives up rights.
+_RESTRICTING = "landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp capset"
 _TIME = """
     clock_gettime clock_getres clock_nanosleep gettimeofday time nanosleep alarm getitimer setitimer timer_create
     timer_settime timer_gettime timer_delete timer_getoverrun
@@ -84,7 +87,7 @@ def filter_program(devices: bool, boundary: bool = True) -> bytes:
     import pyseccomp as seccomp
 
     made = seccomp.SyscallFilter(seccomp.ERRNO(_EPERM))
-    lists = (_FILES, _EVENTS, _MEMORY, _PROCESSES, _TIME, _SOCKETS, *([_OF_CUDA] if devices else []),
+    lists = (_FILES, _EVENTS, _MEMORY, _PROCESSES, _TIME, _SOCKETS, _RESTRICTING, *([_OF_CUDA] if devices else []),
              *([_OF_METADATA] if boundary else []))  # fmt: skip
     for name in " ".join(lists).split():
         if seccomp.resolve_syscall(seccomp.Arch.NATIVE, name) not in _NO_CALL:
@@ -96,8 +99,7 @@ def filter_program(devices: bool, boundary: bool = True) -> bytes:
     else:
         made.add_rule(seccomp.ERRNO(_EACCES), "socket")
         made.add_rule(seccomp.ERRNO(_ENOSYS), "memfd_create")  # memory that no limit counts
-    handle = os.memfd_create("gguf-verify-filter")
-    with open(handle, "w+b") as file:
+    with tempfile.TemporaryFile() as file:
         made.export_bpf(file)
         file.seek(0)
         return file.read()

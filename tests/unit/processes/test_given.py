@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.gguf.mapped import Mapped
-from gguf_verify.processes import confine, sandbox
+from gguf_verify.processes import guard, sandbox, syscalls
 from gguf_verify.processes.child import Spawned
 from gguf_verify.processes.given import Given
 from gguf_verify.processes.sandbox import Confinement
@@ -20,7 +20,7 @@ from tests.support.needs import fault_of
 
 KINDS = [
     pytest.param(kind, marks=pytest.mark.skipif(why is not None, reason=f"{kind}: {why}"))
-    for kind, why in {"bwrap": fault_of("bwrap"), "landlock": fault_of("landlock"), "off": None}.items()
+    for kind, why in {"bubblewrap": fault_of("bubblewrap"), "landlock": fault_of("landlock"), "none": None}.items()
 ]  # fmt: skip
 REFUSED = {"PermissionError", "OSError"}
 
@@ -125,7 +125,9 @@ def test_a_file_that_was_closed_is_no_hang(reader: Reader, stack: ExitStack, tmp
         reader.given.hand_over(reader.child.link)
 
 
-@pytest.mark.skipif(confine.landlock_abi() < 3 or not confine.has_seccomp(), reason="nothing keeps it from that here")
+@pytest.mark.skipif(
+    guard.landlock_abi() < 3 or syscalls.filter_fault() is not None, reason="nothing keeps it from that here"
+)
 @pytest.mark.parametrize("reader", KINDS[:2], indirect=True)
 def test_it_cannot_change_them(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
     """Its descriptors are for reading, and a file may be opened again through them."""

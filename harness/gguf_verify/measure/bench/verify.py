@@ -36,7 +36,6 @@ from typing import Any
 from ...hosts.compiler import cpu_name
 from ...llama import Llama
 from ...llama.backends import SHORT
-from ...llama.child import Child
 from ...support import scratch
 from ...support.command_line import cores
 from ...support.errors import EnvironmentFault, UsageError
@@ -81,7 +80,7 @@ def verify(model: Path, arguments: Sequence[str], **watched: Any) -> tuple[dict[
 
 def evaluated(model: Path, prompt: str, backend: str, threads: int) -> tuple[int, records.Evaluation]:
     """Tokens of the prompt, and llama.cpp's own evaluation of it."""
-    with Llama(child=Child(shown=(model.parent.resolve(),))) as llama:
+    with Llama() as llama:
         llama.model.open(model, threads, backend=backend)
         tokens = llama.model.tokenize(prompt)
         llama.model.make_context(len(tokens))
