@@ -276,4 +276,4 @@ def test_not_in_a_sandbox(tmp_path: Path) -> None:
     arguments = ("--host", "gpu", "--tensor", r"blk\.0\.attn_q\.", "--rungs", "layers", "--probes", "brief")
     done = cli(FIXTURES / "tiny-Q4_0.gguf", "--kernel", f"{tmp_path / 'kernel.cu'}:gemm", *arguments, "--sanitize")
     assert done.returncode == 3
-    assert "add --sandbox off" in done.stderr
+    assert "add --sandbox none" in done.stderr

@@ -55,7 +55,7 @@ def test_a_verification_and_what_llama_cpp_takes(tmp_path: Path, capfd: pytest.C
 def test_a_verification_that_fails_is_told(tmp_path: Path) -> None:
     file = tmp_path / "wrong.py"
     file.write_text(WRONG)
-    words = ("-n", "1", "--kernel", f"{file}:gemm", "--options", "--rungs blocks --tensor attn_k -x --sandbox off")
+    words = ("-n", "1", "--kernel", f"{file}:gemm", "--options", "--rungs blocks --tensor attn_k -x --sandbox none")
     code, run = measured(verify, records.Run, tmp_path / "results.json", *words)
     assert (code, run.verdict) == (1, "mismatch")
     with pytest.raises(EnvironmentFault, match="exit code 2 and no report"):

@@ -21,7 +21,7 @@ from tests.support.tools import FIXTURES, split_model
 Q4_0, Q5_1 = FIXTURES / "tiny-Q4_0.gguf", FIXTURES / "tiny-Q5_1.gguf"
 KINDS = [
     pytest.param(kind, marks=pytest.mark.skipif(why is not None, reason=f"{kind}: {why}"))
-    for kind, why in {"bwrap": fault_of("bwrap"), "landlock": fault_of("landlock"), "off": None}.items()
+    for kind, why in {"bubblewrap": fault_of("bubblewrap"), "landlock": fault_of("landlock"), "none": None}.items()
 ]  # fmt: skip
 
 
