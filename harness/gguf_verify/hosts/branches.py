@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from .cuda_text import Lines, Token, tokens_of
 
@@ -151,11 +152,10 @@ class _Reader:
 
     def _expanded(self, text: str) -> str:
         """The text with macros in it as what they stand for, beside their names."""
+        text = text[:_MOST_TEXT]
         for _ in range(3):
-            text = _WORD.sub(lambda w: f"{w[0]} {self._macros.get(w[0]) or ''}" if w[0] in self._macros else w[0], text)
-            if len(text) > _MOST_TEXT:
-                break
-        return text[:_MOST_TEXT]
+            text = _WORD.sub(lambda w: f"{w[0]} {(self._macros.get(w[0]) or '')[:_MOST_TEXT]}", text)[:_MOST_TEXT]
+        return text
 
     def _value(self, text: str) -> int | None:
         """The value of a condition; None where it is not known."""
@@ -165,14 +165,16 @@ class _Reader:
 
         text = re.sub(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))", is_defined, text)
         for _ in range(20):
+            if len(text) > _MOST_TEXT or set("'\"\\") & set(text):  # Python reads characters otherwise
+                return None
             before, unknown = text, False
             for word in set(_WORD.findall(re.sub(r"\b\d\w*", "", text))):
                 value = self._macros.get(word, "0")
-                if value is None or re.match(r"__has_\w+", word):
+                if value is None or len(value) > _MOST_TEXT or len(text) > _MOST_TEXT or re.match(r"__has_\w+", word):
                     unknown = True
-                else:
-                    text = re.sub(rf"(?<![\w]){word}\b", f" ({value or '0'}) ", text)
-            if unknown or len(text) > _MOST_TEXT:
+                else:  # by a function: a text would be read as a template, in which "\\1" and "\\q" have a meaning
+                    text = re.sub(rf"(?<![\w]){word}\b", partial(_in_place, f" ({value or '0'}) "), text)
+            if unknown:
                 return None
             if text == before:
                 break
@@ -187,6 +189,10 @@ class _Reader:
             return _evaluated(ast.parse(text.strip(), mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError, ZeroDivisionError, OverflowError):
             return None
+
+
+def _in_place(text: str, _found: re.Match[str]) -> str:
+    return text
 
 
 def _evaluated(node: ast.expr) -> int:

@@ -79,6 +79,8 @@ def test_what_is_no_expression(expression: object) -> None:
         ("int64 M", "float M", "parameter 'float M' is not one of"),
         ('"weights", ', "", "parameters must name weights once"),
         ("block", 'macros = { "A B" = 1 }\nblock', "macro 'A B' is not a name"),
+        ("block", 'macros = { A = "\\u0000" }\nblock', "macro 'A' is not a name with a text"),
+        ("block", 'flags = ["a\\u0000"]\nblock', "flags holds a NUL character"),
         ("block", "macros = { Q5_0 = { A = 1 } }\nblock", "'Q5_0', which is not among its formats"),
         ("block", "blocks = 3\nblock", "declares 'blocks', which is not a known key"),
         ("q8_1", "q8_9", "semantics 'q8_9' is not one of"),

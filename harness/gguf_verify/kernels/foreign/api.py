@@ -290,6 +290,8 @@ def strings(value: object, what: str) -> tuple[str, ...]:
     if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
         example = f": write {what} = [{json.dumps(value[:60])}]" if isinstance(value, str) else ""
         raise UsageError(f"{what} is not a list of strings{example}")
+    if any("\0" in v for v in value):
+        raise UsageError(f"{what} holds a NUL character")
     return tuple(value)
 
 

@@ -338,7 +338,7 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
     of = {k: v for k, v in said.items() if isinstance(v, dict)}
     for table in (common, *of.values()):
         for name, value in table.items():
-            if not _NAME.fullmatch(name) or not isinstance(value, str | int) or "\n" in str(value):
+            if not _NAME.fullmatch(name) or not isinstance(value, str | int) or {"\n", "\0"} & set(str(value)):
                 raise UsageError(f"macro {ascii(name)[:60]} is not a name with a text or number")
     if unknown := of.keys() - set(formats):
         raise UsageError(f"macros are given for {ascii(min(unknown))[:60]}, which is not among its formats")
