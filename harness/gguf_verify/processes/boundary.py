@@ -34,10 +34,10 @@ _FOLDERS = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
 #: Folders of the top that may be links into /usr, or folders of their own.
 _TOPS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 #: The system's programs and libraries, where they may lie, and what the loader and compilers read beside them.
-_SYSTEM = ("/usr", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+_SYSTEM = ("/usr", "/opt", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
            "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
 #: What drivers of GPUs read beside their devices.
-_OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia", "/etc/egl", "/run/opengl-driver", "/opt/rocm")
+_OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia", "/etc/egl", "/run/opengl-driver")
 _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd", "/dev/dxg")
 #: Settings of the system, which root may write without any capability.
 _SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
