@@ -216,9 +216,9 @@ def _of_devices() -> Iterator[str]:
 def _ordered(paths: Iterable[Path]) -> list[Path]:
     """Each path, and where a link of it leads; those that lie below /usr or another one are bound with it."""
     every = {Path(os.path.abspath(path)) for path in paths} | {Path(os.path.realpath(path)) for path in paths}
-    bound = {path for path in every if path.exists()}
+    bound = {path for path in every if path.exists() and path != Path("/")}
     held = bound | {Path(path) for path in _SYSTEM}
-    return sorted(path for path in bound if held.isdisjoint(path.parents) and path != Path("/"))
+    return sorted(path for path in bound if held.isdisjoint(path.parents))
 
 
 __all__ = ["command", "devices_of", "fault", "program", "project", "python", "version"]

@@ -1,0 +1,65 @@
+"""Why there is no boundary on a machine, and what is bound on this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.processes import boundary, sandbox
+from gguf_verify.processes.sandbox import Confinement
+from gguf_verify.support.errors import EnvironmentFault
+from tests.support.needs import need
+
+
+@pytest.fixture
+def bwrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A program in its place."""
+    need("bubblewrap")
+    monkeypatch.setattr(boundary, "_FOLDERS", str(tmp_path))
+    boundary.fault.cache_clear()
+    sandbox.forget()
+    yield tmp_path / "bwrap"
+    monkeypatch.undo()
+    boundary.fault.cache_clear()
+    sandbox.forget()
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ("setting up uid map: Permission denied", "user namespaces are refused here"),
+        ("No permissions to create new namespace", "user namespaces are refused here"),
+        ("Creating new namespace failed: Operation not permitted", "user namespaces are refused here"),
+        ("Can't mount proc: out of luck", "bubblewrap does not run here: bwrap: Can't mount proc"),
+    ],
+)
+def test_it_does_not_run(bwrap: Path, says: str, why: str) -> None:
+    """One line says why, and how namespaces are allowed; the guard takes its place unless it was asked for."""
+    bwrap.write_text(f'#!/bin/sh\necho "bwrap: {says}" >&2\nexit 1\n')
+    bwrap.chmod(0o755)
+    fault = boundary.fault()
+    assert fault is not None
+    assert fault.startswith(why)
+    assert ("apparmor_restrict_unprivileged_userns" in fault) == (why == "user namespaces are refused here")
+    with pytest.raises(EnvironmentFault, match=r"^--sandbox bubblewrap: "), sandbox.sandboxed("bubblewrap"):
+        pass
+    with sandbox.sandboxed("auto") as found:
+        assert found.words.startswith("accident guard: ")
+        assert fault in found.words
+
+
+def test_it_is_not_installed(bwrap: Path) -> None:
+    assert boundary.fault() == "bubblewrap is not installed"
+
+
+def test_what_is_bound_lies_in_no_folder_that_is_bound() -> None:
+    """Each folder once, none as a whole that holds everything, and all of it read-only."""
+    command = boundary.command(Confinement(shown=(Path("/"), Path("/usr/lib"))), Path("/own"), 5)
+    pairs = [(command[i], command[i + 1]) for i in range(len(command)) if command[i].endswith("bind")]
+    bound = [Path(path) for how, path in pairs if how == "--ro-bind"]
+    assert {how for how, _ in pairs} == {"--ro-bind"}
+    assert Path("/") not in bound
+    assert len(set(bound)) == len(bound)
+    assert not [path for path in bound if not set(bound).isdisjoint(path.parents)]
