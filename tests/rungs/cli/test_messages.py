@@ -13,6 +13,7 @@ from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.hosts.cupy_host import gpu_fault
+from gguf_verify.processes.sandbox import MODES
 from gguf_verify.results import CULPRITS
 from gguf_verify.support.messages import MESSAGES
 from gguf_verify.support.near import nearest
@@ -136,7 +137,8 @@ def test_every_id_of_an_error_is_explained() -> None:
 
 def test_every_id_has_one_explanation() -> None:
     known = explanations()
-    assert len(known) == len(MESSAGES) + len(RULES) + len(FAULTS) + len(OBSERVED) + len(CULPRITS) + 5
+    assert len(known) == len(MESSAGES) + len(RULES) + len(FAULTS) + len(OBSERVED) + len(CULPRITS) + 5 + len(MODES) - 1
+    assert {mode for mode in MODES if mode != "auto"} < set(known)
     assert {*MESSAGES, *CULPRITS, *(f.id for f in FAULTS), *OBSERVED, *(r.id for r in RULES.values())} < set(known)
     for e in known.values():
         for words in (e.what, e.why, e.fix):
@@ -156,7 +158,7 @@ def test_explain_lists_all() -> None:
     for e in explanations().values():
         assert f"\n  {e.id}: " in shown
     assert [line for line in shown.splitlines() if line and not line.startswith(" ")] == [
-        "verdicts", "culprits", "messages", "faults", "findings",
+        "verdicts", "culprits", "sandboxes", "messages", "faults", "findings",
     ]  # fmt: skip
 
 
