@@ -36,6 +36,7 @@ from .semantics.narrow import stored
 from .semantics.power import Power
 from .support.command_line import command_line, cores
 from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, NothingToVerify, UsageError
+from .support.files import note_input, open_regular, read_input
 from .support.shown import Shown
 from .support.text import printable, quoted
 from .support.version import project_version
@@ -505,7 +506,7 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C
         raise UsageError(
             f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
         )
-    with path.open("rb") as file, warnings.catch_warnings():
+    with open_regular(path) as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
@@ -572,9 +573,9 @@ def read_case(folder: Path) -> CaseFiles:
     """Raises UsageError where the folder is no case."""
     path = folder / "case.json"
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_JSON:
+        if not path.is_file():
             raise UsageError(f"{printable(str(folder))} is no case: it has no case.json")
-        said = json.loads(path.read_bytes())
+        said = json.loads(read_input(path, "description of a case", _MOST_JSON))
         sizes = [said[name] for name in ("m", "n", "k")]
         words = [said[name] for name in ("tensor", "type", "definition")]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -609,6 +610,7 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     weights = case.folder / "w.bin"
     if not weights.is_file() or weights.stat().st_size != case.n * row_bytes:
         raise UsageError(f"w.bin does not hold {case.n} rows of {row_bytes} bytes")
+    note_input(weights, weights.stat())
     rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
     x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))
     with (

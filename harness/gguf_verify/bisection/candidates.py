@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..llama.builds import Build, find
 from ..support.errors import EnvironmentFault, UsageError
+from ..support.files import open_regular
 from ..support.near import nearest
 from ..support.text import printable
 
@@ -75,7 +76,7 @@ def _digest(build: Build) -> str:
     """Of the libraries of a build: a build that is compiled anew is another candidate."""
     digest = hashlib.sha256()
     for path in build.libraries():
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             digest.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
 

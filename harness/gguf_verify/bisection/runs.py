@@ -22,6 +22,7 @@ from ..bisection_results import Seen, Tried
 from ..nightly.requirements import package_parent, package_path
 from ..processes.commands import Ended, Processes, signal_name
 from ..support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, EnvironmentFault
+from ..support.files import open_regular
 from ..support.text import printable
 from .candidates import Candidate
 
@@ -176,7 +177,7 @@ def _contradiction(report: GraphReport, code: int, sha256: tuple[str, ...], cand
 def _read(path: Path) -> GraphReport | str:
     """The report, or why there is none."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(_MOST_BYTES + 1)
     except OSError:
         return "it wrote no report"

@@ -15,6 +15,7 @@ import msgspec
 
 from ..bisection_results import Tried
 from ..support.errors import EnvironmentFault, say
+from ..support.files import open_regular
 from ..support.plain import plain
 from ..support.text import printable
 
@@ -90,7 +91,7 @@ class State:
 
     def _read(self) -> dict[str, Tried]:
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 raw = file.read(_MOST_BYTES + 1)
         except FileNotFoundError:
             return {}

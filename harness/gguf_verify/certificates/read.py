@@ -7,8 +7,6 @@ same statement is refused, so that no key can stand there twice and the signed b
 from __future__ import annotations
 
 import json
-import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import msgspec
 
 from ..results import CULPRITS
 from ..support.errors import EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, HarnessError, UsageError
+from ..support.files import open_regular
 from ..support.text import printable
 from .records import PREDICATE_TYPE, STATEMENT_TYPE, Statement
 
@@ -45,9 +44,7 @@ def read_bytes(path: Path, what: str, most: int = MOST_BYTES) -> bytes:
     `most`."""
     shown = printable(path.name, 100)
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UsageError(f"the {what} {shown} is no regular file")
+        with open_regular(path) as file:
             raw = file.read(most + 1)
     except OSError as error:
         raise UsageError(f"cannot read the {what} {shown}: {error.strerror}") from None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, HarnessError, limit_reached, say, signal_of
+from ..support.files import inputs_kept
 from ..support.inert import inert_streams
 from ..support.output import delivered
 from ..support.supported import check_machine
@@ -30,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     _open_standard_streams()
-    with inert_streams():
+    with inert_streams(), inputs_kept():
         try:
             return delivered(_exit_code(argv))
         except SystemExit as end:  # argparse, after a help text

@@ -17,6 +17,7 @@ from ..support.text import printable
 from .backend import build_parser as backend_parser
 from .command import Command
 from .common import Parser, add_reports, asked_for, check_ranges, deliver, internal_errors, prompt_of, spell
+from .files import check_outputs, files_of
 from .verify import build_parser as verify_parser
 
 #: What runs a candidate in place of `python -m gguf_verify backend`, or `verify`.
@@ -131,7 +132,7 @@ def _check_passed_to_verify(args: argparse.Namespace) -> str:
         raise UsageError("--host is gpu with --nvrtc: on another host NVRTC compiles nothing", "usage")
     if made.identify or made.only_call:
         raise UsageError("--nvrtc needs the verdict of a whole run: leave out --identify and --only-call", "usage")
-    _no_report_of_a_run(made)
+    _check_reports(args, made)
     return prompt_of(made, DEFAULT_PROMPT)
 
 
@@ -143,15 +144,17 @@ def _check_passed(args: argparse.Namespace) -> str:
         raise UsageError("--device belongs before --", "usage")
     if made.llama is not None:
         raise UsageError("--llama is set for each build: name folders by --good, --bad and --among", "usage")
-    _no_report_of_a_run(made)
+    _check_reports(args, made)
     return prompt_of(made, PROMPT)
 
 
-def _no_report_of_a_run(made: argparse.Namespace) -> None:
+def _check_reports(args: argparse.Namespace, made: argparse.Namespace) -> None:
+    """That no run writes one, and that none is an input of a run. Raises UsageError."""
     given = [w.flag for w in writers() if w.flag is not None and getattr(made, w.argument, None) is not None]
     if given:
         ours = " and ".join(str(w.flag) for w in writers(Kind.BISECTION) if w.flag is not None)
         raise UsageError(f"{given[0]} of a run would be overwritten by the next: before --, {ours} take all", "usage")
+    check_outputs(args.outputs, files_of([*vars(made).values()]))
 
 
 COMMAND = Command("bisect", "find the first build of llama.cpp at which a graph turns wrong", build_parser, run)

@@ -12,9 +12,10 @@ from ..certificates.signing import check_signing, sign, signature_path
 from ..kernels.foreign import Further
 from ..results import Report
 from ..support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
-from ..support.files import write_output
+from ..support.files import expect_no_input, write_output
 from ..support.text import printable
-from .common import Files, check_kernel, check_output
+from .common import check_kernel
+from .files import check_outputs
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,7 @@ class Certificates:
     before: Materials
 
     @classmethod
-    def asked_for(
-        cls, args: argparse.Namespace, rungs: Sequence[str] | None, files: Files, further: Further
-    ) -> Certificates | None:
+    def asked_for(cls, args: argparse.Namespace, rungs: Sequence[str] | None, further: Further) -> Certificates | None:
         """None where none was asked for. Raises UsageError where it cannot be written or signed, EnvironmentFault where
         llama.cpp or the project's files cannot be read."""
         path, key, kernel = args.certificate, args.sign_with, args.kernel
@@ -47,12 +46,8 @@ class Certificates:
             if key is not None:
                 raise UsageError("--sign-with signs a certificate: name its file by --certificate")
             return None
-        made = [path] if key is None else [path, signature_path(path)]
-        for file in made:
-            check_output(file, args, flag="--certificate")
-            if any(file.resolve() == other.resolve() for other in files.values()):
-                raise UsageError("--certificate and another report name the same file")
         if key is not None:
+            check_outputs({**args.outputs, "--sign-with": signature_path(path)}, args.inputs)
             check_signing(key)
         return cls(path, key, kernel, further, None if rungs is None else tuple(rungs), collect(kernel, further))
 
@@ -64,6 +59,7 @@ class Certificates:
             for made in (signature, self.path):
                 check_kernel(made, report)
             for old in (signature, self.path):
+                expect_no_input(old)
                 if not old.is_symlink() and old.is_file():
                     old.unlink()
             after = collect(self.kernel, self.further)

@@ -10,8 +10,7 @@ import re
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +32,7 @@ from ..support.near import nearest
 from ..support.output import write, write_lines
 from ..support.text import printable
 from ..support.version import project_version
+from .files import output, overwrites, take_files
 from .interrupts import came, undisturbed
 
 MOST_THREADS = 512
@@ -123,6 +123,7 @@ class Parser(argparse.ArgumentParser):
             near = nearest(first.partition("=")[0], self._option_string_actions) if first.startswith("-") else ""
             flags = "there is no option" if first.startswith("-") else "nothing takes the argument"
             raise UsageError(f"{flags} {printable(first, 100)}; {near}see {self.prog} --help", "usage")
+        take_files(found, self)
         return found
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -236,57 +237,21 @@ def add_reports(parser: argparse.ArgumentParser, *kinds: Kind) -> None:
     """A flag for each writer that can write one of these kinds of result."""
     for writer in writers():
         if writer.flag is not None and not writer.renders.keys().isdisjoint(kinds):
-            parser.add_argument(writer.flag, type=Path, metavar="FILE", help=writer.help)
+            parser.add_argument(writer.flag, type=output, metavar="FILE", help=writer.help)
 
 
 def asked_for(args: argparse.Namespace, kind: Kind) -> Files:
     """The reports that were asked for of a kind of result.
 
-    Raises UsageError where one of them cannot be of this kind, cannot be written, or would overwrite an input or
-    another.
+    Raises UsageError where one of them cannot be of this kind.
     """
     flags = {w: path for w in writers() if w.flag is not None and (path := getattr(args, w.argument, None)) is not None}
     for writer, path in flags.items():
         if kind not in writer.renders:
             raise UsageError(f"{writer.flag} cannot write this kind of result: {kind}")
-        check_output(path, args, flag=writer.flag or "")
         if writer.suffixes and path.suffix not in writer.suffixes:
             raise UsageError(f"{writer.flag} writes {' or '.join(f'FILE{s}' for s in writer.suffixes)}")
-    for (one, path), (other, also) in combinations(flags.items(), 2):
-        if path.resolve() == also.resolve():
-            raise UsageError(f"{one.flag} and {other.flag} name the same file")
     return flags
-
-
-def check_output(path: Path, args: argparse.Namespace, flag: str) -> None:
-    """That a file can be written, and is no model and nothing else that the command line names. Raises UsageError."""
-    folder = path.absolute().parent
-    held = path.exists() and not os.access(path, os.W_OK)
-    if not folder.is_dir() or not os.access(folder, os.W_OK) or path.is_dir() or held:
-        raise UsageError(f"cannot write {printable(str(path))}")
-    if path.suffix == ".gguf":
-        raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
-    if _overwrites(path, inputs_of(args)):
-        raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
-
-
-def inputs_of(args: argparse.Namespace) -> list[Path]:
-    """Every file that the command line names, but those of outputs: whole arguments, FILE of FILE:NAME, and what lies
-    beside it under that name, such as its declaration."""
-    outputs = {"certificate", *(w.argument for w in writers())}
-    given = [value for name, value in vars(args).items() if name not in outputs]
-    words = [str(one) for value in given for one in (value if isinstance(value, list | tuple) else [value])
-             if isinstance(one, str | Path)]  # fmt: skip
-    files = {Path(name) for word in words for name in (word, word.partition(":")[0]) if name and "\0" not in name}
-    return [*files, *(path.with_suffix(".toml") for path in files if path.suffix)]
-
-
-def _overwrites(path: Path, inputs: Iterable[Path]) -> bool:
-    """Whether an output would take the place of one of these files."""
-    try:
-        return path.exists() and any(given.exists() and path.samefile(given) for given in inputs)
-    except OSError:  # a name that is no path
-        return False
 
 
 #: Columns of a report that is piped.
@@ -349,7 +314,7 @@ def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) ->
 
 def check_kernel(path: Path, result: Any) -> None:
     """That an output is none of the files that the kernel was found to be made of. Raises EnvironmentFault."""
-    if isinstance(result, Report) and _overwrites(path, map(Path, result.environment.kernel.opened.files)):
+    if isinstance(result, Report) and overwrites(path, map(Path, result.environment.kernel.opened.files)):
         raise EnvironmentFault(f"{printable(str(path))} is not written: the kernel is made of it")
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from ..support.errors import EnvironmentFault
 from .command import Command, commands
 from .common import Parser, print_lines
+from .files import output
 
 _SHELLS = ("bash", "zsh", "fish", "tcsh")
 _EPILOG = """\
@@ -57,7 +58,7 @@ def _whole(shtab: ModuleType) -> argparse.ArgumentParser:
         made.prog = f"{whole.prog} {command.name}"
         listed.choices[command.name] = made
     for action in _actions(whole):
-        if action.type is Path and action.choices is None:
+        if action.type in (Path, output) and action.choices is None:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     return whole
 

@@ -28,6 +28,7 @@ from .common import (
     on_terminal,
     print_lines,
 )
+from .files import check_outputs, files_of
 
 _EPILOG = """\
 exit codes
@@ -105,6 +106,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.jobs is not None:
         check_ranges(("-j", args.jobs, 1, 256))
     config = read_config(args.config)
+    check_outputs(args.outputs, files_of(config, config.folder))
     files = asked_for(args, Kind.NIGHT)
     night = run_night(config, Settings(jobs=args.jobs, new=args.new, ray=args.ray, terminal=on_terminal()))
     earlier: list[Night] = []

@@ -45,6 +45,7 @@ from .common import (
     prompt_of,
     write_files,
 )
+from .files import output
 from .interrupts import undisturbed
 from .live import Live
 
@@ -87,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
     add("--save-case", type=Path, metavar="DIR",
         help="write the first wrong product into a new folder, as files that NumPy can check")  # fmt: skip
-    add("--certificate", type=Path, metavar="FILE",
+    add("--certificate", type=output, metavar="FILE",
         help="also write the verdict as a statement about digests, for `gguf-verify check-certificate`")  # fmt: skip
     add("--sign-with", type=Path, metavar="KEY",
         help="sign the certificate with this key of ssh-keygen, into FILE.sig")  # fmt: skip
@@ -211,7 +212,7 @@ def _run(args: argparse.Namespace) -> int:
             args.model, args.kernel, args.host, options, _command(args, options), args.ray, args.jobs
         )
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    certificate = Certificates.asked_for(args, _rungs(args), files, further(options))
+    certificate = Certificates.asked_for(args, _rungs(args), further(options))
     report = verify(
         args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
         source_text=args.source_text, waivers=args.waivers, watcher=watcher(args, options), interrupted_report=True,

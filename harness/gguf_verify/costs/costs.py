@@ -16,6 +16,7 @@ from ..llama import LlamaRefused
 from ..results import QuantizationCosts
 from ..rungs import Run
 from ..support.errors import EnvironmentFault, HarnessError, UsageError
+from ..support.files import read_input
 from ..support.text import printable
 from . import gemms, predictions
 
@@ -43,14 +44,9 @@ def read_text(path: Path | str) -> Text:
     path = Path(path)
     shown = printable(path.name, 100)
     try:
-        with path.open("rb") as file:
-            raw = file.read(MOST_TEXT + 1)
-        text = raw.decode()
-    except (OSError, ValueError) as error:
-        why = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
-        raise UsageError(f"cannot read the text {shown}: {why}") from None
-    if len(raw) > MOST_TEXT:
-        raise UsageError(f"the text {shown} has more than {MOST_TEXT:,} bytes")
+        text = read_input(path, "text", MOST_TEXT).decode()
+    except UnicodeDecodeError:
+        raise UsageError(f"cannot read the text {shown}: it is not UTF-8") from None
     if not text.strip():
         raise UsageError(f"the text {shown} is empty")
     return Text(shown, text)

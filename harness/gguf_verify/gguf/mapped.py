@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..support.errors import EnvironmentFault, MalformedFile, NoSuchFile
+from ..support.files import note_input
 from ..support.near import nearest
 from ..support.text import printable
 from .digests import Digests, digests, pieces_of, whole_of
@@ -67,6 +68,7 @@ class Mapped:
             self._file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115 - held until close()
             opened = os.fstat(self._file.fileno())
             self._expect_regular(opened)
+            note_input(path, opened)
             self.size = opened.st_size
             #: Device, inode, size and time of change in ns: whether another process opens the same file.
             self.identity = [opened.st_dev, opened.st_ino, opened.st_size, opened.st_mtime_ns]

@@ -36,6 +36,7 @@ import msgspec
 from ..backend_results import GRAPH_SCHEMA, GraphReport
 from ..results import SCHEMA_VERSION, Report
 from ..support.errors import EnvironmentFault, MalformedFile, UsageError
+from ..support.files import note_input
 from ..support.plain import plain
 from ..support.text import printable
 from . import stored
@@ -139,6 +140,7 @@ class History:
                     raise MalformedFile(f"{self._shown} is damaged or not a history: it is not a regular file")
                 if mode.st_size and not os.access(self.path, os.W_OK):
                     raise EnvironmentFault(f"the history {self._shown} cannot be written")
+                note_input(self.path, mode)
             self._db = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
         try:
             with self._faults():

@@ -15,6 +15,7 @@ from ..gguf.matrices import may_be_matrix
 from ..llama import Llama, LlamaRefused, installed
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError
+from ..support.files import open_regular
 from .config import Model
 
 
@@ -46,7 +47,7 @@ def unsuitable(model: Model) -> str | None:
 def sha256(path: Path) -> str:
     """The file's digest. Raises EnvironmentFault."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise EnvironmentFault(f"cannot read {printable(path.name)}: {error.strerror}") from None

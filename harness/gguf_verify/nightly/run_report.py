@@ -11,6 +11,7 @@ from msgspec import Struct
 from ..backend_results import GraphReport
 from ..results import SCHEMA_VERSION, Report, RungResult
 from ..rungs import RUNGS
+from ..support.files import open_regular
 from ..support.text import printable
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ def from_json(raw: bytes) -> Report:
 
 def _content(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             raw = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise UnreadableReport("it wrote no report") from None

@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import UsageError
 from .text import printable
+
+#: Device and inode of each file that was read → its path; None where no command runs.
+_inputs: dict[tuple[int, int], str] | None = None
+
+
+def open_regular(path: Path | str) -> io.BufferedReader:
+    """Open a regular file to be read. A pipe, which may never end or begin, and a device are refused. Raises OSError;
+    ValueError for a path that holds a NUL."""
+    # opening a pipe that has no writer would block
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        note_input(path, status)
+        return open(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def read_input(path: Path, what: str, most: int) -> bytes:
@@ -18,11 +42,7 @@ def read_input(path: Path, what: str, most: int) -> bytes:
     """
     shown = printable(path.name or str(path))
     try:
-        # opening a pipe that has no writer would block
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise UsageError(f"cannot read the {what} {shown}: it is not a regular file")
+        with open_regular(path) as file:
             content = file.read(most + 1)
     except OSError as error:
         raise UsageError(f"cannot read the {what} {shown}: {error.strerror}") from None
@@ -33,12 +53,45 @@ def read_input(path: Path, what: str, most: int) -> bytes:
     return content
 
 
+@contextmanager
+def inputs_kept() -> Iterator[None]:
+    """In this block `write_output` refuses the files that were read in it, by whatever name."""
+    global _inputs
+    outer, _inputs = _inputs, {}
+    try:
+        yield
+    finally:
+        _inputs = outer
+
+
+def note_input(path: Path | str, status: os.stat_result) -> None:
+    """This file is an input of the command that runs."""
+    if _inputs is not None:
+        _inputs[status.st_dev, status.st_ino] = os.path.abspath(path)
+
+
+def expect_no_input(path: Path) -> None:
+    """Raises OSError where an output would take the place of an input."""
+    with contextlib.suppress(FileNotFoundError):
+        status = path.stat()
+        known = None if _inputs is None else _inputs.get((status.st_dev, status.st_ino))
+        # the inode of an input that was removed meanwhile may be another file's
+        if known is not None and os.path.exists(known) and path.samefile(known):
+            raise OSError(errno.EEXIST, "it was read as an input", str(path))
+
+
 def write_output(path: Path, content: bytes) -> None:
-    """Whole or not at all: a new file of a random name, which no link can stand in for, takes the path's place. What a
-    link or a device of that name stands for is written in place. Raises OSError."""
-    if path.is_symlink() or (path.exists() and not path.is_file()):
-        path.write_bytes(content)
+    """Whole or not at all: a new file of a random name, which no link can stand in for, takes the path's place. A
+    device or a pipe is written in place. A link of this user's leads to the place. Raises OSError."""
+    expect_no_input(path)
+    if path.exists() and not path.is_file():
+        with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb") as file:
+            file.write(content)
         return
+    if path.is_symlink():
+        if path.lstat().st_uid not in (os.geteuid(), 0):
+            raise OSError(errno.ELOOP, "it is a link of another user", str(path))
+        path = path.resolve()
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)  # with O_EXCL and O_NOFOLLOW
     try:
         with open(descriptor, "wb") as file:
@@ -56,4 +109,4 @@ def _umask() -> int:
     return mask
 
 
-__all__ = ["read_input", "write_output"]
+__all__ = ["expect_no_input", "inputs_kept", "note_input", "open_regular", "read_input", "write_output"]

@@ -6,10 +6,11 @@ import hashlib
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
+
+from .files import open_regular
 
 #: A digest is kept for a file that was left alone for so long; the kernel's clock may stand still for less than that.
 _SETTLED_NS = 50_000_000
@@ -21,10 +22,8 @@ def file_digest(path: str | Path) -> str | None:
     was written to."""
     path = os.fspath(path)
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        with open_regular(path) as file:
             now = os.fstat(file.fileno())
-            if not stat.S_ISREG(now.st_mode):
-                return None
             state = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
             held = _digests.get(path)
             if held is not None and held[0] == state:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gguf_verify.cli import main
+from gguf_verify.cli.command import commands
+from gguf_verify.cli.files import output
+from gguf_verify.report.writer import writers
 from gguf_verify.support.errors import UsageError
-from gguf_verify.support.files import read_input, write_output
+from gguf_verify.support.files import inputs_kept, read_input, write_output
 from tests.support.tools import FIXTURES, ROOT, assert_one_line, command_here
 
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -31,6 +37,8 @@ def test_what_is_read_is_a_regular_file_of_limited_size(tmp_path: Path) -> None:
         for path in (tmp_path / "pipe", Path("/dev/zero")):
             assert_one_line(command_here(Q4_0, *flags, path), 2, "it is not a regular file")
     assert_one_line(command_here("nightly", "run", tmp_path / "pipe"), 2, "it is not a regular file")
+    text = command_here(Q4_0, "--source", Q4_0, "--source-text", tmp_path / "pipe", "--rungs", "bytes")
+    assert_one_line(text, 2, "cannot read the text pipe: it is not a regular file")
     (tmp_path / "large").write_bytes(b"a" * 101)
     assert len(read_input(tmp_path / "large", "prompt", 101)) == 101
     with pytest.raises(UsageError, match="more than 100 bytes"):
@@ -83,6 +91,103 @@ def test_an_output_is_whole_and_follows_no_link_that_waits_for_it(tmp_path: Path
     write_output(tmp_path / "link", b"through")
     assert victim.read_bytes() == b"through"
     assert sorted(p.name for p in tmp_path.iterdir()) == [".out.json.part", "link", "out.json", "victim"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what commands read, each in a subfolder of its own or by its name."""
+    for name in ("k.py", "p.txt", "w.toml", "source/model.safetensors", "build/libggml.so", "case/x.npy", "history.db"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("theirs")
+    (tmp_path / "night.toml").write_text(f'models = ["{Q4_0}"]\nkernels = ["k.py:gemm"]\nhistory = "history.db"\n')
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("{model} -f p.txt --json", "p.txt"),
+        ("{model} --waivers w.toml --html", "w.toml"),
+        ("{model} --llama build --json", "build/libggml.so"),
+        ("kernel k.py:gemm --json", "k.py"),
+        ("audit {model} --source source --json", "source/model.safetensors"),
+        ("judge case --json", "case/x.npy"),
+        ("nightly run night.toml --json", "night.toml"),
+        ("nightly run night.toml --json", "k.py"),
+        ("nightly run night.toml --html", "history.db"),
+        ("bisect {model} --good build --bad b --json", "build/libggml.so"),
+        ("bisect {model} --good a --bad b --json p.txt -- -f", "p.txt"),
+        ("bisect {model} --nvrtc --good 1 --bad 2 --json k.py -- --kernel=k.py:gemm -p", "k.py"),
+    ],
+)
+def test_no_output_takes_the_place_of_an_input(
+    folder: Path, command: str, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By its own name, and by links of both kinds."""
+    monkeypatch.chdir(folder)
+    words = command.format(model=Q4_0).split()
+    assert main([*words, name]) == 2
+    assert "which is an input" in capsys.readouterr().err
+    assert (folder / name).read_text() == "theirs" or name == "night.toml"
+    if words[-1].startswith("--"):
+        (folder / "link.json").symlink_to(folder / name)
+        assert main([*words, "link.json"]) == 2
+        assert "link.json, which is an input" in capsys.readouterr().err
+
+
+def test_every_report_is_an_output() -> None:
+    """So it is compared with what the command line names."""
+    flags = {flag for command in commands().values() for flag in written(command.parser())}
+    assert flags >= {writer.flag for writer in writers() if writer.flag is not None} | {"--certificate"}
+
+
+def written(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        if action.type is output:
+            yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from written(child)
+
+
+def test_what_was_read_is_not_written(tmp_path: Path) -> None:
+    """By any of its names, as long as the command runs that has read it."""
+    path, named = tmp_path / "a.json", tmp_path / "b.json"
+    path.write_bytes(b"theirs")
+    named.hardlink_to(path)
+    with inputs_kept():
+        assert read_input(path, "prompt", 100) == b"theirs"
+        for output_ in (path, named):
+            with pytest.raises(OSError, match="it was read as an input"):
+                write_output(output_, b"ours")
+        write_output(tmp_path / "c.json", b"ours")
+    assert path.read_bytes() == b"theirs"
+    write_output(path, b"ours")
+    assert path.read_bytes() == b"ours"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make links of other users")
+def test_a_link_of_another_user_is_not_followed(tmp_path: Path) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "r.json"
+    victim.write_bytes(b"theirs")
+    link.symlink_to(victim)
+    os.chown(link, 12345, 12345, follow_symlinks=False)
+    with pytest.raises(OSError, match="link of another user"):
+        write_output(link, b"ours")
+    assert victim.read_bytes() == b"theirs"
+
+
+def test_no_definitions_take_the_place_of_a_header(tmp_path: Path) -> None:
+    """What only a run knows to be an input, with `--identify` too."""
+    text = (ROOT / "examples" / "cuda_q4_0.cu").read_text()
+    (tmp_path / "k.cu").write_text('#include "more.h"\n' + text)
+    header = tmp_path / "more.h"
+    header.write_text("// nothing\n")
+    sizes = ["--type", "Q4_0", "-N", "32", "-K", "32", "-M", "1", "--seed", "0"]
+    done = command_here("kernel", f"{tmp_path / 'k.cu'}:gemm", "--identify", *sizes, "--json", header)
+    assert header.read_text() == "// nothing\n"
+    assert done.returncode in (1, 3, 5)
+    assert "it was read as an input" in done.stderr
 
 
 def run(command: list[str], **how: object) -> subprocess.CompletedProcess[bytes]:

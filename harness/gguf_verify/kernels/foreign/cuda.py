@@ -26,6 +26,7 @@ from ...hosts.ptx import SYMBOL
 from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
+from ...support.files import read_input
 from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
 from .signature import kernels_in, misfit, proposed, there_is, unlike
@@ -299,13 +300,7 @@ def _may_have(symbol: str, texts: Sequence[str]) -> bool:
 def read_text(path: Path) -> str:
     """A text of an author. Raises UsageError."""
     try:
-        with path.open("rb") as f:
-            raw = f.read(_MOST_TEXT + 1)
-        if len(raw) > _MOST_TEXT:
-            raise UsageError(f"{path} is larger than {_MOST_TEXT:,} bytes")
-        return raw.decode()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        return read_input(path, "text", _MOST_TEXT).decode()
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8") from None
 

@@ -1,0 +1,111 @@
+"""The files that a command line names: an output never takes the place of an input.
+
+An option that writes a file has the type `output`. Every other word of a command line, and of a configuration, may name
+an input: so no command lists its inputs, and none can forget one. `support.files` refuses what only a run knows, such
+as a header of a kernel, when an output is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ..support.errors import UsageError
+from ..support.text import printable
+
+#: Names of files that are read of a folder that a command line names: models, libraries, cases.
+_OF_FOLDERS = ("*.safetensors", "*.index.json", "*.so", "*.so.*", "*.npy", "w.bin", "case.json")
+
+
+def output(text: str) -> Path:
+    """The type of an argument that names a file to write."""
+    return Path(text)
+
+
+def files_of(value: Any, folder: Path = Path()) -> Iterator[Path]:
+    """The files that a value may name, relative to a folder: a word, FILE of FILE:NAME, what lists and records hold,
+    and what belongs to such a file by its name, such as a kernel's declaration."""
+    if isinstance(value, str | os.PathLike):
+        word = os.fspath(value)
+        ends = [i for i, c in enumerate(word) if c == ":"][:64]
+        for name in (word, *(word[:i] for i in ends)):
+            if name and "\0" not in name and len(name) < 4096:
+                yield from _with_companions(folder / name)
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from files_of(each, folder)
+    elif isinstance(value, Iterable):
+        for each in value:
+            yield from files_of(each, folder)
+    elif isinstance(value, msgspec.Struct):
+        yield from files_of([getattr(value, name) for name in value.__struct_fields__], folder)
+    elif is_dataclass(value):
+        yield from files_of([getattr(value, field.name) for field in fields(value)], folder)
+
+
+def _with_companions(path: Path) -> Iterator[Path]:
+    yield path
+    if path.name:
+        yield path.with_suffix(".toml")
+        yield path.with_name(f"{path.name}.pub")
+
+
+def take_files(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Add what a command line names to it: `outputs`, flag → path, and `inputs`. Raises UsageError as
+    `check_outputs`."""
+    written = {a.dest: a for a in _actions(parser) if a.type is output}
+    given = vars(args).items()
+    outputs = {"/".join(written[d].option_strings): v for d, v in given if d in written and v is not None}
+    inputs = [value for dest, value in given if dest not in written]
+    args.outputs, args.inputs = outputs, [*files_of(inputs)] if outputs else []
+    check_outputs(outputs, args.inputs)
+
+
+def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    for action in parser._actions:
+        yield action
+        if isinstance(action, argparse._SubParsersAction):
+            for child in action.choices.values():
+                yield from _actions(child)
+
+
+def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
+    """That each can be written, and takes the place of no model, no input and no other one. Raises UsageError."""
+    known = [*inputs]
+    for flag, path in outputs.items():
+        shown, parent = printable(str(path)), path.absolute().parent
+        held = path.exists() and not os.access(path, os.W_OK)
+        if not parent.is_dir() or not os.access(parent, os.W_OK) or path.is_dir() or held:
+            raise UsageError(f"cannot write {shown}")
+        if path.suffix == ".gguf" or path.resolve().suffix == ".gguf":
+            raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
+        if overwrites(path, known):
+            raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
+    for (one, path), (other, also) in combinations(outputs.items(), 2):
+        if path.resolve() == also.resolve():
+            raise UsageError(f"{one} and {other} name the same file")
+
+
+def overwrites(path: Path, inputs: Iterable[Path]) -> bool:
+    """Whether an output would take the place of one of these files, or of what is read of one of these folders."""
+    return path.exists() and any(_is_or_holds(given, path) for given in inputs)
+
+
+def _is_or_holds(given: Path, path: Path) -> bool:
+    try:
+        if not given.is_dir():
+            return given.exists() and path.samefile(given)
+        real = path.resolve()
+        return real.is_relative_to(given.resolve()) and any(map(real.match, _OF_FOLDERS))
+    except OSError:  # a name that is no path
+        return False
+
+
+__all__ = ["check_outputs", "files_of", "output", "overwrites", "take_files"]
