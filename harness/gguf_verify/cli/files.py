@@ -84,9 +84,9 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
         held = path.exists() and not os.access(path, os.W_OK)
         if not parent.is_dir() or not os.access(parent, os.W_OK) or path.is_dir() or held:
             raise UsageError(f"cannot write {shown}")
-        if path.suffix == ".gguf" or path.resolve().suffix == ".gguf":
+        if path.suffix == ".gguf":
             raise UsageError(f"{flag} would overwrite a model: choose a name that does not end in .gguf")
-        if overwrites(path, known):
+        if overwrites(path, known) or path.resolve().suffix == ".gguf":
             raise UsageError(f"{flag} would overwrite {printable(path.name, 64)}, which is an input")
     for (one, path), (other, also) in combinations(outputs.items(), 2):
         if path.resolve() == also.resolve():
