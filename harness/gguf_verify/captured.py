@@ -10,11 +10,8 @@ read.
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import json
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +33,8 @@ from .semantics.narrow import stored
 from .semantics.power import Power
 from .support.command_line import command_line, cores
 from .support.errors import EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, NothingToVerify, UsageError
-from .support.files import note_input, open_regular, read_input
+from .support.files import note_input, read_input
+from .support.npy import first_line, open_array
 from .support.shown import Shown
 from .support.text import printable, quoted
 from .support.version import project_version
@@ -53,15 +51,8 @@ WEAK = "the bound would accept zero, or 0.9 times the exact output, for most out
 #: The most tokens; outputs that are judged at a time; tokens and rows on which definitions are told apart first.
 MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
 MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
-#: Types of numbers, as `.npy` headers have them.
-_TYPES = {
-    f"{order}{kind}": np.dtype(f"{order}{kind}")
-    for kind in ("f2", "f4", "f8", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "b1") for order in "<>|="
-}  # fmt: skip
-#: Bytes of a `.npy` header and of a case's description.
-_MOST_HEADER, _MOST_JSON = 4096, 1 << 20
-#: What reading an `.npy` file raises that is none; its header is a literal of Python.
-_UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, MemoryError
+#: Bytes of a case's description.
+_MOST_JSON = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -260,8 +251,8 @@ def judge_captured(
         if definition != AUTO and definition not in names:
             raise UsageError(f"{fmt.name} has no definition {definition[:40]!a}; it has: {', '.join([AUTO, *names])}")
         with (
-            _array("x", x, (None, found.k), ("float32",)) as values,
-            _array("y", y, (None, stop - start), ("float32", "float16")) as outputs,
+            open_array("x", x, (None, found.k), ("float32",)) as values,
+            open_array("y", y, (None, stop - start), ("float32", "float16")) as outputs,
         ):
             if len(values) != len(outputs):
                 raise UsageError(f"x has {len(values)} tokens, y has {len(outputs)}")
@@ -469,87 +460,12 @@ def _ambiguous(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Floats) -
 # ---- foreign arrays --------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _array(
-    name: str, given: Path | str | npt.NDArray[Any], shape: tuple[int | None, int], types: tuple[str, ...]
-) -> Iterator[npt.NDArray[Any]]:
-    """The array, or that of an `.npy` file, mapped; its type and shape are checked before its data are read.
-
-    Args:
-        shape: None where any number will do.
-
-    Raises UsageError.
-    """
-    if isinstance(given, np.ndarray):
-        _check(name, given.dtype, given.shape, shape, types)
-        yield given
-        return
-    path = Path(given)
-    try:
-        held, dtype, data_at, order = _header(path)
-        _check(name, dtype, held, shape, types)
-        size = int(np.prod(held, dtype=object)) * dtype.itemsize if held else 0
-        if path.stat().st_size < data_at + size:
-            raise UsageError(f"{name}: {printable(str(path))} ends before its data do")
-        if not size:
-            yield np.zeros(held, dtype)
-            return
-        mapped = np.memmap(path, dtype, "r", data_at, held, order)
-    except _UNREADABLE as error:
-        raise UsageError(f"{name}: cannot read {printable(str(path))}: {_first_line(error)}") from None
-    yield mapped
-
-
-def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C", "F"]]:
-    """Shape, type, place and order of the data of an `.npy` file. Raises OSError, ValueError, UsageError."""
-    if not path.is_file():
-        raise UsageError(
-            f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
-        )
-    with open_regular(path) as file, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        version = np.lib.format.read_magic(file)
-        if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"its format {version} is not known")
-        width = 2 if version == (1, 0) else 4
-        length = int.from_bytes(file.read(width), "little")
-        if length > _MOST_HEADER:
-            raise ValueError(f"its header has {length:,} bytes")
-        said = ast.literal_eval(file.read(length).decode("latin-1").strip())
-        at = file.tell()
-    keys = {"descr", "fortran_order", "shape"}
-    if not isinstance(said, dict) or said.keys() != keys or not isinstance(said["fortran_order"], bool):
-        raise ValueError("its header is not that of an array")
-    shape, kind = said["shape"], said["descr"]
-    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
-        raise ValueError("its header has no shape")
-    if not isinstance(kind, str) or kind not in _TYPES:  # NumPy never parses it: some texts end the process
-        raise UsageError(f"{printable(str(path))} holds {printable(str(kind), 60)}, which is no type of numbers")
-    return shape, _TYPES[kind], at, "F" if said["fortran_order"] else "C"
-
-
-def _check(
-    name: str, dtype: np.dtype[Any], held: tuple[int, ...], shape: tuple[int | None, int], types: tuple[str, ...]
-) -> None:
-    wanted = " or ".join(types)
-    if dtype.newbyteorder("=").name not in types:
-        raise UsageError(f"{name} holds {printable(str(dtype), 60)}, not {wanted}")
-    fits = len(held) == 2 and all(have >= 0 and want in (None, have) for want, have in zip(shape, held, strict=True))
-    if not fits:
-        dimensions = ", ".join("any number" if want is None else str(want) for want in shape)
-        raise UsageError(f"{name} has the shape {held[:8]}; the tensor and its rows need [{dimensions}]")
-
-
-def _first_line(error: BaseException) -> str:
-    return printable((str(error).splitlines() or [type(error).__name__])[0], 200)
-
-
 def _blocks(given: Path | str | npt.NDArray[Any], semantics: Semantics | None, m: int, k: int) -> Bytes:
     """Raises UsageError."""
     if semantics is None or semantics.activations is None:
         raise UsageError("blocks of activations need a definition that quantizes them: --definition")
     fmt = semantics.activations
-    with _array("taken", given, (m, k // fmt.block_size * fmt.block_bytes), ("uint8",)) as blocks:
+    with open_array("taken", given, (m, k // fmt.block_size * fmt.block_bytes), ("uint8",)) as blocks:
         return np.ascontiguousarray(blocks)
 
 
@@ -579,7 +495,7 @@ def read_case(folder: Path) -> CaseFiles:
         sizes = [said[name] for name in ("m", "n", "k")]
         words = [said[name] for name in ("tensor", "type", "definition")]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{printable(str(path))} is no description of a case: {_first_line(error)}") from None
+        raise UsageError(f"{printable(str(path))} is no description of a case: {first_line(error)}") from None
     if not all(type(s) is int and 0 < s < 1 << 40 for s in sizes) or not all(isinstance(w, str) for w in words):
         raise UsageError(f"{printable(str(path))} is no description of a case")
     return CaseFiles(folder, *words, *sizes)
@@ -614,8 +530,8 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
     x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))
     with (
-        _array("x", x, (case.m, case.k), ("float32",)) as values,
-        _array("y", y, (case.m, case.n), ("float32",)) as out,
+        open_array("x", x, (case.m, case.k), ("float32",)) as values,
+        open_array("y", y, (case.m, case.n), ("float32",)) as out,
     ):
         blocks = _blocks(taken, names.get(claimed), case.m, case.k) if taken.is_file() and claimed != AUTO else None
         made = _judged(_Sample(fmt, rows, values, out, blocks), names, claimed, threads or cores(), fast_math)

@@ -430,7 +430,7 @@ def copy_emulator(root: Path) -> None:
         copy = emulator / below
         if below.parts[0] == "include":  # the emulator is not where it is for our own kernels
             copy = root / CUDA_HEADERS / below.relative_to("include")
-            text = _IN_EMULATOR.sub(rf"\1\2{emulator.name}/", text)
+            text = _IN_EMULATOR.sub(lambda found: f"{found[0]}{emulator.name}/", text)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text)
 

@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from ..support import protocol
 from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding, NotRun
+from ..support.numbers import CODES, number_type
 from ..support.sealed import has_fixed_size, mapped_here, of_fixed_size
 from .base import Grid, Placed, Placement, Role, Sparse
 
@@ -169,7 +170,7 @@ class Server:
     def _argument(self, kind: str, value: Any, number: int | None = None, what: str = "", role: Role = "input") -> Any:
         if kind == "sparse":
             return Sparse(value, None if number is None else self._held[number], what, role)
-        return self._held[value] if kind == "buffer" else np.dtype(kind).type(value)
+        return self._held[value] if kind == "buffer" else number_type(kind, CODES).type(value)
 
     def _download(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
         return True, self._host.download(self._held[header["id"]])

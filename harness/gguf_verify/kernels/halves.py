@@ -16,6 +16,7 @@ from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host
 from ..support.arrays import Array, contiguous, seen_as
 from ..support.errors import KernelFault
+from ..support.numbers import number_type
 from .packed import all_zero, one_nan
 from .site import MAX_GRID, Site
 
@@ -109,7 +110,7 @@ def _same(a: Array, b: Array) -> bool:
     """Whether two arrays of a type have the same bits; one NaN is as good as another."""
 
     def bits(values: Array) -> Array:
-        of = seen_as(contiguous(values), np.dtype(f"u{values.dtype.itemsize}").type)
+        of = seen_as(contiguous(values), number_type(f"uint{8 * values.dtype.itemsize}").type)
         return of if values.dtype == np.uint8 else one_nan(of)
 
     return all_zero(seen_as(contiguous(bits(a) ^ bits(b)), np.uint8))

@@ -297,9 +297,9 @@ class Product(Struct):
             raise ProtocolError("arrays that are not those of a product")
 
 
-def expect(array: Array, dtype: npt.DTypeLike, *shape: int | None) -> Array:
+def expect(array: Array, number: type[np.generic], *shape: int | None) -> Array:
     """The array, if it has that type and that shape, of which None is any number. Raises ProtocolError."""
     fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
-    if array.dtype != np.dtype(dtype) or not fits:
-        raise ProtocolError(f"{array.dtype}{list(array.shape)} where {np.dtype(dtype)}{list(shape)} was expected")
+    if array.dtype != number or not fits:
+        raise ProtocolError(f"{array.dtype}{list(array.shape)} where {number.__name__}{list(shape)} was expected")
     return array

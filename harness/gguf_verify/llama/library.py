@@ -86,12 +86,12 @@ class Llama(LlamaProcess):
         return msgspec.structs.asdict(self.typed("hello", result, answers.Hello))
 
     def _array(
-        self, call: str, out: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike, *shape: int | None
+        self, call: str, out: Sequence[npt.NDArray[Any]], number: type[np.generic], *shape: int | None
     ) -> npt.NDArray[Any]:
         """The one array of an answer. Raises LlamaFault where it is another."""
         with self.valid(call):
             (one,) = out
-            return answers.expect(one, dtype, *shape)
+            return answers.expect(one, number, *shape)
 
     def activations(self, definition: str, x: Floats, backend: str) -> Bytes:
         """Activations float32[M, K] as a backend quantizes them for products of one of its definitions, uint8[M, row

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .lanes import Lane, OutsideLane
+from .numbers import CODES, number_type
 
 Array = npt.NDArray[Any]
 
@@ -31,11 +32,6 @@ SMALL = 1 << 14
 MAX_HEADER = 8 << 20
 #: Arrays of a message, and their dimensions.
 MAX_ARRAYS, MAX_DIMENSIONS = 32, 8
-#: The types of arrays: numbers, little-endian.
-TYPES = {
-    np.dtype(kind).str: np.dtype(kind)
-    for kind in ("<f2", "<f4", "<f8", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "|b1")
-}
 _LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q")
 #: Bytes that are allocated for a message before they have come.
 _AT_ONCE = 1 << 20
@@ -131,15 +127,16 @@ def receive(
 
 def _described(one: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     """Type, shape and bytes of an array. Raises ProtocolError."""
-    if not isinstance(one, dict) or not isinstance(one.get("dtype"), str) or one["dtype"] not in TYPES:
-        raise ProtocolError("an array is not of a plain type")
+    try:
+        dtype = number_type(one.get("dtype") if isinstance(one, dict) else None, CODES)
+    except ValueError:
+        raise ProtocolError("an array is not of a plain type") from None
     shape = one.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise ProtocolError("an array has no shape")
     # a zero hides an overflow of the other dimensions from a plain product
     if not all(type(n) is int and n >= 0 for n in shape) or math.prod(max(1, n) for n in shape) >> 48:
         raise ProtocolError("an array has no valid shape")
-    dtype = TYPES[one["dtype"]]
     return dtype, tuple(shape), dtype.itemsize * math.prod(shape)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_verify.captured import _array, judge_case, read_case
+from gguf_verify.captured import judge_case, read_case
 from gguf_verify.support.errors import UsageError
+from gguf_verify.support.npy import open_array
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from tests.support.refusals import refused_in_one_line
@@ -88,7 +89,7 @@ def check(folder: Path, data: bytes) -> None:
         case = read_case(folder)
         assert min(case.m, case.n, case.k) > 0
     for name in ("x.npy", "y.npy"):
-        with refused_in_one_line(UsageError), _array(name, folder / name, (None, K), ("float32",)) as array:
+        with refused_in_one_line(UsageError), open_array(name, folder / name, (None, K), ("float32",)) as array:
             assert array.dtype.kind == "f"
             assert array.nbytes <= (folder / name).stat().st_size
             float(np.asarray(array, np.float64).sum())

@@ -29,6 +29,7 @@ from gguf_verify.processes.given import Taken
 from gguf_verify.support import protocol
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EnvironmentFault, LlamaFault
 from gguf_verify.support.lanes import Lane, Lanes
+from gguf_verify.support.numbers import CODES
 from gguf_verify.support.sealed import of_fixed_size
 from tests.support.tools import FIXTURES
 
@@ -307,7 +308,7 @@ def _messages(draw: st.DrawFn) -> Message:
     for key in draw(st.lists(st.sampled_from([*made, "event", "result", "figures", "first_rows"]), max_size=2)):
         made[key] = draw(_plain())
     arrays = draw(st.lists(st.tuples(
-        st.sampled_from(sorted(protocol.TYPES)), st.lists(st.sampled_from([0, 1, 2, 3, 32]), max_size=3),
+        st.sampled_from(sorted(CODES)), st.lists(st.sampled_from([0, 1, 2, 3, 32]), max_size=3),
     ), max_size=5))  # fmt: skip
     if draw(st.booleans()):
         return made, [X, X, INTS, INTS]

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from ...hosts import HOSTS
 from ...hosts.author_cubin import OF_NVCC, OF_NVRTC, accepted
 from ...hosts.base import Artefact, Host, Placed
@@ -27,6 +25,7 @@ from ...hosts.schedule import Schedule
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.files import read_input
+from ...support.numbers import number_type
 from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
 from .signature import kernels_in, misfit, proposed, there_is, unlike
@@ -396,6 +395,6 @@ class CudaKernels:
         for step in self._source.declaration.all_steps:
             kinds = ("" if isinstance(p, str) else p.kind for p in step.parameters)
             out.setdefault(
-                step.symbol(fmt) or self._source.symbol, tuple(np.dtype(k).itemsize if k else 0 for k in kinds)
+                step.symbol(fmt) or self._source.symbol, tuple(number_type(k).itemsize if k else 0 for k in kinds)
             )
         return out

@@ -14,6 +14,7 @@ from ...hosts import make_host
 from ...hosts.base import Before, Host, Placed, Role, Sparse
 from ...hosts.schedule import Schedule
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
+from ...support.numbers import number_type
 from .child import MOST_UNSET
 from .faults import Fault
 from .operands import Mapped
@@ -142,7 +143,7 @@ def _arguments(launch: dict[str, Any], buffers: dict[str, Any]) -> list[Any]:
 
 def _argument(said: Any, buffers: dict[str, Any]) -> Any:
     if not isinstance(said, str):
-        return np.dtype(said[0]).type(said[1])
+        return number_type(said[0]).type(said[1])
     return np.uint64(0) if said == "stream" else buffers[said]
 
 

@@ -158,7 +158,7 @@ class Layout:
         end = operand.nbytes - operand.tail
         if operand.strides is not None:
             out[:end] = np.resize(np.array([POISON_16]).view(np.uint8), end)
-        shape, element = (operand.shape[0], operand.shape[1] // unit.count), np.dtype(f"V{unit.nbytes}")
+        shape, element = (operand.shape[0], operand.shape[1] // unit.count), np.dtype((np.void, unit.nbytes))
         step = element.itemsize * shape[1] if operand.strides is None else operand.strides[0]
         there = np.ndarray(shape, element, out, strides=(step, element.itemsize))
         there[...] = np.zeros((), element)

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ...hosts.base import GUARD_BYTES, POISON, POISON_16
 from ...hosts.memory import ALIGNMENT, mapped_between_walls
 from ...support.errors import EnvironmentFault
+from ...support.numbers import number_type
 from ...support.sealed import mapped_here
 
 Bytes = npt.NDArray[np.uint8]
@@ -43,7 +44,7 @@ Wall = Literal["behind", "before", "apart"]
 
 def dtype_of(name: str) -> np.dtype[Any]:
     """NumPy's dtype. It has none for bfloat16, whose bits are given."""
-    return np.dtype("uint16" if name == "bfloat16" else name)
+    return number_type("uint16" if name == "bfloat16" else name)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from ...results import HostInfo, OpenedFiles
 from ...semantics import F32, Semantics
 from ...semantics.quantization import encoding
 from ...support.errors import KernelFault
+from ...support.numbers import NAMES, number_type
 from ..domain import Domain
 from ..launches import LargeCall, SparseCall
 from ..tasks import UNSEEN, Dequantizer, Packed, Quantizer, Repacker, Task
@@ -33,8 +34,6 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T", bound="ForeignTask")
 
-#: Names of the types that a packed array may have. NumPy never parses what a process says: some texts end it.
-_PACKED_TYPES = frozenset(np.dtype(kind).name for kind in "?bhilqBHILQefdFD")
 #: The most bytes that a packing may make, as a multiple of the file's, and beside that.
 _MOST_TIMES, _MOST_BESIDE = 16, 1 << 20
 
@@ -267,7 +266,7 @@ class ForeignRepacker(ForeignTask, Repacker):
             _, said = self._call(products, fmt.name, [], names, runs=Runs(self.kernel.walls[:1]))
             described = _described(said)
         dtype, shape = described
-        nbytes = prod(shape) * np.dtype(dtype).itemsize
+        nbytes = prod(shape) * number_type(dtype).itemsize
         if not 0 <= nbytes <= most:
             raise KernelFault(f"it packs {rows.size:,} bytes into {nbytes:,}, more than {_MOST_TIMES} times as many")
         output = Given(Operand("output", "output", "uint8", (nbytes,)))
@@ -298,7 +297,7 @@ def _described(said: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
     dtype, shape = said.get("dtype"), said.get("shape")
     sound = isinstance(shape, list) and len(shape) <= 16
     sound = sound and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 48 for v in shape or ())
-    if not sound or not isinstance(dtype, str) or dtype not in _PACKED_TYPES:
+    if not sound or not isinstance(dtype, str) or dtype not in NAMES:
         raise KernelFault(f"it packs rows into an array of type {printable(str(dtype), 40)}, which cannot be read")
     assert isinstance(shape, list)
     return dtype, tuple(shape)

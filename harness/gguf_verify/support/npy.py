@@ -1,0 +1,117 @@
+"""Arrays of `.npy` files, which are foreign: nothing is unpickled, and NumPy does not parse their headers. Type, shape
+and size are checked before data are read."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import UsageError
+from .files import open_regular
+from .numbers import CODES_OF_FILES, number_type
+from .text import printable
+
+_MAGIC = b"\x93NUMPY"
+#: Version → bytes of the length of the header.
+_WIDTHS = {b"\x01\x00": 2, b"\x02\x00": 4}
+_MOST_HEADER = 4096
+_KEYS = {"descr", "fortran_order", "shape"}
+#: What reading a file raises that is not an array; its header is a literal of Python.
+_UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, MemoryError
+
+
+@contextlib.contextmanager
+def open_array(
+    name: str, given: Path | str | npt.NDArray[Any], shape: tuple[int | None, int], types: tuple[str, ...]
+) -> Iterator[npt.NDArray[Any]]:
+    """The array, or that of an `.npy` file, mapped.
+
+    Args:
+        name: of the array, for messages.
+        shape: None where any number will do.
+        types: names of the types that it may have.
+
+    Raises UsageError.
+    """
+    if isinstance(given, np.ndarray):
+        _check(name, given.dtype, given.shape, shape, types)
+        yield given
+        return
+    path = Path(given)
+    try:
+        held, dtype, data_at, order = _header(path)
+        _check(name, dtype, held, shape, types)
+        size = int(np.prod(held, dtype=object)) * dtype.itemsize if held else 0
+        if path.stat().st_size < data_at + size:
+            raise UsageError(f"{name}: {printable(str(path))} ends before its data do")
+        if not size:
+            yield np.zeros(held, dtype)
+            return
+        mapped = np.memmap(path, dtype, "r", data_at, held, order)
+    except _UNREADABLE as error:
+        raise UsageError(f"{name}: cannot read {printable(str(path))}: {first_line(error)}") from None
+    yield mapped
+
+
+def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C", "F"]]:
+    """Shape, type, place and order of the data of an `.npy` file. Raises OSError, ValueError, UsageError."""
+    if not path.is_file():
+        raise UsageError(
+            f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
+        )
+    with open_regular(path) as file:
+        said = _literal(file)
+        at = file.tell()
+    if not isinstance(said, dict) or said.keys() != _KEYS or not isinstance(said["fortran_order"], bool):
+        raise ValueError("its header is not that of an array")
+    shape = said["shape"]
+    if not isinstance(shape, tuple) or not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
+        raise ValueError("its header has no shape")
+    try:
+        dtype = number_type(said["descr"], CODES_OF_FILES)
+    except ValueError:
+        kind = printable(str(said["descr"]), 60)
+        raise UsageError(f"{printable(str(path))} holds {kind}, which is no type of numbers") from None
+    return shape, dtype, at, "F" if said["fortran_order"] else "C"
+
+
+def _literal(file: BinaryIO) -> Any:
+    """The header, as the value of Python that it is. Raises what `_UNREADABLE` lists."""
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise ValueError("it does not begin as an .npy file")
+    version = file.read(2)
+    if version not in _WIDTHS:
+        raise ValueError(f"its format {tuple(version)} is not known")
+    length = int.from_bytes(file.read(_WIDTHS[version]), "little")
+    if length > _MOST_HEADER:
+        raise ValueError(f"its header has {length:,} bytes")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.literal_eval(file.read(length).decode("latin-1").strip())
+
+
+def _check(
+    name: str, dtype: np.dtype[Any], held: tuple[int, ...], shape: tuple[int | None, int], types: tuple[str, ...]
+) -> None:
+    wanted = " or ".join(types)
+    if dtype.newbyteorder("=").name not in types:
+        raise UsageError(f"{name} holds {printable(str(dtype), 60)}, not {wanted}")
+    fits = len(held) == 2 and all(have >= 0 and want in (None, have) for want, have in zip(shape, held, strict=True))
+    if not fits:
+        dimensions = ", ".join("any number" if want is None else str(want) for want in shape)
+        raise UsageError(f"{name} has the shape {held[:8]}; the tensor and its rows need [{dimensions}]")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return printable((str(error).splitlines() or [type(error).__name__])[0], 200)
+
+
+__all__ = ["first_line", "open_array"]
