@@ -201,7 +201,14 @@ def _compiled(
                  "options": list(more), "entries": None if entries is None else list(entries),
                  "headers": tables}  # fmt: skip
         request.write_text(json.dumps(asked))
-        command = [sys.executable, "-P", "-m", "gguf_verify.hosts.nvrtc_child", str(request), str(made)]
+        command = [
+            os.path.abspath(sys.executable),
+            "-P",
+            "-m",
+            "gguf_verify.hosts.nvrtc_child",
+            str(request),
+            str(made),
+        ]
         shown = include_folder()
         done = foreign.run(command, folder, [] if shown is None else [shown])
         if done.returncode == EXIT_ENVIRONMENT:

@@ -48,6 +48,21 @@ _HOMES = ("CUDA_HOME", "CUDA_PATH", "VK_ICD_FILENAMES", "VK_DRIVER_FILES")
 _ROOM = 1 << 26
 
 
+def interpreter() -> str:
+    """This Python, by a path that leads through no folder that is not bound."""
+    return os.path.abspath(sys.executable)
+
+
+def spelled_out(variables: dict[str, str]) -> dict[str, str]:
+    """These variables, with folders in them named from the root on: a process inside may run elsewhere, and ".." leads
+    through folders that it does not see."""
+    out = dict(variables)
+    for name in ("PYTHONPATH", *_LISTS, *_HOMES):
+        if name in out:
+            out[name] = os.pathsep.join(each and os.path.abspath(each) for each in out[name].split(os.pathsep))
+    return out
+
+
 def program() -> str | None:
     """The path of bubblewrap."""
     return shutil.which("bwrap", path=_FOLDERS)
@@ -107,8 +122,11 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
     for path in held:
         out += ["--ro-bind", str(path), str(path)]
     for original, copy in confined.copies.items():
-        for place, source in _placed(original, copy, held):
-            out += ["--ro-bind", str(source), str(place)]
+        for place, source in _placed(original, copy, [*held, folder]):
+            if source.is_symlink():
+                out += ["--symlink", os.readlink(source), str(place)]
+            else:
+                out += ["--ro-bind", str(source), str(place)]
     if confined.folder is None:
         out += ["--size", str(confined.limits.folder_size), "--tmpfs", str(folder)]
     else:
@@ -160,14 +178,14 @@ def _closed(filter_of: int) -> list[str]:
 def python() -> tuple[Path, ...]:
     """Where this Python and its packages lie, as a process of it will look for them, and the libraries and headers that
     variables name."""
-    asked = [sys.executable, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
+    asked = [interpreter(), "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     found: list[str] = json.loads(done.stdout) if done.returncode == 0 else []
     found += [path for folder in tuple(found) for path in _linked(folder)]
     found += [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     found += filter(None, (sysconfig.get_config_var("LIBDIR"), os.path.realpath(sys.executable)))
     for name in (*_LISTS, *_HOMES):
-        found += os.environ.get(name, "").split(os.pathsep)
+        found += [os.path.abspath(each) for each in os.environ.get(name, "").split(os.pathsep) if each]
     found += [str(path) for name in ("CC", "CXX") for path in compiler(os.environ.get(name, ""))]
     found += map(str, compiler("nvcc"))
     return tuple(Path(path) for path in found if path and os.path.isabs(path) and os.path.exists(path))
@@ -199,14 +217,15 @@ def project() -> tuple[Path, ...]:
 
 
 def _placed(folder: Path, copy: Path, held: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    """Where a copy is bound, piece by piece, so that what is bound already stays in sight."""
+    """Where a copy is bound, piece by piece, so that what is bound already stays in sight, or can be bound."""
     if any(folder.is_relative_to(path) for path in held):
         return
     if not any(path.is_relative_to(folder) for path in held):
         yield folder, copy
         return
     for each in sorted(copy.iterdir()):
-        yield from _placed(folder / each.name, each, held)
+        if folder != Path("/") or each.name not in _TOPS:
+            yield from _placed(folder / each.name, each, held)
 
 
 def _of_devices() -> Iterator[str]:
@@ -221,4 +240,6 @@ def _ordered(paths: Iterable[Path]) -> list[Path]:
     return sorted(path for path in bound if held.isdisjoint(path.parents))
 
 
-__all__ = ["command", "devices_of", "fault", "program", "project", "python", "version"]
+__all__ = [
+    "command", "devices_of", "fault", "interpreter", "program", "project", "python", "spelled_out", "version",
+]  # fmt: skip

@@ -302,7 +302,7 @@ class Spawned(_Program, ChildProcess):
     def _start(self, lifeline: int, log: int) -> None:
         handle = self._theirs.fileno()
         # -P: the folder where the command runs may come from anywhere, and must not be imported from
-        command = [*self._before, sys.executable, "-P", "-m", self._module, *self._arguments, str(handle)]
+        command = [*self._before, boundary.interpreter(), "-P", "-m", self._module, *self._arguments, str(handle)]
         self._run(command, lifeline, log, [handle, *self._handles], self._environment)
 
 

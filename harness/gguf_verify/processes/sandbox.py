@@ -197,7 +197,7 @@ def environment(folder: Path) -> dict[str, str]:
     """The variables of a process that is not trusted: those that it may need, and its own folder in place of yours."""
     passed = {k: v for k, v in os.environ.items() if k in _PASSED or k.startswith(_PASSED_FROM)}
     # libraries that look up the user's name find no list of users
-    return {"USER": "user", "LOGNAME": "user"} | passed | dict.fromkeys(_FOLDERS, str(folder))
+    return {"USER": "user", "LOGNAME": "user"} | boundary.spelled_out(passed) | dict.fromkeys(_FOLDERS, str(folder))
 
 
 def spec_of(confined: Confinement, folder: Path, kind: str) -> dict[str, Any]:

@@ -131,6 +131,24 @@ def test_copies(tmp_path: Path) -> None:
     made.child.close()
 
 
+def test_folders_that_are_named_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python, and what a variable lists, are found by names that lead through folders that are not there."""
+    need("bubblewrap")
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    monkeypatch.setenv("LD_LIBRARY_PATH", "../libraries")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / os.path.relpath(sys.executable, tmp_path)))
+    boundary.python.cache_clear()
+    with sandbox.sandboxed("bubblewrap"):
+        made = Attempts(Confinement(LIMITS))
+    try:
+        assert made.says("os.listdir(os.environ['LD_LIBRARY_PATH'])") == "[]"
+    finally:
+        made.child.close()
+        boundary.python.cache_clear()
+
+
 def test_a_folder_that_is_kept(kind: str, tmp_path: Path) -> None:
     """What a compiler makes is found there."""
     made = Attempts(Confinement(LIMITS, folder=tmp_path))

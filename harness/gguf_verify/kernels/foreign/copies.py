@@ -6,25 +6,28 @@ Inside the boundary nothing else of the user's folders is there. The system tell
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from inotify_simple import INotify, flags
 
 from ...gguf import printable
 from ...support import scratch
-from ...support.errors import UsageError
+from ...support.errors import EnvironmentFault, UsageError
 from ...support.sources import file_digest
 
 #: Of one kernel: files, bytes in all, bytes of a file that is not named, and seconds to copy them.
 MOST_FILES, MOST_BYTES, MOST_OF_ONE, MOST_SECONDS = 10_000, 1 << 30, 1 << 28, 10.0
-#: Folders below these are never copied as a whole: they hold everything that a user has.
-_OF_ALL = (Path("/"), Path.home(), Path(tempfile.gettempdir()))
+#: Levels of folders; what lies deeper is not copied.
+_MOST_DEPTH = 64
+#: Errors of a disk that holds no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Copies:
@@ -39,22 +42,31 @@ class Copies:
     """
 
     def __init__(self, named: Iterable[Path]) -> None:
-        self._files = {Path(absolute(path)) for path in named for absolute in (os.path.abspath, os.path.realpath)}
-        self._top = scratch.folder("kernel")
+        #: Each file that is named → where it lies, if that is behind a link.
+        self._files = {Path(os.path.abspath(path)): Path(os.path.realpath(path)) for path in named}
+        self._top = Path(os.path.realpath(scratch.folder("kernel")))
         self._opened: set[Path] = set()
         self._watched: dict[int, Path] = {}
         self._events: INotify | None = None
-        #: Folder → its copy.
+        #: Folder → its copy. Two names of one folder have one copy.
         self.folders: dict[Path, Path] = {}
         try:
-            for number, folder in enumerate(_outermost(path.parent for path in self._files)):
-                copy = self._top / str(number)
-                _copy(folder, copy, {path for path in self._files if path.is_relative_to(folder)})
-                self.folders[folder] = copy
+            self._copy()
             self._watch()
         except BaseException:
             self.close()
             raise
+
+    def _copy(self) -> None:
+        every = {*self._files, *self._files.values()}
+        folders = {folder: Path(os.path.realpath(folder)) for folder in _outermost(path.parent for path in every)}
+        reached = tuple(folder for folder, real in folders.items() if folder == real)
+        for number, real in enumerate(sorted(set(folders.values()))):
+            copy = self._top / str(number)
+            names = [folder for folder in folders if folders[folder] == real]
+            below = ((path, folder) for path in every for folder in names if path.is_relative_to(folder))
+            _copy(_Asked(real, frozenset(real / path.relative_to(folder) for path, folder in below), reached), copy)
+            self.folders |= dict.fromkeys(names, copy)
 
     def _watch(self) -> None:
         """Begin to note what is opened. Where the system cannot, all of it counts as opened."""
@@ -88,9 +100,13 @@ class Copies:
         return {str(path): file_digest(self.copy_of(path)) for path in sorted({*self._opened, *self._files})}
 
     def copy_of(self, path: Path) -> Path:
-        """Where the copy of a file lies."""
-        folder = next(folder for folder in self.folders if path.is_relative_to(folder))
-        return self.folders[folder] / path.relative_to(folder)
+        """Where the copy of a file lies, of which the file itself is no part, whatever the links."""
+        for each in (path, self._files.get(path, path)):
+            folder = next(folder for folder in self.folders if each.is_relative_to(folder))
+            copy = Path(os.path.realpath(self.folders[folder] / each.relative_to(folder)))
+            if copy.is_relative_to(self._top):
+                return copy
+        return self._top / "nothing"
 
     def close(self) -> None:
         """Remove the copies."""
@@ -118,49 +134,94 @@ class _Room:
     def __init__(self) -> None:
         self.files, self.nbytes, self._end = MOST_FILES, MOST_BYTES, time.monotonic() + MOST_SECONDS
 
-    def take(self, nbytes: int) -> None:
-        self.files, self.nbytes = self.files - 1, self.nbytes - nbytes
+    def take(self, files: int, nbytes: int) -> None:
+        self.files, self.nbytes = self.files - files, self.nbytes - nbytes
         if self.files < 0 or self.nbytes < 0 or time.monotonic() > self._end:
             raise _TooLarge
 
 
-def _copy(folder: Path, copy: Path, named: set[Path]) -> None:
-    whole = not any(each.is_relative_to(folder) for each in _OF_ALL)
-    for deep in (True, False) if whole else (False,):
+@dataclass(frozen=True)
+class _Asked:
+    """A folder that is copied.
+
+    Args:
+        folder: without links in its path.
+        named: the files in it that are named.
+        reached: all folders whose copies lie at their places.
+    """
+
+    folder: Path
+    named: frozenset[Path]
+    reached: tuple[Path, ...]
+
+    def holds(self, path: Path) -> bool:
+        """Whether it is named, or one below it is."""
+        return any(file.is_relative_to(path) for file in self.named)
+
+    def link(self, path: Path) -> str | None:
+        """The text of the copy of a link; None where it leads outside. In its folder it leads to the copy of a file, so
+        that this is found from everywhere."""
+        real = Path(os.path.realpath(path))
+        if real.is_relative_to(self.folder):
+            return os.path.relpath(real, path.parent)
+        return str(real) if any(real.is_relative_to(folder) for folder in self.reached) else None
+
+
+def _holds_all(folder: Path) -> bool:
+    """Whether it is never copied as a whole: everything that a user has lies below, or what this run makes."""
+    every = ("/", os.path.expanduser("~"), tempfile.gettempdir(), scratch.top())
+    return any(Path(os.path.realpath(each)).is_relative_to(folder) for each in every if os.path.isabs(each))
+
+
+def _copy(asked: _Asked, copy: Path) -> None:
+    for deep in (False,) if _holds_all(asked.folder) else (True, False):
         try:
-            _copy_folder(folder, copy, named, _Room(), deep)
+            _copy_folder(asked, asked.folder, copy, _Room(), deep)
             return
         except _TooLarge:
             scratch.remove_folder(copy)
         except OSError as error:
+            if error.errno in _FULL:
+                raise EnvironmentFault(f"the kernel's files cannot be copied: {error.strerror}; set TMPDIR") from None
             raise UsageError(
-                f"{printable(str(error.filename or folder), 200)}, a file of the kernel, cannot be read: "
+                f"{printable(str(error.filename or asked.folder), 200)}, a file of the kernel, cannot be read: "
                 f"{error.strerror}"
             ) from None  # fmt: skip
     raise UsageError(
-        f"the kernel's folder {printable(str(folder), 200)} holds more than {MOST_FILES:,} files or {MOST_BYTES:,} "
-        "bytes; put the kernel into a folder of its own"
+        f"the kernel's folder {printable(str(asked.folder), 200)} holds more than {MOST_FILES:,} files or "
+        f"{MOST_BYTES:,} bytes, or takes more than {MOST_SECONDS:g} s to copy; put the kernel into a folder of its own"
     )
 
 
-def _copy_folder(folder: Path, copy: Path, named: set[Path], room: _Room, deep: bool) -> None:
-    copy.mkdir(mode=0o700)
-    with os.scandir(folder) as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        path, there = folder / entry.name, copy / entry.name
-        holds = any(file.is_relative_to(path) for file in named)
-        if (entry.name.startswith(".") or entry.name == "__pycache__") and not holds:
-            continue
-        if entry.is_symlink():
-            if path in named or path.resolve().is_relative_to(folder):
-                room.take(0)
-                there.symlink_to(os.readlink(path))
-        elif entry.is_dir():
-            if deep or holds or (path / "__init__.py").is_file():
-                _copy_folder(path, there, named, room, deep or not holds)
-        elif entry.is_file():
-            _copy_file(path, there, room, path in named)
+def _copy_folder(asked: _Asked, folder: Path, copy: Path, room: _Room, deep: bool) -> None:
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        if asked.holds(folder):
+            raise
+        return  # no user of the folder may read it, or it has gone meanwhile
+    try:
+        room.take(1, 0)
+        copy.mkdir(mode=0o700)
+        with os.scandir(handle) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            path, there = folder / entry.name, copy / entry.name
+            holds = asked.holds(path)
+            if (entry.name.startswith(".") or entry.name == "__pycache__") and not holds:
+                continue
+            if entry.is_symlink():
+                if (leads := asked.link(path)) is not None:
+                    room.take(1, 0)
+                    there.symlink_to(leads)
+            elif entry.is_dir(follow_symlinks=False):
+                shallow = len(folder.parts) < len(asked.folder.parts) + _MOST_DEPTH
+                if holds or (shallow and (deep or os.path.isfile(path / "__init__.py"))):
+                    _copy_folder(asked, path, there, room, deep or not holds)
+            elif entry.is_file(follow_symlinks=False):
+                _copy_file(path, there, room, path in asked.named)
+    finally:
+        os.close(handle)
 
 
 def _copy_file(path: Path, copy: Path, room: _Room, named: bool) -> None:
@@ -169,14 +230,17 @@ def _copy_file(path: Path, copy: Path, room: _Room, named: bool) -> None:
     except OSError:
         if named:
             raise
-        return  # no user of the folder may read it
+        return  # no user of the folder may read it, or it has gone meanwhile
     with open(handle, "rb") as source:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode) or (about.st_size > MOST_OF_ONE and not named):
             return
-        room.take(about.st_size)
+        room.take(1, about.st_size)
+        left = about.st_size  # it may grow meanwhile
         with copy.open("xb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
+            while left and (chunk := source.read(min(left, 1 << 20))):
+                left -= target.write(chunk)
+                room.take(0, 0)
     copy.chmod(0o500 if about.st_mode & 0o100 else 0o400)
 
 

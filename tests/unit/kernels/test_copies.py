@@ -1,0 +1,208 @@
+"""What a confined kernel finds in place of its files, however they lie, and what of it counts as opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gguf_verify.kernels.foreign import copies as room
+from gguf_verify.kernels.foreign.copies import Copies
+from gguf_verify.processes.sandbox import Confinement, of_kernel, sandboxed
+from gguf_verify.support import scratch
+from gguf_verify.support.errors import UsageError
+from gguf_verify.support.sources import file_digest
+from tests.support.needs import need
+from tests.unit.processes.test_confinement import DENIED, LIMITS, Attempts
+
+DEEP = 1200
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Files of a folder, each of which holds its own name, and how a kernel finds them.
+
+    Args:
+        files: those that are made.
+        links: name → where it leads; "TOP" is the folder.
+        named: what the user names; the first is the kernel.
+        found: file that is read → the file of which it has the text; None where it is not there.
+        also: makes what is neither.
+    """
+
+    files: tuple[str, ...]
+    links: tuple[tuple[str, str], ...] = ()
+    named: tuple[str, ...] = ("k/k.py",)
+    found: tuple[tuple[str, str | None], ...] = ()
+    also: Callable[[Path], object] = lambda _: None
+
+
+def _deep(top: Path) -> None:
+    at = os.open(top / "k", os.O_RDONLY)
+    for _ in range(DEEP):
+        os.mkdir("d", dir_fd=at)
+        inner = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = inner
+    os.close(at)
+
+
+def _odd(top: Path) -> None:
+    os.mkfifo(top / "k/fifo")
+    (top / "k/endless").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as made, (top / "k/large").open("wb") as large:
+        large.truncate(3 << 30)
+        os.chdir(top)
+        made.bind("k/socket")
+
+
+LAYOUTS = {
+    "beside": Layout(("k/k.py", "k/a.py", "k/p/__init__.py", "k/p/q/b.bin"), found=(("k/p/q/b.bin", "k/p/q/b.bin"),)),
+    "a folder that is a link": Layout(
+        ("real/k.so", "real/l.so.1"), (("real/l.so", "l.so.1"), ("lnk", "real")), ("lnk/k.so",),
+        (("lnk/l.so", "real/l.so.1"), ("real/l.so", "real/l.so.1")),
+    ),
+    "a chain of links": Layout(
+        ("c/k.py", "c/h.py"), (("b/k.py", "../c/k.py"), ("a/k.py", "../b/k.py")), ("a/k.py",),
+        (("a/k.py", "c/k.py"), ("c/h.py", "c/h.py"), ("b/k.py", None)),
+    ),
+    "a link to above": Layout(
+        ("k/k.py", "k/a.py"), (("k/p/a.py", "../a.py"), ("k/q/a.py", "TOP/k/a.py")),
+        found=(("k/p/a.py", "k/a.py"), ("k/q/a.py", "k/a.py")),
+    ),
+    "named behind a link": Layout(
+        ("k/k.toml", "build/k.so"), (("k/build", "../build"),), ("k/k.toml", "k/build/k.so"),
+        (("k/build/k.so", "build/k.so"),),
+    ),
+    "links that lead out": Layout(
+        ("k/k.py", "secret", "out/s"), (("k/s", "../secret"), ("k/o", "TOP/out"), ("k/up", "..")),
+        found=(("k/s", None), ("k/o/s", None), ("k/up/secret", None), ("secret", None)),
+    ),
+    "links in circles": Layout(
+        ("k/k.py",), (("k/a", "b"), ("k/b", "a"), ("k/c", "c"), ("k/here", ".")),
+        found=(("k/here/k.py", "k/k.py"), ("k/a", None)),
+    ),
+    "hidden": Layout(("k/k.py", "k/.env", "k/.git/x"), found=(("k/.env", None), ("k/.git/x", None))),
+    "a hidden folder that is named": Layout(
+        ("k/k.toml", "k/.b/k.so", "k/.b/l.so"), (), ("k/k.toml", "k/.b/k.so"), (("k/.b/l.so", "k/.b/l.so"),)
+    ),
+    "odd names": Layout(
+        ("a b,ü\n\x1b[1m:%s/k.py", "a b,ü\n\x1b[1m:%s/\udcff.bin"), named=("a b,ü\n\x1b[1m:%s/k.py",),
+        found=(("a b,ü\n\x1b[1m:%s/\udcff.bin", "a b,ü\n\x1b[1m:%s/\udcff.bin"),),
+    ),
+    "folders without an end": Layout(("k/k.py",), also=_deep),
+    "what is no file": Layout(
+        ("k/k.py",), found=(("k/fifo", None), ("k/endless", None), ("k/socket", None), ("k/large", None)), also=_odd
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel finds what lies beside its files, and nothing else; what it opened is listed with the copy's digest."""
+    need("bubblewrap")
+    monkeypatch.chdir(tmp_path)
+    layout = LAYOUTS[name]
+    for file in layout.files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(os.fsencode(file))
+    for link, leads in layout.links:
+        (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / link).symlink_to(leads.replace("TOP", str(tmp_path)))
+    layout.also(tmp_path)
+    copies = Copies([Path(file) for file in layout.named])
+    try:
+        # what comes later is not what runs
+        digests = {file: file_digest(tmp_path / file) for file in layout.files}
+        for file in layout.files:
+            (tmp_path / file).write_text("exchanged")
+        with sandboxed("bubblewrap"):
+            made = Attempts(of_kernel(copies=copies.folders))
+        try:
+            for file, holds in layout.found:
+                said = made.says(f"Path({str(tmp_path / file)!r}).read_bytes()")
+                assert (said in DENIED) if holds is None else (said == repr(os.fsencode(holds))), (file, said)
+        finally:
+            made.child.close()
+        opened = copies.opened()
+        for file in layout.named:
+            assert opened[str(tmp_path / file)] == digests[os.path.relpath((tmp_path / file).resolve(), tmp_path)]
+        for _, holds in layout.found:
+            assert holds is None or opened[str(tmp_path / holds)] == digests[holds]
+    finally:
+        copies.close()
+        scratch.remove_folder(tmp_path)  # pytest does not remove very deep folders
+
+
+def test_a_folder_for_temporary_files_below(tmp_path: Path) -> None:
+    """Where the process's own folder lies below the kernel's, both are there."""
+    need("bubblewrap")
+    (tmp_path / "k.py").write_text("k")
+    copy = tmp_path / "run" / "copy"
+    copy.mkdir(parents=True)
+    (copy / "k.py").write_text("k")
+    (copy / "run").mkdir()
+    own = tmp_path / "run" / "own"
+    own.mkdir()
+    with sandboxed("bubblewrap"):
+        made = Attempts(Confinement(LIMITS, folder=own, copies={tmp_path: copy}))
+    assert made.says(f"Path({str(tmp_path / 'k.py')!r}).read_text()") == "'k'"
+    assert made.says(f"Path({str(own / 'x')!r}).write_text('y')") == "1"
+    made.child.close()
+
+
+def test_what_grows_is_copied_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file to which somebody writes all the time takes no more than it held."""
+    log = tmp_path / "log"
+    log.write_bytes(b"x" * 10)
+    stat = os.fstat
+
+    def grown(handle: int) -> os.stat_result:
+        about = stat(handle)
+        if os.readlink(f"/proc/self/fd/{handle}") == str(log):
+            with log.open("ab") as more:
+                more.write(b"y" * 10)
+        return about
+
+    monkeypatch.setattr(os, "fstat", grown)
+    copies = Copies([log])
+    assert copies.copy_of(log).read_bytes() == b"x" * 10
+    copies.close()
+
+
+def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder above the limits is copied without its subfolders; one that is too large by itself is refused."""
+    monkeypatch.setattr(room, "MOST_FILES", 8)
+    for file in ("k.py", "p/__init__.py", *(f"data/{i}" for i in range(9))):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    copies = Copies([tmp_path / "k.py"])
+    assert copies.copy_of(tmp_path / "p/__init__.py").exists()
+    assert not copies.copy_of(tmp_path / "data").exists()
+    copies.close()
+    for i in range(9):
+        (tmp_path / f"{i}.bin").touch()
+    with pytest.raises(UsageError, match="put the kernel into a folder of its own"):
+        Copies([tmp_path / "k.py"])
+
+
+def test_folders_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no part of a kernel, and no fault; neither are those that go meanwhile."""
+    (tmp_path / "k.py").touch()
+    (tmp_path / "private").mkdir()
+    opens = os.open
+
+    def refused(path: str | Path, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == tmp_path / "private":  # root may read all
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opens(path, flags, mode, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "open", refused)
+    copies = Copies([tmp_path / "k.py"])
+    assert copies.copy_of(tmp_path / "k.py").exists()
+    copies.close()
