@@ -16,7 +16,7 @@ from functools import cache
 
 _FILES = """
     read readv pread64 preadv preadv2 write writev pwrite64 pwritev pwritev2 open openat openat2 creat close close_range
-    stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 lseek dup dup2 dup3 pipe pipe2 fcntl
+    stat fstat lstat newfstatat statx statfs fstatfs access faccessat faccessat2 lseek dup dup2 dup3 pipe pipe2
     flock ioctl getdents getdents64 getcwd chdir fchdir mkdir mkdirat rmdir unlink unlinkat rename renameat renameat2
     link linkat symlink symlinkat readlink readlinkat truncate ftruncate fallocate fsync fdatasync sync_file_range
     fadvise64 readahead sendfile copy_file_range splice tee umask getxattr lgetxattr fgetxattr listxattr llistxattr
@@ -39,7 +39,7 @@ _PROCESSES = """
     sched_yield sched_getaffinity sched_setaffinity sched_getparam sched_getscheduler sched_setscheduler sched_getattr
     sched_get_priority_max sched_get_priority_min getpriority setpriority prctl arch_prctl kill tgkill rt_sigaction
     rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend rt_sigqueueinfo sigaltstack pause
-    restart_syscall getrlimit setrlimit prlimit64 getrusage times uname sysinfo getcpu capget getrandom getuid geteuid
+    restart_syscall getrlimit setrlimit getrusage times uname sysinfo getcpu capget getrandom getuid geteuid
     getgid getegid getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid
 """
 #: By which a process gives up rights.
@@ -50,11 +50,17 @@ _TIME = """
 """
 #: Of pairs of sockets and of those that were handed over: none is made that has an address.
 _SOCKETS = """
-    socketpair sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg shutdown getsockopt setsockopt getsockname getpeername
+    sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg shutdown getsockopt setsockopt getsockname getpeername
 """
 #: What CUDA's driver makes for other processes of its own; it cannot connect them to anything that is outside.
 _OF_CUDA = "bind listen accept accept4 memfd_create mknod mknodat"
 
+#: Of fcntl(2): descriptors, flags, locks of records, owners that are asked for, sizes of pipes, seals. Leases and
+#: owners that get signals would reach those who use the same files.
+_COMMANDS = (*range(8), 9, 11, 16, 36, 37, 38, *range(1030, 1035))
+
+#: Kinds of sockets of a pair that send to the other one alone, and the bits that say the kind.
+_CONNECTED, _KINDS = (1, 5), 0xF
 _AF_UNIX = 1
 #: Flags of clone(2) that make namespaces. The flags of clone3 lie in memory, where no filter sees them: glibc makes do
 #: without it.
@@ -92,6 +98,11 @@ def filter_program(devices: bool, boundary: bool = True) -> bytes:
     for name in " ".join(lists).split():
         if seccomp.resolve_syscall(seccomp.Arch.NATIVE, name) not in _NO_CALL:
             made.add_rule(seccomp.ALLOW, name)
+    for number in _COMMANDS:
+        made.add_rule(seccomp.ALLOW, "fcntl", seccomp.Arg(1, seccomp.EQ, number))
+    for kind in _CONNECTED:
+        made.add_rule(seccomp.ALLOW, "socketpair", seccomp.Arg(1, seccomp.MASKED_EQ, _KINDS, kind))
+    made.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))  # of itself, not of another process
     made.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _NAMESPACES, 0))
     made.add_rule(seccomp.ERRNO(_ENOSYS), "clone3")
     if devices:

@@ -214,6 +214,25 @@ def test_system_calls(attempts: Attempts, number: int, what: str) -> None:
     assert attempts.says(f"[{libc}.syscall({number}, 0, 0, 0, 0), ctypes.get_errno()]") == "[-1, 1]", what
 
 
+@pytest.mark.parametrize(
+    ("allowed", "denied"),
+    [
+        ("fcntl.fcntl(shown, fcntl.F_GETFL) and 1", "fcntl.fcntl(shown, fcntl.F_SETLEASE, fcntl.F_RDLCK)"),
+        ("fcntl.fcntl(shown, fcntl.F_DUPFD_CLOEXEC, 30) and 1", "fcntl.fcntl(shown, fcntl.F_NOTIFY, 2)"),
+        ("fcntl.fcntl(os.pipe()[0], fcntl.F_GETPIPE_SZ) and 1", "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, 1)"),
+        ("len(socket.socketpair()) - 1", "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)"),
+        ("socket.socketpair(type=socket.SOCK_SEQPACKET) and 1", "socket.socketpair(type=socket.SOCK_RAW)"),
+        ("bool(resource.prlimit(0, resource.RLIMIT_CORE)) + 0", "resource.prlimit(os.getppid(), resource.RLIMIT_CORE)"),
+    ],
+)  # fmt: skip
+def test_what_reaches_others_who_use_the_same(attempts: Attempts, tmp_path: Path, allowed: str, denied: str) -> None:
+    """No lease that makes others wait, no owner of signals, no socket that sends to any address, no other's limits."""
+    shown = f"os.open({str(tmp_path / 'shown')!r}, os.O_RDONLY)"
+    names = "[fcntl := __import__('fcntl'), {}][1]"
+    assert attempts.says(names.format(allowed.replace("shown", shown))) == "1"
+    assert attempts.says(names.format(denied.replace("shown", shown))) == "PermissionError"
+
+
 def test_privileges(attempts: Attempts) -> None:
     """No namespace, no mount, no limit that is raised; of root's capabilities one at most."""
     libc = "ctypes.CDLL(None, use_errno=True)"
