@@ -341,9 +341,10 @@ class Arena:
             if k in ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "CXX", "GGUF_VERIFY_CUDA_COMPILER")
         }
         path = f"{self.home}/.local/bin{os.pathsep}{os.environ['PATH']}"
+        python_path = os.pathsep.join(map(str, (self.project / "harness", self.work)))
         return {
             **kept, **SECRETS, "HOME": str(self.home), "TMPDIR": str(self.tmp), "XDG_CACHE_HOME": str(self.cache),
-            "PATH": path, "PYTHONPATH": str(self.project / "harness"), "PYTHONDONTWRITEBYTECODE": "1",
+            "PATH": path, "PYTHONPATH": python_path, "PYTHONDONTWRITEBYTECODE": "1",
             "OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "TERM": "dumb",
             "GGUF_VERIFY_HOSTILE": self.token,
         }  # fmt: skip

@@ -174,10 +174,15 @@ def _closed(filter_of: int) -> list[str]:
     return ["--remount-ro", "/dev", "--remount-ro", "/", "--seccomp", str(filter_of), "--"]
 
 
-@cache
 def python() -> tuple[Path, ...]:
     """Where this Python and its packages lie, as a process of it will look for them, and the libraries and headers that
     variables name."""
+    named = ("PYTHONPATH", "PATH", "CC", "CXX", *_LISTS, *_HOMES)
+    return _python(tuple(os.environ.get(name, "") for name in named))
+
+
+@cache
+def _python(_variables: tuple[str, ...]) -> tuple[Path, ...]:
     asked = [interpreter(), "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     found: list[str] = json.loads(done.stdout) if done.returncode == 0 else []
