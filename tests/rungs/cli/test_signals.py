@@ -128,7 +128,7 @@ def test_before_the_first_rung(start: Callable[..., Command], tmp_path: Path, nu
     kernel, pipe = tmp_path / "waits.py", tmp_path / "pipe"
     kernel.write_text(WAITS.replace("PIPE", repr(str(pipe))))
     os.mkfifo(pipe)
-    command = start(SCRIPT, Q4_0, "--kernel", f"{kernel}:gemm")
+    command = start(SCRIPT, Q4_0, "--kernel", f"{kernel}:gemm", "--sandbox", "none")  # it sees the pipe
 
     held: list[int] = []
 

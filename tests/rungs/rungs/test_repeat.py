@@ -144,10 +144,7 @@ def test_a_call_belongs_to_one_rung(rungs: str) -> None:
         verify(MODEL, "q8_1_naive", "cpu", rungs.split(","), replace(OPTIONS, only_call="own"))
 
 
-KERNEL = """from pathlib import Path
-import sys
-sys.path.insert(0, {root!r})
-from gguf_verify import kernel
+KERNEL = """from gguf_verify import kernel
 from tests.rungs.rungs.test_envelope import product
 
 
@@ -163,14 +160,17 @@ def gemm(weights, activations, shape):
 def test_what_is_printed_can_be_pasted(tmp_path: Path) -> None:
     """The line of a checkout, with a prompt that a shell would take apart; and the case that it saves."""
     source, case = tmp_path / "my kernel.py", tmp_path / "case"
-    source.write_text(KERNEL.format(root=str(ROOT)))
+    source.write_text(KERNEL)
     prompt = 'it\'s "one" $HOME\nline'
     command = [
         "bash", "-c", 'python scripts/verify_model.py "$@"', "_", str(MODEL), "--kernel", f"{source}:gemm",
         "--host", "cpu", "--rungs", "layers", "--tensor", "attn_k", "-p", prompt, "-n", "2", "--probes", "brief",
         "--save-case", str(case),
     ]  # fmt: skip
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}",
+    }  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False, env=environment)
     assert done.returncode == 1, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("repeat with: "))
