@@ -38,7 +38,7 @@ def test_what_it_reads_is_noted(tmp_path: Path, include: str) -> None:
     header.write_text("#define MORE(k) (k)\n")
     source = SOURCE.replace("template", "template<int, Function> __global__ void kernel(float*);\ntemplate", 1)
     (root / OF_NVCC).write_text(f"{include.format(header)}\n{source}")
-    with foreign_source(root, 300.0) as noted:
+    with foreign_source(root, 300.0, (header,)) as noted:
         author_cubin(root, OF_NVCC, "90", {}, ["kernel<3, twice>"], Author(), by="nvcc")
     assert str(header) in noted.opened
     assert not [path for path in noted.opened if path.startswith(("what ", f"{root}/", str(nvcc.include_folder())))]

@@ -100,7 +100,8 @@ def _within_reach(names: Iterable[str], folder: Path) -> tuple[set[Path], dict[s
     end, left, found = time.monotonic() + MOST_SECONDS, MOST_BYTES, set[Path]()
     for name in list(names)[: MOST_FILES + 1]:
         if not os.path.realpath(name).startswith(tuple(roots)):
-            return found, {"its modules": "its process lists files outside of its folder and of PYTHONPATH"}
+            outside = f"its process lists {printable(name, 100)}, outside of its folder and of PYTHONPATH"
+            return found, {"its modules": outside}
         with contextlib.suppress(OSError, ValueError):
             left -= os.lstat(name).st_size
         if left < 0 or len(found) == MOST_FILES or time.monotonic() > end:
