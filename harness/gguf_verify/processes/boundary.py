@@ -178,12 +178,12 @@ def python() -> tuple[Path, ...]:
     """Where this Python and its packages lie, as a process of it will look for them, and the libraries and headers that
     variables name."""
     named = ("PYTHONPATH", "PATH", "CC", "CXX", *_LISTS, *_HOMES)
-    return _python(tuple(os.environ.get(name, "") for name in named))
+    return _python(interpreter(), *(os.environ.get(name, "") for name in named))
 
 
 @cache
-def _python(_variables: tuple[str, ...]) -> tuple[Path, ...]:
-    asked = [interpreter(), "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
+def _python(program: str, *_variables: str) -> tuple[Path, ...]:
+    asked = [program, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     found: list[str] = json.loads(done.stdout) if done.returncode == 0 else []
     found += [path for folder in tuple(found) for path in _linked(folder)]

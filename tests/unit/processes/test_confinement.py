@@ -139,14 +139,12 @@ def test_folders_that_are_named_by_others(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path / "elsewhere")
     monkeypatch.setenv("LD_LIBRARY_PATH", "../libraries")
     monkeypatch.setattr(sys, "executable", str(tmp_path / os.path.relpath(sys.executable, tmp_path)))
-    boundary.python.cache_clear()
     with sandbox.sandboxed("bubblewrap"):
         made = Attempts(Confinement(LIMITS))
     try:
         assert made.says("os.listdir(os.environ['LD_LIBRARY_PATH'])") == "[]"
     finally:
         made.child.close()
-        boundary.python.cache_clear()
 
 
 def test_a_folder_that_is_kept(kind: str, tmp_path: Path) -> None:
