@@ -38,6 +38,8 @@ from .sources import START_LIMIT
 
 #: Bytes of a process's answer.
 _MOST_SAID = 1 << 24
+#: Seconds for a process that has answered to end.
+_ENDS = 10.0
 
 
 def dependencies(path: Path, name: str, further: Further | None = None) -> dict[str, str]:
@@ -78,6 +80,7 @@ def _of_python(
         process.link.send_bytes(json.dumps(asked).encode())
         channel = Channel(process.link.fileno(), _MOST_SAID)
         said = json.loads(channel.receive(time.monotonic() + START_LIMIT))
+        process.wait(_ENDS)  # what it opens at its end is not there in one of two looks only
         files, elsewhere = _within_reach(map(str, said["files"]), path.parent)
         files |= {path} if copies is None else {path, *map(Path, copies.opened())}
         fault = {"its modules": printable(str(said["fault"]), 300)} if said["fault"] else {}
