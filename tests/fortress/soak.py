@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -76,7 +77,7 @@ def one_process(arena: Arena, made: list[Attack], count: int, seconds: float) ->
     """Verify `count` kernels that attack, one after the other, in one process through the Python API."""
     for attack in dict.fromkeys(made):
         folder = arena.work / attack.name
-        folder.mkdir()
+        shutil.copytree(arena.work / "hostile_kernels", folder / "hostile_kernels")
         (folder / "kernel.py").write_text(TEXT)
         moment = attack.moments[0]
         (folder / "targets.json").write_text(json.dumps(arena.targets([attack.name], moment)))
@@ -95,6 +96,8 @@ def one_process(arena: Arena, made: list[Attack], count: int, seconds: float) ->
     told = json.loads(said.read_text())
     looks = [Look(**look) for look in told["looks"]]
     breaches += told["breaches"]
+    if set(told["exits"]) <= {"UsageError"}:
+        breaches.append("no kernel came as far as to be called")
     if told["made"] < count:
         breaches.append(f"{told['made']} of {count} kernels in {seconds:g} s")
     return Soaked(told["made"], told["exits"], looks, breaches + grown(looks))

@@ -133,7 +133,8 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """Of a process: its threads, its bytes of memory that no file holds, and those of RLIMIT_DATA."""
+    """Of a process: its threads, its bytes of memory that no file holds, with tables of pages, and those of
+    RLIMIT_DATA."""
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             lines = dict(line.split(b":", 1) for line in f.read().splitlines() if b":" in line)
@@ -144,7 +145,7 @@ def _status(pid: int) -> dict[str, int]:
         return sum(int(lines.get(name, b"0").split()[0]) for name in names) << 10
 
     threads = int(lines.get(b"Threads", b"1"))
-    return {"processes": threads, "memory": sized(b"RssAnon", b"RssShmem"), "data": sized(b"VmData")}
+    return {"processes": threads, "memory": sized(b"RssAnon", b"RssShmem", b"VmPTE"), "data": sized(b"VmData")}
 
 
 def _below(folder: str) -> int:
