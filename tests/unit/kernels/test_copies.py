@@ -13,6 +13,7 @@ import pytest
 
 from gguf_verify.kernels.foreign import copies as room
 from gguf_verify.kernels.foreign.copies import Copies
+from gguf_verify.kernels.foreign.dependencies import dependencies
 from gguf_verify.processes.sandbox import Confinement, of_kernel, sandboxed
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import UsageError
@@ -21,6 +22,19 @@ from tests.support.needs import need
 from tests.unit.processes.test_confinement import DENIED, LIMITS, Attempts
 
 DEEP = 1200
+LATE = """
+import atexit, pathlib, time
+from gguf_verify import kernel
+
+@atexit.register
+def end():
+    time.sleep(0.3)
+    pathlib.Path(__file__).with_name("table").read_text()
+
+@kernel(formats=["Q4_0"], semantics="f32")
+def gemm(weights, activations, shape):
+    return None
+"""
 
 
 @dataclass(frozen=True)
@@ -206,3 +220,12 @@ def test_folders_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.Monkey
     copies = Copies([tmp_path / "k.py"])
     assert copies.copy_of(tmp_path / "k.py").exists()
     copies.close()
+
+
+def test_what_a_kernel_opens_at_its_end(tmp_path: Path) -> None:
+    """It is listed each time, else two lists differ and a certificate is refused."""
+    need("bubblewrap")
+    (tmp_path / "k.py").write_text(LATE)
+    (tmp_path / "table").write_text("x")
+    with sandboxed("bubblewrap"):
+        assert "table" in dependencies(tmp_path / "k.py", "gemm")

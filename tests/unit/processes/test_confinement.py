@@ -333,6 +333,18 @@ def test_memory_that_is_no_process_s_own(way: str) -> None:
         made.child.close()
 
 
+def test_memory_of_page_tables(kind: str) -> None:
+    """It counts with and without a control group, though no page holds anything."""
+    made = Attempts(Confinement(replace(LIMITS, memory=32 << 20)))
+    try:
+        mapped = "(mmap := __import__('mmap')).mmap(-1, 1 << 36, 0x4000 | mmap.MAP_PRIVATE, mmap.PROT_READ)"
+        made.says(f"[(m := {mapped}), m.madvise(15), [m[i] for i in range(0, 1 << 36, 1 << 21)], time.sleep(60)]")
+        assert wait_until(lambda: made.child.wait(0) is not None)
+        assert made.child.stopped_for == "took more than 32 MiB of memory"
+    finally:
+        made.child.close()
+
+
 def test_limits_of_each(attempts: Attempts) -> None:
     """Memory, a file, and the folder."""
     assert attempts.says("len(bytearray(2 << 30))") == "MemoryError"
