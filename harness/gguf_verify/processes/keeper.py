@@ -185,8 +185,8 @@ def kill_all(group: int | None) -> None:
 
 
 def _sibling(name: str) -> Any:
-    """A module of this folder, which is not on the path here."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    """A module by its place beside this one; the package is not on the path here."""
+    spec = importlib.util.spec_from_file_location(Path(name).name, Path(__file__).parent / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -201,7 +201,11 @@ def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None, 
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     guard = _sibling("guard") if spec.get("confine") else None
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.write(2 if output is None else output, f"cannot be started: {error.strerror}\n".encode())
+        os._exit(127)
     if pid:
         return pid
     try:
@@ -270,7 +274,9 @@ class _Output:
     """Reads what the command prints."""
 
     def __init__(self, handle: int, log: Log, echo: bool) -> None:
-        self.handle, self._log, self._echo = handle, log, echo
+        self.handle, self._log = handle, log
+        #: Where it is printed, too. Commands to a program that keeps standard error as a log are escaped.
+        self._echo = _standard_error() if echo else None
         os.set_blocking(handle, False)
 
     def read(self) -> bool:
@@ -281,9 +287,10 @@ class _Output:
             return True
         if not raw:
             return False
-        if self._echo and self._log.total < _MOST_ECHO:
+        if self._echo is not None and self._log.total < _MOST_ECHO:
             with contextlib.suppress(OSError):
-                os.write(2, _CONTROL.sub(b"?", raw))
+                self._echo.write(_CONTROL.sub(b"?", raw).decode(errors="surrogateescape"))
+                self._echo.flush()
         self._log.add(raw)
         return True
 
@@ -294,6 +301,11 @@ class _Output:
         with contextlib.suppress(OSError):
             while rest.poll(0) and self.read():
                 pass
+
+
+def _standard_error() -> Any:
+    stream = os.fdopen(2, "w", encoding="utf-8", errors="surrogateescape", newline="", closefd=False)
+    return stream if stream.isatty() else _sibling("../support/inert").Inert(stream)
 
 
 def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.processes import boundary, guard, sandbox, syscalls
-from gguf_verify.processes.child import Forked, Spawned
+from gguf_verify.processes.child import Command, Forked, Spawned
 from gguf_verify.processes.sandbox import Confinement, Limits
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import CHECKOUT
@@ -111,7 +111,8 @@ def test_an_empty_root(tmp_path: Path) -> None:
         said = made.says(f"os.listdir({str(home)!r})")
         assert said == "FileNotFoundError" or set(eval(said)) <= {path.parts[0] for path in bound}
         assert set(eval(made.says("os.listdir('/')"))) <= {
-            "bin", "dev", "etc", "gnu", "lib", "lib32", "lib64", "libx32", "nix", "proc", "sbin", "sys", "tmp", "usr",
+            "bin", "dev", "etc", "gnu", "lib", "lib32", "lib64", "libx32", "nix", "opt", "proc", "sbin", "sys", "tmp",
+            "usr",
             *(path.parts[1] for path in (*boundary.python(), *boundary.project(), CHECKOUT, tmp_path)),
         }  # fmt: skip
         assert secret.read_text() == "x"
@@ -502,3 +503,11 @@ def test_with_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert made.says("connects(1, '/nothing')") in DENIED
     finally:
         made.child.close()
+
+
+def test_what_is_echoed_gives_no_commands(capfd: pytest.CaptureFixture[str]) -> None:
+    """To a program that keeps standard error as its log, such as GitHub's."""
+    made = Command([sys.executable, "-c", r"print('one\n::notice::VERIFIED\n  ::stop-commands::x')"], verbose=True)
+    assert made.wait(60) == 0
+    made.close()
+    assert capfd.readouterr().err == "one\n\\x3a:notice::VERIFIED\n  \\x3a:stop-commands::x\n"
