@@ -103,7 +103,7 @@ def compare(
     for name, why in said.kernel.unknown.items():
         lines.append(Line(f"kernel: {name}", "not checked", f"the certificate does not know it: {why}"))
     if not said.kernel.shipped and said.sandbox.kind != "bubblewrap":
-        lines.append(Line("kernel: boundary", "not checked", f"not confined: it ran under {said.sandbox.words}"))
+        lines.append(Line("kernel: boundary", "not checked", f"not confined: {said.sandbox.by}"))
     here = here or installed()
     if said.kernel.system:
         lines.append(_system(said.kernel.system))

