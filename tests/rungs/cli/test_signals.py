@@ -260,6 +260,8 @@ def test_other_commands_end_as_cleanly(start: Callable[..., Command], arguments:
 
 HANDED_DOWN = """
 import os, signal, sys
+for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    signal.signal(number, signal.SIG_DFL)
 for number in (signal.SIGCHLD, signal.SIGALRM, signal.SIGUSR1, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGINT, signal.SIGALRM])

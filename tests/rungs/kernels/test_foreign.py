@@ -313,7 +313,9 @@ def test_an_example_without_its_library() -> None:
     if importlib.util.find_spec("torch") is not None:
         pytest.skip("PyTorch is installed")
     done = cli(Q4_0, "--kernel", f"{EXAMPLES / 'triton_q4_0.py'}:gemm")
-    assert_one_line(done, 2, r"triton_q4_0\.py cannot be imported: ModuleNotFoundError: No module named 'torch'$")
+    assert_one_line(
+        done, 2, r"triton_q4_0\.py cannot be imported: ModuleNotFoundError: No module named 'torch'; it finds modules"
+    )
 
 
 @pytest.mark.parametrize(
