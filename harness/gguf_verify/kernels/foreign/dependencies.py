@@ -163,13 +163,14 @@ def _file_of(module: ModuleType) -> str | None:
 
 
 def _take(file: str | None, name: str, left: list[str], installed: set[str]) -> None:
-    """A module's file is local, or its package is installed, or it belongs to Python or to this project."""
+    """A module's file is local, or its package is installed, or it belongs to Python or to this project: by its own
+    name, too, since some systems link files of Python elsewhere (Debian's sitecustomize.py)."""
     if file is None:
         return
     at = os.path.realpath(file)
     if re.search(r"[/\\](site|dist)-packages[/\\]", at):
         installed.add(name.partition(".")[0])
-    elif not any(at.startswith(f"{folder}{os.sep}") for folder in _standard()):
+    elif not any(path.startswith(f"{folder}{os.sep}") for folder in _standard() for path in (at, file)):
         left.append(file)
 
 
