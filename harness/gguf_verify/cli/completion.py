@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 from ..support.errors import EnvironmentFault
 from .command import Command, commands
 from .common import Parser, print_lines
-from .files import output
+from .files import actions_of, output
 
 _SHELLS = ("bash", "zsh", "fish", "tcsh")
 _EPILOG = """\
@@ -57,18 +56,10 @@ def _whole(shtab: ModuleType) -> argparse.ArgumentParser:
         listed.add_parser(command.name, help=command.summary)
         made.prog = f"{whole.prog} {command.name}"
         listed.choices[command.name] = made
-    for action in _actions(whole):
+    for action in actions_of(whole):
         if action.type in (Path, output) and action.choices is None:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
     return whole
-
-
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        yield action
-        if isinstance(action, argparse._SubParsersAction):
-            for child in action.choices.values():
-                yield from _actions(child)
 
 
 COMMAND = Command("completion", "print a script that completes the command line in a shell", build_parser, run)

@@ -60,7 +60,7 @@ def _with_companions(path: Path) -> Iterator[Path]:
 def take_files(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Add what a command line names to it: `outputs`, flag → path, and `inputs`. Raises UsageError as
     `check_outputs`."""
-    written = {a.dest: a for a in _actions(parser) if a.type is output}
+    written = {a.dest: a for a in actions_of(parser) if a.type is output}
     given = vars(args).items()
     outputs = {"/".join(written[d].option_strings): v for d, v in given if d in written and v is not None}
     inputs = [value for dest, value in given if dest not in written]
@@ -68,12 +68,13 @@ def take_files(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
     check_outputs(outputs, args.inputs)
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments of a parser, and of those of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
-                yield from _actions(child)
+                yield from actions_of(child)
 
 
 def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:

@@ -28,8 +28,7 @@ from . import syscalls
 if TYPE_CHECKING:
     from .sandbox import Confinement
 
-#: In the system's folders alone: what decides what a process may do is not taken from a folder that somebody put on the
-#: path.
+#: Folders of the system, where bubblewrap is looked for: PATH may name others.
 _FOLDERS = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
 #: Folders of the top that may be links into /usr, or folders of their own.
 _TOPS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")

@@ -2,7 +2,7 @@
 used.
 
 It keeps a program from writing files, using the network and taking too much, by mistake or by habit. It does not hide
-the user's files, terminals and processes, and so is no boundary against a program that means harm: that is
+the user's files and processes, and so is no boundary against a program that means harm: that is
 `boundary`, under which the limits are set here too.
 
 `apply` restricts the calling process and all that it starts, for good. It is called between fork and exec, by `keeper`

@@ -77,6 +77,8 @@ def _made(parent: Path, limits: dict[str, int], counter: str) -> MemoryGroup | N
     """The first of the limits must hold; not every system has the others."""
     folder = parent / f"gguf-verify-{os.getpid()}"
     required = next(iter(limits))
+    with contextlib.suppress(OSError):
+        folder.rmdir()  # that of a killed process of the same number
     try:
         folder.mkdir()
     except OSError:

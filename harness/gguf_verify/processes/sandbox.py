@@ -161,7 +161,9 @@ def _sandbox(mode: str) -> Sandbox:
         return _guard("")
     why = boundary.fault()
     if why is None:
-        return Sandbox("bubblewrap", f"bubblewrap {boundary.version()}")
+        # without Landlock, a process can open a descriptor's file again for writing; before ABI 3, truncate it
+        missing = () if guard.landlock_abi() >= 3 else ("change the model's file",)
+        return Sandbox("bubblewrap", f"bubblewrap {boundary.version()}", missing)
     if mode == "bubblewrap":
         raise EnvironmentFault(f"--sandbox bubblewrap: {why}")
     return _guard(why)

@@ -5,7 +5,7 @@ reaches into other processes, the network, the system's settings or the kernel's
 is no list of what is denied.
 
 Source: syscalls(2) of Linux; seccomp_rule_add(3) of libseccomp. The list holds for NumPy, PyTorch, Triton, CuPy,
-llama.cpp, compilers, and CUDA's driver where `devices` is said.
+llama.cpp, compilers, and, with `devices`, for CUDA's driver.
 """
 
 from __future__ import annotations

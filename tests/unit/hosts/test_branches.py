@@ -24,7 +24,7 @@ def test_what_a_macro_stands_for_is_taken_in_place_of_it() -> None:
 
 @pytest.mark.parametrize("value", ["A " * 100_000, "B " * 100_000, "1 + " * 100_000 + "1"])
 def test_long_macros_are_not_expanded(value: str) -> None:
-    """Nothing is said of them. Each of half a million names would be half a million others."""
+    """They are not reported. Each of half a million names would expand to half a million others."""
     long = f"#define B B B\n#define A {value}\n#if __CUDA_ARCH__ < {'A ' * 100_000}\nint x;\n#endif\n"
     short = f"#define A {value}\n#if __CUDA_ARCH__ < A\nint x;\n#endif\n"
     assert found(long) == found(short) == []

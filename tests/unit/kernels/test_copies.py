@@ -171,7 +171,7 @@ def test_a_folder_for_temporary_files_below(tmp_path: Path) -> None:
 
 
 def test_what_grows_is_copied_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file to which somebody writes all the time takes no more than it held."""
+    """A file that grows while it is copied takes no more than its size at the beginning."""
     log = tmp_path / "log"
     log.write_bytes(b"x" * 10)
     stat = os.fstat
@@ -205,7 +205,7 @@ def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         Copies([tmp_path / "k.py"])
 
 
-def test_folders_that_nobody_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are no part of a kernel, and no fault; neither are those that go meanwhile."""
     (tmp_path / "k.py").touch()
     (tmp_path / "private").mkdir()

@@ -441,8 +441,20 @@ def test_modes() -> None:
         assert found.words == "boundary: none (turned off); not confined: may do all that you may do"
         assert sandbox.of_fork() == found
     if LACKS["bubblewrap"] is None:
-        assert sandbox.current().words == f"boundary: bubblewrap {boundary.version()}"
+        assert sandbox.current().words.startswith(f"boundary: bubblewrap {boundary.version()}")
         assert sandbox.of_fork().words.startswith("accident guard: Landlock")
+
+
+def test_a_boundary_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing then keeps llama.cpp's process from writing to a file by its descriptor."""
+    need("bubblewrap")
+    monkeypatch.setattr(guard, "landlock_abi", lambda: 0)
+    sandbox.forget()
+    with sandbox.sandboxed("bubblewrap") as found:
+        assert found.missing == ("change the model's file",)
+        assert found.words.endswith("not confined: may change the model's file")
+    monkeypatch.undo()
+    sandbox.forget()
 
 
 def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

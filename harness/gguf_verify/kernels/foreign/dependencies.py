@@ -140,8 +140,7 @@ def tell(link: Connection, path: Path, name: str, modules: Sequence[str]) -> Non
 
 
 def found_modules(path: Path) -> tuple[set[str], list[str]]:
-    """The files of this process's modules that nobody installed, and of those that their text imports; and installed
-    packages."""
+    """Local files of this process's modules and of the modules that their text imports; and the installed packages."""
     left = [str(path)]
     installed: set[str] = set()
     for module in list(sys.modules.values()):
