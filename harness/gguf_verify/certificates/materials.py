@@ -12,8 +12,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from ..kernels import DEFAULT_KERNEL
-from ..kernels.foreign import Further, file_of, names_foreign
-from ..kernels.foreign.dependencies import dependencies
+from ..kernels.foreign import Further, file_of, files_named, names_foreign
 from ..llama import Llama
 from ..processes.mapped import UNSEEN
 from ..results import OpenedFiles
@@ -34,7 +33,7 @@ class Materials:
 
     Args:
         kernel: file of the kernel → digest; names are relative, the one that was named is first.
-        packages: installed packages that the kernel imports → version.
+        packages: installed packages that the kernel's sources import, or of which a file was mapped → version.
         unknown: what the kernel is made of and is not known → why.
         shipped: the kernel is one of the project's.
         kernel_name: as `--kernel` takes it, without folders that others do not have.
@@ -61,22 +60,24 @@ class Materials:
         for path in sorted({*self.touched, *later.touched}):
             if self.touched.get(path) != later.touched.get(path):
                 return f"{Path(path).name} was changed while the run went on"
-        return "" if self == later else "the kernel's packages, or what is known of them, changed while the run went on"
+        return "" if self == later else "what the verdict depends on was changed while the run went on"
 
     def with_opened(self, opened: OpenedFiles) -> Materials:
         """These and the files that were opened for the kernel during a run. Raises EnvironmentFault where one changed
         while the run went on."""
         files, unknown, system = {**self.kernel}, {**self.unknown}, {**self.system}
         for path, sha256 in opened.files.items():
+            real = os.path.realpath(path)
             if path == UNSEEN:
                 unknown["the files that its processes opened"] = "they were hidden"
             elif sha256 is None:
-                unknown[Path(path).name] = "it cannot be read, or was replaced while the run went on"
-            elif sha256 != file_digest(path) or (path in self.places and self.kernel[self.places[path]] != sha256):
+                why = "it cannot be read, or was replaced while the run went on"
+                unknown[Path(path).name] = why if os.path.isabs(path) else "the system does not list them"
+            elif sha256 != file_digest(path) or (real in self.places and self.kernel[self.places[real]] != sha256):
                 raise EnvironmentFault(f"{Path(path).name} was changed while the run went on")
             elif of_the_system(path):
                 system[path] = sha256
-            elif path not in self.places:
+            elif real not in self.places:
                 main, name = next(iter(self.places.items()), ("", ""))
                 files[_placed(name, os.path.relpath(path, os.path.dirname(main)), files)] = sha256
         packages = {**self.packages, **opened.packages}
@@ -112,21 +113,14 @@ def collect(kernel: str = DEFAULT_KERNEL, further: Further | None = None) -> Mat
     further = further or Further()
     given, entry = file_of(kernel, further.declared)
     path = Path(os.path.abspath(given))
-    made_of = dependencies(path, entry, further)
-    files, packages, unknown, places = {}, {}, {}, {}
-    for name, value in sorted(made_of.items(), key=lambda item: (item[0] != path.name, item[0])):
-        if name.startswith("package "):
-            packages[name.removeprefix("package ")] = value
-        elif file_digest(path.parent / name) == value:
-            placed = _placed(shown_name(path), name, files)
-            files[placed] = _digest(path.parent / name, touched)
-            places[os.path.realpath(path.parent / name)] = placed
-        else:
-            unknown[PurePosixPath(name).name] = value
+    files, places = dict[str, str](), dict[str, str]()
+    for file in (path, *map(Path, map(os.path.abspath, files_named(kernel, further)))):
+        if os.path.realpath(file) not in places:
+            placed = _placed(shown_name(path), os.path.relpath(file, path.parent), files)
+            files[placed] = _digest(file, touched)
+            places[os.path.realpath(file)] = placed
     shown = entry if entry == kernel else f"{shown_name(path)}:{entry}" if entry else shown_name(path)
-    return Materials(
-        files, packages, unknown, False, shown, project, libraries, places=places, touched=touched
-    )  # fmt: skip
+    return Materials(files, {}, {}, False, shown, project, libraries, places=places, touched=touched)
 
 
 def _placed(main: str, name: str, taken: dict[str, str]) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..distributed import LOCAL, ray_at
-from ..kernels.foreign import dependencies, file_of
 from ..processes.commands import Processes, Stopped
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
@@ -173,8 +172,7 @@ class _Runner:
         out = {f"model {m.path.name}": identity(m.path) for m in config.models}
         for kernel in config.file.kernels:
             if (path := config.kernel_path(kernel)) is not None:
-                made_of = dependencies(path, file_of(kernel)[1])
-                out |= {f"kernel {kernel}: {name}": value for name, value in made_of.items()}
+                out[f"kernel {kernel}"] = file_digest(path) or "cannot be read"
         out |= {f"variant {name}": self._environments.identity(variant) for name, variant in config.variants.items()}
         for name, variant in config.variants.items():
             out |= {f"variant {name}: {p.name}": identity(p) for p in libraries(config.build(variant))}

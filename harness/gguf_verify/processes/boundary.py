@@ -117,7 +117,9 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
     """
     used = devices_of(confined.devices)
     out = [*_namespaces(), *_root(used)]
-    held = _ordered([*python(), *project(), *confined.shown, *(map(Path, _of_devices()) if used else ())])
+    copied = {*confined.copies, *(Path(os.path.realpath(each)) for each in confined.copies)}
+    of_python = (path for path in python() if copied.isdisjoint((path, *path.parents)))
+    held = _ordered([*of_python, *project(), *confined.shown, *(map(Path, _of_devices()) if used else ())])
     for path in held:
         out += ["--ro-bind", str(path), str(path)]
     for original, copy in confined.copies.items():
@@ -180,12 +182,27 @@ def python() -> tuple[Path, ...]:
     return _python(interpreter(), *(os.environ.get(name, "") for name in named))
 
 
+def path_elsewhere() -> tuple[Path, ...]:
+    """What Python's path names (PYTHONPATH, .pth files) that belongs neither to Python or its packages nor to this
+    project."""
+    known = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    ours = {PACKAGE.parent, *(Path(os.path.realpath(path)) for path in known)}
+    found = (Path(os.path.realpath(each)) for each in _sys_path(interpreter(), os.environ.get("PYTHONPATH", "")))
+    others = (path for path in found if path.exists() and ours.isdisjoint((path, *path.parents)))
+    return tuple(path for path in dict.fromkeys(others) if not path.is_relative_to("/usr"))
+
+
 @cache
-def _python(program: str, *_variables: str) -> tuple[Path, ...]:
+def _sys_path(program: str, _variable: str) -> tuple[str, ...]:
     asked = [program, "-P", "-c", "import json, sys; print(json.dumps(sys.path))"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-    found: list[str] = json.loads(done.stdout) if done.returncode == 0 else []
-    found += [path for folder in tuple(found) for path in _linked(folder)]
+    return tuple(path for path in json.loads(done.stdout) if path) if done.returncode == 0 else ()
+
+
+@cache
+def _python(program: str, path: str, *_variables: str) -> tuple[Path, ...]:
+    found = list(_sys_path(program, path))
+    found += [each for folder in tuple(found) for each in _linked(folder)]
     found += [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     found += filter(None, (sysconfig.get_config_var("LIBDIR"), os.path.realpath(sys.executable)))
     for name in (*_LISTS, *_HOMES):
@@ -222,7 +239,7 @@ def project() -> tuple[Path, ...]:
 
 def _placed(folder: Path, copy: Path, held: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
     """Where a copy is bound, piece by piece, so that what is bound already stays in sight, or can be bound."""
-    if any(folder.is_relative_to(path) for path in held):
+    if folder in held:
         return
     if not any(path.is_relative_to(folder) for path in held):
         yield folder, copy
@@ -245,5 +262,6 @@ def _ordered(paths: Iterable[Path]) -> list[Path]:
 
 
 __all__ = [
-    "command", "devices_of", "fault", "interpreter", "program", "project", "python", "spelled_out", "version",
+    "command", "devices_of", "fault", "interpreter", "path_elsewhere", "program", "project", "python", "spelled_out",
+    "version",
 ]  # fmt: skip

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import py_compile
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from gguf_verify.hosts import CpuHost
 from gguf_verify.kernels.foreign import copies as room
+from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.foreign.copies import Copies
-from gguf_verify.kernels.foreign.dependencies import dependencies
+from gguf_verify.kernels.foreign.opened import Opened
 from gguf_verify.processes.sandbox import Confinement, of_kernel, sandboxed
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import UsageError
@@ -22,19 +26,6 @@ from tests.support.needs import need
 from tests.unit.processes.test_confinement import DENIED, LIMITS, Attempts
 
 DEEP = 1200
-LATE = """
-import atexit, pathlib, time
-from gguf_verify import kernel
-
-@atexit.register
-def end():
-    time.sleep(0.3)
-    pathlib.Path(__file__).with_name("table").read_text()
-
-@kernel(formats=["Q4_0"], semantics="f32")
-def gemm(weights, activations, shape):
-    return None
-"""
 
 
 @dataclass(frozen=True)
@@ -129,7 +120,8 @@ def test_layouts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         (tmp_path / link).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / link).symlink_to(leads.replace("TOP", str(tmp_path)))
     layout.also(tmp_path)
-    copies = Copies([Path(file) for file in layout.named])
+    copies, opened = Copies([Path(file) for file in layout.named]), Opened()
+    opened.watch(copies)
     try:
         # what comes later is not what runs
         digests = {file: file_digest(tmp_path / file) for file in layout.files}
@@ -143,11 +135,11 @@ def test_layouts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
                 assert (said in DENIED) if holds is None else (said == repr(os.fsencode(holds))), (file, said)
         finally:
             made.child.close()
-        opened = copies.opened()
+        opened.close()
         for file in layout.named:
-            assert opened[str(tmp_path / file)] == digests[os.path.relpath((tmp_path / file).resolve(), tmp_path)]
+            assert opened.files[str(tmp_path / file)] == digests[os.path.relpath((tmp_path / file).resolve(), tmp_path)]
         for _, holds in layout.found:
-            assert holds is None or opened[str(tmp_path / holds)] == digests[holds]
+            assert holds is None or opened.files[str(tmp_path / holds)] == digests[holds]
     finally:
         copies.close()
         scratch.remove_folder(tmp_path)  # pytest does not remove very deep folders
@@ -222,10 +214,83 @@ def test_unreadable_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     copies.close()
 
 
-def test_what_a_kernel_opens_at_its_end(tmp_path: Path) -> None:
-    """It is listed each time, else two lists differ and a certificate is refused."""
+PATH_KERNEL = """
+import installed, near.deep, single
+from gguf_verify import kernel
+
+FOUND = [installed.VALUE, near.deep.VALUE, single.VALUE]
+
+@kernel(formats=["Q4_0"], semantics="f32")
+def gemm(weights, activations, shape):
+    return None
+"""
+
+
+def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of PYTHONPATH with two modules, an installed package, and a compiled module that is not its source's."""
+    folder = tmp_path / "path"
+    info = folder / "installed-1.2.dist-info"
+    for each in (folder / "near", folder / "installed", info, tmp_path / "k"):
+        each.mkdir(parents=True)
+    (folder / "near" / "__init__.py").touch()
+    for name in ("near/deep.py", "single.py", "installed/__init__.py", "unused.py"):
+        (folder / name).write_text("VALUE = 1\n")
+    forged = folder / "__pycache__" / f"single.{sys.implementation.cache_tag}.pyc"
+    (tmp_path / "forged.py").write_text("raise SystemExit('forged')\n")
+    py_compile.compile(
+        str(tmp_path / "forged.py"), str(forged), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH
+    )
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1.2\n")
+    (info / "RECORD").write_text("installed/__init__.py,,\ninstalled-1.2.dist-info/METADATA,,\n")
+    (tmp_path / "k" / "k.py").write_text(PATH_KERNEL)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def test_modules_of_pythons_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied as the kernel's folder is, without compiled modules; what is installed there has a version."""
     need("bubblewrap")
-    (tmp_path / "k.py").write_text(LATE)
-    (tmp_path / "table").write_text("x")
+    folder = on_the_path(tmp_path, monkeypatch)
     with sandboxed("bubblewrap"):
-        assert "table" in dependencies(tmp_path / "k.py", "gemm")
+        kernel = open_foreign(f"{tmp_path / 'k/k.py'}:gemm", CpuHost(1))
+        (folder / "near" / "deep.py").write_text("exchanged")
+        kernel.close()
+    below = {path for path in kernel.opened.files if path.startswith(str(tmp_path))}
+    modules = ("near/__init__.py", "near/deep.py", "single.py")
+    assert below == {str(tmp_path / "k/k.py"), *(str(folder / name) for name in modules)}
+    assert kernel.opened.files[str(folder / "near/deep.py")] == file_digest(folder / "single.py")
+    assert kernel.opened.packages["installed"] == "1.2"
+
+
+def test_a_folder_of_pythons_path_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules are imported as they lie, and reported as not known."""
+    need("bubblewrap")
+    folder = on_the_path(tmp_path, monkeypatch)
+    scratch.remove_folder(folder / "__pycache__")
+    monkeypatch.setattr(room, "MOST_FILES", 6)
+    for number in range(6):
+        (folder / f"{number}.txt").touch()
+    with sandboxed("bubblewrap"):
+        kernel = open_foreign(f"{tmp_path / 'k/k.py'}:gemm", CpuHost(1))
+        kernel.close()
+    assert kernel.opened.files["modules in path, a folder of Python's path"] is None
+
+
+def test_a_kernel_in_a_folder_of_pythons_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its copy runs, whether the folder is on the path or one above it is."""
+    need("bubblewrap")
+    folder = tmp_path / "above" / "k"
+    folder.mkdir(parents=True)
+    (folder / "helper.py").write_text("VALUE = 1\n")
+    (folder / "k.py").write_text(PATH_KERNEL.replace("installed, near.deep, single", "helper").replace(
+        "[installed.VALUE, near.deep.VALUE, single.VALUE]", "helper.VALUE"
+    ))  # fmt: skip
+    for path in (folder, folder.parent):
+        monkeypatch.setenv("PYTHONPATH", str(path))
+        with sandboxed("bubblewrap"):
+            kernel = open_foreign(f"{folder / 'k.py'}:gemm", CpuHost(1))
+            kernel.close()
+        assert {p for p in kernel.opened.files if p.startswith(str(tmp_path))} == {
+            str(folder / name) for name in ("k.py", "helper.py")
+        }

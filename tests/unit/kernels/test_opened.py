@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.hosts.compiler import compiler
 from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
-from gguf_verify.kernels.foreign.dependencies import found_modules
 from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.results import OpenedFiles
 from gguf_verify.support.errors import UsageError
@@ -202,19 +199,3 @@ def test_two_processes_that_opened_other_contents() -> None:
     one, other = OpenedFiles(files={"/a": "1", "/b": "2"}), OpenedFiles(files={"/b": "3", "/c": "4"})
     assert one.with_(other).files == {"/a": "1", "/b": None, "/c": "4"}
     assert one.with_(one) == one
-
-
-def test_a_module_of_python_that_is_a_link_is_no_file_of_a_kernel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Debian's sitecustomize.py is."""
-    (tmp_path / "stdlib").mkdir()
-    (tmp_path / "elsewhere.py").write_text("")
-    (tmp_path / "stdlib" / "custom.py").symlink_to(tmp_path / "elsewhere.py")
-    (tmp_path / "k.py").write_text("")
-    module = ModuleType("custom")
-    module.__file__ = str(tmp_path / "stdlib" / "custom.py")
-    monkeypatch.setitem(sys.modules, "custom", module)
-    monkeypatch.setattr("sysconfig.get_path", lambda _name: str(tmp_path / "stdlib"))
-    files, _ = found_modules(tmp_path / "k.py")
-    assert {path for path in files if path.startswith(str(tmp_path))} == {str(tmp_path / "k.py")}

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.kernels.foreign import dependencies
 from gguf_verify.nightly.config import read_config
 from gguf_verify.nightly.exclusive import locked
 from gguf_verify.nightly.history import History
@@ -121,71 +120,6 @@ def test_what_has_changed_begins_a_new_night_and_is_named(tmp_path: Path, monkey
     again(lambda: write_config(Path(), "kernels = ['f32']", a="pass", b="pass"), "the matrix")
 
 
-PYTHON_KERNEL = """
-import helper
-from gguf_verify import kernel
-
-@kernel(formats=["Q4_0"], semantics="f32")
-def gemm(weights, activations, shape):
-    from lazy.inner import value
-    return helper.value + value
-"""
-CUDA_KERNEL = """#include "../shared/top.h"
-// [gguf-verify]
-// formats = ["Q4_0"]
-// oracle = "oracle.py:o"
-// parameters = ["weights", "activations", "output"]
-// block = 1
-// grid = 1
-// [/gguf-verify]
-extern "C" __global__ void gemm(const char* w, const float* x, float* y) {}
-"""
-
-
-def test_what_kernels_are_made_of_is_part_of_a_night(tmp_path: Path) -> None:
-    """Modules, those that are imported late too, includes anywhere, oracles: an edit begins a new night."""
-    kernels, shared = tmp_path / "kernels", tmp_path / "shared"
-    for folder in (kernels, kernels / "lazy", shared):
-        folder.mkdir()
-    files = {
-        kernels / "mine.py": PYTHON_KERNEL, kernels / "helper.py": "value = 1\n", kernels / "lazy" / "inner.py": "",
-        kernels / "mine.cu": CUDA_KERNEL, shared / "top.h": '#include "deep.h"\n', shared / "deep.h": "\n",
-        kernels / "oracle.py": "import table\nfrom gguf_verify import Oracle\no = Oracle()\n",
-        kernels / "table.py": "",
-    }  # fmt: skip
-    for file, text in files.items():
-        file.write_text(text)
-    path = write_config(tmp_path, "kernels = ['kernels/mine.py:gemm', 'kernels/mine.cu:gemm']", a="pass")
-    config = read_config(path)
-
-    def night() -> str:
-        """Begin a night that stays unfinished; the first line that it says."""
-        said: list[str] = []
-        run_night(config, Settings(harness=STUB, say=said.append))
-        with sqlite3.connect(tmp_path / "nightly.sqlite") as db:
-            db.execute("DELETE FROM cell WHERE key > 1")
-            db.execute("UPDATE night SET finished = NULL")
-        db.close()
-        return said[0]
-
-    night()
-    assert night() == "resuming night 1: 1 of 2 cells are recorded"
-    made_of = dependencies(kernels / "mine.py", "gemm")
-    assert made_of.keys() >= {"mine.py", "helper.py", "lazy/inner.py", "package numpy"}
-    assert len(made_of["helper.py"]) == 64
-    edits = {
-        "mine.py:gemm: lazy/inner.py": kernels / "lazy" / "inner.py",
-        "mine.cu:gemm: ../shared/deep.h": shared / "deep.h",
-        "mine.cu:gemm: table.py": kernels / "table.py",
-    }  # fmt: skip
-    for number, (name, file) in enumerate(edits.items(), 1):
-        before = file.stat()
-        file.write_text(file.read_text() + "\n")
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-        what = f"night {number} was not finished and cannot be resumed"
-        assert night() == f"{what}: kernel kernels/{name} changed; a new night begins"
-
-
 def test_what_was_opened_for_a_kernel_is_part_of_a_night(tmp_path: Path) -> None:
     """A library that the loader opened is no part of the kernel's text: the run's report has it."""
     library = tmp_path / "libimpl.so"
@@ -203,15 +137,6 @@ def test_what_was_opened_for_a_kernel_is_part_of_a_night(tmp_path: Path) -> None
     run_night(read_config(path), Settings(harness=STUB, say=said.append))
     what = "night 1 was not finished and cannot be resumed"
     assert said[0] == f"{what}: the kernel's file {library} changed; a new night begins"
-
-
-def test_a_kernel_that_cannot_be_imported_is_still_told_from_others(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("import os\nos._exit(3)\n")
-    assert dependencies(path, "gemm").keys() == {"mine.py", "its modules"}
-    path.write_text("import no_such_module\n")
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in dependencies(path, "gemm")["its modules"]
-    assert dependencies(tmp_path / "none.cu", "gemm") == {"none.cu": "cannot be read"}
 
 
 def test_new_insists(tmp_path: Path) -> None:

@@ -15,11 +15,6 @@ from .task_runner import runner_of
 def main() -> None:
     link = Connection(int(sys.argv[1]))
     asked = json.loads(link.recv_bytes())
-
-    if asked.get("dependencies"):
-        from .dependencies import tell
-
-        return tell(link, Path(asked["path"]), asked["name"], asked["modules"])
     if asked.get("oracle"):
         return serve_oracle(link, lambda: OracleRunner(import_kernel(Path(asked["path"]), asked["name"])))
 

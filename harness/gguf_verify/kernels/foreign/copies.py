@@ -1,7 +1,7 @@
 """Copies of a foreign kernel's files, which its processes find in place of them: what runs is what was digested.
 
-Inside the boundary nothing else of the user's folders is there. The system tells which of the copies are opened
-(inotify(7)); the kernel's own processes, which could lie, are not asked.
+Inside the boundary nothing else of the user's folders is there, but packages that are installed in a folder of Python's
+path: those are known by their versions.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from pathlib import Path
-
-from inotify_simple import INotify, flags
 
 from ...gguf import printable
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
-from ...support.sources import file_digest
 
 #: Of one kernel: files, bytes in all, bytes of a file that is not named, and seconds to copy them.
 MOST_FILES, MOST_BYTES, MOST_OF_ONE, MOST_SECONDS = 10_000, 1 << 30, 1 << 28, 60.0
@@ -37,71 +36,58 @@ class Copies:
 
     Args:
         named: the kernel's file, its libraries, its oracle.
+        path: folders of Python's path, which are copied, too, but for the packages that are installed in them. Where
+            that is too much, the kernel sees the folders themselves.
 
-    Raises UsageError where a file cannot be read, or these are too many still.
+    Raises UsageError where a file that is named cannot be read, or the folders of those are too large.
     """
 
-    def __init__(self, named: Iterable[Path]) -> None:
+    def __init__(self, named: Iterable[Path], path: Iterable[Path] = ()) -> None:
         #: Each file that is named → where it lies, if that is behind a link.
-        self._files = {Path(os.path.abspath(path)): Path(os.path.realpath(path)) for path in named}
+        self.named = {Path(os.path.abspath(each)): Path(os.path.realpath(each)) for each in named}
         self._top = Path(os.path.realpath(scratch.folder("kernel")))
-        self._opened: set[Path] = set()
-        self._watched: dict[int, Path] = {}
-        self._events: INotify | None = None
         #: Folder → its copy. Two names of one folder have one copy.
         self.folders: dict[Path, Path] = {}
+        #: Files and folders that a process of the kernel sees as they are: installed packages.
+        self.shown: tuple[Path, ...] = ()
+        #: Folders of Python's path that are not copied.
+        self.uncopied: tuple[Path, ...] = ()
+        imported = tuple(each for each in path if each.is_dir() and not holds_all(Path(os.path.realpath(each))))
+        self.uncopied = tuple(set(path) - set(imported))
         try:
-            self._copy()
-            self._watch()
+            try:
+                self._copy(imported)
+            except UsageError:
+                if not imported:
+                    raise
+                scratch.remove_folder(self._top)
+                self._top.mkdir(mode=0o700)
+                self.folders, self.uncopied = {}, tuple(path)
+                self._copy(())
+            self.shown = tuple(folder / name for folder in imported for name in installed_in(folder)) + self.uncopied
         except BaseException:
             self.close()
             raise
 
-    def _copy(self) -> None:
-        every = {*self._files, *self._files.values()}
-        folders = {folder: Path(os.path.realpath(folder)) for folder in _outermost(path.parent for path in every)}
+    def _copy(self, imported: Sequence[Path]) -> None:
+        every = {*self.named, *self.named.values()}
+        above = {*(path.parent for path in every), *imported, *(Path(os.path.realpath(each)) for each in imported)}
+        folders = {folder: Path(os.path.realpath(folder)) for folder in _outermost(above)}
         reached = tuple(folder for folder, real in folders.items() if folder == real)
+        installed = frozenset(
+            Path(os.path.realpath(folder), name) for folder in imported for name in installed_in(folder)
+        )
         for number, real in enumerate(sorted(set(folders.values()))):
             copy = self._top / str(number)
             names = [folder for folder in folders if folders[folder] == real]
             below = ((path, folder) for path in every for folder in names if path.is_relative_to(folder))
-            _copy(_Asked(real, frozenset(real / path.relative_to(folder) for path, folder in below), reached), copy)
+            named = frozenset(real / path.relative_to(folder) for path, folder in below)
+            _copy(_Asked(real, named, reached, installed), copy, whole=any(name in imported for name in names))
             self.folders |= dict.fromkeys(names, copy)
-
-    def _watch(self) -> None:
-        """Begin to note what is opened. Where the system cannot, all of it counts as opened."""
-        try:
-            self._events = INotify(nonblocking=True)
-            for folder, copy in self.folders.items():
-                for place in (copy, *_folders_below(copy)):
-                    number = self._events.add_watch(place, flags.OPEN)
-                    self._watched[number] = folder / place.relative_to(copy)
-        except OSError:
-            self._stop_watching()
-            self._opened = set(self._all())
-
-    def _stop_watching(self) -> None:
-        events, self._events = self._events, None
-        if events is not None:
-            events.close()
-
-    def _all(self) -> Iterator[Path]:
-        for folder, copy in self.folders.items():
-            yield from (folder / path.relative_to(copy) for path in copy.rglob("*") if path.is_file())
-
-    def opened(self) -> Mapping[str, str | None]:
-        """Path → sha256 of the copy, of each file that was opened until now, and of those that are named."""
-        if self._events is not None:
-            for event in self._events.read(timeout=0):
-                if event.mask & flags.Q_OVERFLOW:
-                    self._opened |= set(self._all())
-                elif not event.mask & flags.ISDIR and event.wd in self._watched:
-                    self._opened.add(self._watched[event.wd] / event.name)
-        return {str(path): file_digest(self.copy_of(path)) for path in sorted({*self._opened, *self._files})}
 
     def copy_of(self, path: Path) -> Path:
         """Where the copy of a file lies, of which the file itself is no part, whatever the links."""
-        for each in (path, self._files.get(path, path)):
+        for each in (path, self.named.get(path, path)):
             folder = next(folder for folder in self.folders if each.is_relative_to(folder))
             copy = Path(os.path.realpath(self.folders[folder] / each.relative_to(folder)))
             if copy.is_relative_to(self._top):
@@ -110,7 +96,6 @@ class Copies:
 
     def close(self) -> None:
         """Remove the copies."""
-        self._stop_watching()
         scratch.remove_folder(self._top)
 
 
@@ -119,9 +104,14 @@ def _outermost(folders: Iterable[Path]) -> list[Path]:
     return sorted(folder for folder in found if found.isdisjoint(folder.parents))
 
 
-def _folders_below(top: Path) -> Iterator[Path]:
-    for folder, names, _ in os.walk(top):
-        yield from (Path(folder, name) for name in names if not Path(folder, name).is_symlink())
+@cache
+def installed_in(folder: Path) -> Mapping[str, tuple[str, str]]:
+    """Name of a file or folder → package and version, of what is installed in a folder, as its metadata list it."""
+    found = {}
+    for package in metadata.distributions(path=[str(folder)]):
+        for name in {file.parts[0] for file in package.files or () if file.parts} - {os.pardir, "__pycache__"}:
+            found[name] = package.name, package.version
+    return found
 
 
 class _TooLarge(Exception):
@@ -148,11 +138,13 @@ class _Asked:
         folder: without links in its path.
         named: the files in it that are named.
         reached: all folders whose copies lie at their places.
+        skipped: what is not copied.
     """
 
     folder: Path
     named: frozenset[Path]
     reached: tuple[Path, ...]
+    skipped: frozenset[Path]
 
     def holds(self, path: Path) -> bool:
         """Whether it is named, or one below it is."""
@@ -167,14 +159,14 @@ class _Asked:
         return str(real) if any(real.is_relative_to(folder) for folder in self.reached) else None
 
 
-def _holds_all(folder: Path) -> bool:
+def holds_all(folder: Path) -> bool:
     """Whether it is never copied as a whole: everything that a user has lies below, or what this run makes."""
     every = ("/", os.path.expanduser("~"), tempfile.gettempdir(), scratch.top())
     return any(Path(os.path.realpath(each)).is_relative_to(folder) for each in every if os.path.isabs(each))
 
 
-def _copy(asked: _Asked, copy: Path) -> None:
-    for deep in (False,) if _holds_all(asked.folder) else (True, False):
+def _copy(asked: _Asked, copy: Path, whole: bool) -> None:
+    for deep in (False,) if holds_all(asked.folder) else (True,) if whole else (True, False):
         try:
             _copy_folder(asked, asked.folder, copy, _Room(), deep)
             return
@@ -208,7 +200,7 @@ def _copy_folder(asked: _Asked, folder: Path, copy: Path, room: _Room, deep: boo
         for entry in found:
             path, there = folder / entry.name, copy / entry.name
             holds = asked.holds(path)
-            if (entry.name.startswith(".") or entry.name == "__pycache__") and not holds:
+            if (entry.name.startswith(".") or entry.name == "__pycache__" or path in asked.skipped) and not holds:
                 continue
             if entry.is_symlink():
                 if (leads := asked.link(path)) is not None:
@@ -244,4 +236,4 @@ def _copy_file(path: Path, copy: Path, room: _Room, named: bool) -> None:
     copy.chmod(0o500 if about.st_mode & 0o100 else 0o400)
 
 
-__all__ = ["Copies"]
+__all__ = ["Copies", "installed_in"]

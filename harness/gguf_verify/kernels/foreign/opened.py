@@ -1,29 +1,87 @@
-"""The files that a foreign kernel is made of, as they were opened: what the system's loader mapped into its processes,
-and what its compilers read.
+"""The files that a foreign kernel is made of, as they were opened: those that its processes opened in its own folder,
+those that the system's loader mapped into them, and those that its compilers read.
 
-The list of mapped files is the system's (`/proc/PID/maps`), read from outside of the process, which could lie. A
-library that was opened and closed again between two looks is not seen, nor is a file that the kernel reads itself.
+The kernel is not asked, since it could lie. The system lists what is opened in a folder (inotify(7)) and what a process
+has mapped (`/proc/PID/maps`). A file of the system that was mapped for a moment between two looks is not seen.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import re
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
+from itertools import islice
+from pathlib import Path
 
+from inotify_simple import INotify, flags
+
+from ...processes.boundary import path_elsewhere
 from ...processes.child import Kept
 from ...processes.mapped import UNSEEN, mapped_files
 from ...support import scratch
 from ...support.paths import PACKAGE, kernel_root
 from ...support.sources import file_digest
-from .copies import Copies
+from .copies import MOST_FILES, Copies, holds_all, installed_in
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
+
+
+class Watch:
+    """Notes which files below some folders are opened.
+
+    Args:
+        folders: folder → the one that is watched in its place, such as its copy.
+
+    Raises OSError where the system lets no more be watched.
+    """
+
+    def __init__(self, folders: Mapping[Path, Path]) -> None:
+        self._folders = folders
+        self._events = INotify(nonblocking=True)
+        self._places: dict[int, Path] = {}
+        self._opened: set[Path] = set()
+        try:
+            for folder, watched in folders.items():
+                for place in islice(_folders_of(watched), MOST_FILES):
+                    self._places[self._events.add_watch(place, flags.OPEN)] = folder / place.relative_to(watched)
+        except OSError:
+            self.close()
+            raise
+
+    def opened(self) -> set[Path]:
+        """The files that were opened until now; all that there are, where the system dropped some events."""
+        for event in () if self._events.closed else self._events.read(timeout=0):
+            if event.mask & flags.Q_OVERFLOW:
+                self._opened |= everything(self._folders)
+            elif not event.mask & flags.ISDIR and event.wd in self._places:
+                self._opened.add(self._places[event.wd] / event.name)
+        return self._opened
+
+    def close(self) -> None:
+        """Stop."""
+        self._events.close()
+
+
+def everything(folders: Mapping[Path, Path]) -> set[Path]:
+    """All files below folders."""
+    return {
+        folder / path.relative_to(there) for folder, there in folders.items()
+        for place in islice(_folders_of(there), MOST_FILES) for path in place.iterdir() if path.is_file()
+    }  # fmt: skip
+
+
+def _folders_of(top: Path) -> Iterator[Path]:
+    """A folder, and those below it. Only the folder itself where all that a user has lies below."""
+    alone = holds_all(top)
+    for place, names, _ in os.walk(top):
+        yield Path(place)
+        names[:] = [] if alone else [name for name in names if not Path(place, name).is_symlink()]
 
 
 class Opened:
@@ -37,18 +95,52 @@ class Opened:
         #: Absolute path → sha256 when it was first seen; None where it cannot be read, or was replaced meanwhile. Words
         #: stand for files that are not known.
         self.files: dict[str, str | None] = {}
-        #: What is opened in place of the kernel's own files.
-        self.copies: Copies | None = None
-        #: Installed packages → version, where one holds an opened file.
+        #: Installed packages → version, where one holds an opened file, or is imported by one.
         self.packages: dict[str, str] = {}
+        self._copies: Copies | None = None
+        self._watch: Watch | None = None
+
+    def watch(self, copies: Copies) -> None:
+        """Note from now on which copies are opened."""
+        self._copies = copies
+        for folder in copies.uncopied:
+            self.files[f"modules in {folder.name}, a folder of Python's path"] = None
+        try:
+            self._watch = Watch(copies.folders)
+        except OSError:
+            self._list(everything(copies.folders))
+
+    def watch_folders(self, named: Iterable[Path]) -> None:
+        """Note from now on what is opened in the folders of these files themselves."""
+        folders = {Path(os.path.abspath(path)).parent for path in named}
+        try:
+            self._watch = Watch({folder: folder for folder in folders})
+        except OSError:
+            self.files[UNSEEN] = None
+
+    def close(self) -> None:
+        """Stop noting what is opened."""
+        if self._watch is not None:
+            self._list(self._watch.opened())
+            self._watch.close()
 
     def look(self, process: Kept) -> None:
-        """Take the files that a process, and those that it started, have mapped now."""
-        copied = () if self.copies is None else self.copies.folders
+        """Take the files that a process, and those that it started, have mapped or opened now."""
+        copied = () if self._copies is None else self._copies.folders
         own = tuple(f"{folder}{os.sep}" for folder in (process.folder, *copied) if folder is not None)
         self.take(path for path in mapped_files(process.pid) if not path.startswith(own))
-        if self.copies is not None:
-            self.files |= self.copies.opened()
+        if self._watch is not None:
+            self._list(self._watch.opened())
+
+    def _list(self, paths: set[Path]) -> None:
+        """List files of the kernel's folders; of a module that was compiled before, its source."""
+        named = set() if self._copies is None else {*self._copies.named}
+        for path in sorted({*paths, *named}):
+            source = _source(path)
+            if str(source) not in self.files:
+                content = source if self._copies is None else self._copies.copy_of(source)
+                self.files[str(source)] = file_digest(content)
+                self.packages |= _imported(content)
 
     def take(self, paths: Iterable[str]) -> None:
         """Take these files; a name that ends in " (deleted)" is that of one that was replaced."""
@@ -80,17 +172,48 @@ def _pythons() -> tuple[str, ...]:
     return (*folders, executable, library)
 
 
+def _source(path: Path) -> Path:
+    """The source of a compiled module, other files as they are."""
+    source = path.parent.parent / f"{path.name.partition('.')[0]}.py"
+    return source if path.parent.name == "__pycache__" and source.is_file() else path
+
+
 def _owners(path: str) -> dict[str, str]:
     """The installed packages that a file is of → version."""
-    found = _INSTALLED.search(path)
-    if found is None:
+    if (packages := _INSTALLED.search(path)) is not None:
+        return _of_top(packages[1].removesuffix(".libs"))  # the libraries that a wheel brings
+    folders = (folder for folder in path_elsewhere() if path.startswith(f"{folder}{os.sep}"))
+    tops = ((folder, Path(path).relative_to(folder).parts[0]) for folder in folders)
+    return dict(installed_in(folder)[top] for folder, top in tops if top in installed_in(folder))
+
+
+def _imported(source: Path) -> dict[str, str]:
+    """The installed packages that a file imports anywhere, if it is Python → version."""
+    if source.suffix != ".py":
         return {}
-    top = found[1].removesuffix(".libs")  # the libraries that a wheel brings
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return {}
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+        for name in names:
+            found |= _of_top(name.partition(".")[0])
+    return found
+
+
+def _of_top(top: str) -> dict[str, str]:
+    """The installed packages that a module of the top is of → version."""
     versions = {}
     for name in _packages().get(top, ()):
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return versions
+    names = (installed_in(folder) for folder in path_elsewhere())
+    return versions | dict(found[name] for found in names for name in (top, f"{top}.py") if name in found)
 
 
 @cache
@@ -98,4 +221,4 @@ def _packages() -> dict[str, list[str]]:
     return dict(metadata.packages_distributions())
 
 
-__all__ = ["UNSEEN", "Opened"]
+__all__ = ["UNSEEN", "Opened", "Watch"]

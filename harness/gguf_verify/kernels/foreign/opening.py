@@ -15,7 +15,7 @@ from ...hosts import HOSTS, Host, make_host
 from ...hosts.base import Placed
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.sources import file_digest
-from .cuda import CudaKernels, CudaSource, included_files, read_text
+from .cuda import CudaKernels, CudaSource, read_text
 from .declared import TORCH, CallDeclaration, parse, put_in
 from .process import TIME_LIMIT, ForeignKernel
 from .sources import File, Object
@@ -258,39 +258,14 @@ def _functions(found: Named, host: Host, time_limit: float, verbose: bool, furth
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a kernel that is not Python is made of.
-
-    Args:
-        files: its code, what that includes, its declaration, and libraries.
-        oracle: FILE.py and NAME.
-        modules: what is imported before its operators are looked up.
-    """
-
-    files: set[Path]
-    oracle: tuple[Path, str] | None
-    modules: tuple[str, ...] = ()
-
-
-def parts_of(path: Path, entry: str, further: Further) -> Parts:
-    """The parts of what `file_of` gave. Raises UsageError."""
-    operator = entry.startswith(f"{TORCH}.")
-    found = named(entry if operator else f"{path}:{entry}" if entry else str(path), further)
-    declared = None if found.declaration is None else found.call_declaration(further)
-    files = {path, found.path} | {side for side in [found.path.with_suffix(".toml")] if side.is_file()}
+def files_named(kernel: str, further: Further) -> tuple[Path, ...]:
+    """The files that a kernel's name and its declaration stand for; what those include and import is found out when it
+    runs. Raises UsageError."""
+    found = named(kernel, further)
+    files = [file_of(kernel, further.declared)[0], found.path]
     if found.declaration is not None:
-        files.add(found.declaration)
-    if found.kind == "cu":
-        files |= {Path(file) for file in included_files(found.path, everywhere=True)}
-        source = CudaSource(found.path, found.symbol, declared, found.declaration)
-        source.close()
-        return Parts(files, source.oracle)
-    assert declared is not None
-    files |= {Path(library) for library in declared.libraries}
-    beside = (found.declaration or path).parent
-    oracle = None if declared.oracle is None else (beside / declared.oracle[0], declared.oracle[1])
-    return Parts(files, oracle, ("torch", *declared.modules) if found.kind == "torch" else ())
+        files += [found.declaration, *map(Path, found.call_declaration(further).libraries)]
+    return tuple(dict.fromkeys(files))
 
 
-__all__ = ["Further", "Named", "Parts", "file_of", "named", "names_foreign", "open_foreign", "parts_of"]
+__all__ = ["Further", "Named", "file_of", "files_named", "named", "names_foreign", "open_foreign"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...gguf import printable
+from ...processes.boundary import path_elsewhere
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, current, of_fork, of_kernel
 from .child import OracleRunner, serve, serve_oracle
@@ -87,19 +88,25 @@ class File(Source):
     @cached_property
     def _copies(self) -> Copies | None:
         """Of its files, where its processes can find them in place of those."""
-        if current().kind != "bubblewrap" or not self._named:
+        if not self._named:
             return None
-        self.opened.copies = copies = Copies(self._named)
+        if current().kind != "bubblewrap":
+            self.opened.watch_folders(self._named)
+            return None
+        copies = Copies(self._named, path_elsewhere())
+        self.opened.watch(copies)
         return copies
 
     def close(self) -> None:
+        self.opened.close()
         if (copies := self.__dict__.get("_copies")) is not None:
             copies.close()
         self._close()
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
-        copies = {} if self._copies is None else self._copies.folders
-        confined = of_kernel(self._shown, copies)
+        confined = of_kernel(self._shown)
+        if self._copies is not None:
+            confined = of_kernel((*self._shown, *self._copies.shown), self._copies.folders)
         process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=confined)
         with contextlib.suppress(OSError):
             process.link.send_bytes(json.dumps(self._oracle if oracle else self._asked).encode())
