@@ -43,6 +43,8 @@ _SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/pro
 #: Variables that list folders of libraries and headers, or name one.
 _LISTS = ("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 _HOMES = ("CUDA_HOME", "CUDA_PATH", "VK_ICD_FILENAMES", "VK_DRIVER_FILES")
+#: Folders of installed packages have one of these names.
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
 #: Bytes that all of /tmp and /dev/shm may hold.
 _ROOM = 1 << 26
 
@@ -185,11 +187,10 @@ def python() -> tuple[Path, ...]:
 def path_elsewhere() -> tuple[Path, ...]:
     """What Python's path names (PYTHONPATH, .pth files) that belongs neither to Python or its packages nor to this
     project."""
-    known = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    ours = {PACKAGE.parent, *(Path(os.path.realpath(path)) for path in known)}
+    ours = {PACKAGE.parent, *(Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib"))}
     found = (Path(os.path.realpath(each)) for each in _sys_path(interpreter(), os.environ.get("PYTHONPATH", "")))
     others = (path for path in found if path.exists() and ours.isdisjoint((path, *path.parents)))
-    return tuple(path for path in dict.fromkeys(others) if not path.is_relative_to("/usr"))
+    return tuple(path for path in dict.fromkeys(others) if _PACKAGES.isdisjoint(path.parts))
 
 
 @cache
