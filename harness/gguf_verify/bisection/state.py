@@ -15,7 +15,7 @@ import msgspec
 
 from ..bisection_results import Tried
 from ..support.errors import EnvironmentFault, say
-from ..support.files import open_regular
+from ..support.files import open_lock, open_regular
 from ..support.plain import plain
 from ..support.text import printable
 
@@ -116,7 +116,7 @@ def opened(folder: Path, session: Session) -> Iterator[State]:
     path = folder / f"{session.name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock").open("a")
+        lock = open_lock(path.with_suffix(".lock"))
     except OSError as error:
         raise EnvironmentFault(f"cannot write {printable(str(folder), 200)}: {error.strerror}") from None
     with lock:

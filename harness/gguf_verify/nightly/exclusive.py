@@ -12,6 +12,7 @@ from types import FrameType
 
 from ..processes.commands import Processes
 from ..support.errors import EnvironmentFault, HarnessError
+from ..support.files import open_lock
 from ..support.text import printable
 from .config import Config
 
@@ -34,14 +35,13 @@ def locked(config: Config) -> Iterator[None]:
     """
     path = config.history.with_name(f"{config.history.name}.{config.name}.lock")
     try:
-        file = path.open("a+")
+        file = open_lock(path)
     except OSError as error:
         raise EnvironmentFault(f"cannot write {printable(str(path), 200)}: {error.strerror}") from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            file.seek(0)
             pid = printable(file.read(20).strip(), 20)
             by = f", by process {pid}" if pid else ""
             raise EnvironmentFault(f'a night of "{config.name}" is already running{by}') from None

@@ -35,6 +35,18 @@ def open_regular(path: Path | str) -> io.BufferedReader:
         raise
 
 
+def open_lock(path: Path) -> io.TextIOWrapper:
+    """Open a file for `flock`, which is made where there is none. Links, pipes and devices are refused. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        return open(descriptor, "r+", encoding="utf-8", errors="replace")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def read_input(path: Path, what: str, most: int) -> bytes:
     """The content of a regular file of at most `most` bytes. A pipe, which may never end, and a device are refused.
 
@@ -109,4 +121,4 @@ def _umask() -> int:
     return mask
 
 
-__all__ = ["expect_no_input", "inputs_kept", "note_input", "open_regular", "read_input", "write_output"]
+__all__ = ["expect_no_input", "inputs_kept", "note_input", "open_lock", "open_regular", "read_input", "write_output"]

@@ -155,6 +155,15 @@ def test_the_second_of_one_configuration_is_told_so(tmp_path: Path) -> None:
     run_night(config, Settings(harness=STUB, say=lambda _line: None))
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("elsewhere")])
+def test_a_lock_that_is_no_file(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    """It may lie in a folder that others write."""
+    config = read_config(write_config(tmp_path, a="pass"))
+    make(config.history.with_name(f"{config.history.name}.{config.name}.lock"))
+    with pytest.raises(EnvironmentFault, match="cannot write"), locked(config):
+        pass
+
+
 def test_two_configurations_in_one_history_at_once(tmp_path: Path) -> None:
     paths = []
     for name in ("one", "two"):
