@@ -36,7 +36,7 @@ def open_regular(path: Path | str) -> io.BufferedReader:
 
 
 def open_lock(path: Path) -> io.TextIOWrapper:
-    """Open a file for `flock`, which is made where there is none. Links, pipes and devices are refused. Raises OSError."""
+    """Open a file for `flock`, made where there is none. Links, pipes and devices are refused. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
