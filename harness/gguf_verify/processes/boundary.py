@@ -187,8 +187,13 @@ def python() -> tuple[Path, ...]:
 def path_elsewhere() -> tuple[Path, ...]:
     """What Python's path names (PYTHONPATH, .pth files) that belongs neither to Python or its packages nor to this
     project."""
+    return _elsewhere(interpreter(), os.environ.get("PYTHONPATH", ""))
+
+
+@cache
+def _elsewhere(program: str, variable: str) -> tuple[Path, ...]:
     ours = {PACKAGE.parent, *(Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib"))}
-    found = (Path(os.path.realpath(each)) for each in _sys_path(interpreter(), os.environ.get("PYTHONPATH", "")))
+    found = (Path(os.path.realpath(each)) for each in _sys_path(program, variable))
     others = (path for path in found if path.exists() and ours.isdisjoint((path, *path.parents)))
     return tuple(path for path in dict.fromkeys(others) if _PACKAGES.isdisjoint(path.parts))
 

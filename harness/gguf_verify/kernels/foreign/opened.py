@@ -178,6 +178,7 @@ def _source(path: Path) -> Path:
     return source if path.parent.name == "__pycache__" and source.is_file() else path
 
 
+@cache
 def _owners(path: str) -> dict[str, str]:
     """The installed packages that a file is of → version."""
     if (packages := _INSTALLED.search(path)) is not None:
