@@ -34,7 +34,7 @@ from gguf_verify.measure.backends import records as backends_records  # noqa: E4
 from gguf_verify.measure.bench import growth, records  # noqa: E402
 from gguf_verify.measure.engines import page as engines_page  # noqa: E402
 from gguf_verify.measure.engines.catalogue import read as engines_catalogue  # noqa: E402
-from gguf_verify.semantics import SEMANTICS  # noqa: E402
+from gguf_verify.semantics.definitions import SEMANTICS  # noqa: E402
 from gguf_verify.support.text import sentence  # noqa: E402
 from tests.meta.museum.collection import EXHIBITS, Exhibit, Finding  # noqa: E402
 from tests.meta.museum.collection import findings as museum_findings  # noqa: E402

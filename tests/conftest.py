@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gguf_verify.gguf import Model, Tensor, open_model
+from gguf_verify.gguf.file import Tensor
+from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.llama import Llama
 from gguf_verify.support import scratch, seeds

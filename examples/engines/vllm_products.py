@@ -10,7 +10,7 @@ import gguf
 import torch
 
 from gguf_verify import Oracle, kernel
-from gguf_verify.semantics import SEMANTICS
+from gguf_verify.semantics.definitions import SEMANTICS
 
 torch.ops.load_library(str(Path(__file__).with_name("built") / "_C_gguf.so"))
 TYPE = gguf.GGMLQuantizationType

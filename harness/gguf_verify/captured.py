@@ -24,11 +24,12 @@ from .diagnosis.diagnose import MOST_ROWS, diagnose
 from .diagnosis.diagnose import MOST_TOKENS as DIAGNOSED_TOKENS
 from .diagnosis.identify import Candidate, composed_definitions, definitions, expected, wider
 from .formats import QK, BlockFormat, WeightFormat
-from .gguf import open_model
 from .gguf.matrices import may_be_matrix
+from .gguf.model import open_model
 from .results import FaultMatch
-from .semantics import Semantics, judge
+from .semantics.definition import Semantics
 from .semantics.fast_math import ambiguous_codes
+from .semantics.gates import judge
 from .semantics.narrow import stored
 from .semantics.power import Power
 from .support.command_line import command_line, cores

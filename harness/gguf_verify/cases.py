@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from .results import Environment
 from .rungs.explain import WrongOutput
-from .semantics import Judgement, Product, judge, product
-from .semantics.gates import SCORE_LIMIT
+from .semantics.exact import Product, product
+from .semantics.gates import SCORE_LIMIT, Judgement, judge
 from .support.command_line import repeat, shown
 from .support.errors import UsageError
 from .support.plain import plain

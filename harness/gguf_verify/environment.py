@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from .formats import ELEMENTS, FORMATS, WeightFormat
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
-from .kernels import Candidate
+from .kernels.interface import Candidate
 from .kernels.shipped import ELEMENT_KERNELS
 from .processes import sandbox
 from .results import (

@@ -14,11 +14,12 @@ from .diagnosis.diagnose import diagnose
 from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
 from .distributed import judges
 from .formats import ElementFormat, WeightFormat
-from .gguf import Tensor
+from .gguf.file import Tensor
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate
+from .kernels.families import DEFAULT_KERNEL
+from .kernels.interface import Candidate
 from .kernels.tasks import Task
 from .processes.sandbox import sandboxed
 from .results import Options
@@ -26,8 +27,8 @@ from .rungs import Run
 from .rungs.drawn import Drawn, check_reference
 from .rungs.opening import open_run
 from .rungs.tasks import Step
-from .semantics import Semantics
 from .semantics.cuda import NoDefinition
+from .semantics.definition import Semantics
 from .support.errors import (
     EXIT_MISMATCH,
     EXIT_UNVERIFIED,

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .hosts import HOST_CHOICES
 from .hosts.base import Host
-from .kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Candidate
+from .hosts.choice import HOST_CHOICES
+from .kernels.families import DEFAULT_KERNEL, FAMILIES
+from .kernels.interface import Candidate
+from .kernels.ladder import KERNELS
 from .results import Options
 from .rungs import rungs_for
 from .rungs.drawn import DRAWN_RUNGS, Drawn

@@ -160,10 +160,11 @@ class _Model(pytest.Collector):
     """The model's matrices, and the report of one run over all of them."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from .gguf import open_model, printable
         from .gguf.matrices import may_be_matrix
-        from .hosts import HOST_CHOICES
+        from .gguf.model import open_model
+        from .hosts.choice import HOST_CHOICES
         from .support.errors import HarnessError
+        from .support.text import printable
 
         option = self.config.getoption
         if option("--gguf-host") not in HOST_CHOICES:
@@ -185,7 +186,7 @@ class _Model(pytest.Collector):
 
     def _verified(self, tensor: str | None, **options: Any) -> Report:
         """The report of the layers rung for all selected matrices, or for one. Raises HarnessError."""
-        from .kernels import DEFAULT_KERNEL
+        from .kernels.families import DEFAULT_KERNEL
         from .support.command_line import pattern_of
         from .support.errors import EnvironmentFault
         from .verification import verify

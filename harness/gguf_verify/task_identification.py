@@ -19,7 +19,7 @@ from .semantics.quantization import check_bytes, encoding, encodings, unit_of
 from .support.errors import KernelFault, UsageError
 
 if TYPE_CHECKING:
-    from .gguf import Tensor
+    from .gguf.file import Tensor
     from .rungs import Run
 
 Floats = npt.NDArray[np.float32]

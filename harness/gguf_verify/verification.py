@@ -14,11 +14,12 @@ from .cases import Keeper
 from .costs import Text, measure, open_source, read_text
 from .distributed import judges
 from .environment import completed, environment_of, unknown_environment
-from .gguf import Model
 from .gguf.matrices import may_be_matrix
+from .gguf.model import Model
 from .hosts.base import Host
 from .invocation import command_of
-from .kernels import DEFAULT_KERNEL, Candidate
+from .kernels.families import DEFAULT_KERNEL
+from .kernels.interface import Candidate
 from .processes.sandbox import sandboxed
 from .results import (
     DrawnData,

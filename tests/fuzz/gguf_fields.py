@@ -6,7 +6,7 @@ import random
 import tempfile
 from pathlib import Path
 
-from gguf_verify.gguf import parse
+from gguf_verify.gguf.parser import parse
 from tests.fuzz import mutations
 
 #: Keys and types that rules know, so that a mutation can put them in.

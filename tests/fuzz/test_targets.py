@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.gguf import parse
+from gguf_verify.gguf.parser import parse
 from tests.fuzz import lines, mutations, runs, session
 from tests.fuzz.target import CORPUS, Target, targets
 from tests.support import corpus

@@ -16,15 +16,20 @@ from gguf_verify.formats import FLOAT_TYPES, FORMATS, BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.hosts import CpuHost, CupyHost, compute_sanitizer, make_host
+from gguf_verify.hosts import compute_sanitizer
 from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
+from gguf_verify.hosts.choice import make_host
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.cupy_host import CupyHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.results import Options
-from gguf_verify.semantics import ASCENDING, SEMANTICS, product
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.support.paths import kernel_root
 from gguf_verify.verification import verify

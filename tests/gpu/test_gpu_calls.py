@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import make_host, nvrtc
-from gguf_verify.kernels.foreign import Further, open_foreign
-from gguf_verify.semantics import declared, judge, product
+from gguf_verify.hosts import nvrtc
+from gguf_verify.hosts.choice import make_host
+from gguf_verify.kernels.foreign.opening import Further, open_foreign
+from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import KernelFault
 from tests.rungs.kernels.test_foreign_calls import TWO_LAUNCHES
 from tests.rungs.kernels.test_foreign_torch import DECLARED, module

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import make_host, nvrtc
+from gguf_verify.hosts import nvrtc
+from gguf_verify.hosts.choice import make_host
 from tests.support.cuda_functions import CASES, Case, OnCpu, Words, as_numbers, operands, source
 
 pytestmark = pytest.mark.needs("gpu")

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import make_host, nvcc
+from gguf_verify.hosts import nvcc
 from gguf_verify.hosts.author_cubin import OF_NVCC, author_cubin
 from gguf_verify.hosts.base import Artefact
+from gguf_verify.hosts.choice import make_host
 from gguf_verify.hosts.compilation import Author
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.declared import parse

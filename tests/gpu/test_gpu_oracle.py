@@ -15,11 +15,18 @@ from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.hosts.cupy_arrays import CupyArrays, arrays_for
 from gguf_verify.hosts.cupy_host import CupyHost
 from gguf_verify.hosts.staging import PIECE
-from gguf_verify.kernels import KERNELS, on_host
+from gguf_verify.kernels.by_name import on_host
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.packed import Contents, packed_shape, unpacked
 from gguf_verify.results import Options
 from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.semantics import ASCENDING, SEMANTICS, Product, Semantics, judge, product, rounding, screen, screened
+from gguf_verify.semantics import rounding, screen
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.order import ASCENDING
+from gguf_verify.semantics.screen import screened
 from gguf_verify.support.arrays import get, put
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.verification import verify

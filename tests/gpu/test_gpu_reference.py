@@ -10,13 +10,15 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
-from gguf_verify.hosts import HOSTS, CpuHost, make_host
 from gguf_verify.hosts.base import Host
+from gguf_verify.hosts.choice import HOSTS, make_host
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
-from gguf_verify.semantics import Semantics, cuda
+from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
+from gguf_verify.semantics.definition import Semantics
 from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, altered_kernel

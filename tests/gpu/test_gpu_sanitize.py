@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import compute_sanitizer, make_host, sanitized_host
+from gguf_verify.hosts import compute_sanitizer, sanitized_host
 from gguf_verify.hosts.base import Host
+from gguf_verify.hosts.choice import make_host
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.interface import Kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel

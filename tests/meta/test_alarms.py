@@ -13,12 +13,14 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS
-from gguf_verify.kernels import FAMILIES, KERNELS
+from gguf_verify.kernels.families import FAMILIES
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.measure import alarms
 from gguf_verify.measure.inputs import WEIGHTS, Matrix, captured, fits, text
 from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.semantics import Product, Semantics, product
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.exact import Product, product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from tests.support.tools import FIXTURES
 

@@ -12,9 +12,10 @@ import pytest
 
 from gguf_verify.audit import Audit, AuditOptions, audit, content
 from gguf_verify.audit.record import AuditHeader
-from gguf_verify.gguf import RULES, open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import finding
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.rules import RULES
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama, Scan
 from gguf_verify.results import Options, Report
 from gguf_verify.verification import verify

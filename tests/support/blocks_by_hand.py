@@ -14,7 +14,7 @@ from gguf_verify.audit.xray import (
     XRay,
 )
 from gguf_verify.formats import ACTIVATION_FORMATS, FORMATS
-from gguf_verify.gguf import Tensor
+from gguf_verify.gguf.file import Tensor
 from gguf_verify.report.terminal.console import rendered
 from gguf_verify.report.terminal.xray import pair_lines, render
 from gguf_verify.report.writer import Form

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gguf_verify.gguf import KINDS, parse
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.records import KINDS
 from tests.support import corpus
 from tests.support.corpus import Entry, SplitEntry
 

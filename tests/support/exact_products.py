@@ -16,15 +16,13 @@ from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.iq1_m import IQ1_M
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
-from gguf_verify.semantics import (
-    F32,
-    Q8_1_RAW,
-    Semantics,
-    llama_cpu_semantics,
-)
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions import llama_cpu_semantics
+from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.definitions.mmq import MMQ
 from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 
 Bytes = npt.NDArray[np.uint8]
 

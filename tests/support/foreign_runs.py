@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.results import Options, Report
-from gguf_verify.semantics import SEMANTICS, judge, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, ROOT
 

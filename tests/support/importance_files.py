@@ -11,7 +11,7 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from tests.support.tools import FIXTURES
 
 Floats = npt.NDArray[np.float32]

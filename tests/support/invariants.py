@@ -8,8 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gguf_verify.gguf import KINDS, RULES, GgufFile, check_consistency, layout, open_model, parse, parser
-from gguf_verify.gguf.records import MAX_PER_RULE, Finding
+from gguf_verify.gguf import layout, parser
+from gguf_verify.gguf.consistency import check_consistency
+from gguf_verify.gguf.file import GgufFile
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.records import KINDS, MAX_PER_RULE, Finding
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.gguf.storage import Budget, Strings
 from gguf_verify.support.errors import HarnessError
 from tests.support.work import steps

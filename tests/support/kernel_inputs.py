@@ -22,7 +22,7 @@ from gguf_verify.kernels.packed import Packed
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import QUANTIZER
 from gguf_verify.kernels.spec import KernelSpec
-from gguf_verify.semantics import SEMANTICS
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.support.paths import kernel_root
 from tests.support.tools import LEGACY

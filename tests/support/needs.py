@@ -63,7 +63,7 @@ def _modules(*names: str) -> Callable[[], str | None]:
 
 
 def _gpu() -> str | None:
-    from gguf_verify.hosts import HOSTS
+    from gguf_verify.hosts.choice import HOSTS
 
     return HOSTS["gpu"].fault()
 

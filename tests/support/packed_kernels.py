@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.packed import LEGACY, Packed
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.tiling import LARGE, LARGEST, SMALL, SMALLEST, Tiling
-from gguf_verify.semantics import ASCENDING, SEMANTICS, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.order import ASCENDING
 from tests.support.kernel_inputs import (
     assert_same,
     random_activations,

@@ -9,7 +9,11 @@ from pathlib import Path
 
 from gguf_verify.audit.readers import READERS, Readers
 from gguf_verify.audit.readings import Reading, compare
-from gguf_verify.gguf import RULES, Finding, RefusedFile, check_consistency, open_model, parse
+from gguf_verify.gguf.consistency import check_consistency
+from gguf_verify.gguf.model import RefusedFile, open_model
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.records import Finding
+from gguf_verify.gguf.rules import RULES
 from tests.support import corpus
 from tests.support.corpus import Entry, SplitEntry
 from tests.support.tools import ROOT

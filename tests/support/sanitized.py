@@ -18,13 +18,15 @@ from typing import Any
 import numpy as np
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Tiles
 from gguf_verify.kernels.site import QUANTIZER
-from gguf_verify.semantics import ASCENDING, SEMANTICS, product
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.order import ASCENDING
 from tests.support.kernel_inputs import (
     ELEMENT_KERNEL,
     element_defines,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gguf_verify.hosts import Host
+from gguf_verify.hosts.base import Host
 from gguf_verify.support.paths import kernel_root
 
 Build = Callable[..., Any]

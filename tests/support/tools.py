@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS, WeightFormat
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel

@@ -11,7 +11,7 @@ from gguf_verify.formats import (
     BlockFormat,
     decode_elements,
 )
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import Llama
 from tests.support.tools import FIXTURES
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.captured import Judged, judge_captured, judge_case
-from gguf_verify.gguf import open_model
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.gguf.model import open_model
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import MalformedFile, NothingToVerify, UsageError
 from tests.support.tools import FIXTURES, assert_one_line, command_here
 

@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.gguf import Tensor, open_model
+from gguf_verify.gguf.file import Tensor
+from gguf_verify.gguf.model import open_model
 from gguf_verify.results import RungResult
 from gguf_verify.rungs.judging import KERNEL, judge_output
 from gguf_verify.rungs.remade import PART, Remade
-from gguf_verify.semantics import Semantics, declared, judge, product
+from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.tools import FIXTURES
 

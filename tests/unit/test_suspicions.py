@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from gguf_verify.captured import judge_captured
-from gguf_verify.gguf import Tensor, open_model
+from gguf_verify.gguf.file import Tensor
+from gguf_verify.gguf.model import open_model
 from gguf_verify.results import RungResult
 from gguf_verify.rungs.judging import KERNEL, judge_output
 from gguf_verify.rungs.remade import Remade
-from gguf_verify.semantics import Q8_1_RAW, Product, judge, product
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
+from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.gates import judge
 from tests.support.exact_products import Bytes, Floats
 from tests.support.tools import FIXTURES
 

@@ -12,8 +12,11 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..gguf import Finding, GgufFile, Model, RefusedFile, Tensor, check_consistency, open_model, parse
-from ..gguf.records import capped, finding
+from ..gguf.consistency import check_consistency
+from ..gguf.file import GgufFile, Tensor
+from ..gguf.model import Model, RefusedFile, open_model
+from ..gguf.parser import parse
+from ..gguf.records import Finding, capped, finding
 from ..llama import Llama, WithoutLlama, why_missing
 from ..llama.child import Child
 from ..llama.installed import INSTALL

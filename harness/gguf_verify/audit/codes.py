@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..gguf import Finding
+from ..gguf.records import Finding
 from ..llama import Llama, LlamaRefused
 from ..support.text import quoted
 from .content import DESCRIBED, Content, codes_by_side, finding_at

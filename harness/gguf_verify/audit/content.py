@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS, FLOAT_TYPES, TensorType, decode_elements, decodes_rightly
-from ..gguf import Finding, Tensor
-from ..gguf.records import MAX_PER_RULE, finding
+from ..gguf.file import Tensor
+from ..gguf.records import MAX_PER_RULE, Finding, finding
 from ..hosts.compiler import sound_library
 from ..llama import Llama, Scan, Scanned, ScannerOf, WithoutLlama
 from ..support.command_line import cores

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 
-from ..gguf import Finding, Model, Tensor
 from ..gguf.consistency import BLOCK
+from ..gguf.file import Tensor
+from ..gguf.model import Model
+from ..gguf.records import Finding
 from ..support.text import quoted
 from .content import Content, finding_at
 from .zeros import is_constant, is_vocabulary, is_weights

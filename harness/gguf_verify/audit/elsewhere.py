@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..gguf import Model, Tensor
+from ..gguf.file import Tensor
+from ..gguf.model import Model
 from .content import Content
 from .importance import Importance
 from .source import Comparison

@@ -7,7 +7,9 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..formats import FORMATS, BlockFormat
-from ..gguf import Finding, Model, Tensor
+from ..gguf.file import Tensor
+from ..gguf.model import Model
+from ..gguf.records import Finding
 from ..llama import Llama, LlamaRefused, Scan, WithoutLlama
 from ..support.errors import Culprit, EnvironmentFault, MalformedFile
 from ..support.progress import progress_bar, under_way

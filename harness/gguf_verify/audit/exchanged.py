@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import FLOAT_TYPES, BlockFormat
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..gguf.origin import Origin
 from ..llama import Requantized
 from ..support.protocol import evenly

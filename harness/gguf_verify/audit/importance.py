@@ -22,8 +22,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..gguf import Model, Tensor, open_model
+from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
+from ..gguf.model import Model, open_model
 from ..support.errors import MalformedFile
 from ..support.text import printable, quoted
 

@@ -19,7 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import decode_elements
-from ..gguf import Finding, Model, Tensor
+from ..gguf.file import Tensor
+from ..gguf.model import Model
+from ..gguf.records import Finding
 from ..support.protocol import evenly
 from ..support.text import quoted
 from .content import Content, finding_at

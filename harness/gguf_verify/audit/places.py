@@ -12,7 +12,9 @@ from bisect import bisect_right
 from itertools import islice
 from typing import NamedTuple
 
-from ..gguf import GgufFile, Model, Range, Tensor
+from ..gguf.file import GgufFile, Tensor
+from ..gguf.model import Model
+from ..gguf.records import Range
 from ..support.errors import UsageError
 from ..support.text import printable, quoted
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..gguf import Model
 from ..gguf.mapped import Mapped
+from ..gguf.model import Model
 from ..llama.reader_process import Load
 from ..support.errors import EnvironmentFault, NoSuchFile
 from ..support.text import printable

@@ -8,8 +8,9 @@ from itertools import pairwise, zip_longest
 from typing import Literal, NamedTuple
 
 from ..formats import tensor_type
-from ..gguf import Finding, GgufFile, Model
-from ..gguf.records import finding
+from ..gguf.file import GgufFile
+from ..gguf.model import Model
+from ..gguf.records import Finding, finding
 from ..llama.loading import for_another_program
 from ..llama.reader_process import Load
 from ..support.text import quoted

@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from ..gguf import Finding, GgufFile
+from ..gguf.file import GgufFile
+from ..gguf.records import Finding
 from ..processes.sandbox import current
 from ..results import WaiverUse
 from ..support.address import Address

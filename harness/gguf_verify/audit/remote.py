@@ -16,9 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from ..gguf import Model, Tensor, parse
+from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
-from ..gguf.model import PART_NAME, part_names
+from ..gguf.model import PART_NAME, Model, part_names
+from ..gguf.parser import parse
 from ..support import scratch
 from ..support.address import FETCHED, Address
 from ..support.errors import EnvironmentFault, NoSuchFile

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..formats import FLOAT_TYPES
-from ..gguf import Finding, Tensor
+from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
+from ..gguf.records import Finding
 from .content import BadBlock, Content
 
 #: Bytes of a piece, pieces of a tensor, and pieces of all: each is one request.

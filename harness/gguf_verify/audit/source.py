@@ -14,9 +14,10 @@ from typing import Literal
 import numpy as np
 
 from ..formats import FLOAT_TYPES, NO_TO_FLOAT, BlockFormat
-from ..gguf import Finding, Model, Tensor
+from ..gguf.file import Tensor
+from ..gguf.model import Model
 from ..gguf.origin import Origin
-from ..gguf.records import finding
+from ..gguf.records import Finding, finding
 from ..llama import Llama, LlamaRefused, Requantized
 from ..support.text import printable, quoted
 from .exchanged import exchanged

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..gguf import Finding, Model
-from ..gguf.records import finding
+from ..gguf.model import Model
+from ..gguf.records import Finding, finding
 from ..support.text import quoted
 
 _WRITTEN = ("general.file_type", "general.quantization_version", "general.alignment")

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import TensorType, tensor_type
-from ..gguf import Model, open_model
 from ..gguf.mapped import Mapped
+from ..gguf.model import Model, open_model
 from ..gguf.origin import Origin
 from ..support.errors import MalformedFile, NoSuchFile
 from ..support.partial_import import submodule

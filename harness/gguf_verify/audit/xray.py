@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import NO_TO_FLOAT
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..llama import Llama
 from .block_reading import FieldBytes, Part, read_block
 from .places import Place, extent, grid, neighbour

@@ -29,9 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import decode_elements
-from ..gguf import Finding, Model, Tensor
+from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix
-from ..gguf.records import finding
+from ..gguf.model import Model
+from ..gguf.records import Finding, finding
 from ..llama.worker.tensor_scan import DEAD_ROWS, RUN_BYTES
 from ..support.text import quoted
 from .content import Content, finding_at

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from ..bisection_results import Before, Bisection, FirstFailure, Outcome, Step, Tried, Turned, Verdict
-from ..gguf import open_model
+from ..gguf.model import open_model
 from ..nightly.machine import code_hash
 from ..processes.commands import Processes
 from ..support.errors import UsageError, say

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-from ..kernels import DEFAULT_KERNEL
-from ..kernels.foreign import Further, file_of, files_named, names_foreign
+from ..kernels.families import DEFAULT_KERNEL
+from ..kernels.foreign.opening import Further, file_of, files_named, names_foreign
 from ..llama import Llama
 from ..processes.mapped import UNSEEN
 from ..results import OpenedFiles

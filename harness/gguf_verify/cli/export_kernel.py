@@ -7,7 +7,10 @@ import re
 from pathlib import Path
 
 from ..formats import FORMATS
-from ..kernels import FAMILIES, KERNELS, Family, find_kernel
+from ..kernels.by_name import find_kernel
+from ..kernels.families import FAMILIES
+from ..kernels.family import Family
+from ..kernels.ladder import KERNELS
 from ..kernels.spec import Problem
 from ..kernels.standalone import Exported
 from ..support.errors import UsageError, say

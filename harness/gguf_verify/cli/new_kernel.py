@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..formats import FORMATS
-from ..hosts import HOST_CHOICES
+from ..hosts.choice import HOST_CHOICES
 from ..kernels.foreign.template import SEMANTICS, TAKES, Template
 from ..processes.sandbox import MODES
 from ..support.command_line import quoted

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..gguf import printable
 from ..nightly.compare import Comparison, compare
 from ..nightly.config import REFERENCE, read_config
 from ..nightly.history import History
@@ -16,6 +15,7 @@ from ..nightly.significance import MOST_NIGHTS
 from ..nightly.summary import NightReport
 from ..report.writer import Kind
 from ..support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
+from ..support.text import printable
 from .command import Command
 from .common import (
     Parser,

@@ -6,10 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..hosts import HOST_CHOICES, help_of_hosts
+from ..hosts.choice import HOST_CHOICES, help_of_hosts
 from ..identification import identify_model
 from ..invocation import command_of
-from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, Family, KernelSpec, further
+from ..kernels.by_name import further
+from ..kernels.families import DEFAULT_KERNEL, FAMILIES
+from ..kernels.family import Family
+from ..kernels.ladder import KERNELS
+from ..kernels.spec import KernelSpec
 from ..llama.backends import help_of_references
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind

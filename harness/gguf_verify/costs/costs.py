@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..gguf import Model, open_model
+from ..gguf.model import Model, open_model
 from ..llama import LlamaRefused
 from ..results import QuantizationCosts
 from ..rungs import Run

@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
-from ..gguf import Model, Tensor
+from ..gguf.file import Tensor
 from ..gguf.matrices import label, matrix_of
+from ..gguf.model import Model
 from ..llama import Evaluation, Gemm
 from ..results import GemmCost
 from ..rungs import Run

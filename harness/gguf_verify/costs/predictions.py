@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..gguf import Model
+from ..gguf.model import Model
 from ..llama import LlamaRefused
 from ..results import TextCost
 from ..rungs import Run

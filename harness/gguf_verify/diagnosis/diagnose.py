@@ -22,7 +22,9 @@ import numpy.typing as npt
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts.base import POISON
 from ..results import FaultMatch, NearestFault
-from ..semantics import Semantics, judge, product
+from ..semantics.definition import Semantics
+from ..semantics.exact import product
+from ..semantics.gates import judge
 from ..semantics.narrow import NARROW
 from ..semantics.sums import UNIT_ROUNDOFF
 from .fault import Case, Explanation, Fault, one_each

@@ -17,7 +17,9 @@ from ..formats import WeightFormat
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..results import FaultMatch
-from ..semantics import Product, Semantics, judge, product
+from ..semantics.definition import Semantics
+from ..semantics.exact import Product, product
+from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .diagnose import most
 from .fault import Case, Explanation, case_of, one_each

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
 from ..results import FaultMatch
-from ..semantics import Semantics
+from ..semantics.definition import Semantics
 from .operands import Bytes, Floats, Parts, Predicted, parts_of
 
 Variants = Iterator[tuple[str, Parts | Predicted]]

@@ -14,9 +14,12 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from ..results import FaultMatch
-from ..semantics import Epilogue, Product, Semantics, judge, product
+from ..semantics.definition import Semantics
 from ..semantics.drawn import companions
+from ..semantics.epilogue import Epilogue
 from ..semantics.epilogues import OPERATIONS, Operation
+from ..semantics.exact import Product, product
+from ..semantics.gates import judge
 from ..semantics.narrow import stored
 from .observed import observed
 from .operands import Bytes, Floats

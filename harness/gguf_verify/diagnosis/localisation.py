@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.interface import Kernel, Weights
-from ..semantics import Order, judge, product
+from ..semantics.exact import product
+from ..semantics.gates import judge
+from ..semantics.order import Order
 from ..support.errors import KernelFault
 
 _MOST_WORK = 1 << 33

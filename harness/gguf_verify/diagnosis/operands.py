@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..semantics import Semantics
+from ..semantics.definition import Semantics
 from ..semantics.exact import term_values
 from ..semantics.narrow import NARROW
 

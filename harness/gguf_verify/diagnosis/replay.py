@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
-from ..semantics import Semantics
+from ..semantics.definition import Semantics
 from ..support.errors import KernelFault
 from .diagnose import Diagnosis, diagnose, most
 from .operands import Bytes, Floats

@@ -13,8 +13,11 @@ from ..kernels.experts import experts_of
 from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed
 from ..results import FaultMatch
-from ..semantics import Epilogue, Product, Semantics, judge, product
+from ..semantics.definition import Semantics
 from ..semantics.drawn import keys_of_slots
+from ..semantics.epilogue import Epilogue
+from ..semantics.exact import Product, product
+from ..semantics.gates import judge
 from .observed import observed
 from .operands import Bytes
 

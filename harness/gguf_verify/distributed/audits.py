@@ -14,8 +14,9 @@ from ..audit.importance import Importance, read_importance
 from ..audit.record import AuditOptions
 from ..audit.source import Comparison, compare
 from ..audit.sources import Source, open_source
-from ..gguf import Model, Tensor, open_model
+from ..gguf.file import Tensor
 from ..gguf.mapped import Mapped
+from ..gguf.model import Model, open_model
 from ..llama import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
 from ..results import OpenedFiles

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import asdict
 
-from ..gguf import open_model
 from ..gguf.mapped import Mapped
+from ..gguf.model import open_model
 from ..kernels.foreign.opening import file_of, names_foreign
 from ..processes import sandbox
 from ..rungs.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from ..hosts import HOSTS
+from ..hosts.choice import HOSTS
 from ..llama.backends import on_card
 from ..processes.sandbox import sandboxed
 from ..results import Options

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ..backend_results import DeviceInfo, GraphOptions, GraphReport, GraphStep, Varying
 from ..formats import tensor_type
-from ..gguf import Model, open_model
 from ..gguf.hyper_parameters import why_meaningless
+from ..gguf.model import Model, open_model
 from ..llama import Evaluation, Llama, LlamaRefused
 from ..llama.evaluations import ALONE, Slot
 from ..llama.process import FileRefused

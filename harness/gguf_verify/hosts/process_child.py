@@ -89,7 +89,7 @@ class Server:
     """Answers requests with a host."""
 
     def __init__(self, link: Connection, name: str, threads: int, placement: Placement, fill: int | None) -> None:
-        from . import make_host
+        from .choice import make_host
 
         self._link, self._host = link, make_host(name, threads)
         self._host.placement, self._host.fill = placement, fill

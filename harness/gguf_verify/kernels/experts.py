@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics import Product
+from ..semantics.exact import Product
 from ..support.errors import UsageError
 from .domain import Extent, extent_of
 from .routing import LISTS, ROUTINGS, Routing

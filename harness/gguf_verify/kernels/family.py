@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts.base import Host
-from ..semantics import Semantics
+from ..semantics.definition import Semantics
 from ..support.paths import kernel_root
 from .interface import Candidate
 from .ladder import KERNELS

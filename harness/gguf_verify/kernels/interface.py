@@ -15,7 +15,9 @@ from ..hosts.base import Host, Source, Written
 from ..hosts.schedule import Schedule
 from ..processes.sandbox import Sandbox
 from ..results import HostInfo, OpenedFiles
-from ..semantics import SEMANTICS, Order, Semantics
+from ..semantics.definition import Semantics
+from ..semantics.definitions import SEMANTICS
+from ..semantics.order import Order
 from .domain import EVERYTHING, Domain
 from .experts import Taken
 from .launches import Launched, Lies, SparseProduct

@@ -13,7 +13,8 @@ from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..hosts.base import Host, Source, Sparse, Written
 from ..hosts.schedule import Schedule
-from ..semantics import ASCENDING, Order, Semantics
+from ..semantics.definition import Semantics
+from ..semantics.order import ASCENDING, Order
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from ..support.stages import stage

@@ -16,7 +16,7 @@ from ..support.protocol import ProtocolError
 from . import answers
 
 if TYPE_CHECKING:
-    from ..gguf import Tensor
+    from ..gguf.file import Tensor
     from ..gguf.origin import Origin
     from .process import Arrays, LlamaProcess
 

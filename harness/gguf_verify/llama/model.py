@@ -20,7 +20,7 @@ from .graph import GraphNode, WeightsOf, graph_node
 from .handed import files_of
 
 if TYPE_CHECKING:
-    from ..gguf import Model
+    from ..gguf.model import Model
     from .process import LlamaProcess
 
 Floats = npt.NDArray[np.float32]

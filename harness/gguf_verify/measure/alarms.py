@@ -24,16 +24,22 @@ from typing import Any, Literal
 import numpy as np
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
-from ..hosts import HOSTS, make_host
-from ..kernels import FAMILIES, KERNELS, on_host
+from ..hosts.choice import HOSTS, make_host
+from ..kernels.by_name import on_host
+from ..kernels.families import FAMILIES
 from ..kernels.interface import Weights
+from ..kernels.ladder import KERNELS
 from ..kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ..llama import Llama, LlamaRefused
 from ..rungs.envelope import with_least_codes
 from ..rungs.generated_inputs import any_blocks, special
 from ..rungs.plan import PLAN
-from ..semantics import SEMANTICS, Order, Product, Semantics, judge, llama_cpu_semantics, product
 from ..semantics.accumulation import LANES_LIMIT
+from ..semantics.definition import Semantics
+from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
+from ..semantics.exact import Product, product
+from ..semantics.gates import judge
+from ..semantics.order import Order
 from ..support import scratch
 from ..support.errors import EnvironmentFault, KernelFault, UsageError
 from ..support.output import write_lines

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS, FILE_TYPES, FORMATS, BlockFormat, WeightFormat
-from ..gguf import Tensor, open_model
+from ..gguf.file import Tensor
+from ..gguf.model import open_model
 from ..llama import Gemm, Llama
 from ..support.paths import CHECKOUT
 

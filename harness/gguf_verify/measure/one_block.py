@@ -12,7 +12,8 @@ import numpy.typing as npt
 from ..formats import BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
 from ..kernels.interface import Kernel, Weights
-from ..semantics import Order, Semantics
+from ..semantics.definition import Semantics
+from ..semantics.order import Order
 from .inputs import Bytes, Floats
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from ..distributed.identity import Expected, of_code
-from ..hosts import HOSTS
+from ..hosts.choice import HOSTS
 from ..hosts.nvrtc import CHOICE as NVRTC
 from ..llama.backends import on_card
 from ..processes.commands import Processes

@@ -16,9 +16,10 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ..formats import FILE_TYPES
-from ..hosts import HOST_CHOICES, HOSTS
-from ..kernels import DEFAULT_KERNEL, FAMILIES, KERNELS
-from ..kernels.foreign import file_of, names_foreign
+from ..hosts.choice import HOST_CHOICES, HOSTS
+from ..kernels.families import DEFAULT_KERNEL, FAMILIES
+from ..kernels.foreign.opening import file_of, names_foreign
+from ..kernels.ladder import KERNELS
 from ..results import DEFAULT_PROMPT
 from ..support.errors import UsageError
 from ..support.text import printable

@@ -8,7 +8,8 @@ import platform
 import subprocess
 from pathlib import Path
 
-from .. import hosts
+from ..hosts.choice import auto_host as host_of_auto
+from ..hosts.choice import cards
 from ..hosts.compiler import cpu_name
 from ..support.paths import CHECKOUT, PACKAGE, kernel_root
 from ..support.version import project_version
@@ -38,12 +39,12 @@ def _memory() -> str:
 
 
 def _gpu() -> str:
-    return ", ".join(f"{card.device} (sm_{card.sm})" for card in hosts.cards())
+    return ", ".join(f"{card.device} (sm_{card.sm})" for card in cards())
 
 
 def auto_host() -> str:
     """The host that `--host auto` chooses on this machine."""
-    return hosts.auto_host()[0]
+    return host_of_auto()[0]
 
 
 def project() -> str:

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..formats import FILE_TYPES, FORMATS
-from ..gguf import open_model, printable
 from ..gguf.matrices import may_be_matrix
+from ..gguf.model import open_model
 from ..llama import Llama, LlamaRefused, installed
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError
 from ..support.files import open_regular
+from ..support.text import printable
 from .config import Model
 
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..semantics import UNIT_ROUNDOFF
+from ..semantics.exact import UNIT_ROUNDOFF
 from .arithmetic import ULP, arithmetic
 from .node import F32, I32, Array, Doubles, Node, NoDefinition
 

@@ -26,8 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF
 from ..semantics.accumulation import IN_FLOAT16, IN_FLOAT32, Accumulation
+from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.gates import SCORE_LIMIT
 from ..semantics.narrow import HALF
 from ..semantics.values import alignment_of_subnormals, exact_weights, of_values
 from ._alibi import slopes

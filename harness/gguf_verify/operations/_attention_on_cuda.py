@@ -23,9 +23,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats import BlockFormat
-from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF, gamma
 from ..semantics.accumulation import IN_FLOAT32, in_tensor_cores
+from ..semantics.exact import UNIT_ROUNDOFF, gamma
 from ..semantics.fast_math import WINDOW
+from ..semantics.gates import SCORE_LIMIT
 from ..semantics.narrow import HALF
 from ._attention_by_paths import Floats, Path, judge_by, scaled_in_float32, scaled_to_half
 from ._attention_scores import Scores, format_of

@@ -45,8 +45,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics import UNIT_ROUNDOFF
 from ..semantics.accumulation import IN_FLOAT16, IN_FLOAT32
+from ..semantics.exact import UNIT_ROUNDOFF
 from .node import Doubles, NoDefinition
 
 #: Elements of an array [rows, keys, DV] that are walked through at once, which a cache holds; of a head up to which all

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..semantics import Product, Semantics
+from ..semantics.definition import Semantics
+from ..semantics.exact import Product
 from ..semantics.fast_math import WINDOW
 from ..semantics.terms.delta_sums import DELTA_SUMS
 from ..semantics.terms_of_blocks import codes_of

@@ -26,8 +26,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics import SCORE_LIMIT
 from ..semantics.accumulation import EXTRA_ROUNDINGS
+from ..semantics.gates import SCORE_LIMIT
 from .node import Doubles
 
 #: Outputs that are off, at least, whose median tells their size, and of a row whose upper quartile does beside it.

@@ -11,10 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
-from ..semantics import SCORE_LIMIT, Product, Semantics, llama_cpu_semantics, screened
 from ..semantics.accumulation import IN_FLOAT16
+from ..semantics.definition import Semantics
+from ..semantics.definitions import llama_cpu_semantics
+from ..semantics.exact import Product
+from ..semantics.gates import SCORE_LIMIT
 from ..semantics.half_sums import sharpened
 from ..semantics.narrow import HALF, NARROW, stored
+from ..semantics.screen import screened
 from ..semantics.sums import concatenated
 from ..semantics.values import alignment_of_subnormals, of_values, weights_of
 from ..support.threads import each

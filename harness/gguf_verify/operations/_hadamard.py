@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..semantics import UNIT_ROUNDOFF
+from ..semantics.exact import UNIT_ROUNDOFF
 from ._drawn_matrices import drawn_values
 from .arithmetic import arithmetic
 from .judging import Judged, within

@@ -34,8 +34,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
-from ..semantics import Semantics
 from ..semantics.accumulation import IN_FLOAT16
+from ..semantics.definition import Semantics
 from ..semantics.values import exact_weights, weights_of
 from .node import Bytes
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats import ElementFormat, WeightFormat
-from ..semantics import UNIT_ROUNDOFF, Product, declared, gamma
+from ..semantics.declared import declared
+from ..semantics.exact import UNIT_ROUNDOFF, Product, gamma
 from ..semantics.narrow import HALF
 from ._definition import Definition
 from .node import Bytes, Doubles, NoDefinition

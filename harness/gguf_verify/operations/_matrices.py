@@ -21,8 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat, tensor_type
-from ..semantics import Product, llama_cpu_semantics
-from ..semantics import judge as judge_product
+from ..semantics.definitions import llama_cpu_semantics
+from ..semantics.exact import Product
+from ..semantics.gates import judge as judge_product
 from ._consistency import admitted
 from ._definition import Definition, loosened
 from ._in_order import Ordered, affordable, same_bits, told_apart

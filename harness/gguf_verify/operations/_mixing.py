@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..semantics import UNIT_ROUNDOFF
+from ..semantics.exact import UNIT_ROUNDOFF
 from ._recurrence import Running
 from .arithmetic import added
 from .node import Doubles

@@ -32,9 +32,12 @@ import numpy.typing as npt
 
 from ..formats import ACTIVATION_FORMATS, BlockFormat, WeightFormat
 from ..formats.c_arithmetic import to_half
-from ..semantics import F32, SEMANTICS, Semantics, composed, declared, llama_cpu_semantics
-from ..semantics import Encoding as SemanticsEncoding
-from ..semantics import Term as SemanticsTerm
+from ..semantics.declared import composed, declared
+from ..semantics.definition import Semantics
+from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
+from ..semantics.definitions.f32 import F32
+from ..semantics.encoding import Encoding as SemanticsEncoding
+from ..semantics.term import Term as SemanticsTerm
 from ._definition import Definition
 from ._in_order import Ordered
 from ._products_on_cuda import on_cuda

@@ -45,10 +45,13 @@ from functools import partial
 import numpy as np
 
 from ..formats import ELEMENTS, BlockFormat, WeightFormat
-from ..semantics import F32, SEMANTICS, Semantics, declared, llama_cpu_semantics
-from ..semantics import Encoding as SemanticsEncoding
 from ..semantics.accumulation import in_tensor_cores
 from ..semantics.cuda import MMVQ_TOKENS, mmvq_tokens
+from ..semantics.declared import declared
+from ..semantics.definition import Semantics
+from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
+from ..semantics.definitions.f32 import F32
+from ..semantics.encoding import Encoding as SemanticsEncoding
 from ._codes_on_cuda import definition_of_codes, products_of
 from ._definition import Definition, Floats
 from ._lanes_on_cuda import MOST_COLUMNS, in_lanes

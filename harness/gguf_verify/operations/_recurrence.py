@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..semantics import UNIT_ROUNDOFF
+from ..semantics.exact import UNIT_ROUNDOFF
 from .arithmetic import ULP, added, arithmetic
 from .judging import Judged, within
 from .node import Doubles, Node, Operand, demand

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..semantics import UNIT_ROUNDOFF
+from ..semantics.exact import UNIT_ROUNDOFF
 from ..semantics.lanes import variance
 from .judging import UNDERFLOW
 from .node import Doubles, NoDefinition

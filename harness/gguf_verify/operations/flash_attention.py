@@ -29,7 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS
-from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF, llama_cpu_semantics, product
+from ..semantics.definitions import llama_cpu_semantics
+from ..semantics.exact import UNIT_ROUNDOFF, product
+from ..semantics.gates import SCORE_LIMIT
 from ._alibi import slopes
 from ._attention_on_cuda import judge_on_cuda
 from ._attention_on_vulkan import judge_on_vulkan

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..semantics import F32, Semantics
+from ..semantics.definition import Semantics
+from ..semantics.definitions.f32 import F32
 from ._definition import Definition
 from ._drawn_matrices import drawn_blocks
 from ._matrices import Matrix, are_short, identified

@@ -32,8 +32,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..formats import ELEMENTS, FORMATS, tensor_type
-from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF
 from ..semantics.accumulation import in_tensor_cores
+from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.gates import SCORE_LIMIT
 from ._drawn_matrices import drawn_values, drawn_weights
 from .arithmetic import Arithmetic, arithmetic, summed
 from .drawing import floats

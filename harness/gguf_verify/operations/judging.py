@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics import SCORE_LIMIT
+from ..semantics.gates import SCORE_LIMIT
 from .node import BF16, Array, Doubles, Node, NoDefinition
 
 #: The least that rounding once to float32 takes of a number near zero: half the distance of subnormal numbers.

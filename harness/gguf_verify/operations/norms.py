@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF
+from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.gates import SCORE_LIMIT
 from .arithmetic import ULP, added, arithmetic
 from .drawing import SIZES, floats
 from .judging import UNDERFLOW, Judged, within

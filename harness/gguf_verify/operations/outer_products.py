@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..formats import ELEMENTS, FORMATS
-from ..semantics import llama_cpu_semantics
+from ..semantics.definitions import llama_cpu_semantics
 from ._definition import Definition
 from ._drawn_matrices import drawn_values, drawn_weights
 from ._matrices import judged, shared, weight_format

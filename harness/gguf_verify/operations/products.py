@@ -19,7 +19,7 @@ from functools import partial
 import numpy as np
 
 from ..formats import ELEMENTS, FORMATS
-from ..semantics import llama_cpu_semantics
+from ..semantics.definitions import llama_cpu_semantics
 from ._drawn_matrices import drawn_values, drawn_weights, first_columns
 from ._hadamard import draw_transforms, judge_transform, says_hadamard
 from ._matrices import activations, judged, matrix_of, shared, weight_format

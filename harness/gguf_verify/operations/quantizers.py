@@ -32,7 +32,8 @@ import numpy.typing as npt
 from ..formats import FORMATS
 from ..formats.c_arithmetic import at_index, inverse, signed_max
 from ..formats.grids import kvalues
-from ..semantics import ENCODINGS, UNIT_ROUNDOFF
+from ..semantics.encodings import ENCODINGS
+from ..semantics.exact import UNIT_ROUNDOFF
 from .arithmetic import NORMAL, ULP, arithmetic
 from .node import Array, Bytes, Doubles
 

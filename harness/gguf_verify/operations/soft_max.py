@@ -25,7 +25,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..semantics import SCORE_LIMIT, UNIT_ROUNDOFF
+from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.gates import SCORE_LIMIT
 from ._alibi import mask_of, slopes
 from .arithmetic import ULP, Arithmetic, added, arithmetic
 from .binary import in_range

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..backend_results import GraphReport
     from ..bisection_results import Bisection
     from ..captured import Judged
-    from ..gguf import Range
+    from ..gguf.records import Range
     from ..identification import IdentifyHeader, IdentifyReport
     from ..nightly.records import Cell, Night
     from ..nightly.summary import NightReport, Verdict

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..gguf import RULES, Finding
+from ..gguf.records import Finding
+from ..gguf.rules import RULES
 from ..support.text import printable, sentence
 from ..support.version import project_version
 from .writer import Kind, Writer

@@ -22,11 +22,12 @@ import numpy.typing as npt
 
 from ..diagnosis.identify import definitions
 from ..formats import BlockFormat, ElementFormat, WeightFormat
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..results import Failure, RungResult
-from ..semantics import Oracle, Product, Semantics, product
 from ..semantics.accumulation import IN_FLOAT32
-from ..semantics.exact import exact_weights
+from ..semantics.definition import Oracle, Semantics
+from ..semantics.exact import Product, exact_weights, product
+from ..support.text import printable
 from .run import Run
 
 Doubles = npt.NDArray[np.float64]

@@ -27,15 +27,18 @@ import numpy.typing as npt
 from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..gguf.matrices import label, may_be_matrix
 from ..llama import Evaluation, LlamaRefused
 from ..results import Call, Failure, PartialResult, RungResult, Sampled, TensorBlocks
-from ..semantics import Order, Product, Semantics
 from ..semantics.cuda import NoDefinition
+from ..semantics.definition import Semantics
 from ..semantics.elements import round_to
 from ..semantics.encodings.q8_1 import encode_q8_1
+from ..semantics.exact import Product
+from ..semantics.order import Order
 from ..support.errors import KernelFault
+from ..support.text import printable
 from .author_oracle import Distances
 from .calls import ALONE, begin_alone, calling, end_alone
 from .course import Course

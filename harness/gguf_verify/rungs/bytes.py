@@ -18,9 +18,10 @@ from ..audit import Content, Examination, Readers, Reading, compare_readers, con
 from ..audit.elsewhere import runs_of
 from ..audit.readers import TIME_LIMIT
 from ..audit.readings import not_compared
-from ..gguf import Finding, Tensor, check_consistency
+from ..gguf.consistency import check_consistency
+from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, may_be_matrix, where
-from ..gguf.records import capped
+from ..gguf.records import Finding, capped
 from ..kernels.foreign.api import COMPUTES
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
 from ..support.errors import Culprit

@@ -18,7 +18,7 @@ from msgspec import structs
 
 from ..diagnosis.identify import known_inputs
 from ..formats import SLICE
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix
 from ..hosts.schedule import Schedule
 from ..kernels.tasks import Quantizer
@@ -27,6 +27,7 @@ from ..results import MAX_HEX_BYTES, Call, Failure, RungResult
 from ..semantics.dequantization import rounded_float32
 from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
 from ..support.errors import KernelFault, NotRun, NotTried
+from ..support.text import printable
 from .calls import begin_alone, end_alone
 from .generated_inputs import drawn, every_size, special, ties_of_codes
 from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of

@@ -13,14 +13,16 @@ import numpy.typing as npt
 
 from ..audit.content import compile_scanners
 from ..formats import BlockFormat, WeightFormat
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.base import Source
 from ..kernels.shipped import ShippedKernel
-from ..semantics import Order, Semantics, exact_result, screened
 from ..semantics.combinations import Combinations
+from ..semantics.definition import Semantics
 from ..semantics.device import Device
-from ..semantics.screen import bilinear
+from ..semantics.order import Order
+from ..semantics.result import exact_result
+from ..semantics.screen import bilinear, screened
 from ..support.threads import ahead
 from .layers.shapes import OTHER_M
 from .plan import plan

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..results import RungResult
 from ..support.progress import under_way
 

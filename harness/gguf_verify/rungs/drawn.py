@@ -22,14 +22,16 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..formats import ACTIVATION_FORMATS, FORMATS, BlockFormat, WeightFormat
-from ..gguf import Model, Tensor, open_model
+from ..gguf.file import Tensor
+from ..gguf.model import Model, open_model
 from ..kernels.domain import Extent
 from ..kernels.interface import Candidate
 from ..llama import Evaluation, Gemm, Llama, LlamaRefused
 from ..llama.answers import Started
 from ..llama.backends import Backend
 from ..results import DrawnData, DrawnProduct, FileInfo, Options
-from ..semantics import SEMANTICS, Semantics, llama_cpu_semantics
+from ..semantics.definition import Semantics
+from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
 from ..support import scratch
 from ..support.errors import UsageError
 from ..support.near import nearest

@@ -17,13 +17,15 @@ from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ..diagnosis.experiments import Experiments
 from ..formats import BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
 from ..results import Call, Failure, RungResult, Side, TypeEnvelope
-from ..semantics import Order, Product
+from ..semantics.exact import Product
+from ..semantics.order import Order
 from ..support.arrays import get
 from ..support.errors import KernelFault, NotRun
+from ..support.text import printable
 from .calls import ALONE, calling
 from .explain import Explanations, Place, WrongCall
 from .generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes

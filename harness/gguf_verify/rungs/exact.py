@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..results import RungResult
-from ..semantics import Order, Product, Semantics, product
-from ..semantics.exact import each_block
+from ..semantics.definition import Semantics
+from ..semantics.exact import Product, each_block, product
+from ..semantics.order import Order
 from .author_oracle import Distances, OracleDistance
 from .run import Run
 

@@ -19,15 +19,17 @@ from msgspec.structs import replace
 
 from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ..diagnosis.experiments import Experiments
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..hosts.schedule import Schedule
 from ..kernels.experts import Taken
 from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed
 from ..results import Call, Failure, RungResult, Side
-from ..semantics import judge, product
 from ..semantics.drawn import keys_of_slots
+from ..semantics.exact import product
+from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, NotTried
+from ..support.text import printable
 from .calls import ALONE, calling
 from .explain import Explanations, Place
 from .generated_inputs import drawn

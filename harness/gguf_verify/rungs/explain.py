@@ -18,7 +18,10 @@ from ..diagnosis.seen import name_of
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
 from ..results import LIMIT, OWN, Call, LocatedDiagnosis, OutOfRange, OutputMap, RungResult
-from ..semantics import Order, Product, Semantics, judge, product
+from ..semantics.definition import Semantics
+from ..semantics.exact import Product, product
+from ..semantics.gates import judge
+from ..semantics.order import Order
 from ..semantics.overflow import range_problem
 from ..support.arrays import get
 from ..support.errors import Culprit, KernelFault, KernelFinding

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS, BlockFormat
-from ..semantics import Semantics
+from ..semantics.definition import Semantics
 from ..semantics.terms_of_blocks import finite_scales
 
 Bytes = npt.NDArray[np.uint8]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..llama import Evaluation
 
 #: Operations (ggml's names) that use a weight value by value, or along one dimension: none of them is a GEMM, and none

@@ -27,14 +27,19 @@ from msgspec.structs import replace as replace_fields
 
 from ..diagnosis.observed import observed
 from ..formats import SLICE, BlockFormat, WeightFormat
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..hosts.base import POISON, Written
 from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
 from ..kernels.launches import Launched, Needs, Repeated, SparseProduct, needed, possible_needs, prime
 from ..results import Call, Failure, FaultMatch, LocatedDiagnosis, RungResult
-from ..semantics import Epilogue, Order, Semantics, judge, product
+from ..semantics.definition import Semantics
+from ..semantics.epilogue import Epilogue
+from ..semantics.exact import product
+from ..semantics.gates import judge
+from ..semantics.order import Order
 from ..support.errors import EnvironmentFault, KernelFault
+from ..support.text import printable
 from .explain import Explanations
 from .generated_inputs import any_blocks, drawn, held_by
 from .huge_fused import repeated, widened

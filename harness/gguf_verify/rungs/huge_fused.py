@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from ..kernels.launches import Repeated, SparseProduct, prime
-from ..semantics import Epilogue
 from ..semantics.drawn import companions
+from ..semantics.epilogue import Epilogue
 
 Floats = npt.NDArray[np.float32]
 

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..hosts.base import POISON
 from ..kernels.domain import Domain, Extent
 from ..kernels.launches import LargeCall
 from ..results import Call, Failure
 from ..support.errors import EnvironmentFault, KernelFault
+from ..support.text import printable
 from .calls import ALONE
 from .huge import BlocksAlone
 from .plan import Huge, huge

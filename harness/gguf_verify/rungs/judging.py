@@ -10,12 +10,15 @@ import numpy.typing as npt
 
 from ..diagnosis.localisation import Blame
 from ..formats import BlockFormat, decodes_rightly
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.base import POISON
 from ..llama.backends import Backend
 from ..results import MAX_HEX_BYTES, OWN, Call, Closer, Failure, RungResult, Side
-from ..semantics import Judgement, Order, Product, Semantics, judge
+from ..semantics.definition import Semantics
+from ..semantics.exact import Product
+from ..semantics.gates import Judgement, judge
+from ..semantics.order import Order
 from ..semantics.overflow import overflow_reason
 from ..support.errors import Culprit
 from ..support.stages import stage

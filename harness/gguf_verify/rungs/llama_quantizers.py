@@ -8,11 +8,11 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from ..gguf import Tensor
+from ..gguf.file import Tensor
 from ..gguf.matrices import where
 from ..llama.backends import Backend
 from ..results import Failure, RungResult
-from ..semantics import Semantics
+from ..semantics.definition import Semantics
 from ..semantics.fast_math import Agreement, compare_activations
 from .run import Run
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..formats import FORMATS
-from ..gguf import Model, open_model
 from ..gguf.matrices import may_be_matrix
+from ..gguf.model import Model, open_model
 from ..hosts.base import Host
-from ..kernels import Candidate, further, open_kernel
+from ..kernels.by_name import further, open_kernel
+from ..kernels.interface import Candidate
 from ..results import Options
 from ..support.progress import Steps
 from .drawn import Drawn, drawn_run

@@ -19,11 +19,12 @@ import numpy.typing as npt
 
 from ..diagnosis.permutation import Lost, Moves, find_moves
 from ..formats import BlockFormat
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, rows_of_matrix, where
 from ..kernels.tasks import Packed, Repacker
 from ..results import MAX_HEX_BYTES, Call, Failure, RungResult, TensorValues
 from ..support.errors import KernelFault
+from ..support.text import printable
 from .calls import begin_alone, end_alone
 from .interface import Rung
 from .run import Run

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
-from ..semantics import Semantics
+from ..semantics.definition import Semantics
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

@@ -25,7 +25,9 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel, Weights
-from ..semantics import Judgement, Product, Semantics, judge, product
+from ..semantics.definition import Semantics
+from ..semantics.exact import Product, product
+from ..semantics.gates import Judgement, judge
 from .run import Run
 
 Bytes = npt.NDArray[np.uint8]

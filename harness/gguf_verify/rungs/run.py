@@ -15,17 +15,22 @@ import numpy.typing as npt
 
 from ..checks import BESIDE
 from ..formats import ElementFormat, WeightFormat
-from ..gguf import Model, Tensor
+from ..gguf.file import Tensor
 from ..gguf.hyper_parameters import why_meaningless
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
+from ..gguf.model import Model
 from ..hosts.cupy_arrays import arrays_for
 from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama, LlamaRefused
 from ..llama.backends import Backend, start
 from ..llama.process import FileRefused
 from ..results import Call, FileInfo, OpenedFiles, Options, RungResult
-from ..semantics import Order, Product, Semantics, llama_cpu_semantics, screened
+from ..semantics.definition import Semantics
+from ..semantics.definitions import llama_cpu_semantics
 from ..semantics.device import Device
+from ..semantics.exact import Product
+from ..semantics.order import Order
+from ..semantics.screen import screened
 from ..support.arrays import get
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar

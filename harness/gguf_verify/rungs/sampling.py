@@ -20,8 +20,9 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from ..results import RungResult, Sampled
-from ..semantics import Product, Semantics
 from ..semantics.combinations import LIMIT, MISSED, Combinations
+from ..semantics.definition import Semantics
+from ..semantics.exact import Product
 from ..semantics.screen import bilinear
 from ..support.arrays import get
 from .run import Matrix, Run

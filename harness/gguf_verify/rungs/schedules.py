@@ -18,11 +18,12 @@ from ..checks import CHECKED, LAUNCHES
 from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, WeightFormat
 from ..gguf.matrices import label, matrix_of
-from ..hosts import HOSTS
+from ..hosts.choice import HOSTS
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..results import Call, Failure, Options, RungResult
-from ..semantics import judge, product
+from ..semantics.exact import product
+from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from .calls import ALONE, calling
 from .explain import Explanations, Place, WrongCall

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
-from ..gguf import Model
+from ..gguf.model import Model
 from ..llama import Llama, LlamaRefused
 from ..llama.backends import Backend
 from ..llama.builds import path_of

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix
 from ..hosts.schedule import Schedule
 from ..kernels.domain import Domain
 from ..kernels.tasks import Task
 from ..results import Call, Failure, RungResult, TypeEnvelope
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
+from ..support.text import printable
 from .calls import ALONE, calling
 from .plan import PLAN, in_words, plan
 from .run import Run

@@ -17,12 +17,13 @@ import numpy.typing as npt
 from msgspec import structs
 
 from ..formats import SLICE, BlockFormat
-from ..gguf import Tensor, printable
+from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..kernels.tasks import Dequantizer
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Call, Failure, RungResult, TensorValues
 from ..semantics.dequantization import BOUNDED, Expected, expected_values, fitting
 from ..semantics.epilogue import stored
+from ..support.text import printable
 from .calls import begin_alone, end_alone
 from .generated_inputs import any_blocks
 from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..gguf import Model, Tensor
+from ..gguf.file import Tensor
+from ..gguf.model import Model
 from ..support.text import quoted
 
 _BLOCK = re.compile(r"blk\.\d+\.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gguf_verify.gguf import parse
+from gguf_verify.gguf.parser import parse
 from gguf_verify.gguf.records import capped
 from gguf_verify.gguf.storage import Strings
 from tests.fuzz import gguf_fields

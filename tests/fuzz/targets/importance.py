@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from gguf_verify.audit.importance import read_importance
-from gguf_verify.gguf import Tensor, open_model
+from gguf_verify.gguf.file import Tensor
+from gguf_verify.gguf.model import open_model
 from gguf_verify.support.errors import MalformedFile
 from tests.fuzz import gguf_fields, mutations
 from tests.fuzz.target import Target

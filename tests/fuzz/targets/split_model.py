@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from tests.fuzz import gguf_fields, mutations
 from tests.fuzz.target import Target
 from tests.support import corpus

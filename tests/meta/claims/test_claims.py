@@ -33,8 +33,11 @@ from gguf_verify.measure.claims.common import (
     with_sums,
     written_up,
 )
-from gguf_verify.semantics import ASCENDING, SEMANTICS, exact_result, product
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.order import ASCENDING
+from gguf_verify.semantics.result import exact_result
 from gguf_verify.support.errors import EnvironmentFault
 
 Array = np.ndarray[Any, Any]

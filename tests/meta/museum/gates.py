@@ -8,11 +8,13 @@ from unittest import mock
 import numpy as np
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.foreign import open_foreign, products
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign import products
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.llama import Llama
 from gguf_verify.measure.mutation.other_checks import passed_by
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import KernelFault
 
 #: Tokens, rows and columns of the two products that are checked.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
 from gguf_verify.verification import verify

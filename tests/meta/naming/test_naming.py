@@ -15,7 +15,7 @@ from gguf_verify.cli import main
 from gguf_verify.diagnosis import FAULTS, Diagnosis, diagnose
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.measure.naming import edits, naming, places
 from gguf_verify.measure.one_block import Plan
 from gguf_verify.results import Failure, FaultMatch, RungResult

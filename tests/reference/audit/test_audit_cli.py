@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import Llama
 from tests.support import corpus
 from tests.support.processes import children, wait_until

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.gguf import Finding, open_model
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.records import Finding
 from tests.support.audits import TINY, rule, run
 from tests.support.tools import patched, write_model
 

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import Finding, open_model
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.records import Finding
 from gguf_verify.llama import Llama
 from tests.support.audits import TINY, rule, run
 from tests.support.tools import edited_model, patched, write_model

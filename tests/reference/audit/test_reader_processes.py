@@ -20,7 +20,7 @@ import pytest
 from gguf_verify.audit.reader_child import ReaderChild
 from gguf_verify.audit.readers import READERS, Readers
 from gguf_verify.audit.readings import Reading, Seen, compare
-from gguf_verify.gguf import parse
+from gguf_verify.gguf.parser import parse
 from gguf_verify.support.errors import EnvironmentFault, NoSuchFile
 from tests.support import corpus
 from tests.support.processes import alive, kept, wait_until, works

@@ -12,7 +12,10 @@ import pytest
 
 from gguf_verify.audit.readers import READERS, Readers
 from gguf_verify.audit.readings import Reading, compare, not_compared, ours
-from gguf_verify.gguf import RULES, Finding, GgufFile, parse
+from gguf_verify.gguf.file import GgufFile
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.records import Finding
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.llama.reader_process import MAX_WHOLE
 from tests.support import corpus
 from tests.support.reader_table import FIELDS, PATIENCE, _by_slug

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from gguf_verify.audit.readers import READERS
 from gguf_verify.audit.readings import EXPLAIN
-from gguf_verify.gguf import RULES, check_consistency, open_model
+from gguf_verify.gguf.consistency import check_consistency
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.rules import RULES
 from tests.support import corpus
 from tests.support.reader_table import PAGE, Table, _by_slug, render
 

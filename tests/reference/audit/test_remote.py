@@ -16,7 +16,7 @@ from gguf_verify.audit import Audit, AuditOptions, audit, ranges, remote
 from gguf_verify.audit.redirects import Redirects, RefusedRedirect
 from gguf_verify.audit.sample import OF_TENSOR, PIECE, Drawn, draw
 from gguf_verify.cli import main
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.support.address import Address
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, NoSuchFile, UsageError
 from tests.support import corpus

@@ -12,7 +12,7 @@ import pytest
 from gguf_verify.audit import content
 from gguf_verify.audit.fingerprint import patterns_of
 from gguf_verify.formats import FORMATS, BlockFormat, decode_elements
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts import compiler
 from gguf_verify.llama import Llama, ScannerOf
 from gguf_verify.support.paths import kernel_root

@@ -16,7 +16,7 @@ import pytest
 
 from gguf_verify.audit import content
 from gguf_verify.formats import FORMATS, BlockFormat, decode_elements, decodes_rightly
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.paths import kernel_root

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify.audit import AuditOptions, audit
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import Finding
+from gguf_verify.gguf.records import Finding
 from gguf_verify.llama import Llama
 from tests.support import corpus
 

@@ -8,7 +8,7 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
 from tests.support.audits import TINY, rule, run

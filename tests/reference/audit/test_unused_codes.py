@@ -12,7 +12,8 @@ import pytest
 
 from gguf_verify.audit import AuditOptions, audit
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import RULES, Finding
+from gguf_verify.gguf.records import Finding
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.llama import Llama, LlamaRefused
 from tests.support import corpus
 from tests.support.needs import SHARED_MODELS, need

@@ -16,7 +16,8 @@ from gguf_verify.audit.fingerprint import REFERENCE
 from gguf_verify.audit.readers import Readers
 from gguf_verify.audit.readings import Reading
 from gguf_verify.formats import ELEMENTS, tensor_type
-from gguf_verify.gguf import Model, Range, open_model
+from gguf_verify.gguf.model import Model, open_model
+from gguf_verify.gguf.records import Range
 from gguf_verify.gguf.storage import ByteMap
 from gguf_verify.hosts.compiler import build
 from gguf_verify.llama import Llama, LlamaRefused

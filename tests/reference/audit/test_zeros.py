@@ -11,8 +11,9 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.audit import Audit
-from gguf_verify.gguf import Finding, open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.records import Finding
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options
 from gguf_verify.verification import verify

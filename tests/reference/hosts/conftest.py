@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from tests.support.cuda_functions import OnCpu
 from tests.support.short_kernels import Build, with_kernel
 

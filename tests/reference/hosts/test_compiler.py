@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import HOSTS, CpuHost, auto_host, compiler, cpu_host, cupy_host, make_host
+from gguf_verify.hosts import compiler, cpu_host, cupy_host
+from gguf_verify.hosts.choice import HOSTS, auto_host, make_host
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support import cache as support_cache
 from gguf_verify.support import scratch

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import checks_fault
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support.errors import NotRun
 from tests.support.short_kernels import Build, run

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import compiler
-from gguf_verify.hosts.cpu_host import CheckedHost
+from gguf_verify.hosts.cpu_host import CheckedHost, CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support.paths import kernel_root
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import checks_fault
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support.errors import KernelFinding
 from tests.support.short_kernels import Build

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost, ProcessHost
-from gguf_verify.kernels import open_kernel
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.process_host import ProcessHost
+from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results import Options

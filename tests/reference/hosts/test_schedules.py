@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.support.errors import KernelFault
 from tests.support.short_kernels import Build, run

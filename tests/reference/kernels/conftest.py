@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 
 
 @pytest.fixture(scope="session")

@@ -11,11 +11,13 @@ from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec
-from gguf_verify.semantics import ASCENDING, SEMANTICS, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.order import ASCENDING
 from tests.support.kernel_inputs import (
     ALL,
     LADDER,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts import nvrtc
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels import interleaved
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS

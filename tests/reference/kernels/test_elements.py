@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FLOAT_TYPES
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import ASCENDING
 from gguf_verify.semantics.elements import element_product
+from gguf_verify.semantics.order import ASCENDING
 from tests.support.kernel_inputs import (
     ELEMENT_TYPES,
     MS,

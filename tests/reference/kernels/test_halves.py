@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts import nvrtc
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.half_tiling import HalfTiling
 from gguf_verify.kernels.halves import ROWS, STAGE, Layout, check_halves
@@ -20,8 +21,9 @@ from gguf_verify.rungs.envelope import TypeProbes
 from gguf_verify.rungs.generated_inputs import any_blocks, held_by
 from gguf_verify.rungs.huge import HugeProbes
 from gguf_verify.rungs.plan import Probe
-from gguf_verify.semantics import IN_TENSOR_CORES, judge, product
-from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.declared import IN_TENSOR_CORES, declared
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import KernelFault
 from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import random_weights, stack_bytes, usual_weights

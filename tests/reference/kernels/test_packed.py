@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.q8_1_gemv import Gemv

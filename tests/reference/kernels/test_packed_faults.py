@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.support.errors import KernelFault
 from tests.support.kernel_inputs import random_weights
 from tests.support.packed_kernels import SHAPES, check

@@ -7,7 +7,7 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import checks_fault
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels import KERNELS
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.errors import KernelFinding
 from tests.support.kernel_inputs import gaussians, random_weights

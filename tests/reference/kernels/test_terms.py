@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts import nvrtc
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.measure.bench.terms import LOADED_SHAPES, MINIMA, SHAPES, Probe, probes
 from tests.support.kernel_inputs import stack_bytes

@@ -12,15 +12,17 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Gemm, Llama
 from gguf_verify.llama.answers import Started
 from gguf_verify.llama.backends import BACKENDS, kind_of, start
 from gguf_verify.llama.backends.others import OtherBackend
 from gguf_verify.results import Options, Report
 from gguf_verify.rungs.drawn import Drawn
-from gguf_verify.semantics import F32, judge, product
 from gguf_verify.semantics.cuda import NoDefinition
+from gguf_verify.semantics.definitions.f32 import F32
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from tests.support import needs

@@ -19,11 +19,13 @@ from gguf_verify.formats.q5_0 import Q5_0
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report
-from gguf_verify.semantics import SEMANTICS, Semantics, cuda, judge, product
+from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.definitions.mmq import MMQ
 from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
@@ -32,7 +34,9 @@ from gguf_verify.semantics.encodings.mmq_d4 import encode_mmq_d4
 from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
 from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from tests.support import graphs

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.audit.readers import Readers
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.origin import Origin
 from gguf_verify.llama import Llama, LlamaRefused
 from gguf_verify.processes import sandbox

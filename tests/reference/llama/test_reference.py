@@ -15,7 +15,7 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import Evaluation, Gemm, Llama, LlamaRefused
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.support.errors import EnvironmentFault

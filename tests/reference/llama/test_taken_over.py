@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import Model, open_model
+from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.llama import Llama, LlamaRefused, ScannerOf, backends
 from gguf_verify.llama.answers import Figures, Started
 from gguf_verify.llama.backends import BACKENDS, Backend

@@ -14,7 +14,7 @@ from gguf_verify.operations import Node, Operand, judge
 from gguf_verify.operations import _in_order as module
 from gguf_verify.operations._drawn_matrices import drawn_blocks
 from gguf_verify.operations._in_order import Ordered, sums, told_apart
-from gguf_verify.semantics import declared
+from gguf_verify.semantics.declared import declared
 from tests.support.operations import with_output
 
 Floats = npt.NDArray[np.float32]

@@ -17,7 +17,7 @@ from gguf_verify.operations._hadamard import says_hadamard
 from gguf_verify.operations._matrices import Matrix, judged
 from gguf_verify.operations._product_definitions import VECTOR_COLUMNS, definitions
 from gguf_verify.operations.node import F32
-from gguf_verify.semantics import ENCODINGS
+from gguf_verify.semantics.encodings import ENCODINGS
 from tests.support.operations import Fault, check_faults, check_right, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
 

@@ -17,7 +17,8 @@ from gguf_verify.operations._lanes_on_cuda import in_lanes, threads_of
 from gguf_verify.operations._product_definitions import definitions
 from gguf_verify.operations._products_on_cuda import cut_to_tf32, round_to_tf32
 from gguf_verify.operations.node import F16, F32
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
 from tests.support.operations import with_output
 
 Array = npt.NDArray[Any]

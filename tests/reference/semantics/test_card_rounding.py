@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.semantics import rounding
 from gguf_verify.support.paths import kernel_root
 from tests.support.exact_products import Floats, bits, generator

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats import ELEMENTS, SLICE, WeightFormat
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.family import FamilyOnHost
 from gguf_verify.kernels.interface import Candidate, Weights
@@ -22,8 +22,9 @@ from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.results import Failure, Options, Report, RungResult
 from gguf_verify.rungs.graph_uses import not_multiplied, why_not_checked
-from gguf_verify.semantics import ASCENDING, SCORE_LIMIT, judge
 from gguf_verify.semantics.elements import element_product, exact_elements, round_to
+from gguf_verify.semantics.gates import SCORE_LIMIT, judge
+from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.verification import verify
 from tests.support import graphs

@@ -7,8 +7,12 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import F32, Q8_1_RAW, judge, llama_cpu_semantics, product
+from gguf_verify.semantics.definitions import llama_cpu_semantics
+from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from tests.support.exact_products import QK_K, Floats, activations, generator, random_weights, real_weights, whole_row
 
 # a user must not see NumPy's warnings

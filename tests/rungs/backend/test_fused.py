@@ -200,7 +200,7 @@ def played(monkeypatch: pytest.MonkeyPatch, op: str, alter: Alter) -> None:
                 yield FusedOutput(at["number"], window, at["data"].reshape(-1).view(np.uint8))
         yield from real(self, tokens, asked, back)
 
-    from gguf_verify.gguf import open_model
+    from gguf_verify.gguf.model import open_model
 
     with open_model(Q4_0) as model:
         rows = {name: np.array(tensor.raw) for name, tensor in model.tensors.items()}

@@ -23,7 +23,7 @@ from gguf_verify.backend_results import (
 )
 from gguf_verify.bisection import versions
 from gguf_verify.cli import bisect
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.llama.bindings import BUILD
 from gguf_verify.nightly.environments import Interpreter
 from gguf_verify.processes.commands import Processes

@@ -15,7 +15,7 @@ from gguf_verify.cli import main
 from gguf_verify.cli.common import internal_errors
 from gguf_verify.cli.interrupts import interruptible, undisturbed
 from gguf_verify.cli.live import Live
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.results import Failure, Options, Report, RungResult

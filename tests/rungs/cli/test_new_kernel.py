@@ -12,7 +12,7 @@ from gguf_verify.cli import kernel, main
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.foreign.template import SEMANTICS, Template
 from gguf_verify.rungs.drawn import Drawn
-from gguf_verify.semantics import declared
+from gguf_verify.semantics.declared import declared
 from tests.support.tools import flat
 
 #: Whether a definition of half activations exists: 2 bytes a value.

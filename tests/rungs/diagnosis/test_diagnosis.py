@@ -30,20 +30,23 @@ from gguf_verify.diagnosis.identify import expected
 from gguf_verify.diagnosis.operands import Parts, Predicted, parts_of
 from gguf_verify.diagnosis.replay import diagnose_kernel
 from gguf_verify.formats import ELEMENTS, FORMATS, WeightFormat
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.base import POISON
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
-from gguf_verify.kernels.foreign import Shape
-from gguf_verify.kernels.foreign import kernel as foreign
+from gguf_verify.kernels.foreign.api import Shape
+from gguf_verify.kernels.foreign.api import kernel as foreign
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
-from gguf_verify.semantics import SEMANTICS, Semantics, judge, llama_cpu_semantics, product
 from gguf_verify.semantics.cuda import llama_cuda_semantics
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions import SEMANTICS, llama_cpu_semantics
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.verification import verify
 from tests.support.shown import text_of
 from tests.support.tools import FIXTURES, altered_kernel, write_model

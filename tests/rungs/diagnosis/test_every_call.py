@@ -13,14 +13,14 @@ from gguf_verify.diagnosis import known_inputs
 from gguf_verify.diagnosis.quantizer import diagnose_quantizer
 from gguf_verify.diagnosis.seen import name_of
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import LocatedDiagnosis, Options, Report
-from gguf_verify.semantics import SEMANTICS
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.overflow import LARGEST_HALF, largest_half, range_problem
 from gguf_verify.support.errors import FindingKind, KernelFinding
 from gguf_verify.verification import verify

@@ -9,7 +9,11 @@ import pytest
 
 from gguf_verify.diagnosis.diagnose import diagnose
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics import Epilogue, Semantics, declared, judge, product
+from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.epilogue import Epilogue
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from tests.support.fused import multiplied, weights
 from tests.unit.semantics.test_epilogue import K, M, N, activations, gelu, silu
 

@@ -12,14 +12,16 @@ import pytest
 
 from gguf_verify.diagnosis.localisation import Blame, along_k, blame
 from gguf_verify.formats import FORMATS, WeightFormat
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options, Report
-from gguf_verify.semantics import SEMANTICS, judge, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.verification import verify
 from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, altered_kernel

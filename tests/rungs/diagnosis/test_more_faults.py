@@ -16,14 +16,17 @@ from gguf_verify.diagnosis.fitted import fitted
 from gguf_verify.diagnosis.identify import definition_named
 from gguf_verify.diagnosis.operands import Predicted
 from gguf_verify.formats import FORMATS, BlockFormat, WeightFormat
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.domain import Domain, Extent
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.semantics import Q8_1_RAW, SEMANTICS, judge, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 
 Q8_1, F32 = SEMANTICS["q8_1"], SEMANTICS["f32"]
 #: Of each fault: its id, and those that predict the same.

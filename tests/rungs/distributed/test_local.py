@@ -15,7 +15,7 @@ import gguf_verify.rungs.blocks
 from gguf_verify.distributed import local as module
 from gguf_verify.distributed.local import Processes, paying
 from gguf_verify.distributed.runs import RunWork
-from gguf_verify.hosts import make_host
+from gguf_verify.hosts.choice import make_host
 from gguf_verify.results import Options, Report, RungResult
 from gguf_verify.rungs.budget import Budget, BudgetSpent
 from gguf_verify.rungs.opening import open_run

@@ -22,7 +22,7 @@ from gguf_verify.audit import AuditOptions, audit
 from gguf_verify.distributed import audits, connection
 from gguf_verify.distributed.connection import connected
 from gguf_verify.distributed.worker import Judged, Place
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.nightly.config import read_config

@@ -13,7 +13,7 @@ import pytest
 from gguf_verify.cli import main
 from gguf_verify.distributed import identity, judges, runs, worker
 from gguf_verify.distributed.runs import RunWork
-from gguf_verify.kernels import open_kernel
+from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.nightly.history import History
 from gguf_verify.results import Options
 from gguf_verify.rungs.opening import open_run

@@ -18,8 +18,8 @@ from gguf_verify.formats import (
 )
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost, nvcc
+from gguf_verify.hosts import nvcc
 from gguf_verify.hosts.author_cubin import OF_NVCC, OF_NVRTC, author_cubin
 from gguf_verify.hosts.base import Artefact
 from gguf_verify.hosts.compilation import Author, split_flags
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.cubin import functions
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource

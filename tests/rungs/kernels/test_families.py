@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels import KERNELS
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.family import Family, FamilyOnHost
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec, Problem
 from gguf_verify.results import Options, Report

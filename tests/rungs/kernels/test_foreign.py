@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
-from gguf_verify.kernels.foreign import open_foreign, sources
+from gguf_verify.kernels.foreign import sources
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Failure, Options, RungResult
 from gguf_verify.rungs import explain

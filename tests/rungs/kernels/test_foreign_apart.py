@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import HOSTS, CpuHost, nvrtc
+from gguf_verify.hosts import nvrtc
+from gguf_verify.hosts.choice import HOSTS
 from gguf_verify.hosts.compiler import checks_fault
-from gguf_verify.hosts.cpu_host import Buffer
+from gguf_verify.hosts.cpu_host import Buffer, CpuHost
 from gguf_verify.hosts.foreign_sources import foreign_source
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import ForeignKernel, launcher, open_foreign, opening, sources
+from gguf_verify.kernels.foreign import launcher, opening, sources
 from gguf_verify.kernels.foreign.child import serve
+from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.processes.child import ChildProcess, Forked, Spawned
 from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, OracleFault, UsageError

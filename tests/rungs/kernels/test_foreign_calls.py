@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import compiler
-from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
-from gguf_verify.semantics import SEMANTICS, judge, product
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.kernels.foreign.process import ForeignKernel
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import EnvironmentFault, KernelFault, UsageError
 from tests.support.foreign_runs import K, M, N, operands
 from tests.support.tools import ROOT

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.author_cubin import OF_NVRTC
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.kernels.foreign.expressions import Expression, names_of
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.support.errors import KernelFault, NotRun, NotTried, UsageError
 from tests.support.foreign_runs import EXAMPLES, K, M, N, altered, multiplied, operands
 

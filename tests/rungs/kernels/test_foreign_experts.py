@@ -10,12 +10,14 @@ import pytest
 
 from gguf_verify.diagnosis.routings import routing_fault
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.routing import routed
 from gguf_verify.rungs import experts
-from gguf_verify.semantics import F32, judge, product
+from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.drawn import keys_of_slots
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import UsageError
 from tests.meta.museum.collection import EXHIBITS
 from tests.support.foreign_runs import K, M, N, operands, verified

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.results import Report
 from gguf_verify.support.errors import KernelFinding, UsageError
 from tests.support.foreign_runs import EXAMPLES, multiplied, operands, verified

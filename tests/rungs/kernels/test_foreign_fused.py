@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
-from gguf_verify.semantics import ASCENDING, F32, Product, judge, product
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.kernels.foreign.process import ForeignKernel
+from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.epilogue import Epilogue
+from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.order import ASCENDING
 from tests.support.foreign_runs import M, N, operands, verified
 
 FMT = FORMATS["Q4_0"]

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost, nvrtc
+from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.author_cubin import SWITCH
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign.cuda import CudaKernels, CudaSource
 from gguf_verify.kernels.foreign.declared import parse

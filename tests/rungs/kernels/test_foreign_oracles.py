@@ -11,12 +11,16 @@ import pytest
 
 from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
-from gguf_verify.kernels.foreign import Oracle, open_foreign
+from gguf_verify.kernels.foreign.api import Oracle
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import DEFAULT_PROMPT, Options
-from gguf_verify.semantics import SEMANTICS, exact_result, judge, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.result import exact_result
 from gguf_verify.support.errors import UsageError
 from tests.support import foreign_kernels
 from tests.support.foreign_runs import EXAMPLES, KERNELS, Q4_0, opened, operands, verified

@@ -11,10 +11,13 @@ from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Gemm
 from gguf_verify.report.writer import Kind
 from gguf_verify.rungs.layers.activations import llama_activations
-from gguf_verify.semantics import SEMANTICS, judge, product, quantized_inside
+from gguf_verify.semantics.definition import quantized_inside
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.encodings.q8_1_cpu import encode_q8_1_cpu
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from tests.support import foreign_kernels
 from tests.support.foreign_runs import KERNELS, opened, operands, verified
 from tests.support.shown import text_of

@@ -17,10 +17,10 @@ import pytest
 from gguf_verify import kernel
 from gguf_verify.checks import CHECKED
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import Model, open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import Model, open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels import open_kernel
+from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.kernels.tasks import Repacker
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Call, Options, RungResult

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.rungs.ranges import representable
-from gguf_verify.semantics import SEMANTICS, declared, judge, product
+from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from tests.support.foreign_runs import EXAMPLES, operands, verified
 from tests.support.needs import need
 

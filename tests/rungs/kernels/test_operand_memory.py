@@ -11,16 +11,19 @@ import pytest
 
 from gguf_verify import kernel as declared
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.compiler import checks_fault
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import ForeignKernel, blocks, open_foreign
+from gguf_verify.kernels.foreign import blocks
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.operands import MemoryFile
+from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.kernels.foreign.products import Products
 from gguf_verify.kernels.foreign.task_runner import TaskRunner
 from gguf_verify.kernels.foreign.tasks import ForeignRepacker, as_task
 from gguf_verify.kernels.launches import SparseProduct
-from gguf_verify.semantics import judge, product
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import KernelFault, KernelFinding
 from tests.support.foreign_runs import N, operands
 

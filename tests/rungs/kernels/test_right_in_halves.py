@@ -10,7 +10,7 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.results import Options
 from gguf_verify.rungs.drawn import Drawn
-from gguf_verify.semantics import SEMANTICS
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.verification import verify
 
 KERNEL = """

@@ -20,7 +20,7 @@ from gguf_verify.report.grid import of_run
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import MAX_HEX_BYTES, Options, Report
 from gguf_verify.rungs.judging import activations_of
-from gguf_verify.semantics import SEMANTICS
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.verification import verify
 from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES, altered_kernel, write_model

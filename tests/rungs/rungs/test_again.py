@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import HOSTS, CpuHost
-from gguf_verify.kernels import KERNELS
-from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.hosts.choice import HOSTS
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results import Call, RungResult
 from gguf_verify.rungs.layers import again

@@ -15,7 +15,7 @@ import pytest
 
 from gguf_verify.certificates import certify, collect
 from gguf_verify.cli import main
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results import Options, Report, RungResult

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options, Report, RungResult
 from gguf_verify.verification import verify

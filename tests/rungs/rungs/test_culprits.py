@@ -17,8 +17,9 @@ import pytest
 
 from gguf_verify import Oracle, Shape, kernel
 from gguf_verify.formats import FORMATS
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost, compiler, cupy_host
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts import compiler, cupy_host
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Candidate, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats import WeightFormat
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Multiply

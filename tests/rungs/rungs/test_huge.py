@@ -13,11 +13,12 @@ import pytest
 
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q8_0 import Q8_0
-from gguf_verify.gguf import Model, open_model
-from gguf_verify.hosts import CpuHost, ProcessHost
+from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.base import Written
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.process_host import ProcessHost
 from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent
-from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.interface import Kernel, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Launch
@@ -32,7 +33,8 @@ from gguf_verify.rungs.huge import BlocksAlone, HugeProbes
 from gguf_verify.rungs.huge_tasks import LargeTask
 from gguf_verify.rungs.plan import Huge, huge, wide
 from gguf_verify.rungs.run import Run
-from gguf_verify.semantics import SEMANTICS, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from tests.support.tools import FIXTURES, ROOT
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.results import Options

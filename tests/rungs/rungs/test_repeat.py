@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.captured import judge_case
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels.foreign import kernel
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.api import kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results import Call, Failure, Options, Report

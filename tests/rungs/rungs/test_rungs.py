@@ -12,8 +12,8 @@ import pytest
 
 from gguf_verify.formats import FILE_TYPES, FORMATS
 from gguf_verify.formats.q8_1 import Q8_1
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama

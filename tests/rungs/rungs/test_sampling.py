@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import open_model
-from gguf_verify.hosts import CpuHost
+from gguf_verify.gguf.model import open_model
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options, Report
 from gguf_verify.rungs import blocks, sampling

@@ -10,8 +10,8 @@ import pytest
 
 from gguf_verify.checks import CHECKED, LAUNCHES
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels import KERNELS
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.results import Options, Report

@@ -12,8 +12,8 @@ import pytest
 
 from gguf_verify.audit.safetensors import read_header
 from gguf_verify.audit.sources import open_source
-from gguf_verify.gguf import open_model
 from gguf_verify.gguf.mapped import Mapped
+from gguf_verify.gguf.model import open_model
 from gguf_verify.support.errors import MalformedFile
 from tests.support.importance_files import hugging_face, safetensors
 from tests.support.tools import FIXTURES, write_model

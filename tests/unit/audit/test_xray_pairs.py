@@ -9,7 +9,7 @@ import pytest
 from gguf_verify.audit import block_reading
 from gguf_verify.audit.places import grid
 from gguf_verify.audit.xray import XRay, xray
-from gguf_verify.gguf import Tensor
+from gguf_verify.gguf.file import Tensor
 from tests.support.blocks_by_hand import Make, f32, hand_built, shown_pair
 
 # a user must not see NumPy's warnings either

@@ -10,7 +10,7 @@ import pytest
 
 from gguf_verify.audit.places import describe_byte, find_block, grid, parse_offset
 from gguf_verify.audit.xray import xray
-from gguf_verify.gguf import Model, open_model
+from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.report.terminal.xray import pair_lines
 from gguf_verify.support.errors import UsageError
 from tests.support import corpus

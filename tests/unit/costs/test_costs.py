@@ -14,7 +14,7 @@ from gguf_verify.costs import open_source, read_text
 from gguf_verify.costs.gemms import place, relative_error
 from gguf_verify.costs.predictions import _Scores
 from gguf_verify.formats import ELEMENTS, FORMATS
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.report import html, markdown
 from gguf_verify.report.html import costs as of_html

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import HOST_CHOICES
+from gguf_verify.hosts.choice import HOST_CHOICES
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS
 from tests.support.needs import need

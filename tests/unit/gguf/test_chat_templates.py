@@ -7,8 +7,10 @@ from pathlib import Path
 import gguf
 import pytest
 
-from gguf_verify.gguf import Finding, check_consistency, open_model
 from gguf_verify.gguf.chat_templates import MOST_CHARACTERS
+from gguf_verify.gguf.consistency import check_consistency
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.records import Finding
 
 KEY = "tokenizer.chat_template"
 

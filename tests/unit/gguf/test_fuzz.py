@@ -19,7 +19,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from gguf_verify.formats import tensor_type
-from gguf_verify.gguf import RULES, GgufFile, parse
+from gguf_verify.gguf.file import GgufFile
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.rules import RULES
 from tests.support import corpus
 from tests.support.corpus import ARRAY, BOOL, STRING, U32, u32, u64
 from tests.support.invariants import check_file, check_model

@@ -13,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import RULES, RefusedFile, open_model, parse
 from gguf_verify.gguf.mapped import Mapped
+from gguf_verify.gguf.model import RefusedFile, open_model
+from gguf_verify.gguf.parser import parse
 from gguf_verify.gguf.records import MAX_PER_RULE
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.gguf.storage import Budget, Strings
 from gguf_verify.support.errors import MalformedFile
 from tests.support import corpus

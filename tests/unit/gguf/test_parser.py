@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.gguf import RULES, RefusedFile, check_consistency, open_model, parse
+from gguf_verify.gguf.consistency import check_consistency
+from gguf_verify.gguf.model import RefusedFile, open_model
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.support.errors import EXIT_MALFORMED, EnvironmentFault, NoSuchFile
 from tests.support import corpus
 from tests.support.corpus import A, Entry

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.gguf import open_model
 from gguf_verify.gguf.mapped import Mapped
+from gguf_verify.gguf.model import open_model
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, NoSuchFile
 from tests.support import corpus
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import gguf_verify
-from gguf_verify.gguf import RULES, Rule
+from gguf_verify.gguf.rules import RULES, Rule
 
 #: What makes a finding, and the argument that is its rule's slug.
 MAKERS = {"finding": 0, "refuse": 0, "warn": 0, "at_key": 0, "at_tensor": 0, "_refuse": 1}

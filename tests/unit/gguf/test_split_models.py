@@ -12,8 +12,13 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import RULES, GgufFile, RefusedFile, ahead, model, open_model, parse, printable
+from gguf_verify.gguf import ahead, model
+from gguf_verify.gguf.file import GgufFile
+from gguf_verify.gguf.model import RefusedFile, open_model
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.gguf.storage import Budget
+from gguf_verify.support.text import printable
 from tests.support import corpus
 from tests.support.corpus import A, SplitEntry
 from tests.support.crafted_files import by_name

@@ -10,7 +10,10 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import RULES, check_consistency, open_model, parse
+from gguf_verify.gguf.consistency import check_consistency
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.parser import parse
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.support.errors import MalformedFile
 from tests.support import corpus
 from tests.support.corpus import A, Entry

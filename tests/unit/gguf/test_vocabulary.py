@@ -9,7 +9,9 @@ import gguf
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import Finding, check_consistency, open_model
+from gguf_verify.gguf.consistency import check_consistency
+from gguf_verify.gguf.model import open_model
+from gguf_verify.gguf.records import Finding
 
 TOKENS = ["<s>", "a", "b", "ab", "abb"]
 

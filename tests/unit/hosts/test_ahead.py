@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.ahead import Ahead
 from gguf_verify.hosts.base import Source
-from gguf_verify.kernels import KERNELS, on_host
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.by_name import on_host
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launches import Foresight
 from gguf_verify.results import Options
 from gguf_verify.rungs import compiling

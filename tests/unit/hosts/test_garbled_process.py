@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.hosts import CpuHost, ProcessHost
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.process_host import ProcessHost
 from gguf_verify.support import protocol
 from gguf_verify.support.errors import KernelFault, KernelFinding
 

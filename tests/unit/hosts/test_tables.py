@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat, grids
-from gguf_verify.hosts import CpuHost, compiler, nvrtc, tables
+from gguf_verify.hosts import compiler, nvrtc, tables
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.support.errors import EnvironmentFault

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign import copies as room
-from gguf_verify.kernels.foreign import open_foreign
 from gguf_verify.kernels.foreign.copies import Copies
 from gguf_verify.kernels.foreign.opened import Opened
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.processes.sandbox import Confinement, of_kernel, sandboxed
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import UsageError

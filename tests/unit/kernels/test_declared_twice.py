@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.kernels.foreign import kernel
+from gguf_verify.kernels.foreign.api import kernel
 from gguf_verify.support.errors import UsageError
 
 

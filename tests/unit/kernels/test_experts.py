@@ -10,7 +10,10 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.experts import Embedded, embedded, experts_of
 from gguf_verify.kernels.routing import NO_EXPERT, ROUTINGS, Routing, padded_slots, routed
-from gguf_verify.semantics import ASCENDING, F32, Product, judge, product
+from gguf_verify.semantics.definitions.f32 import F32
+from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.order import ASCENDING
 from tests.support.fused import Bytes, Floats, multiplied, weights
 
 FMT = FORMATS["Q4_0"]

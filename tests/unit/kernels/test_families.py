@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS
-from gguf_verify.hosts import CpuHost
-from gguf_verify.kernels import DEFAULT_KERNEL, FAMILIES, KERNELS, find_kernel, on_host
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.by_name import find_kernel, on_host
+from gguf_verify.kernels.families import DEFAULT_KERNEL, FAMILIES
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS
 from gguf_verify.kernels.site import Cards
 from gguf_verify.kernels.spec import KernelSpec, Problem

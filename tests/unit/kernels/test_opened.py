@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.hosts.compiler import compiler
-from gguf_verify.kernels.foreign import ForeignKernel, open_foreign
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opening import open_foreign
+from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.results import OpenedFiles
 from gguf_verify.support.errors import UsageError

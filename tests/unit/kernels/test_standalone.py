@@ -15,7 +15,7 @@ from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import nvcc
 from gguf_verify.hosts.cpu_host import Buffer, CpuHost
-from gguf_verify.kernels import KERNELS
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.standalone import Exported
 from gguf_verify.measure.bench.drawn_blocks import random_rows

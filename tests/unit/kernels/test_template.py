@@ -14,8 +14,9 @@ from gguf_verify.kernels.foreign.child import import_kernel
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.kernels.foreign.template import SEMANTICS, Template, flattened
 from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.semantics import SEMANTICS as DEFINITIONS
-from gguf_verify.semantics import judge, product
+from gguf_verify.semantics.definitions import SEMANTICS as DEFINITIONS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import UsageError
 
 

@@ -16,15 +16,17 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import Buffer, CpuHost
-from gguf_verify.kernels import KERNELS, Weights
 from gguf_verify.kernels.grouped import Grouped
+from gguf_verify.kernels.interface import Weights
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Launch
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
 from gguf_verify.measure.bench import card, experts, kernels, ours, sass, terms
 from gguf_verify.measure.bench.matrices import Activations, Matrix, ends, nmse
 from gguf_verify.measure.bench.ours import Ours
-from gguf_verify.semantics import SEMANTICS, Order
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.order import Order
 from gguf_verify.support.errors import KernelFault
 from tests.support.tools import command_here
 

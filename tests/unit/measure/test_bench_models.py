@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gguf_verify.gguf import open_model
+from gguf_verify.gguf.model import open_model
 from gguf_verify.measure.bench import models
 from gguf_verify.measure.bench.models import FILES, SHAPES, RandomModel, Shape, model_file, type_of
 from gguf_verify.measure.inputs import decoded, rows_of

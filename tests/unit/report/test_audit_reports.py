@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from gguf_verify.audit.many import Audits, Unopened
-from gguf_verify.gguf import RULES
+from gguf_verify.gguf.rules import RULES
 from gguf_verify.report.writer import Kind
 from tests.support.audits import audited
 from tests.support.nights import run_result

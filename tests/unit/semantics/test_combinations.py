@@ -7,8 +7,11 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.rungs.generated_inputs import drawn
-from gguf_verify.semantics import SEMANTICS, Semantics, combinations, product, quantized_inside
+from gguf_verify.semantics import combinations
 from gguf_verify.semantics.combinations import COUNT, LIMIT, MISSED, Combinations
+from gguf_verify.semantics.definition import Semantics, quantized_inside
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.screen import bilinear
 from gguf_verify.support.errors import EnvironmentFault
 from tests.support.exact_products import real_weights

@@ -12,26 +12,19 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.semantics import (
-    ASCENDING,
-    DECLARABLE,
-    ENCODINGS,
-    SCORE_LIMIT,
-    SEMANTICS,
-    TERMS,
-    Product,
-    Semantics,
-    composed,
-    declaration,
-    declared,
-    exact_result,
-    judge,
-    product,
-)
 from gguf_verify.semantics.accumulation import accumulation_of
+from gguf_verify.semantics.declared import DECLARABLE, composed, declaration, declared
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.gates import SCORE_LIMIT, judge
 from gguf_verify.semantics.narrow import BFLOAT16, HALF, stored
+from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.overflow import range_problem
+from gguf_verify.semantics.result import exact_result
 from gguf_verify.semantics.tensor_cores import probed
+from gguf_verify.semantics.terms import TERMS
 from gguf_verify.semantics.values import weights_of
 from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.narrow_sums import HALF_SUMS, Doubles, half, in_tensor_cores, toward_zero

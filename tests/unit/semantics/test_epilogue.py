@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.semantics import F32, Product, judge, product
+from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.drawn import companions
 from gguf_verify.semantics.epilogue import Epilogue, filled_up, stored
 from gguf_verify.semantics.epilogues import OPERATIONS
 from gguf_verify.semantics.epilogues.operation import Fused, added
+from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.gates import judge
 from tests.support.fused import Floats, multiplied, weights
 
 M, N, K = 5, 37, 512

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics import SEMANTICS, Product, judge, product
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.gates import judge
 
 MXFP4 = FORMATS["MXFP4"]
 M, N, BLOCKS = 5, 24, 8

@@ -16,7 +16,10 @@ from gguf_verify.diagnosis.identify import (
     nearest_of,
 )
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics import SEMANTICS, declared, judge, product
+from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.values import weights_of
 from tests.support.exact_products import real_weights
 from tests.support.narrow_sums import in_pairs, in_tensor_cores

@@ -11,7 +11,11 @@ import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.rungs.remade import Remade
-from gguf_verify.semantics import F32, Judgement, Semantics, judge, llama_cpu_semantics, product
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions import llama_cpu_semantics
+from gguf_verify.semantics.definitions.f32 import F32
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import Judgement, judge
 from tests.support.exact_products import Bytes, Floats, activations, real_weights, whole_row
 from tests.support.lane_kernels import alternating, in_lanes, of_one_block, with_late_outlier
 

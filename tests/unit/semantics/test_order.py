@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics import ASCENDING, F32, Order, product
+from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.elements import element_product
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.order import ASCENDING, Order
 
 Q4_0 = FORMATS["Q4_0"]
 

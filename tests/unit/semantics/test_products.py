@@ -14,19 +14,16 @@ from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q5_1 import Q5_1
 from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.semantics import (
-    ASCENDING,
-    F32,
-    Q8_1_RAW,
-    SEMANTICS,
-    Semantics,
-    exact_result,
-    gamma,
-    judge,
-    product,
-)
 from gguf_verify.semantics import exact as oracle
+from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.definitions.f32 import F32
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
+from gguf_verify.semantics.exact import gamma, product
+from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.order import ASCENDING
+from gguf_verify.semantics.result import exact_result
 from gguf_verify.semantics.rounding import add_rounded, chain_rounded
 from gguf_verify.semantics.terms_of_blocks import finite_scales
 from tests.support.exact_products import (

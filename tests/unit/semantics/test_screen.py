@@ -12,24 +12,16 @@ import pytest
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.rungs.scale_blocks import any_bits
-from gguf_verify.semantics import (
-    ASCENDING,
-    DECLARABLE,
-    ENCODINGS,
-    SEMANTICS,
-    TERMS,
-    Order,
-    Semantics,
-    composed,
-    declared,
-    judge,
-    product,
-    quantized_inside,
-    screen,
-    screened,
-    terms_of_blocks,
-)
-from gguf_verify.semantics.gates import _LOOKED_AT
+from gguf_verify.semantics import screen, terms_of_blocks
+from gguf_verify.semantics.declared import DECLARABLE, composed, declared
+from gguf_verify.semantics.definition import Semantics, quantized_inside
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import _LOOKED_AT, judge
+from gguf_verify.semantics.order import ASCENDING, Order
+from gguf_verify.semantics.screen import screened
+from gguf_verify.semantics.terms import TERMS
 
 N, M, BLOCKS = 24, 3, 4
 

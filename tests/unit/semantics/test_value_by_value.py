@@ -7,8 +7,11 @@ import pytest
 
 from gguf_verify.diagnosis.diagnose import diagnose
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.semantics import F32, Q8_1_RAW, declaration, judge, product
-from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.declared import declaration, declared
+from gguf_verify.semantics.definitions.f32 import F32
+from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.values import exact_weights
 from tests.support.exact_products import Bytes, Floats, activations, real_weights
 

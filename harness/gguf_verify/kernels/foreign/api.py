@@ -40,8 +40,11 @@ from typing import Any, NamedTuple
 
 from ...formats import FORMATS
 from ...formats.q8_1 import Q8_1
-from ...semantics import F32, OWN, SEMANTICS, Semantics, declared
 from ...semantics.accumulation import IN_FLOAT32
+from ...semantics.declared import declared
+from ...semantics.definition import OWN, Semantics
+from ...semantics.definitions import SEMANTICS
+from ...semantics.definitions.f32 import F32
 from ...semantics.epilogues import OPERATIONS
 from ...support.errors import UsageError
 from ...support.near import meant, nearest

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import WeightFormat
-from ...semantics import Semantics
+from ...semantics.definition import Semantics
 from ..launches import Lies
 from .api import Declaration
 from .beside import NOTHING, Beside

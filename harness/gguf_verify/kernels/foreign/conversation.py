@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, get_args
 
-from ...gguf import printable
 from ...processes.child import ChildProcess, signal_name
 from ...support.errors import (
     EnvironmentFault,
@@ -25,6 +24,7 @@ from ...support.errors import (
     UsageError,
 )
 from ...support.stages import counted
+from ...support.text import printable
 from .channel import Channel, Garbled, Late
 from .faults import MOST_FRAMES
 from .opened import Opened

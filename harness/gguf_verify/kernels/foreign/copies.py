@@ -17,9 +17,9 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from ...gguf import printable
 from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
+from ...support.text import printable
 
 #: Of one kernel: files, bytes in all, bytes of a file that is not named, and seconds to copy them.
 MOST_FILES, MOST_BYTES, MOST_OF_ONE, MOST_SECONDS = 10_000, 1 << 30, 1 << 28, 60.0

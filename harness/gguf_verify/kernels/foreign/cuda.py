@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from ...hosts import HOSTS
 from ...hosts.author_cubin import OF_NVCC, OF_NVRTC, accepted
 from ...hosts.base import Artefact, Host, Placed
 from ...hosts.branches import not_compiled
+from ...hosts.choice import HOSTS
 from ...hosts.compilation import Author, Compilation, split_flags
 from ...hosts.compiler import copy_emulator
 from ...hosts.for_cpu import ForCpu, for_nvrtc

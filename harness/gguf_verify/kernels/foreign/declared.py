@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import FORMATS
-from ...semantics import OWN
+from ...semantics.definition import OWN
 from ...support.errors import KernelFault, UsageError
 from ...support.near import meant, nearest
 from ..launches import Launched

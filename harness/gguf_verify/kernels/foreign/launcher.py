@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ...hosts import make_host
 from ...hosts.base import Before, Host, Placed, Role, Sparse
+from ...hosts.choice import make_host
 from ...hosts.schedule import Schedule
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
 from ...support.numbers import number_type

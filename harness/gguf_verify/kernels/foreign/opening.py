@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...gguf import printable
-from ...hosts import HOSTS, Host, make_host
-from ...hosts.base import Placed
+from ...hosts.base import Host, Placed
+from ...hosts.choice import HOSTS, make_host
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.sources import file_digest
+from ...support.text import printable
 from .cuda import CudaKernels, CudaSource, read_text
 from .declared import TORCH, CallDeclaration, parse, put_in
 from .process import TIME_LIMIT, ForeignKernel

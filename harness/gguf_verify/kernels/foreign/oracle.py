@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import BlockFormat
-from ...semantics import Semantics
+from ...semantics.definition import Semantics
 from ...semantics.exact import exact_weights
 from ...support.errors import KernelFault, OracleFault, UsageError
 from .api import strings

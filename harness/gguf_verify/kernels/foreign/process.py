@@ -20,15 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import QK, BlockFormat, ElementFormat, WeightFormat
-from ...gguf import printable
-from ...hosts import HOSTS, Host
-from ...hosts.base import Written
+from ...hosts.base import Host, Written
+from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo, OpenedFiles
-from ...semantics import ASCENDING, OWN, Order, Product, Semantics, by_oracle, product
+from ...semantics.definition import OWN, Semantics, by_oracle
 from ...semantics.drawn import keys_of_slots
+from ...semantics.exact import Product, product
+from ...semantics.order import ASCENDING, Order
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
+from ...support.text import printable
 from ..domain import Domain, Extent
 from ..experts import Experts, answers_of, embedded, experts_of, worst_of, worst_of_slots
 from ..interface import Kernel, Weights

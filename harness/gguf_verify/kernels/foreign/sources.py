@@ -12,10 +12,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ...gguf import printable
 from ...processes.boundary import path_elsewhere
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, current, of_fork, of_kernel
+from ...support.text import printable
 from .child import OracleRunner, serve, serve_oracle
 from .copies import Copies
 from .opened import Opened

@@ -10,15 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import BlockFormat, WeightFormat
-from ...gguf import printable
 from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results import HostInfo, OpenedFiles
-from ...semantics import F32, Semantics
+from ...semantics.definition import Semantics
+from ...semantics.definitions.f32 import F32
 from ...semantics.quantization import encoding
 from ...support.errors import KernelFault
 from ...support.numbers import NAMES, number_type
+from ...support.text import printable
 from ..domain import Domain
 from ..launches import LargeCall, SparseCall
 from ..tasks import UNSEEN, Dequantizer, Packed, Quantizer, Repacker, Task

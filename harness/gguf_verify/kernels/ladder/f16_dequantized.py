@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
-from ...semantics import IN_TENSOR_CORES
+from ...semantics.declared import IN_TENSOR_CORES
 from ..half_tiling import HalfTiling
 from ..halves import ROWS, THREADS, Layout
 from ..interface import Weights

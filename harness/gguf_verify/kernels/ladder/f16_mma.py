@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import WeightFormat
-from ...semantics import IN_TENSOR_CORES
+from ...semantics.declared import IN_TENSOR_CORES
 from ..interface import Weights
 from ..launch import Launch
 from ..site import Site

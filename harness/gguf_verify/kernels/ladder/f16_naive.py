@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...semantics import IN_TENSOR_CORES
+from ...semantics.declared import IN_TENSOR_CORES
 from ..spec import KernelSpec
 
 STEP = KernelSpec(

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...formats import BlockFormat, WeightFormat
-from ...semantics import IN_TENSOR_CORES
+from ...semantics.declared import IN_TENSOR_CORES
 from ..half_tiling import HalfTiling
 from ..halves import ROWS, Bytes, Layout, packed_halves
 from ..interface import Weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...semantics import ASCENDING
+from ...semantics.order import ASCENDING
 from ..launch import Tiles
 from ..spec import FEW, KernelSpec, Problem
 from ..tiling import MULTIPROCESSORS

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
-from ...semantics import ASCENDING
+from ...semantics.order import ASCENDING
 from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed

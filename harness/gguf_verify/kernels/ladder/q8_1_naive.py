@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...semantics import ASCENDING
+from ...semantics.order import ASCENDING
 from ..spec import KernelSpec
 
 STEP = KernelSpec("q8_1_naive", "gemm/q8_1/01_naive.cu", "q8_1", ASCENDING, "W4A8/W8A8, one thread an output")

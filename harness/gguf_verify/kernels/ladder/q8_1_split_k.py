@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...formats import BlockFormat
-from ...semantics import Order
+from ...semantics.order import Order
 from ..interface import Weights
 from ..packed import LEGACY, Layout, Packed
 from ..site import MAX_GRID, Cards, Site

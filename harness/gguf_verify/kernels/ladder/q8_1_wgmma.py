@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...formats import BlockFormat, WeightFormat
-from ...semantics import ASCENDING
+from ...semantics.order import ASCENDING
 from ..interface import Weights
 from ..packed import ROWS, Packed
 from ..site import Cards, Site

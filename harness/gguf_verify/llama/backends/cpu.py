@@ -14,7 +14,7 @@ from .interface import Backend, BackendKind
 
 if TYPE_CHECKING:
     from ...formats import WeightFormat
-    from ...semantics import Semantics
+    from ...semantics.definition import Semantics
 
 #: So many values of a type without blocks count as one block.
 _SLICE = 32
@@ -29,7 +29,7 @@ class CpuBackend(Backend):
         return "CPU"
 
     def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
-        from ...semantics import llama_cpu_semantics
+        from ...semantics.definitions import llama_cpu_semantics
 
         semantics = llama_cpu_semantics(fmt)
         expected = semantics.activations or fmt

@@ -17,7 +17,7 @@ from .interface import Backend, BackendKind, Batch
 
 if TYPE_CHECKING:
     from ...formats import WeightFormat
-    from ...semantics import Semantics
+    from ...semantics.definition import Semantics
 
 
 class CudaBackend(Backend):
@@ -29,7 +29,7 @@ class CudaBackend(Backend):
 
     @property
     def reveals(self) -> Sequence[str]:
-        from ...semantics import SEMANTICS
+        from ...semantics.definitions import SEMANTICS
 
         return tuple(name for name, definition in SEMANTICS.items() if definition.cuda_path)
 
@@ -62,7 +62,7 @@ class CudaBackend(Backend):
         return definition.cuda_path
 
     def quantizer(self, path: str) -> Semantics:
-        from ...semantics import SEMANTICS
+        from ...semantics.definitions import SEMANTICS
 
         return next(definition for definition in SEMANTICS.values() if definition.cuda_path == path)
 

@@ -15,7 +15,7 @@ from ..answers import Started
 
 if TYPE_CHECKING:
     from ...formats import WeightFormat
-    from ...semantics import Semantics
+    from ...semantics.definition import Semantics
     from ..gemms import Gemm
     from ..library import Llama
     from .device import Device

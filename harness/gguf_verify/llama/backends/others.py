@@ -22,7 +22,7 @@ from .interface import Backend, BackendKind, Batch
 if TYPE_CHECKING:
     from ...formats import BlockFormat, WeightFormat
     from ...operations.identified import Ruling
-    from ...semantics import Semantics
+    from ...semantics.definition import Semantics
     from ..gemms import Gemm
     from ..library import Llama
 

@@ -28,8 +28,9 @@ from ...formats.q4_1 import Q4_1
 from ...formats.q8_0 import Q8_0
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
-from ...semantics import SEMANTICS, cuda
+from ...semantics import cuda
 from ...semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ...semantics.definitions import SEMANTICS
 from ...semantics.encodings.mmq_d4 import encode_mmq_d4
 from ...semantics.encodings.mmq_ds4 import encode_mmq
 from ...semantics.encodings.q8_1 import encode_q8_1

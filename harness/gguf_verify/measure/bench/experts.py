@@ -19,7 +19,9 @@ import numpy as np
 from ...formats import FORMATS, BlockFormat
 from ...kernels.grouped import Grouped
 from ...kernels.routing import Routing, routed
-from ...semantics import ASCENDING, SEMANTICS, product
+from ...semantics.definitions import SEMANTICS
+from ...semantics.exact import product
+from ...semantics.order import ASCENDING
 from ...support.errors import HarnessError, KernelFault, UsageError
 from ...support.output import write_lines
 from .. import markdown

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...kernels import KERNELS
+from ...kernels.ladder import KERNELS
 from ...support.errors import EnvironmentFault, UsageError
 from ..markdown import listed, table
 from . import terms

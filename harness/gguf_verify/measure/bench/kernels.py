@@ -38,7 +38,9 @@ from pathlib import Path
 from typing import Any
 
 from ...formats import FORMATS, BlockFormat
-from ...kernels import FAMILIES, KERNELS, find_kernel, on_host
+from ...kernels.by_name import find_kernel, on_host
+from ...kernels.families import FAMILIES
+from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ShippedKernel
 from ...kernels.spec import KernelSpec
 from ...support.errors import HarnessError

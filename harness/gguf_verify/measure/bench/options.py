@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...hosts import HOST_CHOICES
-from ...kernels import DEFAULT_KERNEL
+from ...hosts.choice import HOST_CHOICES
+from ...kernels.families import DEFAULT_KERNEL
 from ...llama.backends import SHORT
 from ...support.errors import UsageError
 from . import growth, records

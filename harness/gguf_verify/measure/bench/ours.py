@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from ...kernels import KERNELS, Weights
+from ...kernels.interface import Weights
+from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ShippedKernel
 from ...kernels.spec import KernelSpec
-from ...semantics import ASCENDING, judge, product
+from ...semantics.exact import product
+from ...semantics.gates import judge
+from ...semantics.order import ASCENDING
 from ...support.errors import KernelFault
 from .card import Queue, copies_of, few_us, graph_us, once_us, rounds_of
 from .matrices import CHECKED_ROWS, CHECKED_TOKENS, FEW_ROWS, Matrix, ends

@@ -26,11 +26,12 @@ import numpy as np
 from tqdm import tqdm
 
 from ...formats import BlockFormat, WeightFormat
-from ...gguf import Model, open_model
-from ...hosts import make_host
+from ...gguf.model import Model, open_model
 from ...hosts.base import Host
-from ...kernels import Candidate, Kernel, find_kernel, on_host
+from ...hosts.choice import make_host
+from ...kernels.by_name import find_kernel, on_host
 from ...kernels.family import FamilyOnHost
+from ...kernels.interface import Candidate, Kernel
 from ...kernels.shipped import ShippedKernel
 from ...results import Options, Report
 from ...rungs import explain

@@ -19,8 +19,10 @@ from ...formats.c_arithmetic import signed_max
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
 from ...hosts.compiler import compiler
-from ...semantics import SEMANTICS, judge, product
 from ...semantics.activations import butterfly_sum
+from ...semantics.definitions import SEMANTICS
+from ...semantics.exact import product
+from ...semantics.gates import judge
 from ...support import scratch
 from ...support.errors import EnvironmentFault
 from ...support.paths import CHECKOUT

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...formats import ELEMENTS, FORMATS, BlockFormat
 from ...formats.c_arithmetic import round_half_away
 from ...formats.q8_1 import Q8_1
-from ...gguf import open_model
+from ...gguf.model import open_model
 from ...support.paths import CHECKOUT, kernel_root
 from ..inputs import FIXTURES, UNQUANTIZED, Bytes, Floats, captured, decoded, rows_of
 from ..markdown import BENCHMARKS, listed

@@ -8,9 +8,12 @@ import numpy as np
 
 from ...formats import FORMATS, BlockFormat
 from ...formats.q8_1 import Q8_1
-from ...semantics import SEMANTICS, exact_result, judge, product
 from ...semantics.activations import butterfly_sum
+from ...semantics.definitions import SEMANTICS
 from ...semantics.encodings.q8_1 import encode_q8_1
+from ...semantics.exact import product
+from ...semantics.gates import judge
+from ...semantics.result import exact_result
 from ..inputs import Bytes, Floats
 from ..markdown import listed, table
 from .common import (

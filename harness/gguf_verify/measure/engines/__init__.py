@@ -22,7 +22,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ...hosts import make_host
+from ...hosts.choice import make_host
 from ...support.command_line import cores
 from ...support.errors import EnvironmentFault
 from ...support.output import write_lines

@@ -16,7 +16,7 @@ from ...diagnosis.fault import Case
 from ...diagnosis.faults import FAULTS
 from ...diagnosis.operands import Parts
 from ...formats import BlockFormat
-from ...semantics import judge
+from ...semantics.gates import judge
 from ..results import encoded
 from .kill import MutantJudge
 from .recording import Call, Recording, Subject

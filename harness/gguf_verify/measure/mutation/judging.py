@@ -16,16 +16,15 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts import CpuHost
 from ...hosts.base import GUARD_BYTES, POISON, Host, outside
-from ...hosts.cpu_host import ORDINARY, CheckedHost
+from ...hosts.cpu_host import ORDINARY, CheckedHost, CpuHost
 from ...hosts.launch_limits import LaunchLimits
 from ...hosts.schedule import Schedule
 from ...kernels import packed as packing
 from ...kernels.interface import Weights
 from ...results import Options
 from ...rungs.schedules import difference, run_under, schedules, under_schedule
-from ...semantics import judge
+from ...semantics.gates import judge
 from ...support.errors import KernelFault, KernelFinding
 from ..inputs import Bytes
 from ..results import OTHER_CHECKS

@@ -15,13 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import WeightFormat
-from ...hosts import CpuHost
+from ...hosts.cpu_host import CpuHost
 from ...kernels.interface import Weights
 from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...results import Options
 from ...rungs.schedules import inputs
-from ...semantics import SEMANTICS, Product, Semantics, judge, product
+from ...semantics.definition import Semantics
+from ...semantics.definitions import SEMANTICS
+from ...semantics.exact import Product, product
+from ...semantics.gates import judge
 from ...support.errors import KernelFault
 from ...support.paths import kernel_root
 from ...verification import verify

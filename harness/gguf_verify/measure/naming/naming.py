@@ -27,7 +27,7 @@ from ...diagnosis.diagnose import FEWEST
 from ...diagnosis.fault import Case
 from ...diagnosis.operands import Predicted
 from ...formats import FORMATS, BlockFormat
-from ...hosts import CpuHost
+from ...hosts.cpu_host import CpuHost
 from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ShippedKernel
 from ...llama import Llama

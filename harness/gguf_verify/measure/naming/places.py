@@ -18,8 +18,8 @@ from unittest import mock
 import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
-from ...gguf import Model, open_model
-from ...hosts import CpuHost
+from ...gguf.model import Model, open_model
+from ...hosts.cpu_host import CpuHost
 from ...kernels.interface import Kernel
 from ...kernels.ladder import KERNELS
 from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from ...audit import Audit
 from ...audit.many import Audits, Unopened
-from ...gguf import Finding, GgufFile
+from ...gguf.file import GgufFile
+from ...gguf.records import Finding
 from ...support.text import byte_range, printable
 from ...support.version import project_version
 

@@ -14,7 +14,8 @@ from ...audit import Audit, Content, coverage
 from ...audit.fingerprint import Fingerprint
 from ...audit.many import Audits, Unopened
 from ...audit.source import Comparison, Outcome
-from ...gguf import Finding, GgufFile
+from ...gguf.file import GgufFile
+from ...gguf.records import Finding
 from ...support.command_line import shown
 from ...support.text import byte_range, printable
 from ..writer import Form

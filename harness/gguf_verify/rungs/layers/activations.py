@@ -12,7 +12,7 @@ from ...formats.block import NO_TYPE_ID
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
 from ...llama import Gemm
-from ...semantics import Semantics
+from ...semantics.definition import Semantics
 from ...semantics.fast_math import as_q8_1
 
 Bytes = npt.NDArray[np.uint8]

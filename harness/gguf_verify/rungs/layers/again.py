@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ...checks import AGAIN
 from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label, matrix_of
-from ...hosts import HOSTS
+from ...hosts.choice import HOSTS
 from ...results import Call, Failure, RungResult
 from ..calls import ALONE, calling
 from ..explain import Explanations, Place

@@ -16,8 +16,10 @@ from ...gguf.matrices import label, matrix_of, where
 from ...kernels.interface import Kernel
 from ...llama import Gemm
 from ...results import Call, CallKind, Failure, RungResult, Side
-from ...semantics import Order, Product, Semantics
+from ...semantics.definition import Semantics
 from ...semantics.elements import round_to
+from ...semantics.exact import Product
+from ...semantics.order import Order
 from ...support.arrays import get, put
 from ...support.errors import Culprit
 from ..calls import ALONE, calling

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...results import RungResult, Side
-from ...semantics import Semantics
+from ...semantics.definition import Semantics
 from ..exact import ExactProducts
 from ..explain import Explanations
 from ..judging import llama_side

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ...gguf.matrices import label, where
 from ...kernels.interface import Kernel, Weights
 from ...results import Call, Failure, RungResult
-from ...semantics import Semantics
+from ...semantics.definition import Semantics
 from ..calls import calling
 from ..explain import Place, WrongBytes
 from ..run import Matrix, Run

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from ...gguf import Tensor
+from ...gguf.file import Tensor
 from ...llama import Evaluation, Gemm
 from ...results import PartialResult, RungResult
 from ..course import Course

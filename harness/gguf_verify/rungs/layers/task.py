@@ -8,7 +8,7 @@ from ...checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ...diagnosis.experiments import Experiments
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of
-from ...hosts import HOSTS
+from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule
 from ...llama import Gemm
 from ...results import Call, Failure, GemmRecord, Headroom, PartialResult

@@ -23,9 +23,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...gguf import printable
 from ...llama import LlamaRefused
 from ...results import EmbeddingRecord, Failure, RungResult
+from ...support.text import printable
 from ..run import Run
 from .grafts import Grafts, bound_noise
 from .passes import Noise

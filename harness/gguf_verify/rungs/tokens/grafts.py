@@ -13,7 +13,7 @@ from ...formats import QK
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
 from ...results import Call, Failure, RungResult
-from ...semantics import UNIT_ROUNDOFF, gamma
+from ...semantics.exact import UNIT_ROUNDOFF, gamma
 from ...support.errors import KernelFault
 from ...support.progress import under_way
 from ..calls import ALONE, calling

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...llama import Gemm
 from ...results import PartialResult, RungResult
-from ...semantics import exact_result
+from ...semantics.result import exact_result
 from ...support.progress import under_way
 from ..budget import BudgetSpent
 from ..layers.activations import ACTIVATIONS, llama_activations

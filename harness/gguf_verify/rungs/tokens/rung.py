@@ -27,11 +27,11 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ...gguf import printable
 from ...gguf.matrices import may_be_matrix
 from ...llama import LlamaRefused
 from ...results import Failure, RungResult, TokenRecord
 from ...support.errors import KernelFault
+from ...support.text import printable
 from ..budget import BudgetSpent
 from ..calls import begin_alone, end_alone
 from ..interface import Rung

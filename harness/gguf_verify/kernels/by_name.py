@@ -1,0 +1,86 @@
+"""Kernels by the names that `--kernel` takes: shipped ones and families, and those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..hosts.base import Host
+from ..hosts.choice import in_its_process, make_host
+from ..results import Options
+from ..support.errors import UsageError
+from ..support.near import nearest
+from .families import FAMILIES
+from .family import Family, FamilyOnHost
+from .foreign.opening import Further, names_foreign, open_foreign
+from .foreign.process import TIME_LIMIT
+from .foreign.tasks import as_task
+from .interface import Candidate
+from .ladder import KERNELS
+from .shipped import ShippedKernel
+from .spec import KernelSpec
+
+
+def further(options: Options) -> Further:
+    """What a run's options say of a foreign kernel."""
+    return Further(options.declare, options.imports, options.loads)
+
+
+def find_kernel(name: str) -> KernelSpec | Family:
+    """The shipped kernel, or family, of this name. Raises UsageError, naming those that there are."""
+    found = FAMILIES.get(name) or KERNELS.get(name)
+    if found is None:
+        known = [*FAMILIES, *KERNELS]
+        there = f"there are: {', '.join(known)}, and your own as FILE.py:NAME, FILE.cu:SYMBOL or FILE.toml"
+        raise UsageError(f"no kernel is called {name!r}; {nearest(name, known)}{there}", "unknown-kernel")
+    return found
+
+
+def on_host(found: KernelSpec | Family, host: Host) -> ShippedKernel | FamilyOnHost:
+    """A shipped kernel or family there."""
+    return ShippedKernel(found, host) if isinstance(found, KernelSpec) else FamilyOnHost(found, host)
+
+
+@contextmanager
+def open_kernel(
+    kernel: Candidate | str | Callable[..., Any], host: Host | str, threads: int = 0, time_limit: float = TIME_LIMIT,
+    verbose: bool = False, further: Further | None = None, wanted: frozenset[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Candidate]:  # fmt: skip
+    """What a run verifies, for as long as the run takes.
+
+    Args:
+        kernel: the name of a shipped kernel or family; FILE.py:NAME or FILE.cu:SYMBOL; a function or object that
+            declares itself as a kernel; or a Candidate, which is returned as it is.
+        host: where it runs, or the name of that host, whose shipped kernels then run in a process of its own.
+        threads: of a host that is made from its name; 0: all.
+        time_limit: seconds for one call of a foreign kernel, or one launch of a shipped one.
+        verbose: let what a foreign kernel prints through to standard error.
+        further: what else is said of a foreign kernel.
+        wanted: names of the types of weights that it is opened for; None for all. Others need not be compiled.
+        progress: told what a foreign kernel's opening does, in words, at each step.
+
+    Raises UsageError where there is no such kernel, EnvironmentFault where there is no such host.
+    """
+    if isinstance(kernel, Candidate):
+        yield kernel
+        return
+    shipped = isinstance(kernel, str) and not names_foreign(kernel)
+    found = find_kernel(kernel) if shipped and isinstance(kernel, str) else None
+    where = in_its_process(make_host(host, threads), time_limit) if isinstance(host, str) else host
+    try:
+        if found is not None:
+            yield on_host(found, where)
+            return
+        foreign = as_task(open_foreign(kernel, where, time_limit, verbose, further, wanted, progress))
+        try:
+            yield foreign
+        finally:
+            foreign.close()
+    finally:
+        if isinstance(host, str):
+            where.close()
+
+
+__all__ = ["find_kernel", "further", "on_host", "open_kernel"]
