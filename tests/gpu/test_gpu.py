@@ -17,10 +17,11 @@ from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.hosts import compute_sanitizer
-from gguf_verify.hosts.base import GUARD_BYTES, POISON, Host
+from gguf_verify.hosts.base import Host
 from gguf_verify.hosts.choice import make_host
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.cupy_host import CupyHost
+from gguf_verify.hosts.memory import GUARD_BYTES, POISON
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec

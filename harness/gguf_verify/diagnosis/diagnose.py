@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
-from ..hosts.base import POISON
+from ..hosts.memory import POISON
 from ..results import FaultMatch, NearestFault
 from ..semantics.definition import Semantics
 from ..semantics.exact import product

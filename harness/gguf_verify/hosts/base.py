@@ -20,13 +20,9 @@ from ..results import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, KernelFinding
 from .compilation import Author, Compilation
+from .memory import GUARD_BYTES, POISON
 from .schedule import Schedule
 
-#: A NaN that no arithmetic produces: an output element that still holds it was never written.
-POISON = np.uint32(0x7FC0DEAD)
-#: The same in half and in bfloat16.
-POISON_16 = np.uint16(0x7FAD)
-GUARD_BYTES = 4096
 _GUARD_FILL = 0xA5
 #: Bytes of memory that a thread block may touch that runs alone.
 MOST_ALONE = 1 << 26

@@ -18,21 +18,7 @@ from ..results import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from ..support.text import printable
 from . import findings
-from .base import (
-    GUARD_BYTES,
-    MOST_ALONE,
-    POISON,
-    POISON_16,
-    Artefact,
-    Before,
-    Grid,
-    Host,
-    HostKind,
-    Placed,
-    Sparse,
-    Written,
-    poisoned,
-)
+from .base import MOST_ALONE, Artefact, Before, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
 from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
 from .compiler import (
     APART,
@@ -51,7 +37,7 @@ from .compiler import (
     waits,
 )  # fmt: skip
 from .launch_limits import LaunchLimits, as_json, files_below, from_json, limits_of, most_shared
-from .memory import addresses, between_walls
+from .memory import GUARD_BYTES, POISON, POISON_16, addresses, between_walls
 from .schedule import Schedule
 
 #: How a launch ended, `cuda_on_cpu::Outcome`.

@@ -21,12 +21,13 @@ from ..support.sealed import sealed_path
 from . import compute_sanitizer, nvrtc
 from .ahead import Ahead
 from .author_cubin import author_cubin
-from .base import GUARD_BYTES, Artefact, Grid, Host, HostKind, Placed, Source, check_guards, poison, poisoned
+from .base import Artefact, Grid, Host, HostKind, Placed, Source, check_guards, poison, poisoned
 from .compilation import Author, Compilation
 from .compute_sanitizer import UNCHECKED
 from .cupy_rounding import CupyRounding
 from .driver import Walled, resident_blocks, start_overlapping
 from .kept import Kept
+from .memory import GUARD_BYTES
 from .sanitized_host import SanitizedHost
 from .schedule import Schedule
 from .staging import PIECE, Staging

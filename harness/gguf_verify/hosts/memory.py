@@ -1,4 +1,5 @@
-"""Memory for launches on the CPU host: between pages that cannot be accessed, or addresses without memory."""
+"""Memory of launches: what fills it before, and, on the CPU host, pages around it that cannot be accessed, or addresses
+without memory."""
 
 from __future__ import annotations
 
@@ -15,6 +16,12 @@ import numpy.typing as npt
 
 from ..support.errors import EnvironmentFault
 
+#: A NaN that no arithmetic produces: an output element that still holds it was never written.
+POISON = np.uint32(0x7FC0DEAD)
+#: The same in half and in bfloat16.
+POISON_16 = np.uint16(0x7FAD)
+#: Bytes of a guard on each side of an operand.
+GUARD_BYTES = 4096
 ALIGNMENT = 16
 #: What mmap returns where it fails, and a flag that Python does not name (asm-generic/mman-common.h).
 _FAILED, _MAP_FIXED = 2**64 - 1, 0x10

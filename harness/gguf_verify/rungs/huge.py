@@ -28,7 +28,8 @@ from msgspec.structs import replace as replace_fields
 from ..diagnosis.observed import observed
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..gguf.file import Tensor
-from ..hosts.base import POISON, Written
+from ..hosts.base import Written
+from ..hosts.memory import POISON
 from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
 from ..kernels.launches import Launched, Needs, Repeated, SparseProduct, needed, possible_needs, prime

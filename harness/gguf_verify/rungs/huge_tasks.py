@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..gguf.file import Tensor
-from ..hosts.base import POISON
+from ..hosts.memory import POISON
 from ..kernels.domain import Domain, Extent
 from ..kernels.launches import LargeCall
 from ..results import Call, Failure

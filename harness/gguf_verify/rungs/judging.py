@@ -12,7 +12,7 @@ from ..diagnosis.localisation import Blame
 from ..formats import BlockFormat, decodes_rightly
 from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, where
-from ..hosts.base import POISON
+from ..hosts.memory import POISON
 from ..llama.backends import Backend
 from ..results import MAX_HEX_BYTES, OWN, Call, Closer, Failure, RungResult, Side
 from ..semantics.definition import Semantics

@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from gguf_verify.hosts.base import GUARD_BYTES, POISON
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.memory import GUARD_BYTES, POISON
 from gguf_verify.support.errors import KernelFault
 from tests.support.short_kernels import WRITE_A_BYTE, Build, run
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.hosts.base import POISON
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.memory import POISON
 from gguf_verify.support.errors import KernelFault
 from tests.support.short_kernels import Build, run, with_kernel
 from tests.support.tools import ROOT

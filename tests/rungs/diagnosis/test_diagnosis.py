@@ -31,8 +31,8 @@ from gguf_verify.diagnosis.operands import Parts, Predicted, parts_of
 from gguf_verify.diagnosis.replay import diagnose_kernel
 from gguf_verify.formats import ELEMENTS, FORMATS, WeightFormat
 from gguf_verify.gguf.model import open_model
-from gguf_verify.hosts.base import POISON
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.memory import POISON
 from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign.api import Shape
 from gguf_verify.kernels.foreign.api import kernel as foreign

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from gguf_verify.hosts.base import GUARD_BYTES, POISON
+from gguf_verify.hosts.memory import GUARD_BYTES, POISON
 from gguf_verify.kernels.foreign.channel import Channel, Garbled, Late
 from gguf_verify.kernels.foreign.judge import taken, unchanged
 from gguf_verify.kernels.foreign.operands import MemoryFile, Operand, Wall, laid_out

@@ -13,7 +13,7 @@ from gguf_verify.formats.iq1_m import IQ1_M
 from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q4_0 import Q4_0
-from gguf_verify.hosts.base import POISON
+from gguf_verify.hosts.memory import POISON
 from gguf_verify.semantics.accumulation import LANES_LIMIT
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU

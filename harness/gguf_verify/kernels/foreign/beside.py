@@ -16,7 +16,7 @@ from ...semantics.epilogue import Epilogue, filled_up
 from ...support.errors import UsageError
 from ..experts import Embedded, Taken, taken_of
 from ..routing import Routing
-from .api import Declaration
+from .declaration import Declaration
 from .layouts import Further, Layouts
 from .products import Given
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from ...formats import WeightFormat
 from ...semantics.definition import Semantics
 from ..launches import Lies
-from .api import Declaration
 from .beside import NOTHING, Beside
+from .declaration import Declaration
 from .expressions import names_of
 from .judge import widened
 from .layouts import Further, Unit, tail_of

@@ -35,9 +35,9 @@ thread blocks. "not_tried": whether blocks wait for others.
 
 What the answers say beyond "ok" only this process can see. It is believed where it is against the kernel.
 
-The first message of an oracle's process is {"gives": names of functions}. A run of it names "what" is asked: "weights",
-of a "format", or "activations". The operand "given" goes in; the answer's "columns" L say that float64[n, L] lies at
-the beginning of the operand "values".
+The first message of an oracle's process is {"gives": names of functions}. A run of it names "what" is asked, of "k"
+columns: "weights", of a "format", or "activations". The operand "given" goes in; the answer's "columns" L say that
+float64[n, L] lies at the beginning of the operand "values".
 """
 
 from __future__ import annotations
@@ -59,8 +59,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FORMATS
-from ...formats.q8_1 import Q8_1
 from ...support.errors import EnvironmentFault, HarnessError, NotTried, UsageError
 from .api import Oracle
 from .faults import MOST_TEXT, Fault, one_line, raised, unchanged
@@ -104,15 +102,8 @@ class OracleRunner:
 
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         given, values = operands["given"].array, operands["values"].array
-        if question["what"] == "weights":
-            fmt = question["format"]
-            k = given.shape[1] // FORMATS[fmt].block_bytes * FORMATS[fmt].block_size
-            made = self._once("weights", given, k, fmt)
-        else:
-            floats = given.dtype == np.float32
-            made = self._once(
-                "activations", given, given.shape[1] if floats else given.shape[1] // Q8_1.block_bytes * 32
-            )
+        more = (question["format"],) if question["what"] == "weights" else ()
+        made = self._once(question["what"], given, question["k"], *more)
         values.reshape(-1)[: made.size] = made.reshape(-1)
         return {"columns": made.shape[1]}
 

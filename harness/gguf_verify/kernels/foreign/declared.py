@@ -52,7 +52,8 @@ from ...semantics.definition import OWN
 from ...support.errors import KernelFault, UsageError
 from ...support.near import meant, nearest
 from ..launches import Launched
-from .api import KEYS, Declaration, declaration_of_table, strings
+from .api import KEYS, strings
+from .declaration import Declaration, declaration_of_table
 from .expressions import Expression, names_of
 from .layouts import MATRICES, NUMBERS, Number, number_of
 

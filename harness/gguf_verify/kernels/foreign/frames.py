@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import POISON
+from ...hosts.memory import POISON, POISON_16
 from ...support.errors import EnvironmentFault
 from .faults import Fault, one_line
-from .operands import POISON_16, Mapped, dtype_of
+from .operands import Mapped, dtype_of
 
 BFLOAT16 = "bfloat16"
 #: Bytes of NaN behind a copy on a GPU, which begins as many bytes behind a multiple of 256 as the operand does.

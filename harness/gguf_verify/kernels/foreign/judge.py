@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import GUARD_BYTES, POISON, outside
+from ...hosts.base import outside
+from ...hosts.memory import GUARD_BYTES, POISON, POISON_16
 from ...support.errors import KernelFinding
-from .operands import POISON_16, Operand
+from .operands import Operand
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

@@ -33,11 +33,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.memory import ALIGNMENT
+from ...hosts.memory import ALIGNMENT, POISON_16
 from ...support.errors import KernelFault, UsageError
 from ...support.near import nearest
 from .expressions import Expression
-from .operands import POISON_16, Operand, Role, dtype_of
+from .operands import Operand, Role, dtype_of
 
 Bytes = npt.NDArray[np.uint8]
 

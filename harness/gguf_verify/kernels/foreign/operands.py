@@ -23,11 +23,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import GUARD_BYTES, POISON, POISON_16
-from ...hosts.memory import ALIGNMENT, mapped_between_walls
+from ...hosts.memory import ALIGNMENT, GUARD_BYTES, POISON, POISON_16, mapped_between_walls
 from ...support.errors import EnvironmentFault
 from ...support.numbers import number_type
-from ...support.sealed import mapped_here
 
 Bytes = npt.NDArray[np.uint8]
 Role = Literal["input", "output", "scratch"]
@@ -178,6 +176,8 @@ class MemoryFile:
     """Memory of this process that another one may map. Its size is sealed. Raises EnvironmentFault."""
 
     def __init__(self, nbytes: int) -> None:
+        from ...support.sealed import mapped_here  # late: a kernel's process makes no files, and must start fast
+
         self.number, self.nbytes, self.handle = next(_numbers), max(1, nbytes), -1
         try:
             self.handle = os.memfd_create("gguf-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -236,4 +236,4 @@ class Mapped:
         return operand.bytes_in(memory)
 
 
-__all__ = ["POISON_16", "Mapped", "MemoryFile", "Operand", "Role", "Wall", "dtype_of", "laid_out"]
+__all__ = ["Mapped", "MemoryFile", "Operand", "Role", "Wall", "dtype_of", "laid_out"]

@@ -100,7 +100,7 @@ class ForeignOracle:
         """float64[n, L], a copy."""
         copy, values = operands
         copy.bytes_in(file.bytes)[:] = given.reshape(-1)
-        asked = {"do": "run", **question, "operands": [operand.plain() for operand in operands]}
+        asked = {"do": "run", **question, "k": k, "operands": [operand.plain() for operand in operands]}
         columns = self._conversation.ask(asked, [file], budget).get("columns")
         if type(columns) is not int or not k <= columns <= 2 * k:
             self._conversation.garbage()

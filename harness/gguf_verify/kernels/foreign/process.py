@@ -38,13 +38,14 @@ from ..launches import Launched, Lies, Needs, SparseCall, SparseProduct, needed
 from ..operands import fitting, whole_blocks, whole_rows
 from ..routing import Routing
 from ..shipped import element_kernel
-from .api import TASKS, Declaration, declaration_of_table
+from .api import TASKS
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, fused_of_slots, routed_beside
 from .blocks import ThreadBlocks
 from .calls import Operands, sparse_fault
 from .child import MOST_UNSET
 from .conversation import Conversation
 from .cuda import CudaKernels, CudaSource
+from .declaration import Declaration, declaration_of_table
 from .declared import CallDeclaration
 from .judge import widened
 from .operands import Wall, dtype_of
@@ -106,7 +107,7 @@ class ForeignKernel(Kernel):
         self._products, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
         try:
             said = self._conversation.begin()
-            self.declaration = _declared(self._conversation, said) if self._cuda is None else self._cuda.of
+            self.declaration = _declared(self._conversation, said, source.name) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self.declaration.definition, time_limit, verbose)
             #: Whether its process keeps weights in another form, whose changes no guard shows.
@@ -559,9 +560,11 @@ def _multiples(extent: Extent, value: int) -> Iterator[int]:
         found = extent.up(found + 1)
 
 
-def _declared(conversation: Conversation, said: dict[str, Any]) -> Declaration:
+def _declared(conversation: Conversation, said: dict[str, Any], name: str) -> Declaration:
     """What a kernel's process said first, as its declaration. Raises UsageError, KernelFault."""
     try:
         return declaration_of_table(said["declared"])
+    except UsageError as error:
+        raise UsageError(f"kernel {name}: {printable(str(error), 600)}", error.id) from None
     except (KeyError, AttributeError):
         conversation.garbage()

@@ -9,28 +9,42 @@ from typing import Any
 import numpy as np
 
 from ...support.errors import EnvironmentFault, UsageError
-from .api import HALVES, Shape, declaration_of_table, table_of
+from .api import ARRAYS, DEVICES, HALVES, Shape, table_of
 from .faults import Fault, raised, unchanged
-from .frames import as_array, frame_of, poison_answer
+from .frames import Frame, as_array, frame_of, poison_answer
 from .operands import Mapped
 
 _MATRICES = ("weights", "activations", "output")
 
 
+def plain_table(kernel: Any) -> dict[str, Any]:
+    """What a kernel declares, which the verifier checks. Raises UsageError where it cannot be sent."""
+    table = table_of(kernel)
+    try:
+        json.dumps(table)
+    except (TypeError, ValueError, RecursionError):
+        raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
+    return table
+
+
+def frames_of(table: dict[str, Any]) -> tuple[Frame, Frame]:
+    """Two frames of the arrays that a kernel takes; of NumPy's where the declaration is not valid. Raises
+    EnvironmentFault."""
+    arrays, device = table.get("arrays", "numpy"), table.get("device", "cpu")
+    if arrays not in ARRAYS or device not in DEVICES:
+        arrays, device = "numpy", "cpu"
+    return frame_of(arrays, device), frame_of(arrays, device)
+
+
 class PythonRunner:
-    """A `child.Runner`. Raises UsageError where its declaration is not valid; EnvironmentFault where the library whose
-    arrays it takes is missing."""
+    """A `child.Runner`. Raises UsageError where it declares nothing; EnvironmentFault where the library whose arrays it
+    takes is missing."""
 
     def __init__(self, kernel: Any) -> None:
-        self._table = table_of(kernel)
-        self.declaration = declared = declaration_of_table(self._table, bool(getattr(kernel, "out", False)))
+        self._table, self._out = plain_table(kernel), bool(getattr(kernel, "out", False))
         self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
         #: Of what was loaded, and of one call.
-        self._holding, self._calling = (frame_of(declared.arrays, declared.device) for _ in range(2))
-        try:
-            json.dumps(self._table)
-        except (TypeError, ValueError, RecursionError):
-            raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
+        self._holding, self._calling = frames_of(self._table)
 
     def declared(self) -> dict[str, Any]:
         return {"declared": self._table, "packs": self._pack is not None}
@@ -40,7 +54,7 @@ class PythonRunner:
         self._held = operands
         self._holding.forget()
         # a pack in NumPy may write into what it is given
-        own = self._pack is not None and self.declaration.arrays == "numpy"
+        own = self._pack is not None and self._table.get("arrays", "numpy") == "numpy"
         arrays = {name: self._holding.array(mapped.copy() if own else mapped) for name, mapped in operands.items()}
         self._weights: Any = arrays.pop("weights")
         if "experts" in question:
@@ -60,12 +74,12 @@ class PythonRunner:
         shape, frame = Shape(self._fmt, *question["shape"]), self._calling
         output, out = operands["output"].operand, operands["output"].array
         given = {name: frame.array(mapped) for name, mapped in operands.items()
-                 if name != "output" or self.declaration.out or output.filled}  # fmt: skip
+                 if name != "output" or self._out or output.filled}  # fmt: skip
         more = self._others | {name: array for name, array in given.items() if name not in _MATRICES}
-        if output.filled and not self.declaration.out:  # what is added to
+        if output.filled and not self._out:  # what is added to
             more["output"] = given["output"]
         try:
-            if self.declaration.out:
+            if self._out:
                 self._kernel(self._weights, given["activations"], shape, given["output"], **more)
             else:
                 answer = self._kernel(self._weights, given["activations"], shape, **more)
@@ -74,7 +88,7 @@ class PythonRunner:
         except BaseException as error:  # also SystemExit
             raise raised("the kernel", error) from None
         frame.settle()
-        if not self.declaration.out:
+        if not self._out:
             y, dtype = as_array(answer, output.dtype)
             if y.ndim == 3 and y.shape == (shape.m, question.get("top_k"), shape.n):
                 y = y.reshape(out.shape)
@@ -113,4 +127,4 @@ def _described(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
-__all__ = ["PythonRunner"]
+__all__ = ["PythonRunner", "frames_of", "plain_table"]

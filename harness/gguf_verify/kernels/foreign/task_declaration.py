@@ -12,7 +12,7 @@ from ...support.errors import UsageError
 from ...support.near import nearest
 
 if TYPE_CHECKING:
-    from .api import Declaration
+    from .declaration import Declaration
 
 #: What each task may declare beside formats, domain, operands, arrays and device.
 _KEYS = {

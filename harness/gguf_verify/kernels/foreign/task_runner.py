@@ -3,20 +3,19 @@ apart again."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ...support.errors import EnvironmentFault, UsageError
-from .api import TASKS, Shape, declaration_of_table, table_of
+from ...support.errors import EnvironmentFault
+from .api import TASKS, Shape
 from .child import Runner
 from .faults import Fault, raised
-from .frames import as_array, frame_of, poison_answer
+from .frames import as_array, poison_answer
 from .operands import Mapped
-from .python_kernel import PythonRunner
+from .python_kernel import PythonRunner, frames_of, plain_table
 
 
 def runner_of(kernel: Any) -> Runner:
@@ -29,18 +28,13 @@ class TaskRunner:
     library whose arrays it takes is missing."""
 
     def __init__(self, kernel: Any) -> None:
-        self._table = table_of(kernel)
-        self.declaration = declared = declaration_of_table(self._table, bool(getattr(kernel, "out", False)))
+        self._table, self._out = plain_table(kernel), bool(getattr(kernel, "out", False))
         self._kernel, self._unpack = kernel, getattr(kernel, "unpack", None)
-        self._holding, self._calling = (frame_of(declared.arrays, declared.device) for _ in range(2))
+        self._holding, self._calling = frames_of(self._table)
         self._fmt, self._held = "", dict[str, Mapped]()
         self._weights: Any = None
         #: What was packed when there was no room for it yet.
         self._kept: npt.NDArray[Any] | None = None
-        try:
-            json.dumps(self._table)
-        except (TypeError, ValueError, RecursionError):
-            raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
 
     def declared(self) -> dict[str, Any]:
         return {"declared": self._table, "unpacks": callable(self._unpack)}
@@ -53,17 +47,17 @@ class TaskRunner:
 
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         shape = Shape(self._fmt, *question["shape"])
-        if self.declaration.computes == "repack":
+        if self._table["computes"] == "repack":
             if question["unpacks"]:
                 unpack: Any = self._unpack
                 return self._deliver(lambda: unpack(self._weights, shape), "unpack", operands)
             return self._packed(operands)
         matrices = ("weights", "activations", "output")
         given = {name: self._calling.array(mapped) for name, mapped in operands.items()
-                 if name != "output" or self.declaration.out}  # fmt: skip
-        first = given["activations"] if self.declaration.computes == "quantize" else self._weights
+                 if name != "output" or self._out}  # fmt: skip
+        first = given["activations"] if self._table["computes"] == "quantize" else self._weights
         more = {name: array for name, array in given.items() if name not in matrices}
-        out = [given["output"]] if self.declaration.out else []
+        out = [given["output"]] if self._out else []
         return self._deliver(lambda: self._kernel(first, shape, *out, **more), "the kernel", operands, bool(out))
 
     def _packed(self, operands: dict[str, Mapped]) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from ...hosts.base import GUARD_BYTES, POISON, Host, outside
+from ...hosts.base import Host, outside
 from ...hosts.cpu_host import ORDINARY, CheckedHost, CpuHost
 from ...hosts.launch_limits import LaunchLimits
+from ...hosts.memory import GUARD_BYTES, POISON
 from ...hosts.schedule import Schedule
 from ...kernels import packed as packing
 from ...kernels.interface import Weights

@@ -1,0 +1,220 @@
+"""A kernel's declaration: what its author wrote, checked and completed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...formats import FORMATS
+from ...formats.q8_1 import Q8_1
+from ...semantics.accumulation import IN_FLOAT32
+from ...semantics.declared import declared
+from ...semantics.definition import OWN, Semantics
+from ...semantics.definitions import SEMANTICS
+from ...semantics.definitions.f32 import F32
+from ...semantics.epilogues import OPERATIONS
+from ...support.errors import UsageError
+from ...support.near import meant, nearest
+from ..domain import EVERYTHING, Domain, domain_of
+from ..routing import LISTS
+from .api import ARRAYS, COMPUTES, DEVICES, FLOAT32, HALVES, TASKS, shortened, strings, table_of
+from .layouts import Layouts, layouts_of, no_operand
+from .task_declaration import check_task
+
+#: Definitions of which `gguf_verify.semantics.exact` states an order.
+_ORDERS = ", ".join(name for name, s in SEMANTICS.items() if s.order_known) + ', and f16 with accumulates "float16"'
+#: Operands of experts: the experts of each token, and what engines make of that.
+OF_EXPERTS = LISTS
+_OF_OTHERS = ("arithmetic", "fast_math", "experts")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a kernel declares about itself.
+
+    Args:
+        formats: names of the types of weights that it takes.
+        semantics: the definition that it computes, by its name; "own": an Oracle; "": that of `activations` and `term`.
+        ordered: it adds terms in the order of that definition, so its bits are judged, too.
+        out: it writes into an array that it is given.
+        takes: its activations. "float32", "float16", "bfloat16": it gets values, and where its semantics quantizes
+            them it does that itself, by IEEE arithmetic (s in any order of summation; with `ordered`, in the
+            definition's). The name of a definition, with an oracle: that definition's blocks. "": as its semantics has
+            them, or float32 with an oracle.
+        domain: the numbers of tokens, rows and columns that it promises to multiply, and its GPUs.
+        activations, term: the encoding of the activations and the formula of a block's term, of
+            `gguf_verify.semantics.ENCODINGS` and `TERMS`, where no definition has a name for both.
+        accumulates: how it adds: "float32", "values", "float16" or "tensor" (see `gguf_verify.semantics.declared`).
+        output: the type of its outputs: "float32", "float16" or "bfloat16".
+        epilogue: what is fused behind the product, in order.
+        computes: one of `COMPUTES`.
+        layouts: how its operands lie in memory, and memory of its own.
+        arrays, device: what a kernel in Python gets its arrays as.
+        deterministic: two calls give the same bits.
+        more: what only some of `computes` declare.
+
+    Raises UsageError.
+    """
+
+    formats: tuple[str, ...]
+    semantics: str
+    ordered: bool = False
+    out: bool = False
+    takes: str = ""
+    domain: Domain = EVERYTHING
+    activations: str = ""
+    term: str = ""
+    accumulates: str | tuple[tuple[str, Any], ...] = FLOAT32
+    output: str = FLOAT32
+    epilogue: tuple[str, ...] = ()
+    computes: str = "gemm"
+    layouts: Layouts = field(default_factory=Layouts)
+    arrays: str = "numpy"
+    device: str = "cpu"
+    deterministic: bool = True
+    more: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises UsageError."""
+        if self.computes not in COMPUTES:
+            scope = "; ".join(f"{name}: {words}" for name, words in COMPUTES.items())
+            raise UsageError(
+                f"computes {shortened(self.computes)} is out of scope. In scope are {scope}; each with what is fused "
+                "behind it (see docs/kernels-of-your-own.md)"
+            )
+        if not self.formats and self.computes != "quantize":
+            raise UsageError('it declares no formats: write, for example, formats = ["Q4_0"]')
+        for name in self.formats:
+            if name not in FORMATS:
+                raise UsageError(f"format {shortened(name)} is not one of {', '.join(FORMATS)}{meant(name, FORMATS)}")
+        if not all(isinstance(value, bool) for value in (self.ordered, self.out, self.deterministic)):
+            raise UsageError("ordered, out and deterministic must be True or False")
+        if self.ordered and not self.deterministic:
+            raise UsageError("a kernel that adds in an order that is known is deterministic")
+        for what, value, known in (
+            ("output", self.output, HALVES), ("arrays", self.arrays, ARRAYS), ("device", self.device, DEVICES),
+        ):  # fmt: skip
+            if value not in known:
+                raise UsageError(
+                    f"{what} {shortened(value)}: {nearest(str(value), known)}it is one of {', '.join(known)}"
+                )
+        if self.computes in TASKS:
+            check_task(self)
+        else:
+            self._check_definition()
+        for name in self.layouts.further:
+            if name not in self.others:
+                raise no_operand(name)
+
+    def _check_definition(self) -> None:
+        own = self.semantics == OWN
+        # of an oracle's activations only the values of Q8_1 are known
+        blocks = [name for name, s in SEMANTICS.items() if s.declarable and s.activations is Q8_1]
+        may = (*HALVES, *(blocks if own else [self.semantics] if self.semantics else []))
+        if self.takes not in ("", *may):
+            raise UsageError(f"takes {shortened(self.takes)} is not one of {', '.join(may)}{meant(self.takes, may)}")
+        if own and self.ordered:
+            raise UsageError(f"no order of an oracle is known: ordered goes with {_ORDERS}")
+        if own and (self.activations or self.term):
+            raise UsageError("activations and term are of a definition of this project, and an Oracle is in its place")
+        definition = self.definition
+        if own:
+            return
+        for name in self.formats:
+            try:
+                (definition.inside or definition).uses_sum(FORMATS[name])
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+        if self.ordered and not definition.order_known:
+            raise UsageError(f"no order of {definition.name} is known: ordered goes with {_ORDERS}")
+
+    @property
+    def definition(self) -> Semantics:
+        """The definition that it declares; with an oracle, the one whose activations, sums, output and fused
+        operations it shares. Raises UsageError."""
+        return self._defined(self.fused)
+
+    @property
+    def plain_definition(self) -> Semantics:
+        """The same of its product alone, without what is fused behind it. Raises UsageError."""
+        return self._defined(())
+
+    @property
+    def fused(self) -> tuple[str, ...]:
+        """The operations behind its product; accumulation into the output is the last."""
+        return (*self.epilogue, *(["accumulate"] if self.layouts.of("output").accumulate else []))
+
+    def _defined(self, fused: tuple[str, ...]) -> Semantics:
+        name, inside = self.semantics, self.takes if self.takes != self.semantics else ""
+        if name == OWN:
+            name, inside = (F32.name, self.given) if self.given in HALVES else (self.given, "")
+        try:
+            return declared(
+                name, activations=self.activations, term=self.term, takes=inside,
+                accumulates=self._accumulates, output=self.output, epilogue=fused,
+            )  # fmt: skip
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    @property
+    def beside(self) -> tuple[str, ...]:
+        """What it declares beside the name of its definition, in words, for reports."""
+        words, more = [], dict(self.more)
+        if self.computes not in TASKS:
+            inner = self.definition.inside or self.definition
+            words += [] if inner.accumulation is IN_FLOAT32 else [f"added in {inner.accumulation}"]
+        words += [f"takes {self.takes}"] if self.takes else []
+        words += [f"fuses {', '.join(self.fused)}"] if self.fused else []
+        words += [f"with outputs of {self.output}"] if self.output != FLOAT32 else []
+        words += [] if self.deterministic else ["not deterministic"]
+        words += ["fast math"] if more.get("fast_math") else []
+        words += [f"domain {self.domain.words}"] if self.domain.words else []
+        return tuple(words)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Types of weights that it has code for; "" where it takes none."""
+        return self.formats or ("",)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Operands of a call beside the matrices and its own: of what is fused, and of experts."""
+        fused = tuple(OPERATIONS[name].operand if name in OPERATIONS else name for name in self.epilogue)
+        return fused + (OF_EXPERTS if self.computes == "experts" else ())
+
+    @property
+    def given(self) -> str:
+        """What its activations are: a type of values, or the definition whose blocks they are."""
+        if self.semantics == OWN:
+            return self.takes or FLOAT32
+        if self.takes in HALVES:
+            return self.takes
+        return self.definition.encoding.dtype if self.definition.activations is None else self.definition.name
+
+    @property
+    def _accumulates(self) -> Any:
+        return self.accumulates if isinstance(self.accumulates, str) else dict(self.accumulates)
+
+
+def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declaration:
+    """What a table of `KEYS` declares. Raises UsageError."""
+    accumulates = said.get("accumulates", FLOAT32)
+    if isinstance(accumulates, Mapping):
+        accumulates = tuple(sorted(accumulates.items()))
+    elif not isinstance(accumulates, str):
+        raise UsageError("accumulates is a name, or a table")
+    texts = {key: str(said[key]) for key in ("takes", "activations", "term", "output", "computes", "arrays", "device")
+             if key in said}  # fmt: skip
+    return Declaration(
+        strings(said.get("formats", []), "formats"), str(said.get("semantics", "")), said.get("ordered", False), out,
+        domain=domain_of(said.get("domain", {})), accumulates=accumulates,
+        epilogue=strings(said.get("epilogue", []), "epilogue"), layouts=layouts_of(said.get("operands", {})),
+        more=tuple((key, said[key]) for key in _OF_OTHERS if key in said),
+        deterministic=said.get("deterministic", True), **texts,
+    )  # fmt: skip
+
+
+def declaration_of(kernel: Any) -> Declaration:
+    """What a kernel declares by its attributes. Raises UsageError."""
+    return declaration_of_table(table_of(kernel), getattr(kernel, "out", False))
