@@ -106,7 +106,10 @@ def certify(
 def _model_names(path: str, parts: int, materials: Materials) -> list[str]:
     """Names of the model's files that no file of the kernel has."""
     found = [shown_name(part) for part in part_paths(Path(path), parts)]
-    return [name if name not in materials.kernel else f"model/{name}" for name in found]
+    above = ""
+    while any(f"{above}{name}" in materials.kernel for name in found):
+        above += "model/"
+    return [f"{above}{name}" for name in found]
 
 
 def _command(command: str, names: dict[str, str]) -> str:

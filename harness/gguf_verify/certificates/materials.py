@@ -126,8 +126,9 @@ def collect(kernel: str = DEFAULT_KERNEL, further: Further | None = None) -> Mat
 def _placed(main: str, name: str, taken: dict[str, str]) -> str:
     """The name of a kernel's file from its place beside the kernel's main file. What lies outside of the main file's
     folder keeps its last part alone: the folders above are this machine's."""
-    if ".." not in PurePosixPath(name).parts and not os.path.isabs(name):
-        return str(PurePosixPath(main).parent / name)
+    beside = str(PurePosixPath(main).parent / name)
+    if ".." not in PurePosixPath(name).parts and not os.path.isabs(name) and beside not in taken:
+        return beside
     base = PurePosixPath(name).name
     found, number = f"outside/{base}", 2
     while found in taken:

@@ -269,6 +269,25 @@ def test_what_was_opened_for_the_kernel_counts(tmp_path: Path) -> None:
     assert checked.exit_code == 1
 
 
+def test_no_file_takes_the_name_of_another(tmp_path: Path) -> None:
+    """Also where the kernel has a folder `outside` of its own, with files of the names of others."""
+    folder = files(tmp_path / "b")
+    inside, elsewhere = dependency(folder, "kernels/outside/h.py"), dependency(tmp_path, "a/h.py")
+    elsewhere.write_text("another")
+    found = report()
+    model = Path(found.environment.file.path).name
+    of_model = [dependency(folder, f"kernels/{name}") for name in (model, f"model/{model}")]
+    kernel = msgspec.structs.replace(
+        found.environment.kernel,
+        opened=OpenedFiles(files={str(path): file_digest(path) for path in (elsewhere, inside, *of_model)}),
+    )
+    found.environment = msgspec.structs.replace(found.environment, kernel=kernel)
+    made = statement(found, places={str(folder / "kernels/my.cu"): "my.cu"})
+    digests = {subject.name: subject.digest.sha256 for subject in made.subject}
+    assert {file_digest(inside), file_digest(elsewhere)} <= {digests[name] for name in made.predicate.kernel.files}
+    assert len(digests) == len(made.subject)
+
+
 def test_another_file_of_the_system_is_said(tmp_path: Path) -> None:
     folder, of_system = files(tmp_path), os.path.realpath("/usr/bin/env")
     for path, digest_ in (
