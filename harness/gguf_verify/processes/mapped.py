@@ -35,7 +35,7 @@ def mapped_files(pid: int) -> set[str]:
 def _mapped(maps: bytes) -> set[str]:
     """The files of a list: address, rights, offset, device, inode, path."""
     found = set()
-    for line in maps.splitlines():
+    for line in maps.split(b"\n"):  # a name may hold other ends of lines
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[4] != b"0" and fields[5].startswith(b"/"):
             found.add(os.fsdecode(fields[5].replace(rb"\012", b"\n")))

@@ -14,6 +14,7 @@ from gguf_verify.hosts.compiler import compiler
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
+from gguf_verify.processes.mapped import _mapped
 from gguf_verify.processes.sandbox import sandboxed
 from gguf_verify.results import OpenedFiles
 from gguf_verify.support.errors import UsageError
@@ -200,3 +201,7 @@ def test_two_processes_that_opened_other_contents() -> None:
     one, other = OpenedFiles(files={"/a": "1", "/b": "2"}), OpenedFiles(files={"/b": "3", "/c": "4"})
     assert one.with_(other).files == {"/a": "1", "/b": None, "/c": "4"}
     assert one.with_(one) == one
+
+
+def test_the_name_of_a_mapped_file_may_hold_ends_of_lines() -> None:
+    assert _mapped(b"1-2 r-xp 0 08:01 7 /a/b\rc.so\n2-3 r-xp 0 08:01 8 /a\\012b\n") == {"/a/b\rc.so", "/a\nb"}
