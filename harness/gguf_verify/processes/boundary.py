@@ -14,10 +14,11 @@ import glob
 import json
 import os
 import shutil
+import site
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,8 +120,7 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
     """
     used = devices_of(confined.devices)
     out = [*_namespaces(), *_root(used)]
-    copied = {*confined.copies, *(Path(os.path.realpath(each)) for each in confined.copies)}
-    of_python = (path for path in python() if copied.isdisjoint((path, *path.parents)))
+    of_python = (path for path in python() if not _has_copy(path, confined.copies))
     held = _ordered([*of_python, *project(), *confined.shown, *(map(Path, _of_devices()) if used else ())])
     for path in held:
         out += ["--ro-bind", str(path), str(path)]
@@ -135,6 +135,14 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
     else:
         out += ["--bind", str(folder), str(folder)]
     return [*out, *_closed(filter_of)]
+
+
+def _has_copy(path: Path, copies: Mapping[Path, Path]) -> bool:
+    """Whether a process finds a copy in its place. Python itself is never taken from one, wherever it lies."""
+    if str(path) in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix):
+        return False
+    places = ((each, copy) for folder, copy in copies.items() for each in (folder, Path(os.path.realpath(folder))))
+    return any(path.is_relative_to(each) and os.path.lexists(copy / path.relative_to(each)) for each, copy in places)
 
 
 def devices_of(may_use: bool) -> list[str]:
@@ -193,9 +201,15 @@ def path_elsewhere() -> tuple[Path, ...]:
 @cache
 def _elsewhere(program: str, variable: str) -> tuple[Path, ...]:
     ours = {PACKAGE.parent, *(Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib"))}
-    found = (Path(os.path.realpath(each)) for each in _sys_path(program, variable))
-    others = (path for path in found if path.exists() and ours.isdisjoint((path, *path.parents)))
-    return tuple(path for path in dict.fromkeys(others) if _PACKAGES.isdisjoint(path.parts))
+    found = (Path(os.path.abspath(each)) for each in _sys_path(program, variable))
+    others = ((path, Path(os.path.realpath(path))) for path in dict.fromkeys(found) if path.exists())
+    return tuple(path for path, real in others if ours.isdisjoint((real, *real.parents)) and not _holds_packages(real))
+
+
+def _holds_packages(folder: Path) -> bool:
+    """Whether it is a folder of installed packages of this Python or of its user, and has not only such a name."""
+    tops = {Path(os.path.realpath(each)) for each in (sys.prefix, sys.base_prefix, site.getuserbase(), "/usr")}
+    return folder.name in _PACKAGES and not tops.isdisjoint(folder.parents)
 
 
 @cache

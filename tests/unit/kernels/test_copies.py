@@ -294,3 +294,30 @@ def test_a_kernel_in_a_folder_of_pythons_path(tmp_path: Path, monkeypatch: pytes
         assert {p for p in kernel.opened.files if p.startswith(str(tmp_path))} == {
             str(folder / name) for name in ("k.py", "helper.py")
         }
+
+
+@pytest.mark.parametrize(
+    ("path", "helper"),
+    [("link", "real/helper.py"), ("x/site-packages", "x/site-packages/helper.py"), ("k/.h", "k/.h/helper.py"),
+     ("k/__pycache__", "k/__pycache__/helper.py")],
+)  # fmt: skip
+def test_how_a_folder_of_pythons_path_is_called(
+    path: str, helper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy runs also of a folder that is named by a link, or as folders of installed packages and hidden ones are."""
+    need("bubblewrap")
+    (tmp_path / "link").symlink_to("real")
+    for name in ("k", "k/.h", "k/__pycache__", "real", "x/site-packages"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / helper).write_text("VALUE = 1\n")
+    (tmp_path / "k/k.py").write_text(PATH_KERNEL.replace("installed, near.deep, single", "helper").replace(
+        "[installed.VALUE, near.deep.VALUE, single.VALUE]", "helper.VALUE"
+    ))  # fmt: skip
+    if path == "k/__pycache__":
+        (tmp_path / "k/helper.py").write_text("raise SystemExit('its namesake')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / path))
+    with sandboxed("bubblewrap"):
+        kernel = open_foreign(f"{tmp_path / 'k/k.py'}:gemm", CpuHost(1))
+        kernel.close()
+    found = {os.path.realpath(each) for each in kernel.opened.files if each.startswith(str(tmp_path))}
+    assert found == {str(tmp_path / "k/k.py"), str(tmp_path / helper)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,15 @@ def test_what_is_bound_lies_in_no_folder_that_is_bound() -> None:
     assert Path("/") not in bound
     assert len(set(bound)) == len(bound)
     assert not [path for path in bound if not set(bound).isdisjoint(path.parents)]
+
+
+def test_python_below_a_folder_that_is_copied(tmp_path: Path) -> None:
+    """A kernel may lie beside the folder of Python's environment, of which there is a copy or none."""
+    python = Path(sys.prefix)
+    for there in (tmp_path / "without", tmp_path / "with" / python.name):
+        there.mkdir(parents=True)
+    for copy in (tmp_path / "without", tmp_path / "with"):
+        command = boundary.command(Confinement(copies={python.parent: copy}), Path("/own"), 5)
+        binds = list(pairwise(command))
+        assert sys.prefix.startswith("/usr") or ("--ro-bind", sys.prefix) in binds
+        assert ("--ro-bind", str(copy / python.name)) not in binds

@@ -80,7 +80,7 @@ class Copies:
         for number, real in enumerate(sorted(set(folders.values()))):
             copy = self._top / str(number)
             names = [folder for folder in folders if folders[folder] == real]
-            below = ((path, folder) for path in every for folder in names if path.is_relative_to(folder))
+            below = ((path, folder) for path in {*every, *imported} for folder in names if path.is_relative_to(folder))
             named = frozenset(real / path.relative_to(folder) for path, folder in below)
             _copy(_Asked(real, named, reached, installed), copy, whole=any(name in imported for name in names))
             self.folders |= dict.fromkeys(names, copy)

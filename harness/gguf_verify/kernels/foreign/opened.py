@@ -175,7 +175,7 @@ def _pythons() -> tuple[str, ...]:
 def _source(path: Path) -> Path:
     """The source of a compiled module, other files as they are."""
     source = path.parent.parent / f"{path.name.partition('.')[0]}.py"
-    return source if path.parent.name == "__pycache__" and source.is_file() else path
+    return source if path.parent.name == "__pycache__" and path.suffix == ".pyc" and source.is_file() else path
 
 
 @cache
