@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,36 @@ def test_what_the_assembler_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         value, files = cuda(tmp_path, table)
         assert value == ord(table)
         assert files == {name: file_digest(tmp_path / name) for name in ("k.cu", "table.bin")}
+
+
+def test_a_source_that_is_exchanged_after_it_was_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its header is listed as it was compiled, and so is a file of `.incbin`, also where another one lies there now."""
+    monkeypatch.setenv(SWITCH, "off")
+    table, header = tmp_path / "table.bin", tmp_path / "k.h"
+    table.write_text("A")
+    header.write_text("// A\n")
+    (tmp_path / "k.cu").write_text(CUDA.replace("TABLE", str(table)) + '#include "k.h"\n')
+    compiled = {path.name: file_digest(path) for path in (tmp_path / "k.cu", header, table)}
+    kernel = open_foreign(f"{tmp_path / 'k.cu'}:gemm", CpuHost(1))
+    for path in (table, header):
+        path.write_text("exchanged")
+    assert opened(kernel, tmp_path) == compiled
+    kernel.close()
+
+
+def test_a_source_that_is_exchanged_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows which of the contents of a file of `.incbin` the compiler has read."""
+    monkeypatch.setenv(SWITCH, "off")
+    table, build = tmp_path / "table.bin", CpuHost.build_all
+
+    def built(*given: Any) -> Any:
+        made = build(*given)
+        table.write_text("exchanged")
+        return made
+
+    monkeypatch.setattr(CpuHost, "build_all", built)
+    _, files = cuda(tmp_path, "A")
+    assert files["table.bin"] is None
 
 
 CLANG = """#!/bin/sh

@@ -3,8 +3,10 @@ stands in `declared`."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +28,7 @@ from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.files import read_input
 from ...support.numbers import number_type
+from ...support.sources import file_digest
 from .api import HALVES
 from .declared import CallDeclaration, parse, put_in
 from .signature import kernels_in, misfit, proposed, there_is, unlike
@@ -304,6 +307,15 @@ def read_text(path: Path) -> str:
         raise UsageError(f"{path} is not UTF-8") from None
 
 
+def _digest_since(path: str, begun: int) -> str | None:
+    """sha256 of a file; None where it was changed after that time, in ns, and what was read may be something else."""
+    try:
+        digest, changed = file_digest(path), os.stat(path).st_ctime_ns
+    except OSError:
+        return None
+    return digest if changed <= begun else None
+
+
 class CudaKernels:
     """The kernels of a source, compiled here and loaded nowhere: files in a folder of the source, for its process. They
     are found by keys: "TYPE/SYMBOL". Each type is compiled when it is first asked for.
@@ -316,8 +328,11 @@ class CudaKernels:
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
         self._source, self.host, self._seconds = source, host, seconds
         self._placed: dict[tuple[str, bool], dict[str, Placed]] = {}
-        #: Absolute paths of the files that compilers read, without the copies in the source's folder.
-        self.opened: set[str] = set(source.files)
+        #: Absolute path → sha256 of each file that was read, as it was read, without the copies in the source's folder;
+        #: None of one that was changed meanwhile.
+        self.opened: dict[str, str | None] = {
+            name: hashlib.sha256(text.encode()).hexdigest() for name, text in source.files.items()
+        }
         #: Which code is run, for each type that was compiled.
         self.compilations: dict[str, Compilation] = {}
 
@@ -350,11 +365,14 @@ class CudaKernels:
         return self._of(fmt, schedule)
 
     def _of(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
+        begun = time.time_ns()
         with foreign_source(self._source.root, self._seconds, self._source.elsewhere) as source:
             try:
                 return self._built(fmt, schedule)
             finally:
-                self.opened |= source.opened
+                for path in source.opened - {*self._source.files}:
+                    digest = _digest_since(path, begun)
+                    self.opened[path] = digest if self.opened.setdefault(path, digest) == digest else None
 
     def _built(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
         checked = schedule is not None and schedule.checked

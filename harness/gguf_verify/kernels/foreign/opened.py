@@ -18,6 +18,7 @@ from functools import cache
 from importlib import metadata
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 from inotify_simple import INotify, flags
 
@@ -142,8 +143,9 @@ class Opened:
                 self.files[str(source)] = file_digest(content)
                 self.packages |= _imported(content)
 
-    def take(self, paths: Iterable[str]) -> None:
-        """Take these files; a name that ends in " (deleted)" is that of one that was replaced."""
+    def take(self, paths: Iterable[str], read: Mapping[str, str | None] = MappingProxyType({})) -> None:
+        """Take these files; a name that ends in " (deleted)" is that of one that was replaced. Of those that were read
+        before, `read` has the digests."""
         for path in paths:
             name = path.removesuffix(_DELETED)
             if name in self.files or name.startswith(_ours()):
@@ -151,7 +153,8 @@ class Opened:
             if owners := _owners(name):
                 self.packages |= owners
             elif _INSTALLED.search(name) or not name.startswith(_pythons()):
-                self.files[name] = file_digest(name) if name == path and os.path.isabs(name) else None
+                known = name == path and os.path.isabs(name)
+                self.files[name] = read[name] if name in read else file_digest(name) if known else None
 
 
 _DELETED = " (deleted)"

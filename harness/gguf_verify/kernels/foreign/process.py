@@ -195,7 +195,7 @@ class ForeignKernel(Kernel):
         opened = self._source.opened
         self._conversation.look()
         if self._compiled is not None:
-            opened.take(sorted(self._compiled.opened))
+            opened.take(sorted(self._compiled.opened), self._compiled.opened)
         return OpenedFiles(files=dict(sorted(opened.files.items())), packages=dict(sorted(opened.packages.items())))
 
     @property
