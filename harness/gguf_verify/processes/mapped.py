@@ -38,8 +38,11 @@ def _mapped(maps: bytes) -> set[str]:
     for line in maps.split(b"\n"):  # a name may hold other ends of lines
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[4] != b"0" and fields[5].startswith(b"/"):
-            found.add(os.fsdecode(fields[5].replace(rb"\012", b"\n")))
-    return {path for path in found if not path.startswith(_NO_FILES)}
+            path = os.fsdecode(fields[5].replace(rb"\012", b"\n"))
+            # a library may lie in /dev/shm; what processes share there is no code
+            if not path.startswith(_NO_FILES) or (path.startswith("/dev/shm/") and b"x" in fields[1]):
+                found.add(path)
+    return found
 
 
 def _started_by(pid: int) -> list[int]:

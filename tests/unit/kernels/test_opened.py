@@ -236,3 +236,8 @@ def test_two_processes_that_opened_other_contents() -> None:
 
 def test_the_name_of_a_mapped_file_may_hold_ends_of_lines() -> None:
     assert _mapped(b"1-2 r-xp 0 08:01 7 /a/b\rc.so\n2-3 r-xp 0 08:01 8 /a\\012b\n") == {"/a/b\rc.so", "/a\nb"}
+
+
+def test_a_library_in_memory_that_is_shared() -> None:
+    shared = b"1-2 rw-s 0 08:01 7 /dev/shm/sem.a\n2-3 r-xp 0 08:01 8 /dev/shm/b.so\n3-4 r-xp 0 08:01 9 /dev/zero\n"
+    assert _mapped(shared) == {"/dev/shm/b.so"}
