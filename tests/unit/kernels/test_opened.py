@@ -13,6 +13,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.hosts.compiler import compiler
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign.opened import Opened
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.processes.mapped import _mapped
@@ -241,3 +242,13 @@ def test_the_name_of_a_mapped_file_may_hold_ends_of_lines() -> None:
 def test_a_library_in_memory_that_is_shared() -> None:
     shared = b"1-2 rw-s 0 08:01 7 /dev/shm/sem.a\n2-3 r-xp 0 08:01 8 /dev/shm/b.so\n3-4 r-xp 0 08:01 9 /dev/zero\n"
     assert _mapped(shared) == {"/dev/shm/b.so"}
+
+
+def test_a_library_that_was_replaced_after_it_was_listed_is_not_known(tmp_path: Path) -> None:
+    """Its name was seen before, its digest may be that of what took its place."""
+    (tmp_path / "a.so").write_text("a")
+    listed = Opened()
+    listed.take([str(tmp_path / "a.so")])
+    assert listed.files == {str(tmp_path / "a.so"): file_digest(tmp_path / "a.so")}
+    listed.take([f"{tmp_path / 'a.so'} (deleted)"])
+    assert listed.files == {str(tmp_path / "a.so"): None}

@@ -148,7 +148,8 @@ class Opened:
         before, `read` has the digests."""
         for path in paths:
             name = path.removesuffix(_DELETED)
-            if name in self.files or name.startswith(_ours()):
+            # one that was replaced since it was listed may have been replaced before its digest was made
+            if (name in self.files and name == path) or name.startswith(_ours()):
                 continue
             if owners := _owners(name):
                 self.packages |= owners
