@@ -269,7 +269,7 @@ def test_illegal_address(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from gguf_verify.support.errors import KernelFault
-        from gguf_verify.hosts import make_host
+        from gguf_verify.hosts.choice import make_host
         from gguf_verify.kernels.ladder import KERNELS
         from gguf_verify.kernels.shipped import ShippedKernel
         from tests.gpu.test_gpu import small_product

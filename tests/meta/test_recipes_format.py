@@ -32,7 +32,7 @@ from gguf_verify.formats import FILE_TYPES, FORMATS, tensor_type
 from gguf_verify.hosts.tables import headers
 from gguf_verify.kernels.foreign.declaration import Declaration
 from gguf_verify.kernels.ladder import KERNELS
-from gguf_verify.semantics import SEMANTICS
+from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.support.errors import UsageError
 
 def declared(name):

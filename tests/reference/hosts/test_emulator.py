@@ -252,7 +252,7 @@ def test_many_workers_with_large_blocks(roots: Callable[[str], Path]) -> None:
     program = """if True:
         import sys, numpy as np
         from pathlib import Path
-        from gguf_verify.hosts import CpuHost
+        from gguf_verify.hosts.cpu_host import CpuHost
         host = CpuHost(64)
         out = host.output(2048 * 8)
         x = host.upload(np.ones(2048 * 1024, np.int32))

@@ -147,7 +147,8 @@ def test_nothing_outlives_a_parent_that_is_killed(root: Path, tmp_path: Path) ->
     program.write_text(f"""
 import numpy as np
 from pathlib import Path
-from gguf_verify.hosts import CpuHost, ProcessHost
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.hosts.process_host import ProcessHost
 host = ProcessHost(CpuHost(1), 1000.0)
 kernel, x, y = host.load(Path({str(root)!r}), "k.cu", "k", {{}}), host.upload(np.zeros(4, np.uint8)), host.output(4)
 print(host.pid, flush=True)

@@ -246,7 +246,7 @@ SANITIZED = """
 import sys
 from pathlib import Path
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from tests.reference.kernels.test_decode import check, columns

@@ -16,7 +16,7 @@ SANITIZED = """
 import ctypes, mmap, sys
 from pathlib import Path
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from tests.support.packed_kernels import PACKED, SHAPES, check

@@ -111,7 +111,7 @@ def test_a_product_that_hung_is_not_tried_again_and_others_are() -> None:
 def test_what_the_process_says_is_not_trusted(tmp_path: Path) -> None:
     """A kernel that writes to the socket itself."""
     (tmp_path / "k.py").write_text(
-        "import os, sys\nfrom gguf_verify.kernels.foreign import kernel\n@kernel(['Q4_0'], 'q8_1')\n"
+        "import os, sys\nfrom gguf_verify.kernels.foreign.api import kernel\n@kernel(['Q4_0'], 'q8_1')\n"
         "def k(w, x, shape):\n    os.write(int(sys.argv[1]), b'\\x7f\\xff\\xff\\xff' * 4)\n"
     )
     kernel = open_foreign(f"{tmp_path / 'k.py'}:k", CpuHost(1), 20.0)
@@ -228,7 +228,7 @@ def test_an_import_that_does_not_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_an_import_may_take_longer_than_a_call(tmp_path: Path) -> None:
     (tmp_path / "foreign.py").write_text(
-        "import time\ntime.sleep(1.5)\nfrom gguf_verify.kernels.foreign import kernel\n@kernel(['Q4_0'], 'f32')\n"
+        "import time\ntime.sleep(1.5)\nfrom gguf_verify.kernels.foreign.api import kernel\n@kernel(['Q4_0'], 'f32')\n"
         "def gemm(w, x, shape): ...\n"
     )
     open_foreign(f"{tmp_path / 'foreign.py'}:gemm", CpuHost(1), 0.5).close()
@@ -342,9 +342,9 @@ def test_an_endless_loop_dies_with_the_harness() -> None:
     """Also where nobody is left to end it."""
     code = f"""
 import numpy as np
-from gguf_verify.kernels.foreign import open_foreign
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import CpuHost
+from gguf_verify.hosts.cpu_host import CpuHost
 kernel = open_foreign({f"{KERNELS}:hangs"!r}, CpuHost(1))
 print(kernel._conversation.process.pid, flush=True)
 kernel.product(kernel.upload(FORMATS["Q4_0"], np.zeros((1, 18), np.uint8)), np.zeros((1, 32), np.float32))

@@ -17,7 +17,8 @@ KERNEL = """
 import numpy as np
 from gguf_verify import kernel
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics import declared, product
+from gguf_verify.semantics.declared import declared
+from gguf_verify.semantics.exact import product
 
 DEFINITION = declared({semantics!r})
 

@@ -24,7 +24,8 @@ WRONG = """
 import numpy as np
 from gguf_verify import kernel
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics import SEMANTICS, exact_result
+from gguf_verify.semantics.definitions import SEMANTICS
+from gguf_verify.semantics.result import exact_result
 
 @kernel(["Q4_0"], semantics="q8_1")
 def gemm(w, x, shape):

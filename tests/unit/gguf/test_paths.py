@@ -102,7 +102,7 @@ def test_a_sparse_file_above_a_limit_of_memory(tmp_path: Path) -> None:
     os.truncate(path, 200 << 30)
     code = (
         "import resource, sys\n"
-        "from gguf_verify.gguf import open_model\n"
+        "from gguf_verify.gguf.model import open_model\n"
         "from gguf_verify.support.errors import HarnessError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))\n"
         "try: open_model(sys.argv[1])\n"
