@@ -294,9 +294,3 @@ class GraphReport(Shown, msgspec.Struct, kw_only=True):
             "verified": EXIT_VERIFIED, "mismatch": EXIT_MISMATCH, "broken off": EXIT_ENVIRONMENT,
             "not everything verified": EXIT_UNVERIFIED,
         }[self.verdict]  # fmt: skip
-
-
-__all__ = [
-    "MAX_WRONG", "PROMPT", "DeviceInfo", "GraphOptions", "GraphReport", "GraphStep", "GraphVerdict",
-    "LlamaBuild", "NotJudged", "OperationResult", "Varying", "WrongNode",
-]  # fmt: skip

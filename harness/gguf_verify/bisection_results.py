@@ -163,8 +163,3 @@ class Bisection(msgspec.Struct, frozen=True, kw_only=True):
             return EXIT_USAGE
         end = next((s.tried.exit_code for s in self.steps if s.tried.outcome == "skipped"), None)
         return end if end is not None and EXIT_USAGE <= end <= EXIT_UNVERIFIED else EXIT_ENVIRONMENT
-
-
-__all__ = [
-    "BISECTION_SCHEMA", "Before", "Bisection", "FirstFailure", "Outcome", "Seen", "Step", "Tried", "Turned", "Verdict",
-]  # fmt: skip

@@ -545,6 +545,3 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
         file=str(weights), tensor=case.tensor, type=fmt.name, sha256=(), m=case.m, n=case.n, k=case.k, first_row=0,
         output="float32", claimed=claimed, command=command_line(str(folder), flags, "judge"), **made,
     )  # fmt: skip
-
-
-__all__ = ["AUTO", "CaseFiles", "Judged", "WrongOutput", "judge_captured", "judge_case", "read_case"]

@@ -25,8 +25,10 @@ import numpy.typing as npt
 
 from .results import Environment
 from .rungs.explain import WrongOutput
-from .semantics.exact import Product, product
-from .semantics.gates import SCORE_LIMIT, Judgement, judge
+from .semantics.accumulation import SCORE_LIMIT
+from .semantics.exact import product
+from .semantics.gates import Judgement, judge
+from .semantics.sums import Product
 from .support.command_line import repeat, shown
 from .support.errors import UsageError
 from .support.plain import plain
@@ -204,6 +206,3 @@ def _blocks(call: WrongOutput) -> bool:
 def _code(text: str) -> str:
     """A text from a file as code, which Markdown does not interpret."""
     return f"`{printable(text, 200).replace('`', '')}`"
-
-
-__all__ = ["MOST_BYTES", "VERSION", "Keeper", "check_folder", "write_case"]

@@ -179,22 +179,3 @@ def scope_of(checks: Iterable[Check], scopes: Iterable[str], missing: Collection
 
 def _listed(words: list[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-__all__ = [
-    "AGAIN",
-    "ALONE",
-    "BESIDE",
-    "BYTES",
-    "BY_ID",
-    "CHECKED",
-    "CHECKS",
-    "LAUNCHES",
-    "OTHER_SHAPES",
-    "Check",
-    "CheckClass",
-    "Skipped",
-    "account",
-    "check_kind",
-    "scope_of",
-]  # fmt: skip

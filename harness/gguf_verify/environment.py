@@ -124,6 +124,3 @@ def _element_kernels(run: Run) -> dict[str, str]:
     """Type → the kernel of its matrices, for types that are not quantized and of which the file holds matrices."""
     kinds = {t.type.weights for t in run.model.tensors.values() if may_be_matrix(t) and not t.type.quantized}
     return {fmt.name: ELEMENT_KERNELS[fmt.name].name for fmt in ELEMENTS.values() if fmt in kinds}
-
-
-__all__ = ["UNKNOWN", "VERIFIED_BY_ITS_ORACLE", "completed", "environment_of", "unknown_environment"]

@@ -103,6 +103,3 @@ def _name_of(kernel: Candidate | str | Callable[..., Any]) -> str | None:
     named = getattr(sys.modules.get(module), name, None) if name.isidentifier() else None
     there = file is not None and file.endswith(".py") and Path(file).is_file()  # a notebook's files are names alone
     return f"{file}:{name}" if there and named is kernel else None
-
-
-__all__ = ["command_of"]

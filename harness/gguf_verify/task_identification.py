@@ -123,6 +123,3 @@ def _advice(key: str, declared: str, names: tuple[str, ...]) -> str:
     if not names:
         return f"gives what no known {key} gives (declared: {declared})"
     return f'gives {key} = "{names[0]}", not "{declared}" as declared: declare it, or mend the kernel'
-
-
-__all__ = ["TaskIdentified", "identify_task"]

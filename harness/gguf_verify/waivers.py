@@ -207,6 +207,3 @@ def apply(report: Report, waivers: Sequence[Waiver], day: date, under_way: Seque
             if valid:
                 rung.waived[tensor] = n
     report.waivers = [waiver.use(n, day) for waiver, n in zip(mine, counts, strict=True)]
-
-
-__all__ = ["MOST_WAIVERS", "REFERENCE", "Waiver", "apply", "read_waivers", "refuse_everything", "today"]

@@ -23,10 +23,11 @@ from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import rounding, screen
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.screen import screened
+from gguf_verify.semantics.sums import Product
 from gguf_verify.support.arrays import get, put
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.verification import verify

@@ -20,7 +20,8 @@ from gguf_verify.measure import alarms
 from gguf_verify.measure.inputs import WEIGHTS, Matrix, captured, fits, text
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics.definition import Semantics
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.sums import Product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from tests.support.tools import FIXTURES
 

@@ -23,9 +23,10 @@ from gguf_verify.kernels.packed import LEGACY
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.semantics.elements import element_product
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
+from gguf_verify.semantics.sums import Product
 from gguf_verify.support.paths import kernel_root
 from tests.support.kernel_inputs import element_gemm, gaussians, random_elements, random_weights, usual_weights
 

@@ -15,8 +15,9 @@ from gguf_verify.results import RungResult
 from gguf_verify.rungs.judging import KERNEL, judge_output
 from gguf_verify.rungs.remade import Remade
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.sums import Product
 from tests.support.exact_products import Bytes, Floats
 from tests.support.tools import FIXTURES
 

@@ -233,6 +233,3 @@ def select(model: Model, pattern: str | None) -> list[Tensor]:
 
 def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.part, f.start, f.stop, f.id)))
-
-
-__all__ = ["audit", "coverage", "select"]

@@ -186,6 +186,3 @@ def _bits_of(field: Field, piece: Piece) -> str:
     if piece.width == 1:
         return f"{item} bit {piece.shift}"
     return f"{item} bits {piece.shift + piece.width - 1}…{piece.shift}"
-
-
-__all__ = ["FieldBytes", "Part", "Reading", "read_block"]

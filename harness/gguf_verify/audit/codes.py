@@ -140,6 +140,3 @@ def _finding(
             f"{fmt.block_size}, as values do that had been quantized before"
         )
     return finding_at(first, 0, "codes-unused", "the codes that llama.cpp's quantizer uses for random weights", what)
-
-
-__all__ = ["unused_codes"]

@@ -85,6 +85,3 @@ def _repeated_layers(contents: Sequence[Content], copies: Sequence[tuple[Content
         if content.tensor.name == first.name.replace(f"blk.{pair[1]}.", f"blk.{pair[0]}.", 1):
             shared.setdefault(pair, set()).add(content.tensor.name)
     return {pair for pair, names in shared.items() if pair[0] >= 0 and names == matrices[pair[0]]}
-
-
-__all__ = ["copy_findings"]

@@ -62,6 +62,3 @@ def runs_of(tensors: Sequence[Tensor], n: int) -> Iterator[tuple[Tensor, ...]]:
         if nbytes > most or i == len(tensors):
             yield tuple(some)
             some, nbytes = [], 0
-
-
-__all__ = ["Elsewhere", "Examined", "Examiners", "runs_of"]

@@ -149,6 +149,3 @@ class Examination:
                 yield bar
             except (EnvironmentFault, LlamaRefused, MalformedFile) as error:
                 self.fault, self.culprit = str(error), error.culprit
-
-
-__all__ = ["Examination", "Scanning"]

@@ -140,6 +140,3 @@ def _nearest(rows: Floats, origin: Origin, columns: Order) -> Order:
 def _chunks(origin: Origin, columns: Order) -> Iterator[tuple[int, npt.NDArray[np.float64]]]:
     for start in range(0, origin.n_rows, _CHUNK):
         yield start, origin.rows(start, min(start + _CHUNK, origin.n_rows))[:, columns].astype(np.float64)
-
-
-__all__ = ["exchanged"]

@@ -141,6 +141,3 @@ def _of_dat(path: Path, mapped: Mapped) -> dict[str, Floats]:
         at += 4 * n
         entries[name] = np.asarray(values / np.float32(calls) if calls > 0 else values, np.float32)
     return entries
-
-
-__all__ = ["Importance", "read_importance"]

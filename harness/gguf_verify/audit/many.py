@@ -121,6 +121,3 @@ def audit_each(paths: Sequence[Path | Address], run: Callable[[Path | Address], 
                 raise
             done.append(Unopened(path, str(error), error.exit_code))
     return tuple(done)
-
-
-__all__ = ["PRECEDENCE", "Audits", "Unopened", "audit_each", "gguf_files"]

@@ -371,6 +371,3 @@ def _unlikely(d: _Distances) -> tuple[Bools, Bools, float]:
             middle = float(np.median(logs[finite])) if finite.any() else 0.0
             scaled &= (np.abs(logs - middle) > _FACTOR) & finite
     return np.asarray(far), np.asarray(outliers | scaled), float(deviation.max())
-
-
-__all__ = ["MAX_K", "OUTLIER", "Judgement", "Kind", "judge"]

@@ -113,6 +113,3 @@ def _finding(content: Content, sizes: Floats, numbers: npt.NDArray[np.int64], n:
         f"{float(sizes[0]):.4g}; the largest of all others is {float(sizes[n]):.4g}, 1/{times:.3g} of it"
     )
     return replace(one, expected=f"less than {LIMIT:,} times the next {what}", found=found)
-
-
-__all__ = ["LIMIT", "largest_blocks", "outlier_findings"]

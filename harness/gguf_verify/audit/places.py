@@ -187,8 +187,3 @@ def describe_byte(file: GgufFile, offset: int) -> str:
             return f"behind the last tensor {extent}"
         case kind:
             return f"the {kind} in the file's header {extent}"
-
-
-__all__ = [
-    "WINDOW", "Grid", "Place", "describe_byte", "extent", "find_block", "grid", "neighbour", "parse_offset",
-]  # fmt: skip

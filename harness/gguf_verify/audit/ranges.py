@@ -330,6 +330,3 @@ def _why(error: Exception) -> str:
             return "the server redirects to what is no address of a file, or the address is none"
         case _:
             return f"the answer is no valid HTTP ({type(error).__name__})"
-
-
-__all__ = ["AT_ONCE", "MOST_BYTES", "Ranges", "Span", "why_missing"]

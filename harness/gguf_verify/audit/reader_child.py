@@ -164,6 +164,3 @@ class ReaderChild(Spawned):
         """The last lines that it printed about this file. Source files are named without their folders."""
         lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096, self._since)]
         return printable(self._given.named(" | ".join(lines[-2:])), 200)
-
-
-__all__ = ["START_LIMIT", "ReaderChild"]

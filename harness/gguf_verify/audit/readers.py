@@ -168,6 +168,3 @@ class Readers:
             self._end()
             raise
         return children
-
-
-__all__ = ["GRACE", "MEMORY", "READERS", "TIME_LIMIT", "Readers"]

@@ -232,9 +232,3 @@ def _place(file: GgufFile, index: int, field: int) -> tuple[int, int, str]:
         return file.refused.start, file.refused.stop, file.refused.owner
     count = next(r for r in file.byte_map if r.kind == "tensor count")
     return count.start, count.stop, ""
-
-
-__all__ = [
-    "EXPLAIN", "LLAMA", "Loading", "Reading", "Seen", "Verdict", "compare", "not_compared", "ours", "stripped",
-    "to_load", "with_loading",
-]  # fmt: skip

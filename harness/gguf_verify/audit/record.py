@@ -263,6 +263,3 @@ class Audit(Shown):
 
 def _plural(n: int, what: str) -> str:
     return f"{n:,} {what}{'' if n == 1 else 's'}"
-
-
-__all__ = ["Audit", "AuditHeader", "AuditOptions", "AuditVerdict"]

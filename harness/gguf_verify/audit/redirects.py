@@ -109,6 +109,3 @@ def _of_hub(host: str) -> bool:
 
 def _plain(host: str | None) -> str:
     return (host or "").strip("[]").rstrip(".").lower()
-
-
-__all__ = ["MOST", "STATUS", "Redirects", "RefusedRedirect", "is_internal"]

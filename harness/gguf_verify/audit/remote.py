@@ -173,6 +173,3 @@ class Remote:
         )  # fmt: skip
         mapped = self._stack.enter_context(closing(Mapped(path)))
         return Sampled.of(sample, tensors, drawn, left, mapped, offsets)
-
-
-__all__ = ["FIRST", "MOST_HEADER", "Remote"]

@@ -103,6 +103,3 @@ def read_json(raw: bytes, path: Path) -> dict[str, Any]:
 
 def _malformed(path: Path, what: str) -> MalformedFile:
     return MalformedFile(f"{printable(str(path))}: not a safetensors file: {what}")
-
-
-__all__ = ["Entry", "read_header", "read_json"]

@@ -218,6 +218,3 @@ def write_at(path: Path, at: int, body: bytes) -> None:
     with open(path, "r+b", buffering=0) as file:
         file.seek(at)
         file.write(body)
-
-
-__all__ = ["OF_ALL", "OF_TENSOR", "PIECE", "Drawn", "Sample", "Sampled", "draw", "write_at"]

@@ -314,6 +314,3 @@ def _possible(comparisons: Sequence[Comparison], named: bool) -> Iterator[Findin
 
 def _shape(tensor: Tensor | Origin) -> str:
     return " x ".join(map(str, tensor.shape)) or "1"
-
-
-__all__ = ["IMPORTANCE_KEY", "Comparison", "Outcome", "compare", "comparison_findings", "uses_importance"]

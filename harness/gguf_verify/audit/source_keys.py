@@ -125,6 +125,3 @@ def _shown(value: object) -> str:
         assert isinstance(value, (Sequence, np.ndarray))
         return f"{len(value):,} elements"
     return f"{value:.9g}" if isinstance(value, (float, np.floating)) else str(value)
-
-
-__all__ = ["SourceKeys", "compare_keys", "may_differ"]

@@ -223,6 +223,3 @@ def _order(shape: tuple[int, ...], heads: int) -> npt.NDArray[np.int64]:
     if heads < 1 or not rows or rows % (2 * heads):
         raise ValueError(f"{rows} rows are not {heads} heads of pairs, so their order is not known")
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)
-
-
-__all__ = ["PERMUTED", "Source", "open_source"]

@@ -230,6 +230,3 @@ def _safe(value: Any) -> Any:
     if isinstance(value, str):  # a name that was no UTF-8 holds surrogates, which JSON text cannot
         return value.encode("utf-8", "backslashreplace").decode()
     return value
-
-
-__all__ = ["XRay", "differing", "llama_values", "to_dict", "xray"]

@@ -238,6 +238,3 @@ def _first_row(tensor: Tensor) -> npt.NDArray[np.float32]:
     with np.errstate(invalid="ignore", over="ignore"):
         values = fmt.decode(blocks[0]) if fmt else decode_elements(tensor.type.name, np.array(blocks))
     return np.asarray(values, np.float32).reshape(-1)
-
-
-__all__ = ["Zeros", "is_constant", "is_vocabulary", "is_weights", "zero_findings"]

@@ -277,6 +277,3 @@ def _turned(after: Tried, good: str, bad: str, before: Tried) -> Turned | None:
     was = max(here or same, key=lambda seen: seen.utilisation, default=None)
     became = [seen for seen in after.seen if (seen.operation, seen.device) == (node.operation, node.device)]
     return Turned(node=node, before=kind, words=words, was=was, became=became[0] if became else None)
-
-
-__all__ = ["Plan", "bisect"]

@@ -108,6 +108,3 @@ def listed(text: str) -> list[str]:
         if words.strip() == "Available versions":
             return [v for v in reversed([part.strip() for part in rest.split(",")]) if is_version(v)]
     return []
-
-
-__all__ = ["Candidate", "between", "is_version", "listed", "named"]

@@ -53,6 +53,3 @@ def _of_node(old: GraphStep, new: GraphStep) -> Iterator[str]:
 
 def _unnumbered(name: str) -> str:
     return _NUMBERED.sub("node", name)
-
-
-__all__ = ["differences", "listed"]

@@ -26,6 +26,3 @@ def versions_on_index(processes: Processes, package: str) -> list[str]:
         why = printable(ended.last_line, 300) or "it did not answer"
         raise EnvironmentFault(f"`pip index versions` lists no {package} ({why}): list builds by --among")
     return found
-
-
-__all__ = ["versions_on_index"]

@@ -113,6 +113,3 @@ def _first(report: Report) -> FirstFailure | None:
 
 def _skipped(cell: Cell, why: str) -> Tried:
     return Tried(outcome="skipped", exit_code=cell.exit_code, why=printable(why, MOST_CHARACTERS), seconds=cell.seconds)
-
-
-__all__ = ["PACKAGE", "KernelRuns", "tried_kernel"]

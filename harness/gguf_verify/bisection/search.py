@@ -54,6 +54,3 @@ def search(n: int, test: Callable[[int], Outcome], known: Mapping[int, Outcome] 
 def most_runs(n: int) -> int:
     """Runs that a search among n candidates takes if none is skipped, without those of its ends."""
     return (n - 2).bit_length()
-
-
-__all__ = ["Boundary", "Outcome", "most_runs", "search"]

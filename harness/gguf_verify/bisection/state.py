@@ -125,6 +125,3 @@ def opened(folder: Path, session: Session) -> Iterator[State]:
         except OSError:
             raise EnvironmentFault("another process is doing the same bisection") from None
         yield State(path, session)
-
-
-__all__ = ["Session", "State", "opened"]

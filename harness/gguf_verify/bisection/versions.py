@@ -46,6 +46,3 @@ class Versions:
 def _variant(version: str) -> Variant:
     """The one that is installed needs no environment of its own."""
     return Variant() if version == installed.version() else Variant(version=version)
-
-
-__all__ = ["Versions"]

@@ -219,6 +219,3 @@ def _llama(certified: dict[str, str], here: dict[str, str] | str) -> Line:
         return Line("llama.cpp", "matches", f"{len(here)} libraries")
     other = sorted(name for name in {*certified, *here} if certified.get(name) != here.get(name))
     return Line("llama.cpp", "not checked", f"another build is installed here: {', '.join(other)} differ")
-
-
-__all__ = ["Checked", "Installed", "Line", "Signature", "compare", "installed"]

@@ -143,6 +143,3 @@ def _asked(report: Report, asked: tuple[str, ...] | None) -> dict[str, Any]:
             "n_predict", "threads", "ctx_size", "seed", "tensor", "repack", "reference", "probes", "sanitize",
         )},
     }  # fmt: skip
-
-
-__all__ = ["certify"]

@@ -182,6 +182,3 @@ def _digest(path: Path, touched: dict[str, tuple[int, ...]]) -> str:
     now = path.stat()
     touched[os.path.abspath(path)] = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
     return digest
-
-
-__all__ = ["Materials", "collect", "llama_libraries", "llama_version", "of_the_system", "project", "shown_name"]

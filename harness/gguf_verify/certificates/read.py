@@ -108,6 +108,3 @@ def _contradiction(statement: Statement) -> str:
         if rung.verdict == "passed" and (rung.failures or rung.unverified or not any(rung.checked.values())):
             return f"the rung {printable(rung.name, 40)} passed, and its counts say otherwise"
     return ""
-
-
-__all__ = ["MOST_BYTES", "NotACertificate", "canonical", "parse", "read_bytes", "read_certificate"]

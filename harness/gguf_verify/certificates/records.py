@@ -188,9 +188,3 @@ class Statement(msgspec.Struct, frozen=True, kw_only=True, rename={"type": "_typ
     subject: tuple[Subject, ...]
     predicate_type: str
     predicate: Predicate
-
-
-__all__ = [
-    "PREDICATE_TYPE", "STATEMENT_TYPE", "VERSION", "Asked", "CertifiedKernel", "CertifiedModel", "CertifiedRung",
-    "Digest", "Predicate", "Project", "Reference", "Statement", "Subject", "System",
-]  # fmt: skip

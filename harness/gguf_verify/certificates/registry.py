@@ -146,6 +146,3 @@ def _link(name: str) -> str:
             f"a certificate of the registry has a name of letters, digits, '-', '_' and '.': {printable(name, 80)}"
         )
     return name
-
-
-__all__ = ["SIGNERS", "VERSION", "Entry", "entries", "feed", "table"]

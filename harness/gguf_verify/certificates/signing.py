@@ -109,6 +109,3 @@ def _run(arguments: list[str], given: bytes) -> subprocess.CompletedProcess[byte
 def _last(said: bytes) -> str:
     lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
     return printable(lines[-1], 200) if lines else ""
-
-
-__all__ = ["NAMESPACE", "Signed", "available", "check_signing", "sign", "signature_path", "verify"]

@@ -69,5 +69,3 @@ def run(argv: list[str]) -> int:
 
 
 COMMAND = Command("export-kernel", "write a shipped kernel as a header for other programs", build_parser, run)
-
-__all__ = ["COMMAND"]

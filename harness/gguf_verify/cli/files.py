@@ -107,6 +107,3 @@ def _is_or_holds(given: Path, path: Path) -> bool:
         return real.is_relative_to(given.resolve()) and any(map(real.match, _OF_FOLDERS))
     except OSError:  # a name that is no path
         return False
-
-
-__all__ = ["check_outputs", "files_of", "output", "overwrites", "take_files"]

@@ -87,5 +87,3 @@ def write(files: dict[Path, str]) -> None:
 
 
 COMMAND = Command("new-kernel", "write a kernel to begin from, and verify it on drawn data", build_parser, run)
-
-__all__ = ["COMMAND", "write"]

@@ -18,8 +18,9 @@ from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
 from ..results import FaultMatch
 from ..semantics.definition import Semantics
-from ..semantics.exact import Product, product
+from ..semantics.exact import product
 from ..semantics.gates import judge
+from ..semantics.sums import Product
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding
 from .diagnose import most
 from .fault import Case, Explanation, case_of, one_each
@@ -396,6 +397,3 @@ def _within(window: FaultMatch, named: Sequence[Explanation]) -> FaultMatch:
     """A window of sizes, with what explains the outputs of its calls."""
     those = " or ".join(match.words for match in one_each(named))
     return observed(window.id, f"{window.words}; in the wrong calls, {those}", window.fix)
-
-
-__all__ = ["Experiments"]

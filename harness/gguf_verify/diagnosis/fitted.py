@@ -87,6 +87,3 @@ def _exchanged(
     some = ", ".join(f"{what} {n} gets that of {j}" for n, j in list(found.items())[:3])
     words = f"outputs are those of other {what}s: {some}"
     return observed(f"{what}s-exchanged", words, explained=1.0, everywhere=len(found) == len(wrong))
-
-
-__all__ = ["fitted"]

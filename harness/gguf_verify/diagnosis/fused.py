@@ -18,9 +18,10 @@ from ..semantics.definition import Semantics
 from ..semantics.drawn import companions
 from ..semantics.epilogue import Epilogue
 from ..semantics.epilogues import OPERATIONS, Operation
-from ..semantics.exact import Product, product
+from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..semantics.narrow import stored
+from ..semantics.sums import Product
 from .observed import observed
 from .operands import Bytes, Floats
 
@@ -79,6 +80,3 @@ def _apart(a: Product, b: Product) -> npt.NDArray[np.bool_]:
     """Whether two results differ by more than their bounds somewhere."""
     with np.errstate(all="ignore"):
         return np.asarray((np.abs(a.exact - b.exact) > a.bound + b.bound).any())
-
-
-__all__ = ["faults_of"]

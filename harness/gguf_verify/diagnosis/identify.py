@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat, ElementFormat, WeightFormat
+from ..formats import MMVQ_TOKENS, BlockFormat, ElementFormat, WeightFormat
 from ..formats.c_arithmetic import round_half_away
 from ..semantics.accumulation import BY_VALUE, IN_FLOAT32, accumulation_of
-from ..semantics.cuda import MMVQ_TOKENS, NoDefinition, llama_cuda_semantics
+from ..semantics.cuda import NoDefinition, llama_cuda_semantics
 from ..semantics.declared import DECLARABLE, composed, declaration
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
 from ..semantics.definitions.f32 import F32
 from ..semantics.elements import element_product
 from ..semantics.encodings import ENCODINGS
-from ..semantics.exact import Product, product
+from ..semantics.exact import product
 from ..semantics.gates import judge
+from ..semantics.sums import Product
 from ..semantics.terms import TERMS
 
 Bytes = npt.NDArray[np.uint8]

@@ -207,6 +207,3 @@ def observed(
 ) -> FaultMatch:
     """An observed fault, in the words of one kernel; `fix` is the fault's own where it is empty."""
     return FaultMatch(id, words, fix or OBSERVED[id].fix, explained, utilisation, everywhere)
-
-
-__all__ = ["OBSERVED", "SEEN", "ObservedFault", "observed"]

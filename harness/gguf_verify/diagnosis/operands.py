@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from ..semantics.definition import Semantics
-from ..semantics.exact import term_values
 from ..semantics.narrow import NARROW
+from ..semantics.values import term_values
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

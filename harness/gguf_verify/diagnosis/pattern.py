@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics.exact import Product
+from ..semantics.sums import Product
 
 Bools = npt.NDArray[np.bool_]
 Doubles = npt.NDArray[np.float64]

@@ -92,6 +92,3 @@ def find_moves(pack: Callable[[Bytes], Bytes], shape: tuple[int, int], seed: int
         first = int(lost.argmax())
         return Lost(int(lost.sum()), n, first // 8, 7 - first % 8)
     return moves
-
-
-__all__ = ["MOST_BITS", "Lost", "Moves", "find_moves"]

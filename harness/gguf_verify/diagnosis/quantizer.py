@@ -229,6 +229,3 @@ def _half_bits(values: Floats) -> npt.NDArray[np.uint16]:
 
 def _together(by: list[_Deviation]) -> _Deviation:
     return _Deviation(by[0].id, ", and ".join(d.words for d in by), by[0].fix)
-
-
-__all__ = ["QuantizerDiagnosis", "diagnose_quantizer"]

@@ -16,8 +16,9 @@ from ..results import FaultMatch
 from ..semantics.definition import Semantics
 from ..semantics.drawn import keys_of_slots
 from ..semantics.epilogue import Epilogue
-from ..semantics.exact import Product, product
+from ..semantics.exact import product
 from ..semantics.gates import judge
+from ..semantics.sums import Product
 from .observed import observed
 from .operands import Bytes
 
@@ -115,6 +116,3 @@ def _operands_of_others(
     return observed(
         "epilogue", words, "index it by the slot, which the sorted ids hold, not by the place in their list"
     )
-
-
-__all__ = ["routing_fault"]

@@ -31,6 +31,3 @@ def name_of(finding: KernelFinding) -> FaultMatch | None:
 def spoils(fault: FaultMatch) -> bool:
     """Whether outputs may look like those of any fault where a kernel has this one."""
     return fault.id in _SPOILING
-
-
-__all__ = ["name_of", "spoils"]

@@ -116,6 +116,3 @@ def _condition(size: str, failed: Sequence[int], passed: Sequence[int]) -> str:
 
 def _listed(sizes: Sequence[int]) -> str:
     return ranges(np.array(sorted(sizes)), 12)
-
-
-__all__ = ["around", "each", "of_lengths", "of_sizes"]

@@ -387,5 +387,3 @@ SPLITS: tuple[Split, ...] = (
     Split("block-factor", _of_whole_blocks, along_k=True),
     Split("block-factor", _of_slices, along_k=True),
 )
-
-__all__ = ["SPLITS", "Weighed", "weighed"]

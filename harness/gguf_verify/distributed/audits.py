@@ -201,6 +201,3 @@ def _digests(of_model: Callable[[], Sequence[str]], source: Source | None) -> tu
 
 def _known(versions: Any) -> dict[str, str]:
     return of_code() | ({} if versions is None else of_llama(versions))
-
-
-__all__ = ["examiners"]

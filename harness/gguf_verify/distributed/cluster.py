@@ -116,6 +116,3 @@ def _end(workers: list[Any]) -> None:
             ray.wait([worker.close.remote() for worker in workers], num_returns=len(workers), timeout=_TO_CLOSE)
     for worker in workers:
         ray.kill(worker)
-
-
-__all__ = ["Cluster", "cluster"]

@@ -181,6 +181,3 @@ def _handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-__all__ = ["LOCAL", "RETRIES", "connected"]

@@ -123,6 +123,3 @@ def _run(errand: Errand[T], place: Place, threads: str | None) -> T | Refused:
     # what Ray tells its own processes is none of the errand's, and may let it command them
     variables = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "OMP_NUM_THREADS"}
     return errand.call(variables | ({} if threads is None else {"OMP_NUM_THREADS": threads}))
-
-
-__all__ = ["Errand", "Errands", "Lost"]

@@ -164,6 +164,3 @@ def _digest(paths: Iterable[Path]) -> str:
         content = path.read_bytes()
         made.update(f"{path.name} {len(content)}\n".encode() + content)
     return made.hexdigest()[:16]
-
-
-__all__ = ["Expected", "Files", "check", "identity", "of_code", "of_llama"]

@@ -181,6 +181,3 @@ class _Later:
                 continue
             self._given.popleft()
             yield task, of._found(self._on, answer)
-
-
-__all__ = ["InOrder"]

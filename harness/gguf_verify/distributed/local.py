@@ -177,6 +177,3 @@ class Processes(InOrder):
             process.wait(_TO_CLOSE)
         for process in self._processes:
             process.close()
-
-
-__all__ = ["NAME", "Processes", "local_processes", "paying", "sharing_a_card"]

@@ -58,6 +58,3 @@ class RunWork:
 def uses_gpu(run: Run) -> bool:
     """Whether the kernel or llama.cpp's reference runs on a GPU."""
     return not HOSTS[run.kernel.host.name].emulated or on_card(run.options.reference)
-
-
-__all__ = ["RunWork", "uses_gpu"]

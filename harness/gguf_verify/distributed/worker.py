@@ -141,6 +141,3 @@ class Worker:
         """End what was started."""
         self._stack.close()
         self._opened = None
-
-
-__all__ = ["Budgeted", "Judged", "Place", "Refused", "Work", "Worker"]

@@ -84,6 +84,3 @@ class Ahead:
             if not future.cancel() and (parsed := future.result()) is not None:
                 parsed.file.close()
         self._started.clear()
-
-
-__all__ = ["MOST_AT_ONCE", "Ahead"]

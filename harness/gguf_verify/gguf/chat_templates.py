@@ -74,6 +74,3 @@ def _parser() -> tuple[Callable[[str], object], type[TemplateSyntaxError]]:
 
     environment = Environment(extensions=[Generation, "jinja2.ext.loopcontrols"], autoescape=False)
     return environment.parse, TemplateSyntaxError
-
-
-__all__ = ["MOST_CHARACTERS", "check_chat_templates"]

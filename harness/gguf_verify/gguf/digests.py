@@ -90,6 +90,3 @@ def pieces_of(fd: int) -> tuple[bytes, ...]:
 
     size = os.fstat(fd).st_size
     return tuple(each(one, range(0, size, PIECE), cores()))
-
-
-__all__ = ["PIECE", "Digests", "digests", "pieces_of", "whole_of"]

@@ -305,6 +305,3 @@ def _token_types(model: Model) -> Iterator[Finding]:
     elif not np.isin(types, _TEXT).any():
         expected = "some tokens that are text (types 1, 4 or 6)"
         yield at_key("token-type", model, key, expected, f"none of {types.size:,} tokens")
-
-
-__all__ = ["check_hyper_parameters", "why_meaningless"]

@@ -70,6 +70,3 @@ class Origin:
         else:
             raise ValueError(f"{self.type.name} is not decoded here")
         return values.reshape(stop - start, self.k)
-
-
-__all__ = ["Origin"]

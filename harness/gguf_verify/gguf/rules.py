@@ -508,5 +508,3 @@ _RULES = (
 
 #: By slug.
 RULES: dict[str, Rule] = {rule.slug: rule for rule in _RULES}
-
-__all__ = ["RULES", "Effect", "Rule"]

@@ -93,6 +93,3 @@ def _unknown(merge: str, known: frozenset[str]) -> str | None:
     pair: Sequence[str] = (merge[:space], merge[space + 1 :])
     missing = next((text for text in (*pair, "".join(pair)) if text not in known), None)
     return None if missing is None else f"of which {quoted(missing)} is no token"
-
-
-__all__ = ["at_key", "check_vocabulary", "vocabulary_size"]

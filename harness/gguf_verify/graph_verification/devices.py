@@ -44,6 +44,3 @@ def build_of(llama: Llama) -> LlamaBuild:
         llama_cpp_python=printable(said["llama_cpp_python"], 100), folder=printable(said["folder"], 400),
         features=printable(said["system"], 600),
     )  # fmt: skip
-
-
-__all__ = ["build_of", "devices_of", "known_devices", "open_llama"]

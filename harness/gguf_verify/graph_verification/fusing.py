@@ -315,6 +315,3 @@ def _with(node: Node, ends: Mapping[int, Doubles]) -> Node:
         old = node.source(at)
         sources[at] = Operand.of(values.reshape(old.shape).astype(np.float32), name=old.name)
     return replace(node, sources=tuple(sources))
-
-
-__all__ = ["FUSED", "Fusing", "judge_group"]

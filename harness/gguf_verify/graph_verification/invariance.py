@@ -146,6 +146,3 @@ def _digest(part: Array) -> bytes:
     """The digest, behind it the size: scores of more keys are no others."""
     raw = np.ascontiguousarray(part).tobytes()
     return hashlib.blake2b(raw, digest_size=_DIGEST).digest() + b"%d" % len(raw)
-
-
-__all__ = ["Invariance"]

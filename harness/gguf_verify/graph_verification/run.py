@@ -217,6 +217,3 @@ def check_pattern(pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise UsageError(f"--ops is not a regular expression: {error}") from None
-
-
-__all__ = ["Run", "check_pattern", "verify_graph"]

@@ -23,6 +23,3 @@ def described(operand: Operand) -> str:
     sizes = " × ".join(map(str, operand.ne))
     gaps = "" if operand.contiguous else ", not contiguous"
     return f"{printable(operand.name, 64)} {operand.type} [{sizes}]{gaps}".strip()
-
-
-__all__ = ["described", "step_of"]

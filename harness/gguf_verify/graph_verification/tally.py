@@ -131,6 +131,3 @@ def _span(axis: str, first: int, last: int, count: int, n: int) -> str:
     if count == n:
         return f"all {n:,} {axis}s"
     return f"{axis}s {first} to {last}" + ("" if count == last - first + 1 else f", {count:,} of them")
-
-
-__all__ = ["Tally", "named_by_type"]

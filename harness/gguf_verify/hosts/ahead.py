@@ -55,6 +55,3 @@ class Ahead:
             if self._pool is not None:
                 self._pool.shutdown(wait=False, cancel_futures=True)
             self._under_way.clear()
-
-
-__all__ = ["Ahead"]

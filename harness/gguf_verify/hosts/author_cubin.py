@@ -245,6 +245,3 @@ def _names(said: bytes | None, cubin: bytes, entries: Sequence[str]) -> dict[str
     except (ValueError, RecursionError, EnvironmentFault):
         pass
     return None
-
-
-__all__ = ["OF_NVCC", "OF_NVRTC", "SWITCH", "Accepted", "Compiled", "accepted", "author_cubin"]

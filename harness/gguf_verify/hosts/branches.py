@@ -225,6 +225,3 @@ def _evaluated(node: ast.expr) -> int:
         if isinstance(node.op, ast.Mod):
             return a % b
     raise ValueError("no condition")
-
-
-__all__ = ["not_compiled"]

@@ -62,6 +62,3 @@ def cards() -> list[HostInfo]:
 def help_of_hosts() -> str:
     """What each host is, for a help text."""
     return "; ".join(f"{kind.name}: {kind.title}" for kind in HOSTS.values())
-
-
-__all__ = ["AUTO", "HOSTS", "HOST_CHOICES", "auto_host", "cards", "help_of_hosts", "in_its_process", "make_host"]

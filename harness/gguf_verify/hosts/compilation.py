@@ -127,6 +127,3 @@ def architectures(flags: Sequence[str]) -> list[str]:
     """The compute capabilities that nvcc is told to compile for, such as "86"; none where the flags name none."""
     named, _ = split_flags(flags, ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code"))
     return sorted({found for flag in named for found in re.findall(r"(?:sm|compute)_(\d+)", flag)}, key=int)
-
-
-__all__ = ["ARCH_ON_CPU", "MOST_ERRORS", "Author", "Compilation", "architectures", "failed", "split_flags"]

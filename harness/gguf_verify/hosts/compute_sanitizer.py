@@ -225,6 +225,3 @@ def _where(rest: str, space: str, whose: Callable[[int], str | None]) -> tuple[s
     distance = int(nearest[1].replace(",", "")) - (nearest[2] == "after")
     buffer = f"its {name} ({size:,} bytes)" if name else f"a buffer of {size:,} bytes"
     return "buffers", f": {distance:,} bytes {side} {buffer}"
-
-
-__all__ = ["TOOLS", "UNCHECKED", "blind_to", "command", "fault", "found_in", "program", "version"]

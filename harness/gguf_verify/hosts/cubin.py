@@ -100,6 +100,3 @@ def lowered(found: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
 
 def _plain(name: str) -> str:
     return _SUBSTITUTION.sub("S_", name)
-
-
-__all__ = ["MARK", "functions", "lowered", "marks", "registers"]

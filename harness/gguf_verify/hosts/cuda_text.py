@@ -127,6 +127,3 @@ class Lines:
     def at(self, place: int) -> int:
         """The line of a place in the text."""
         return bisect_right(self._starts, place)
-
-
-__all__ = ["Edit", "Lines", "Token", "brackets", "edited", "has_volatile", "split", "tokens_of"]

@@ -167,6 +167,3 @@ def arrays_for(asked: str, host: str, seed: int) -> tuple[CupyArrays | None, str
     if asked == "gpu":
         raise EnvironmentFault(f"exact products cannot be computed on a GPU: {fault}")
     return None, f"NumPy, since {fault}"
-
-
-__all__ = ["CheckedRows", "CupyArrays", "arrays_for", "fault_of_arrays"]

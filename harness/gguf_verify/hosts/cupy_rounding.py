@@ -61,6 +61,3 @@ class CupyRounding:
         if out.size:
             self._kernels[entry]((-(-out.size // _THREADS), 1, 1), (_THREADS, 1, 1), args)
         return out
-
-
-__all__ = ["CupyRounding"]

@@ -94,9 +94,3 @@ class Elf:
                 symbol = self.symbols[info >> 32]
                 if symbol.section < len(self.sections):
                     yield section.of, symbol.section, symbol.value + addend
-
-
-__all__ = [
-    "ALLOCATED", "EXECUTABLE", "FUNCTION", "MERGEABLE", "NO_BITS", "THREAD_LOCAL", "THREAD_LOCAL_VARIABLE", "VARIABLE",
-    "Elf", "Section", "Symbol",
-]  # fmt: skip

@@ -67,6 +67,3 @@ def _padded(of: Elf) -> list[Symbol]:
         for symbol in of.variables()
         if of.sections[symbol.section].flags & (ALLOCATED | EXECUTABLE | MERGEABLE) == ALLOCATED
     ]
-
-
-__all__ = ["PADDING", "padded", "with_extents"]

@@ -145,6 +145,3 @@ def finding(found: Sequence[Found]) -> KernelFinding:
         places = "; ".join(" and ".join(f.lines) for f in distinct[1 : 1 + _MOST])
         words += f" (and {more} more: {places}{' …' if more > _MOST else ''})"
     return KernelFinding(distinct[0].kind, words, tuple(line for f in distinct for line in f.lines))
-
-
-__all__ = ["Found", "finding", "found"]

@@ -319,6 +319,3 @@ def _initialises(head: Sequence[Token]) -> bool:
     """Whether it ends with a constructor's list of members."""
     after = next((i for i, t in enumerate(head) if t.text == ")"), len(head))
     return any(t.text == ":" for t in head[after:])
-
-
-__all__ = ["ForCpu", "for_nvrtc", "without_host_code"]

@@ -111,6 +111,3 @@ def read_limited(path: Path, most: int = MOST_BUILT, cut: bool = False) -> bytes
     if len(content) > most:
         raise EnvironmentFault(f"a compiler made more than {most:,} bytes")
     return content
-
-
-__all__ = ["ForeignSource", "as_foreign", "foreign_source", "read_limited"]

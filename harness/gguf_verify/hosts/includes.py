@@ -84,6 +84,3 @@ def _names(path: str, macros: Mapping[str, str], of_macros: set[str], defined: s
         if _NAMES_ONE.search(line):
             return None
     return found
-
-
-__all__ = ["included"]

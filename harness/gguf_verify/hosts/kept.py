@@ -68,6 +68,3 @@ class Kept:
 def _key(kind: str, w: Bytes) -> _Key:
     """Type, address, shape and strides: a column of blocks begins where the first of as many blocks of a row does."""
     return kind, int(w.ctypes.data), w.shape, w.strides
-
-
-__all__ = ["Kept"]

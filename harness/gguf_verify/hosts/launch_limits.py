@@ -242,6 +242,3 @@ def _limits_of_kernel(threads: Sequence[int], shared: Sequence[Section]) -> Laun
         static = -(-static // max(1, section.alignment)) * max(1, section.alignment) + section.size
     largest = max(own, key=lambda s: s.size).variable if own else ""
     return LaunchLimits(min(threads, default=None), static, largest)
-
-
-__all__ = ["LaunchLimits", "as_json", "files_below", "from_json", "limits_of", "most_shared", "with_limits"]

@@ -88,6 +88,3 @@ def addresses(nbytes: int) -> Iterator[int]:
         yield start
     finally:
         libc.munmap(start, nbytes)
-
-
-__all__ = ["ALIGNMENT", "addresses", "between_walls", "mapped_between_walls"]

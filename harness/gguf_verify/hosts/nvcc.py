@@ -130,6 +130,3 @@ def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
     own = (f"{folder}/", *([] if headers is None else [f"{os.path.realpath(headers)}/"]))
     read = of_makefile(read_limited(listed).decode(errors="surrogateescape"))
     return tuple(path for path in read if not os.path.realpath(path).startswith(own))
-
-
-__all__ = ["compile_cubin", "include_folder", "path", "used_flags", "version"]

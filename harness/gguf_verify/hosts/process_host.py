@@ -349,6 +349,3 @@ class ProcessHost(Host):
 def _shown(words: str) -> str:
     """A fault's line. Names in it were escaped over there."""
     return words if words.isprintable() else printable(words)
-
-
-__all__ = ["ProcessHost"]

@@ -513,6 +513,3 @@ def _strong(name: str, said: set[str], type_: str) -> str:
     if not said & {"volatile", "relaxed", "acquire", "release", "mmio"}:
         return f"{name}<{_tag(type_)}>"
     return f"{name}_strong<{_tag(type_)}{_scope(said) or ', 0'}>"
-
-
-__all__ = ["SYMBOL", "Operand", "content_of", "translated"]

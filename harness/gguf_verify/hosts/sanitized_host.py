@@ -245,6 +245,3 @@ def _close(checks: list[_Checked], pool: ThreadPoolExecutor) -> None:
         if check._log is not None:
             scratch.remove_folder(Path(check._log).parent)
     pool.shutdown(wait=False)
-
-
-__all__ = ["SanitizedHost"]

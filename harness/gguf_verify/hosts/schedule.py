@@ -47,6 +47,3 @@ class Schedule:
         parts.append(f"seed {self.seed}" if self.order == "seeded" else self.order)
         parts += ["as before sm_90"] if self.older else []
         return ", ".join(parts + (["converting as this processor"] if self.converts else []))
-
-
-__all__ = ["OrderOfThreads", "Schedule"]

@@ -62,6 +62,3 @@ class Staging:
             memory = self._cupy.cuda.alloc_pinned_memory(PIECE)
             made.put((memory, np.frombuffer(memory, np.uint8, PIECE), self._cupy.cuda.Stream()))
         return made
-
-
-__all__ = ["PIECE", "Staging"]

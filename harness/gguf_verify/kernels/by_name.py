@@ -81,6 +81,3 @@ def open_kernel(
     finally:
         if isinstance(host, str):
             where.close()
-
-
-__all__ = ["find_kernel", "further", "on_host", "open_kernel"]

@@ -26,6 +26,3 @@ def whole_clusters(of: int, strips: int, resident: int) -> int:
     """Thread blocks, in clusters of so many, for strips of which each block takes any number: no more than are resident
     at a time, and at least one cluster."""
     return min(-(-strips // of), max(1, resident // of)) * of
-
-
-__all__ = ["cluster", "whole_clusters"]

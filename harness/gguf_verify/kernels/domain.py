@@ -150,6 +150,3 @@ def extent_of(name: str, said: object) -> Extent:
     if extent.up(extent.least) is None:
         raise UsageError(f"no {name} is in the declared domain")
     return extent
-
-
-__all__ = ["EVERYTHING", "Domain", "Extent", "domain_of", "extent_of"]

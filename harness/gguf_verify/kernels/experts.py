@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics.exact import Product
+from ..semantics.sums import Product
 from ..support.errors import UsageError
 from .domain import Extent, extent_of
 from .routing import LISTS, ROUTINGS, Routing
@@ -234,9 +234,3 @@ def embedded(experts: Experts, x: Bytes, top_k: int = TOP_K, own_activations: bo
     apart = int(rng.integers(1, max(2, m))) if own_activations else 0
     tokens = (np.arange(m)[:, None] + apart * np.arange(top_k)) % max(1, m)
     return Embedded(experts, Routing(ids, experts.count), np.asarray(tokens, np.intp), own_activations)
-
-
-__all__ = [
-    "EXPERTS", "TOP_K", "Embedded", "Experts", "Taken", "answers_of", "embedded", "experts_of", "taken_of", "worst_of",
-    "worst_of_slots",
-]  # fmt: skip

@@ -78,6 +78,3 @@ class FamilyOnHost(Candidate):
             return element_kernel(fmt, self.host, self.root)
         sm = None if self.host.sm is None else int(self.host.sm)
         return ShippedKernel(self.family.choose(Problem(fmt, m, n, k, sm)), self.host, self.root)
-
-
-__all__ = ["Family", "FamilyOnHost"]

@@ -182,6 +182,3 @@ class Grouped:
             np.int64(of.n // weights.count // STRIP), np.int64(1 if own else top_k), np.int64(of_slot),
         ]  # fmt: skip
         host.launch(gemm, (slots * of_slot, 1, 1), (threads, 1, 1), args, shared=shared, overlaps=True)
-
-
-__all__ = ["MOST_EXPERTS", "ExpertWeights", "Grouped"]

@@ -101,6 +101,3 @@ class HalfTiling:
             add = host.load(site.root, _ADD, "add_parts", {})
             args = [sums, out, np.int64(parts), np.int64(m * weights.n)]
             host.launch(add, (min(-(-fours // 128), MAX_GRID), 1, 1), (128, 1, 1), args, overlaps=True)
-
-
-__all__ = ["HalfTiling"]

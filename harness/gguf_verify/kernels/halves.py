@@ -152,6 +152,3 @@ def packed_halves(site: Site, fmt: WeightFormat, rows: Bytes) -> Any:
     host.launch(pack, (min(tiles * stages, MAX_GRID), 1, 1), (THREADS, 1, 1), args)
     check_halves(host, out, rows, fmt)
     return out
-
-
-__all__ = ["ROWS", "STAGE", "THREADS", "Layout", "check_halves", "packed_halves"]

@@ -246,6 +246,3 @@ class Kernel(Candidate):
             x: as `quantize` returns them, uint8[M, row bytes], or of each slot, uint8[M·top_k, row bytes].
         """
         raise NotImplementedError
-
-
-__all__ = ["Candidate", "Kernel", "Weights"]

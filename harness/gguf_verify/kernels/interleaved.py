@@ -67,6 +67,3 @@ class Interleaved(Launch):
 
         check_packed(host, out, rows, strips, ROWS, holds)
         return out
-
-
-__all__ = ["ROWS", "Interleaved", "pieces", "unpacked"]

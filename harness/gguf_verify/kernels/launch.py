@@ -92,6 +92,3 @@ class Tiles(OneLaunch):
 
     def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int]:
         return self.tokens, self.rows
-
-
-__all__ = ["THREAD_AN_OUTPUT", "Launch", "Multiply", "OneLaunch", "ThreadAnOutput", "Tiles"]

@@ -373,9 +373,3 @@ class Unforeseen(Exception):
 def prime(most: int) -> int:
     """The largest prime that is not larger; 1 where there is none."""
     return next((p for p in range(most, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 1)
-
-
-__all__ = [
-    "Foresight", "LargeCall", "Launched", "Lies", "Needs", "Placeholder", "Recorder", "Repeated", "SparseCall",
-    "SparseProduct", "Unforeseen", "needed", "possible_needs", "prime",
-]  # fmt: skip

@@ -51,6 +51,3 @@ def fitting(
 def _two_dimensions(what: str, array: npt.NDArray[Any]) -> None:
     if array.ndim != 2:
         raise UsageError(f"{what} must have two dimensions, not {array.ndim}")
-
-
-__all__ = ["fitting", "whole_blocks", "whole_rows"]

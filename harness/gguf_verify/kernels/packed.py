@@ -268,9 +268,3 @@ class Packed(Launch):
         host.launch(pack, (min(tiles * padded, MAX_GRID), 1, 1), (ROWS, 1, 1), args)
         check_contents(host, out, rows, fmt, strips)
         return out
-
-
-__all__ = [
-    "LEGACY", "QK", "ROWS", "STRIPS", "Contents", "Layout", "Packed", "all_zero", "check_contents", "check_packed",
-    "one_nan", "packed_shape", "unpacked",
-]  # fmt: skip

@@ -145,6 +145,3 @@ ROUTINGS: dict[str, Drawn] = {
 def routed(how: str, m: int, top_k: int, experts: int, seed: int) -> Routing:
     """A routing that is drawn in one of ROUTINGS' ways. Raises KeyError for another."""
     return Routing(ROUTINGS[how](np.random.default_rng(seed), m, top_k, experts), experts)
-
-
-__all__ = ["LISTS", "NO_EXPERT", "ROUTINGS", "Routing", "padded_slots", "routed"]

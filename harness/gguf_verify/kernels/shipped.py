@@ -219,6 +219,3 @@ class ShippedKernel(Kernel):
 def element_kernel(fmt: WeightFormat, host: Host, root: Path | None = None) -> ShippedKernel:
     """What multiplies weights of a type that is not quantized."""
     return ShippedKernel(ELEMENT_KERNELS[fmt.name], host, root)
-
-
-__all__ = ["ELEMENT_KERNELS", "ShippedKernel", "element_kernel"]

@@ -121,6 +121,3 @@ class Site:
             grid = (min(-(-count // _THREADS), MAX_GRID), 1, 1)
             self.host.launch(function, grid, (_THREADS, 1, 1), [x, out, np.int64(count)])
             return out
-
-
-__all__ = ["ANY_CARD", "MAX_GRID", "QUANTIZER", "ROUNDING", "Cards", "Site"]

@@ -110,6 +110,3 @@ class KernelSpec:
             return {**self.defines_for(fmt), **({"BEFORE_SM_90": "1"} if older else {})}
 
         return Site(host, root, self.name, self.file, self.cards, macros, encoding.quantizes, encoding is FLOAT16)
-
-
-__all__ = ["FEW", "KernelSpec", "Problem", "never"]

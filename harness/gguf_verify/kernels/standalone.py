@@ -293,6 +293,3 @@ def _flattened(source: Source) -> str:
     given = "".join(f"#define {name} {value}\n" for name, value in source.defines.items())
     ends = "".join(f"#undef {name}\n" for name in sorted({*_MACRO.findall(text), *source.defines}))
     return given + text + ends
-
-
-__all__ = ["Exported"]

@@ -127,6 +127,3 @@ class Repacker(Task):
 
     def forget(self) -> None:
         """Let `unpack` know nothing of what it took apart before."""
-
-
-__all__ = ["UNSEEN", "Dequantizer", "Packed", "Quantizer", "Repacker", "Task"]

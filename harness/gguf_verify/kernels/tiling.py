@@ -135,21 +135,3 @@ def small_products_of_five_bits(fmt: BlockFormat, m: int, n: int) -> bool:
     five-bit codes, whose tiles take longest to unpack, with one strip a multiprocessor (one H100, 16 tokens, N = 4096,
     q8_1_gemv and q8_1_split_k: Q5_0 13.2 and 14.1 µs, Q5_1 13.6 and 14.4; N = 14336: 24.7 and 24.7, 26.7 and 25.5)."""
     return fmt.bits == 5 and m <= SMALLEST.tokens and not several_strips(n)
-
-
-__all__ = [
-    "ANY_TILING",
-    "DECODED",
-    "LARGE",
-    "LARGEST",
-    "MULTIPROCESSORS",
-    "SMALL",
-    "SMALLEST",
-    "WGMMA",
-    "Tiling",
-    "best_tiling",
-    "pace",
-    "several_strips",
-    "small_products_of_five_bits",
-    "tilings",
-]  # fmt: skip

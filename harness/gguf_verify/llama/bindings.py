@@ -31,6 +31,3 @@ def version() -> str:
 def name() -> str:
     """Of the build, for messages."""
     return f"llama-cpp-python {version()}" if _foreign is None else f"the build {BUILD.path}"
-
-
-__all__ = ["BUILD", "api", "name", "version"]

@@ -95,6 +95,3 @@ def choose(path: Path) -> None:
 def chosen() -> Build | None:
     """The build that was chosen; None for llama-cpp-python's."""
     return _chosen
-
-
-__all__ = ["Build", "choose", "chosen", "find", "path_of"]

@@ -88,6 +88,3 @@ def _found(library: c.CDLL, name: str) -> Any:
         if hasattr(library, each):
             return getattr(library, each)
     raise ForeignAbi(f"libllama has no function {name}")
-
-
-__all__ = ["Batch", "ForeignAbi", "api"]

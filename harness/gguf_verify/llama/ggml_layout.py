@@ -93,6 +93,3 @@ def _types() -> None:
             continue
         got = (theirs.type_name.decode().upper(), theirs.blck_size, theirs.type_size)
         _expect(f"type {number}", got, (ours.name.upper(), ours.block_size, ours.block_bytes))
-
-
-__all__ = ["probe"]

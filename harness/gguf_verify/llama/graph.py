@@ -104,6 +104,3 @@ def _operand(said: answers.TensorSaid, left: list[npt.NDArray[Any]], weights: We
     if len(held) < size:
         raise ProtocolError("a tensor has fewer bytes than its sizes")
     return Operand(said.name, said.type, ne, nb, held)
-
-
-__all__ = ["Bytes", "GraphNode", "WeightsOf", "graph_node"]

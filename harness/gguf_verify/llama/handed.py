@@ -36,6 +36,3 @@ def _others(path: Path) -> list[Path]:
         return []
     first = path.with_name(f"{name['prefix']}-00001-of-{name['count']}.gguf")
     return [part for part in takewhile(Path.is_file, part_paths(first, int(name["count"]))) if part != path]
-
-
-__all__ = ["files_of"]

@@ -24,6 +24,3 @@ def version() -> str:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:  # it may be on the path without being installed
         return "none" if why_missing() else str(import_module("llama_cpp").__version__)
-
-
-__all__ = ["INSTALL", "version", "why_missing"]

@@ -66,6 +66,3 @@ def reason(errors: Iterable[str]) -> str:
 def for_another_program(why: str) -> bool:
     """Whether a file is not loaded for the name of its architecture, which this llama.cpp has no code for."""
     return _UNKNOWN_ARCHITECTURE.search(why) is not None
-
-
-__all__ = ["ERROR", "Untried", "for_another_program", "reason", "why_not_loaded"]

@@ -247,6 +247,3 @@ CONTEXT_PARAMS = Struct(
         ("b11548 and newer", _V0_5.replace(" type_v ", " type_v moe_cache_size ")),
     ),
 )  # fmt: skip
-
-
-__all__ = ["CONTEXT_PARAMS", "MODEL_PARAMS", "EvalCallback", "ForeignAbi", "Layout", "Struct", "writes"]

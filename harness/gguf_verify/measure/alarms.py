@@ -37,9 +37,10 @@ from ..rungs.plan import PLAN
 from ..semantics.accumulation import LANES_LIMIT
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
-from ..semantics.exact import Product, product
+from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..semantics.order import Order
+from ..semantics.sums import Product
 from ..support import scratch
 from ..support.errors import EnvironmentFault, KernelFault, UsageError
 from ..support.output import write_lines

@@ -51,6 +51,3 @@ def need_checkout() -> None:
     """Raise EnvironmentFault where the package is installed without fixtures, tests and documents."""
     if not (CHECKOUT / "fixtures").is_dir():
         raise EnvironmentFault("measures need a checkout of the project: its fixtures, tests and documents")
-
-
-__all__ = ["Measure", "all_measures", "need_checkout"]

@@ -153,6 +153,3 @@ def low_bits(fmt: BlockFormat) -> list[int]:
         for piece in field.pieces()
         if piece.name == "x" and piece.low == 0
     ]
-
-
-__all__ = ["OneBlock", "Plan", "flipped", "low_bits"]

@@ -197,6 +197,3 @@ class _ByRay:
 def in_common() -> dict[str, str]:
     """Name → value of what machines have in common whose cells are cells of one night."""
     return of_code() | machine.processor()
-
-
-__all__ = ["CellRun", "Crew", "Killed", "by_ray", "in_common", "threads", "uses_gpu"]

@@ -73,6 +73,3 @@ class Compilers:
                 how = f"pip died of {signal_name(ended.exit_code)}"
             raise EnvironmentFault(f"NVRTC {version} cannot be fetched: {how}")
         part.replace(folder)
-
-
-__all__ = ["Compilers"]

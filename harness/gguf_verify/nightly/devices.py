@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ..llama.backends import on_card
 from ..llama.builds import Build, find
 
 #: What a device may be called.
@@ -29,6 +28,3 @@ def libraries(folder: Path | None) -> tuple[Path, ...]:
         return tuple(sorted({p.resolve() for p in found.libraries()}))
     except OSError:
         return ()
-
-
-__all__ = ["NAME", "build_in", "libraries", "on_card"]

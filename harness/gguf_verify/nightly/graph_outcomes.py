@@ -144,6 +144,3 @@ def _measure(each: OperationResult) -> Measure:
     nodes = f"the worst of {each.nodes:,} node{'' if each.nodes == 1 else 's'}"
     where = nodes if each.first is None else ", ".join(filter(None, (each.first.node, each.first.place)))
     return Measure(GRAPH, _who(each), each.utilisation, None, where, not each.fell_back)
-
-
-__all__ = ["GRAPH", "graph_cell_of"]

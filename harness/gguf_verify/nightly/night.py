@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..distributed import LOCAL, ray_at
+from ..llama.backends import on_card
 from ..processes.commands import Processes, Stopped
 from ..support.cache import cache_dir
 from ..support.errors import EnvironmentFault, HarnessError, say
@@ -25,7 +26,7 @@ from . import machine
 from .cells import CellRun, Crew, Killed, by_ray, threads, uses_gpu
 from .compilers import Compilers
 from .config import Config, Model
-from .devices import libraries, on_card
+from .devices import libraries
 from .environments import Environments, Interpreter
 from .exclusive import Interrupted, interruptible, locked
 from .history import History

@@ -32,6 +32,3 @@ def mask_of(node: Node, mask: Operand, rows: int, columns: int, sizes: tuple[int
     fits = ne0 == columns and ne1 >= rows and ne2 > 0 < ne3 and sizes[1] % ne2 == 0 and sizes[0] % ne3 == 0
     if mask.type_id not in (F16, F32) or not fits:
         raise NoDefinition(f"{node.operation} with a mask of {mask.type} {mask.ne}")
-
-
-__all__ = ["mask_of", "slopes"]

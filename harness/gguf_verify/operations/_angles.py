@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import ULP, arithmetic
 from .node import F32, I32, Array, Doubles, Node, NoDefinition
 
@@ -161,6 +161,3 @@ def _ramp(node: Node, pairs: int, d: int, mix: float) -> tuple[Doubles, Doubles]
     ramp = mix * (1 - np.clip(y, 0, 1))
     between = (y > 0) & (y < 1)
     return ramp, UNIT_ROUNDOFF * np.abs(ramp) + np.where(between, abs(mix) * (2 * a.division + 1) * UNIT_ROUNDOFF, 0.0)
-
-
-__all__ = ["IMROPE", "MROPE", "NEOX", "NORMAL", "VISION", "Rotation", "rotation"]

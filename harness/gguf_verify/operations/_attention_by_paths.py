@@ -26,10 +26,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..semantics.accumulation import IN_FLOAT16, IN_FLOAT32, Accumulation
-from ..semantics.exact import UNIT_ROUNDOFF
-from ..semantics.gates import SCORE_LIMIT
+from ..semantics.accumulation import IN_FLOAT16, IN_FLOAT32, SCORE_LIMIT, Accumulation
 from ..semantics.narrow import HALF
+from ..semantics.sums import UNIT_ROUNDOFF
 from ..semantics.values import alignment_of_subnormals, exact_weights, of_values
 from ._alibi import slopes
 from ._attention_scores import Scores, capped, format_of, head_of, masked, over_heads
@@ -241,6 +240,3 @@ def _in_halves(s: Doubles, largest: Doubles, read: npt.NDArray[np.bool_], p: Dou
     off = in_halves(Weights(p, of_then, back, read, rescaled, False), v)
     tree: Doubles = 8 * HALF.unit * np.sqrt(((p @ v) ** 2 + p**2 @ v**2) * 8 / 3)
     return off + tree
-
-
-__all__ = ["ABOVE", "Path", "judge_by", "scaled_in_float32", "scaled_to_half"]

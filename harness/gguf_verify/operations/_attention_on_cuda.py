@@ -23,11 +23,10 @@ from __future__ import annotations
 import numpy as np
 
 from ..formats import BlockFormat
-from ..semantics.accumulation import IN_FLOAT32, in_tensor_cores
-from ..semantics.exact import UNIT_ROUNDOFF, gamma
+from ..semantics.accumulation import IN_FLOAT32, SCORE_LIMIT, in_tensor_cores
 from ..semantics.fast_math import WINDOW
-from ..semantics.gates import SCORE_LIMIT
 from ..semantics.narrow import HALF
+from ..semantics.sums import UNIT_ROUNDOFF, gamma
 from ._attention_by_paths import Floats, Path, judge_by, scaled_in_float32, scaled_to_half
 from ._attention_scores import Scores, format_of
 from .judging import Judged
@@ -99,5 +98,3 @@ _VEC = Path("f32", "CUDA", False, IN_FLOAT32)
 _VEC_OF_CODES = Path("queries in Q8_1, f32", "CUDA", False, IN_FLOAT32, taken=_by_codes)
 _MMA = Path("tensor cores, half sums", "CUDA", True, in_tensor_cores(), _by_tensor_cores, divides=True)
 _TILE = Path("half products, half sums", "CUDA", True, IN_FLOAT32, _quarters, products=HALF.unit, divides=True)
-
-__all__ = ["judge_on_cuda", "vec_alone"]

@@ -49,6 +49,3 @@ def judge_on_vulkan(node: Node) -> Judged:
     return judge_by(
         node, paths, f"attention over keys of {k.type} by integer dot products or matrix cores" if others else ""
     )
-
-
-__all__ = ["judge_on_vulkan"]

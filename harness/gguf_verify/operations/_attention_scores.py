@@ -119,6 +119,3 @@ def masked(
     if not np.isfinite(s_read).all():
         raise NoDefinition("attention whose scores are not finite")
     return Scores(s, off, spread)
-
-
-__all__ = ["Scores", "capped", "check", "format_of", "head_of", "masked", "over_heads"]

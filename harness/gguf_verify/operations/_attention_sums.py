@@ -46,7 +46,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..semantics.accumulation import IN_FLOAT16, IN_FLOAT32
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .node import Doubles, NoDefinition
 
 #: Elements of an array [rows, keys, DV] that are walked through at once, which a cache holds; of a head up to which all
@@ -187,6 +187,3 @@ def _over_keys(factors: Doubles, sizes: Floats) -> Doubles:
     """Σ_t of factors [rows, keys] times sizes [rows, keys, DV]."""
     total: Doubles = np.matmul(factors[:, None].astype(np.float32), sizes)[:, 0].astype(np.float64)
     return total
-
-
-__all__ = ["Weights", "in_floats", "in_halves", "in_lanes"]

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from ..semantics.definition import Semantics
-from ..semantics.exact import Product
 from ..semantics.fast_math import WINDOW
+from ..semantics.sums import Product
 from ..semantics.terms.delta_sums import DELTA_SUMS
 from ..semantics.terms_of_blocks import codes_of
 from ._definition import Definition, Floats
@@ -150,6 +150,3 @@ def _scales_apart(d: Doubles, encoding: str) -> tuple[Doubles, int]:
         low, high = ((d * (1 + sign * WINDOW)).astype(np.float16).astype(np.float64) for sign in (-1, 1))
         apart = np.nan_to_num(high - low, nan=0.0, posinf=0.0)
     return apart, int((apart != 0).sum())
-
-
-__all__ = ["definition_of_codes", "products_of"]

@@ -26,8 +26,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics.accumulation import EXTRA_ROUNDINGS
-from ..semantics.gates import SCORE_LIMIT
+from ..semantics.accumulation import EXTRA_ROUNDINGS, SCORE_LIMIT
 from .node import Doubles
 
 #: Outputs that are off, at least, whose median tells their size, and of a row whose upper quartile does beside it.
@@ -66,6 +65,3 @@ def _deviation(off: Doubles, told: npt.NDArray[np.intp]) -> Doubles:
         own = np.nanquantile(off[few], 0.75, axis=1, method="higher") / _QUARTILE
         deviation[few] = np.maximum(own, np.nanmedian(off) / _MEDIAN)
     return deviation
-
-
-__all__ = ["admitted"]

@@ -11,15 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ElementFormat, WeightFormat
-from ..semantics.accumulation import IN_FLOAT16
+from ..semantics.accumulation import IN_FLOAT16, SCORE_LIMIT
 from ..semantics.definition import Semantics
 from ..semantics.definitions import llama_cpu_semantics
-from ..semantics.exact import Product
-from ..semantics.gates import SCORE_LIMIT
 from ..semantics.half_sums import sharpened
 from ..semantics.narrow import HALF, NARROW, stored
 from ..semantics.screen import screened
-from ..semantics.sums import concatenated
+from ..semantics.sums import Product, concatenated
 from ..semantics.values import alignment_of_subnormals, of_values, weights_of
 from ..support.threads import each
 from ._in_order import Ordered
@@ -161,6 +159,3 @@ def _of_elements(semantics: Semantics, fmt: ElementFormat, w: Bytes, x: Bytes) -
 def _padded(values: Doubles) -> Doubles:
     """Filled up with columns of zeros to whole terms."""
     return np.pad(values, ((0, 0), (0, -values.shape[1] % _TERM)))
-
-
-__all__ = ["Definition", "loosened"]

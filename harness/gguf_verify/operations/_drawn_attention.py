@@ -92,6 +92,3 @@ def drawn_attention(rng: np.random.Generator) -> Iterator[Node]:
         dims = 256 if k == "Q4_K" else 64
         tokens, masks = (65, (1, 1)) if k == "Q8_0" or v == "F32" else (3, None)
         yield _node(rng, k, v, _Kind(dims=dims, out=dims, tokens=tokens, keys=70, scale=scale, masks=masks))
-
-
-__all__ = ["drawn_attention"]

@@ -49,6 +49,3 @@ def first_columns(operand: Operand, columns: int) -> Operand:
     """A view of the first columns of each row of numbers, as a cache that is not full yet."""
     ne = (columns, *operand.ne[1:])
     return replace(operand, ne=ne, span=operand.span[: span_bytes(operand.type_id, ne, operand.nb)])
-
-
-__all__ = ["drawn_blocks", "drawn_values", "drawn_weights", "first_columns"]

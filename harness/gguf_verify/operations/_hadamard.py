@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._drawn_matrices import drawn_values
 from .arithmetic import arithmetic
 from .judging import Judged, within
@@ -74,6 +74,3 @@ def _matrix(n: int) -> Array:
     ones = np.array([bin(k).count("1") for k in range(n)])
     signs = 1 - 2 * (ones[i[:, None] & i] % 2)
     return np.asarray(signs / np.sqrt(n), np.float32)
-
-
-__all__ = ["draw_transforms", "judge_transform", "says_hadamard"]

@@ -151,6 +151,3 @@ def _columns(values: npt.NDArray[np.floating], flushed: bool) -> Floats:
 def _half(values: npt.NDArray[np.floating], flushed: bool) -> Floats:
     made = values.astype(np.float16).astype(np.float32)
     return np.where(np.abs(made) < IN_FLOAT16.normal, np.float32(0), made) if flushed else made
-
-
-__all__ = ["MOST_PRODUCTS", "Ordered", "affordable", "same_bits", "sums", "told_apart"]

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..formats import ElementFormat, WeightFormat
 from ..semantics.declared import declared
-from ..semantics.exact import UNIT_ROUNDOFF, Product, gamma
 from ..semantics.narrow import HALF
+from ..semantics.sums import UNIT_ROUNDOFF, Product, gamma
 from ._definition import Definition
 from .node import Bytes, Doubles, NoDefinition
 
@@ -63,6 +63,3 @@ def _lanes(w: Doubles, a: Doubles) -> tuple[Doubles, Doubles, Doubles]:
     squares = HALF.unit**2 * ((sums**2).sum(axis=(2, 3)) + (terms**2).sum(axis=(2, 3)))
     spread = np.sqrt((squares + _ADDED * (UNIT_ROUNDOFF * size) ** 2 + k * HALF.underflow**2) / 3)
     return terms.sum(axis=(2, 3)), bound, spread
-
-
-__all__ = ["MOST_COLUMNS", "in_lanes", "threads_of"]

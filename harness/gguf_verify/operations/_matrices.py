@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat, tensor_type
 from ..semantics.definitions import llama_cpu_semantics
-from ..semantics.exact import Product
 from ..semantics.gates import judge as judge_product
+from ..semantics.sums import Product
 from ._consistency import admitted
 from ._definition import Definition, loosened
 from ._in_order import Ordered, affordable, same_bits, told_apart
@@ -352,9 +352,3 @@ class _Worst:
         flags = [rows.any(axis=(1, 2)), rows.any(axis=(0, 2)), rows.any(axis=(0, 1)), self._columns]
         where = [np.flatnonzero(axis) for axis in flags]
         return tuple((int(of[0]), int(of[-1]), len(of)) for of in where)
-
-
-__all__ = [
-    "Matrix", "activations", "are_short", "identified", "judged", "judged_apart", "matrix_of", "shared",
-    "weight_format",
-]  # fmt: skip

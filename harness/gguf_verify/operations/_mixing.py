@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._recurrence import Running
 from .arithmetic import added
 from .node import Doubles
@@ -129,6 +129,3 @@ def _diagonal(noise: Doubles) -> Doubles:
     largest = noise.max(axis=-2)
     matrix: Doubles = largest[..., :, None] * np.eye(largest.shape[-1])
     return matrix
-
-
-__all__ = ["Rows"]

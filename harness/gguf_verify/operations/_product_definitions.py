@@ -154,6 +154,3 @@ def _fits(semantics: Semantics, fmt: BlockFormat) -> bool:
     except ValueError:
         return False
     return True
-
-
-__all__ = ["VECTOR_COLUMNS", "definitions", "encode_vulkan_q8_1"]

@@ -44,9 +44,9 @@ from functools import partial
 
 import numpy as np
 
-from ..formats import ELEMENTS, BlockFormat, WeightFormat
+from ..formats import ELEMENTS, MMVQ_TOKENS, BlockFormat, WeightFormat
 from ..semantics.accumulation import in_tensor_cores
-from ..semantics.cuda import MMVQ_TOKENS, mmvq_tokens
+from ..semantics.cuda import mmvq_tokens
 from ..semantics.declared import declared
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
@@ -197,6 +197,3 @@ def _decoded(fmt: WeightFormat, to: Callable[[Floats], Floats], w: Bytes) -> Byt
     """Rows of weights as float32, uint8[N, 4·K]."""
     values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)) if isinstance(fmt, BlockFormat) else fmt.decode(w)
     return to(np.asarray(values, np.float32).reshape(len(w), -1)).view(np.uint8)
-
-
-__all__ = ["cut_to_tf32", "of_values", "on_cuda", "round_to_tf32"]

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import ULP, added, arithmetic
 from .judging import Judged, within
 from .node import Doubles, Node, Operand, demand
@@ -123,6 +123,3 @@ def stacked(parts: Sequence[Running], axis: int) -> Running:
         return Running(np.zeros(0))
     whole = [[np.broadcast_to(a, p.value.shape) for a in (p.value, p.bound, p.variance, p.common)] for p in parts]
     return Running(*(np.stack(each, axis) for each in zip(*whole, strict=True)))
-
-
-__all__ = ["Running", "exp_error", "joined", "stacked"]

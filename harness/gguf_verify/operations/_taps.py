@@ -51,6 +51,3 @@ def taps(axes: Sequence[Axis]) -> Iterator[tuple[tuple[int, ...], Slices, Slices
         pairs = [axis.pairs(k) for axis, k in zip(axes, at, strict=True)]
         if all(out.stop > out.start for out, _ in pairs):
             yield at, tuple(out for out, _ in pairs), tuple(into for _, into in pairs)
-
-
-__all__ = ["Axis", "Slices", "taps"]

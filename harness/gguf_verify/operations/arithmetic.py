@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
 from ..semantics.lanes import variance
+from ..semantics.sums import UNIT_ROUNDOFF
 from .judging import UNDERFLOW
 from .node import Doubles, NoDefinition
 
@@ -143,6 +143,3 @@ def summed(total: Doubles, magnitude: Doubles, squares: Doubles, n: int, lanes: 
         held = n * (total**2 / (3 * lanes**2) + squares / (6 * lanes)) + tree * np.maximum(total**2, squares) + squares
         spread = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt(held)
     return bound, spread
-
-
-__all__ = ["NORMAL", "ULP", "Arithmetic", "added", "arithmetic", "summed"]

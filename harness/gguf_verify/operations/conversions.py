@@ -106,6 +106,3 @@ def drawn_blocks(rng: np.random.Generator, fmt: BlockFormat, n: int) -> Bytes:
     if fmt.make_finite is not None:
         fmt.make_finite(structs, rng)
     return blocks
-
-
-__all__ = ["Stored", "drawn_blocks", "floats_of", "store"]

@@ -17,6 +17,3 @@ def floats(rng: np.random.Generator, shape: Sequence[int], spread: float = 2.0) 
     the exponent."""
     scale = np.exp2(np.round(rng.normal(0, spread, shape)))
     return (rng.standard_normal(shape) * scale).astype(np.float32)
-
-
-__all__ = ["SIZES", "floats"]

@@ -29,9 +29,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import ELEMENTS
+from ..semantics.accumulation import SCORE_LIMIT
 from ..semantics.definitions import llama_cpu_semantics
-from ..semantics.exact import UNIT_ROUNDOFF, product
-from ..semantics.gates import SCORE_LIMIT
+from ..semantics.exact import product
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._alibi import slopes
 from ._attention_on_cuda import judge_on_cuda
 from ._attention_on_vulkan import judge_on_vulkan

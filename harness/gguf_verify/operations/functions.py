@@ -152,5 +152,3 @@ FUNCTIONS = {
     "GELU_QUICK": Function(gelu_quick, gelu_quick_steps), "GELU_ERF": Function(gelu_erf, gelu_erf_steps),
 }  # fmt: skip
 SILU_OF_VECTORS = Function(silu, silu_of_vectors)
-
-__all__ = ["FUNCTIONS", "ONE", "SILU_OF_VECTORS", "Function", "judge_function", "same_shape"]

@@ -80,6 +80,3 @@ def drawn_product(fmt: BlockFormat, m: int, n: int, k: int) -> tuple[Bytes, Floa
     random codes under finite scales, and normal values."""
     rng = np.random.default_rng(0)
     return drawn_blocks(rng, fmt, (n, k)), floats(rng, (m, k), 1.0)
-
-
-__all__ = ["NoDefinition", "Ruling", "drawn_product", "identified_product"]

@@ -28,7 +28,7 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import ULP, Arithmetic, arithmetic
 from .drawing import Shape, floats
 from .judging import Judged, equal, within

@@ -32,9 +32,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..formats import ELEMENTS, FORMATS, tensor_type
-from ..semantics.accumulation import in_tensor_cores
-from ..semantics.exact import UNIT_ROUNDOFF
-from ..semantics.gates import SCORE_LIMIT
+from ..semantics.accumulation import SCORE_LIMIT, in_tensor_cores
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._drawn_matrices import drawn_values, drawn_weights
 from .arithmetic import Arithmetic, arithmetic, summed
 from .drawing import floats

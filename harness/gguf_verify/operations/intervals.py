@@ -237,6 +237,3 @@ def _around(y: Doubles, exact: Doubles, reach: Interval, limit: float) -> tuple[
     farthest = np.maximum(np.minimum(high, limit) - exact, exact - np.maximum(low, -limit))
     bound = np.where(np.isfinite(expected), np.maximum(farthest, 0.0), 0.0)
     return expected, np.nan_to_num(bound, nan=0.0)
-
-
-__all__ = ["OVERFLOWS", "Interval", "Steps", "enclosed", "erf", "point", "where"]

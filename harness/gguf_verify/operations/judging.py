@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics.gates import SCORE_LIMIT
+from ..semantics.accumulation import SCORE_LIMIT
 from .node import BF16, Array, Doubles, Node, NoDefinition
 
 #: The least that rounding once to float32 takes of a number near zero: half the distance of subnormal numbers.
@@ -208,6 +208,3 @@ def _numbers(node: Node, data: Array) -> Array:
     if node.output.type_id == BF16:
         return (np.ascontiguousarray(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     return data
-
-
-__all__ = ["UNDERFLOW", "Expected", "Extent", "Judged", "Place", "checked", "equal", "watched", "within"]

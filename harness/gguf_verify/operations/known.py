@@ -16,6 +16,3 @@ def judge(node: Node) -> Judged:
     if operation is None:
         raise NoDefinition(f"the operation {node.operation}")
     return operation.judge(node)
-
-
-__all__ = ["OPERATIONS", "judge"]

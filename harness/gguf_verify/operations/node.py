@@ -243,9 +243,3 @@ def span_bytes(type_id: int, ne: Sizes, nb: Sizes) -> int:
     per = 1 if type_id in NUMBERS else block_format(type_id).block_size
     steps = sum((n - 1) * b for n, b in zip(ne[1:], nb[1:], strict=True))
     return element_bytes(type_id) + (ne[0] // per - 1) * nb[0] + steps
-
-
-__all__ = [
-    "BF16", "F16", "F32", "F64", "I8", "I16", "I32", "I64", "NUMBERS", "Array", "Bytes", "Doubles",
-    "NoDefinition", "Node", "Operand", "Sizes", "block_format", "contiguous", "demand", "parameters", "span_bytes",
-]  # fmt: skip

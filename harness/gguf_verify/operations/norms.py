@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
-from ..semantics.gates import SCORE_LIMIT
+from ..semantics.accumulation import SCORE_LIMIT
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import ULP, added, arithmetic
 from .drawing import SIZES, floats
 from .judging import UNDERFLOW, Judged, within

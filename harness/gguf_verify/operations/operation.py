@@ -29,6 +29,3 @@ class Operation:
     judge: Callable[[Node], Judged]
     draw: Callable[[np.random.Generator], Iterable[Node]]
     axes: tuple[str, str, str, str] = ("i3", "i2", "i1", "i0")
-
-
-__all__ = ["Operation"]

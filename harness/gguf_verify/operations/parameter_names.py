@@ -46,6 +46,3 @@ def named_parameters(op: str, raw: bytes) -> dict[str, str]:
         bits = f"0x{int(integers[i]) & 0xFFFFFFFF:08x}"
         found[name] = {"": f"{integers[i]}", "f": f"{numbers[i]:.9g}", "?": bits}[kind]
     return found
-
-
-__all__ = ["named_parameters"]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import arithmetic
 from .drawing import SIZES, Shape, floats
 from .judging import Judged, equal, within

@@ -33,7 +33,7 @@ from ..formats import FORMATS
 from ..formats.c_arithmetic import at_index, inverse, signed_max
 from ..formats.grids import kvalues
 from ..semantics.encodings import ENCODINGS
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import NORMAL, ULP, arithmetic
 from .node import Array, Bytes, Doubles
 
@@ -202,6 +202,3 @@ def _weighted(
     d = np.where(size > 0, total / size, d0)
     condition = np.where(total != 0, np.abs(terms).sum(axis=-1) / np.abs(total), 1.0)
     return np.where(nothing, 0.0, d), 35 * UNIT_ROUNDOFF * (condition + 1) + division * ULP
-
-
-__all__ = ["QUANTIZED", "Floats", "quantized"]

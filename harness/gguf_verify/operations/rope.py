@@ -20,7 +20,7 @@ from math import pi
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._angles import IMROPE, MROPE, NEOX, NORMAL, VISION, Rotation, rotation
 from .arithmetic import ULP, Arithmetic, arithmetic
 from .drawing import floats

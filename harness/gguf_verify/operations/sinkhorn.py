@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._recurrence import exp_error
 from .arithmetic import ULP, Arithmetic, arithmetic
 from .drawing import floats

@@ -25,8 +25,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
-from ..semantics.gates import SCORE_LIMIT
+from ..semantics.accumulation import SCORE_LIMIT
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._alibi import mask_of, slopes
 from .arithmetic import ULP, Arithmetic, added, arithmetic
 from .binary import in_range

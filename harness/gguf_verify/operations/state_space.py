@@ -25,7 +25,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from ._recurrence import Running, exp_error, joined, stacked
 from .arithmetic import ULP, arithmetic, summed
 from .drawing import floats

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import ULP, arithmetic, summed
 from .drawing import floats
 from .judging import Judged, within

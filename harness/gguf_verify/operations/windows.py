@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..semantics.exact import UNIT_ROUNDOFF
+from ..semantics.sums import UNIT_ROUNDOFF
 from .arithmetic import arithmetic
 from .drawing import floats
 from .judging import Judged, equal, within

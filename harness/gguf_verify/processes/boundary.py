@@ -279,9 +279,3 @@ def _ordered(paths: Iterable[Path]) -> list[Path]:
     bound = {path for path in every if path.exists() and path != Path("/")}
     held = bound | {Path(path) for path in _SYSTEM}
     return sorted(path for path in bound if held.isdisjoint(path.parents))
-
-
-__all__ = [
-    "command", "devices_of", "fault", "interpreter", "path_elsewhere", "program", "project", "python", "spelled_out",
-    "version",
-]  # fmt: skip

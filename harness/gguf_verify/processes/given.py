@@ -187,6 +187,3 @@ class Taken:
                 if not mark:
                     break  # the other side is gone
         return handles
-
-
-__all__ = ["GIVEN", "Given", "OpenFile", "Taken", "only_read"]

@@ -60,6 +60,3 @@ def _started_by(pid: int) -> list[int]:
         left = [child for parent in left for child in children.get(parent, ())]
         found += left
     return found
-
-
-__all__ = ["UNSEEN", "mapped_files"]

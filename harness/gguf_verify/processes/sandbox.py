@@ -225,9 +225,3 @@ def spec_of(confined: Confinement, folder: Path, kind: str) -> dict[str, Any]:
         },
         "watch": watch, "namespace": kind == "bubblewrap",
     }  # fmt: skip
-
-
-__all__ = [
-    "GIB", "KERNEL_MEMORY", "MODES", "Confinement", "Limits", "Sandbox", "current", "environment",
-    "machine_memory", "of_fork", "of_kernel", "sandboxed", "spec_of",
-]  # fmt: skip

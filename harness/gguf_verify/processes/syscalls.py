@@ -118,5 +118,3 @@ def filter_program(devices: bool, boundary: bool = True) -> bytes:
 
 #: What libseccomp answers for a name that it does not know.
 _NO_CALL = (-1,)
-
-__all__ = ["filter_fault", "filter_program"]

@@ -139,6 +139,3 @@ def line_of_rung(rung: RungResult) -> str:
     said = f"RungResult {rung.name}: {rung.outcome}, checked {checked}"
     said += "" if worst is None else f", worst utilisation {worst:.3g}"
     return said + (f", {rung.n_failures:,} failures" if rung.n_failures else "")
-
-
-__all__ = ["MOST_LINES", "line_of_rung", "of_run"]

@@ -26,7 +26,9 @@ from ..gguf.file import Tensor
 from ..results import Failure, RungResult
 from ..semantics.accumulation import IN_FLOAT32
 from ..semantics.definition import Oracle, Semantics
-from ..semantics.exact import Product, exact_weights, product
+from ..semantics.exact import product
+from ..semantics.sums import Product
+from ..semantics.values import exact_weights
 from ..support.text import printable
 from .run import Run
 

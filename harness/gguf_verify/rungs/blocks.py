@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import ALONE
 from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
@@ -35,12 +36,12 @@ from ..semantics.cuda import NoDefinition
 from ..semantics.definition import Semantics
 from ..semantics.elements import round_to
 from ..semantics.encodings.q8_1 import encode_q8_1
-from ..semantics.exact import Product
 from ..semantics.order import Order
+from ..semantics.sums import Product
 from ..support.errors import KernelFault
 from ..support.text import printable
 from .author_oracle import Distances
-from .calls import ALONE, begin_alone, calling, end_alone
+from .calls import begin_alone, calling, end_alone
 from .course import Course
 from .exact import ExactProducts
 from .explain import Attempts, Explanations, Place, WrongCall

@@ -80,6 +80,3 @@ class Budget:
         if self.spent:
             self.cut = True
             raise BudgetSpent(self.words)
-
-
-__all__ = ["Budget", "BudgetSpent"]

@@ -34,6 +34,3 @@ def end_alone(result: RungResult, call: Call) -> None:
     """A call that no product of the run was is not a pass."""
     if not result.checked.get(ALONE) and not result.n_failures and not result.unverified:
         result.leave(f"the call {call.id}", "this run has no such call: its model, prompt, seed or probes are others")
-
-
-__all__ = ["ALONE", "begin_alone", "calling", "end_alone"]

@@ -144,6 +144,3 @@ def _combine(
     if bilinear(semantics, fmt):
         made = Combinations(fmt, rows, 0, 1, device)
         made.suspicious(np.ones((len(x), len(rows)), np.float32), made.expected(semantics, x), np.ones(len(x)))
-
-
-__all__ = ["compile_ahead", "scanners_ahead", "steps_ahead"]

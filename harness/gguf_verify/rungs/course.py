@@ -159,6 +159,3 @@ def in_order(tensors: Mapping[str, Tensor], seed: int) -> list[str]:
     first = {kind_of(tensors[name]): name for name in reversed(drawn)}
     firsts = [name for name in drawn if first[kind_of(tensors[name])] == name]
     return [*firsts, *(name for name in drawn if first[kind_of(tensors[name])] != name)]
-
-
-__all__ = ["Course", "in_order", "kind_of"]

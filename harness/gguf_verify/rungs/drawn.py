@@ -342,6 +342,3 @@ def _run(
     if llama is not None:
         run.__dict__["library"] = llama  # the process that quantized; after a crash, the run starts another
     return run
-
-
-__all__ = ["DRAWN_RUNGS", "NONE", "Drawn", "DrawnRun", "check_reference", "drawn_run"]

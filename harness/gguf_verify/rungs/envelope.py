@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..checks import ALONE
 from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ..diagnosis.experiments import Experiments
 from ..formats import BlockFormat, WeightFormat
@@ -21,12 +22,12 @@ from ..gguf.file import Tensor
 from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
 from ..results import Call, Failure, RungResult, Side, TypeEnvelope
-from ..semantics.exact import Product
 from ..semantics.order import Order
+from ..semantics.sums import Product
 from ..support.arrays import get
 from ..support.errors import KernelFault, NotRun
 from ..support.text import printable
-from .calls import ALONE, calling
+from .calls import calling
 from .explain import Explanations, Place, WrongCall
 from .generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes
 from .huge import HugeFound, HugeProbes
@@ -411,6 +412,3 @@ def with_least_codes(encoded: Bytes) -> Bytes:
     blocks = encoded.reshape(len(encoded), -1, Q8_1.block_bytes).copy()
     blocks[:, :, 4 + 1 :: 3] = 0x80
     return blocks.reshape(encoded.shape)
-
-
-__all__ = ["OTHER_SHAPES", "TypeProbes", "with_least_codes"]

@@ -16,8 +16,9 @@ from ..formats import BlockFormat, WeightFormat
 from ..gguf.file import Tensor
 from ..results import RungResult
 from ..semantics.definition import Semantics
-from ..semantics.exact import Product, each_block, product
+from ..semantics.exact import each_block, product
 from ..semantics.order import Order
+from ..semantics.sums import Product
 from .author_oracle import Distances, OracleDistance
 from .run import Run
 
@@ -80,6 +81,3 @@ class ExactProducts:
         """Record how far an author's oracle is from the known definitions."""
         if self._distance is not None:
             self._distance.report()
-
-
-__all__ = ["ExactProducts"]

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from ..checks import ALONE
 from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
 from ..diagnosis.experiments import Experiments
 from ..gguf.file import Tensor
@@ -30,7 +31,7 @@ from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, NotTried
 from ..support.text import printable
-from .calls import ALONE, calling
+from .calls import calling
 from .explain import Explanations, Place
 from .generated_inputs import drawn
 from .judging import MISSES_BLOCKS, describe, leave_weak
@@ -279,6 +280,3 @@ class RoutingProbes:
             return
         x = drawn((m * top_k if taken.own_activations else m, k), self._like, seed)
         yield _Probe(self._rows, x, routed(_DISTINCT, m, top_k, experts, seed), _DISTINCT, n, k, " of the model")
-
-
-__all__ = ["ROUTED", "RoutingProbes"]

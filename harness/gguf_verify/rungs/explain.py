@@ -19,10 +19,11 @@ from ..formats import WeightFormat
 from ..kernels.interface import Kernel
 from ..results import LIMIT, OWN, Call, LocatedDiagnosis, OutOfRange, OutputMap, RungResult
 from ..semantics.definition import Semantics
-from ..semantics.exact import Product, product
+from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..semantics.order import Order
 from ..semantics.overflow import range_problem
+from ..semantics.sums import Product
 from ..support.arrays import get
 from ..support.errors import Culprit, KernelFault, KernelFinding
 from .judging import CHUNK_OUTPUTS
@@ -399,16 +400,3 @@ def _output_map(call: WrongCall, grid: Map) -> OutputMap:
         rows_per_cell=grid.rows, utilisation=grid.worst.tolist(), wrong=grid.wrong.tolist(), tile_tokens=tokens,
         tile_rows=rows,
     )  # fmt: skip
-
-
-__all__ = [
-    "MOST_DIAGNOSES",
-    "ORDER",
-    "Attempt",
-    "Attempts",
-    "Explanations",
-    "Place",
-    "WrongBytes",
-    "WrongCall",
-    "WrongOutput",
-]

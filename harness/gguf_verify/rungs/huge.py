@@ -524,6 +524,3 @@ def _some(count: int, seed: int) -> list[int]:
         return list(range(count))
     between = np.random.default_rng(seed).integers(1, count - 1, _JUDGED - 2)
     return [0, *map(int, between), count - 1]
-
-
-__all__ = ["BlocksAlone", "HugeFound", "HugeProbes"]

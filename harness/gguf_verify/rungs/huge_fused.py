@@ -41,6 +41,3 @@ def widened(values: npt.NDArray[Any]) -> Floats:
     if values.dtype == np.uint16:
         return (values.astype(np.uint32) << 16).view(np.float32)
     return np.ascontiguousarray(values, np.float32)
-
-
-__all__ = ["repeated", "widened"]

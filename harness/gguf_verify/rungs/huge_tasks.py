@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import ALONE
 from ..gguf.file import Tensor
 from ..hosts.memory import POISON
 from ..kernels.domain import Domain, Extent
@@ -19,7 +20,6 @@ from ..kernels.launches import LargeCall
 from ..results import Call, Failure
 from ..support.errors import EnvironmentFault, KernelFault
 from ..support.text import printable
-from .calls import ALONE
 from .huge import BlocksAlone
 from .plan import Huge, huge
 from .schedules import BRIEF
@@ -196,6 +196,3 @@ class LargeTask:
             "its thread blocks depend on each other, or share words of 4 bytes: by themselves they write something "
             "else than together"
         )
-
-
-__all__ = ["REPEATED", "LargeTask", "check_large", "columns_of", "few", "sizes_of"]

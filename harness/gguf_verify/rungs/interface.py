@@ -43,6 +43,3 @@ class Rung:
         with result.timed():
             self.check(run, result)
         return result
-
-
-__all__ = ["Rung"]

@@ -16,10 +16,10 @@ from ..hosts.memory import POISON
 from ..llama.backends import Backend
 from ..results import MAX_HEX_BYTES, OWN, Call, Closer, Failure, RungResult, Side
 from ..semantics.definition import Semantics
-from ..semantics.exact import Product
 from ..semantics.gates import Judgement, judge
 from ..semantics.order import Order
 from ..semantics.overflow import overflow_reason
+from ..semantics.sums import Product
 from ..support.errors import Culprit
 from ..support.stages import stage
 from .exact import ExactProducts

@@ -38,6 +38,3 @@ class Known:
     def explanations_in(self, part: PartialResult, run: Run) -> Explanations:
         """Those of the wrong calls of a part."""
         return Explanations(part, run.options.threads, self.map, left=self.explanations, holds=self.unkept)
-
-
-__all__ = ["Known"]

@@ -84,6 +84,3 @@ def record_limit(result: RungResult, limit: Limit, kind: str, tensor: str) -> No
     result.omit("grids", f"{kind}: {limit.words}", limit.scope)
     if limit.in_plan:
         result.leave(f"{kind}, {limit.name} above {limit.most:,}", limit.words, tensor, "kernel")
-
-
-__all__ = ["Limit", "limit_of", "record_limit"]

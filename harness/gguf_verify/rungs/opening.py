@@ -52,6 +52,3 @@ def types_of(model: Model, pattern: str | None) -> frozenset[str]:
     """The types of blocks of the matrices that a pattern selects."""
     selected = (t for name, t in model.tensors.items() if matches(pattern, name) and may_be_matrix(t))
     return frozenset(t.type.name for t in selected if t.type.name in FORMATS)
-
-
-__all__ = ["open_run", "types_of"]

@@ -261,6 +261,3 @@ def in_words(numbers: Iterable[int]) -> str:
         else:
             runs.append([number, number])
     return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
-
-
-__all__ = ["PLAN", "PLANNED", "Huge", "Probe", "huge", "in_words", "near", "plan", "wide"]

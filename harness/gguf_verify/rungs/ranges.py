@@ -32,6 +32,3 @@ def representable(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Float
     less = np.where(np.isfinite(exponent), np.minimum(exponent, 0), 0).astype(np.int32)
     with np.errstate(under="ignore"):
         return np.ldexp(x, less[:, None])
-
-
-__all__ = ["representable"]

@@ -26,8 +26,9 @@ import numpy.typing as npt
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel, Weights
 from ..semantics.definition import Semantics
-from ..semantics.exact import Product, product
+from ..semantics.exact import product
 from ..semantics.gates import Judgement, judge
+from ..semantics.sums import Product
 from .run import Run
 
 Bytes = npt.NDArray[np.uint8]
@@ -170,6 +171,3 @@ def root_mean_square(x: npt.NDArray[np.floating]) -> float:
 def _worst_tokens(doubtful: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
     """The tokens with the most doubtful outputs, in order."""
     return np.sort(np.argsort(-doubtful.sum(axis=1), kind="stable")[:_TOKENS])
-
-
-__all__ = ["PART", "KernelCall", "Part", "Remade", "random_activations", "root_mean_square"]

@@ -21,16 +21,16 @@ from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..gguf.model import Model
 from ..hosts.cupy_arrays import arrays_for
 from ..kernels.interface import Candidate
-from ..llama import Gemm, Llama, LlamaRefused
+from ..llama import Gemm, Llama
 from ..llama.backends import Backend, start
 from ..llama.process import FileRefused
 from ..results import Call, FileInfo, OpenedFiles, Options, RungResult
 from ..semantics.definition import Semantics
 from ..semantics.definitions import llama_cpu_semantics
 from ..semantics.device import Device
-from ..semantics.exact import Product
 from ..semantics.order import Order
 from ..semantics.screen import screened
+from ..semantics.sums import Product
 from ..support.arrays import get
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
@@ -283,6 +283,3 @@ class Matrix(NamedTuple):
     tensor: Tensor
     fmt: WeightFormat
     rows: npt.NDArray[np.uint8]
-
-
-__all__ = ["LlamaRefused", "Matrix", "Run"]

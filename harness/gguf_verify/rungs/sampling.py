@@ -22,8 +22,8 @@ from ..formats import BlockFormat
 from ..results import RungResult, Sampled
 from ..semantics.combinations import LIMIT, MISSED, Combinations
 from ..semantics.definition import Semantics
-from ..semantics.exact import Product
 from ..semantics.screen import bilinear
+from ..semantics.sums import Product
 from ..support.arrays import get
 from .run import Matrix, Run
 
@@ -152,8 +152,3 @@ def _digest(name: str, outputs: Iterable[Floats]) -> int:
     for y in outputs:
         found.update(np.ascontiguousarray(y).data)
     return int.from_bytes(found.digest()[:8], "little")
-
-
-__all__ = [
-    "ROWS", "RUNS", "SMALL", "Rows", "SampledOutputs", "Span", "is_large", "numbers_of", "runs", "together", "whole",
-]  # fmt: skip

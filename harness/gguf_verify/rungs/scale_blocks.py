@@ -79,6 +79,3 @@ def _write_codes(fmt: BlockFormat, blocks: Bytes, codes: npt.NDArray[np.integer]
         for at, bit in places:
             bits[:, at] = codes[:, value] >> bit & 1
     blocks[...] = np.packbits(bits, axis=1, bitorder="little")
-
-
-__all__ = ["any_bits", "every_scale"]

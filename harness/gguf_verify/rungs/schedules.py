@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ..checks import CHECKED, LAUNCHES
+from ..checks import ALONE, CHECKED, LAUNCHES
 from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, WeightFormat
 from ..gguf.matrices import label, matrix_of
@@ -25,7 +25,7 @@ from ..results import Call, Failure, Options, RungResult
 from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
-from .calls import ALONE, calling
+from .calls import calling
 from .explain import Explanations, Place, WrongCall
 from .generated_inputs import drawn
 from .judging import KERNEL, leave_weak
@@ -258,20 +258,3 @@ def difference(y: Floats, expected: Floats, when: str) -> KernelFault | None:
         f"the outputs depend on the order in which threads run, or on how long copies take: {len(differ)} of {y.size} "
         f"differ {when}, the first row {row} token {token}: {expected[token, row]:.9g}, then {y[token, row]:.9g}",
     )
-
-
-__all__ = [
-    "BRIEF",
-    "check_schedules",
-    "difference",
-    "inputs",
-    "made",
-    "may_run",
-    "not_done",
-    "not_tried",
-    "omit",
-    "run_under",
-    "schedules",
-    "shapes",
-    "under_schedule",
-]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..checks import ALONE
 from ..formats import BlockFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix
@@ -18,7 +19,7 @@ from ..kernels.tasks import Task
 from ..results import Call, Failure, RungResult, TypeEnvelope
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
 from ..support.text import printable
-from .calls import ALONE, calling
+from .calls import calling
 from .plan import PLAN, in_words, plan
 from .run import Run
 from .schedules import BRIEF, made, may_run, not_done, not_tried, omit, schedules, shapes
@@ -239,9 +240,3 @@ def laid_out(fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> Bytes:
     flat = blocks.reshape(-1, fmt.block_bytes)
     there = len(flat) - (len(flat) % wide == 0 and len(flat) > 1)
     return np.resize(flat[:there], (n, wide * fmt.block_bytes))
-
-
-__all__ = [
-    "BROKEN", "INDICES", "MOST_WRONG", "Found", "TaskCalls", "laid_out", "quantized_matrices", "shapes_of",
-    "small_shapes",
-]  # fmt: skip

@@ -110,6 +110,3 @@ class _LaterHere:
         while self._due:
             task = self._due.popleft()
             yield task, task.judge(self._run)
-
-
-__all__ = ["Here", "Judges", "Later", "Step", "Task"]

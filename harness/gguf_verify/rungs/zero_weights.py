@@ -27,6 +27,3 @@ def _of_layer(model: Model, tensor: Tensor) -> Iterator[Tensor]:
         found = _BLOCK.match(other.name)
         if (found and found[0]) == (layer and layer[0]) and other.name.endswith(".weight") and other is not tensor:
             yield other
-
-
-__all__ = ["zeros_before"]

@@ -139,9 +139,3 @@ def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
         if said == known.name:
             return known
     raise ValueError(f"accumulates {ascii(said)[:60]} is not one of {', '.join(ACCUMULATIONS)}, nor a table of L and F")
-
-
-__all__ = [
-    "ACCUMULATIONS", "BY_VALUE", "EXTRA_ROUNDINGS", "IN_FLOAT16", "IN_FLOAT32", "LANES_LIMIT", "OVERFLOWS",
-    "SCORE_LIMIT", "Accumulation", "accumulation_of", "in_tensor_cores",
-]  # fmt: skip

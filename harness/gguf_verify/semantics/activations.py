@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import QK
-from ..formats.c_arithmetic import inverse, round_half_away, to_half
+from ..formats.c_arithmetic import inverse, round_half_away
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -108,22 +108,3 @@ def cpu_codes(blocks: Floats) -> tuple[Floats, Codes, Floats]:
         wide = np.where(np.isfinite(rounded), rounded, np.float32(-(2.0**31))).astype(np.int32)
         s = wide.sum(axis=-1, dtype=np.int32).astype(np.float32) * d
     return d, np.clip(wide, -128, 127).astype(np.int8), s
-
-
-__all__ = [
-    "QK",
-    "Bytes",
-    "Floats",
-    "blocks_of",
-    "butterfly_sum",
-    "by_inverse",
-    "cpu_codes",
-    "cpu_ratios",
-    "largest",
-    "mmq_codes",
-    "mmq_ratios",
-    "padded",
-    "pairwise_sum",
-    "reference_ratios",
-    "to_half",
-]

@@ -157,6 +157,3 @@ def _sample(y: Floats, most: int) -> tuple[Index, Index]:
     tokens = min(m, max(_TOKENS, most // n))
     rows = max(1, min(n, most // tokens))
     return np.sort(rng.choice(m, tokens, replace=False)), np.sort(rng.choice(n, rows, replace=False))
-
-
-__all__ = ["MISSED", "Closer", "judge_closer", "limit"]

@@ -243,6 +243,3 @@ def _compare(what: str, there: Doubles, terms: Doubles) -> None:
 
 def _pairs(ends: Doubles) -> Iterator[tuple[float, float]]:
     return itertools.pairwise(np.floor(ends).tolist())
-
-
-__all__ = ["COUNT", "GROUP", "LIMIT", "MISSED", "Combinations"]

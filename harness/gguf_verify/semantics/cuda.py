@@ -9,8 +9,6 @@ from ..formats import MMVQ_TOKENS, BlockFormat, WeightFormat
 from .definition import Semantics
 from .definitions import SEMANTICS
 
-__all__ = ["MMVQ_TOKENS", "NoDefinition", "llama_cuda_semantics", "mmvq_tokens"]
-
 _TURING, _ADA, _BLACKWELL = 75, 89, 120
 
 

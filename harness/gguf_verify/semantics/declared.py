@@ -170,5 +170,3 @@ def _handed(semantics: Semantics, takes: str) -> Semantics:
 
 #: `f16`, added in tensor cores of any card whose L and F are known: what the shipped kernels of that name compute.
 IN_TENSOR_CORES = declared("f16", accumulates="tensor")
-
-__all__ = ["DECLARABLE", "IN_TENSOR_CORES", "composed", "declaration", "declared"]

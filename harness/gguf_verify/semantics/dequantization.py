@@ -272,9 +272,3 @@ def fitting(fmt: BlockFormat, blocks: Bytes, got: Floats, output: str) -> tuple[
         if found := tuple(n for n in names if not expected_values(fmt, blocks, output, n).wrong(got).any()):
             return found
     return ()
-
-
-__all__ = [
-    "ARITHMETICS", "BOUNDED", "ONCE", "OUTPUTS", "Expected", "applies", "expected_values", "fitting", "rounded",
-    "rounded_float32",
-]  # fmt: skip

@@ -46,6 +46,3 @@ class Device(Protocol):
         Args:
             read: these rows are read now, for any number of products.
         """
-
-
-__all__ = ["Device"]

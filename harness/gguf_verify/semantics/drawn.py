@@ -120,6 +120,3 @@ def companions(fmt: BlockFormat, w: Bytes) -> Bytes:
     flipped[..., start : start + largest.nbytes] ^= 0x55
     sound = fmt.finite(flipped)
     return np.ascontiguousarray(np.where(sound[..., None], flipped, rotated)).reshape(w.shape)
-
-
-__all__ = ["Place", "addend", "companions", "factor", "hashes", "keys_of_slots", "numbers", "sizes"]

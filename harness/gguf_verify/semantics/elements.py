@@ -34,11 +34,11 @@ import numpy.typing as npt
 
 from ..formats import ELEMENTS, SLICE
 from ..support.threads import each
-from .accumulation import OVERFLOWS
+from .accumulation import EXTRA_ROUNDINGS, OVERFLOWS
 from .definitions import llama_cpu_semantics
 from .order import Order
 from .rounding import multiply_adds
-from .sums import EXTRA_ROUNDINGS, Doubles, Floats, Product, concatenated, gamma, in_float32_range, spread_of, walk
+from .sums import Doubles, Floats, Product, concatenated, gamma, in_float32_range, spread_of, walk
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")

@@ -141,6 +141,3 @@ class Encoding:
             return np.zeros(terms, bool)
         of_block = np.isnan(self.read_sums(np.zeros((), self.format.dtype)))
         return np.resize(of_block, terms)
-
-
-__all__ = ["Bytes", "Doubles", "Dtype", "Encoding", "Floats", "Operands"]

@@ -201,6 +201,3 @@ def filled_up(
             values = wide[rows]
         found[name] = np.ascontiguousarray(values)
     return found
-
-
-__all__ = ["Epilogue", "filled_up", "stored"]

@@ -54,7 +54,6 @@ from .lanes import half_errors, lanes_of, with_lanes
 from .narrow import stored
 from .order import Order
 from .sums import (
-    UNIT_ROUNDOFF,
     Doubles,
     Errors,
     Floats,
@@ -73,7 +72,6 @@ from .values import (
     Activations,
     apart_tile,
     by_term,
-    exact_weights,
     held,
     in_16_bits,
     of_values,
@@ -81,11 +79,6 @@ from .values import (
     value_errors,
     value_tile,
 )
-
-__all__ = [
-    "UNIT_ROUNDOFF", "Product", "each_block", "exact_weights", "gamma", "own_weights", "product", "slack_of_sums",
-    "term_values", "unstored",
-]  # fmt: skip
 
 Bytes = npt.NDArray[np.uint8]
 

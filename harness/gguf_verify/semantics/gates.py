@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..support.arrays import get, on_host, put, widened
-from .accumulation import SCORE_LIMIT
 from .closer import Closer, judge_closer
 from .power import Power, power
 from .sums import Doubles, Product
@@ -208,6 +207,3 @@ def _ratio(difference: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) 
     with np.errstate(all="ignore"):
         ratio = np.where(difference == 0, 0.0, difference / scale)
     return np.where(np.isnan(ratio), np.inf, ratio)
-
-
-__all__ = ["SCORE_LIMIT", "Judgement", "judge"]

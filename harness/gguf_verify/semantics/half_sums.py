@@ -110,6 +110,3 @@ def _one_order(terms: Floats, rounded: Floats) -> tuple[Doubles, Doubles]:
     off = [(np.rint(each / grid) * grid - terms).sum(axis=(2, 3), dtype=np.float64) for each in (terms, rounded)]
     carried = np.einsum("mnkl,mnkl->mn", sums, sums) + EXTRA_ROUNDINGS * (sums[:, :, -1] ** 2).sum(axis=2)
     return np.abs(off).max(axis=0), carried.astype(np.float64)
-
-
-__all__ = ["errors", "half_grid", "sharpened"]

@@ -311,6 +311,3 @@ def variance(terms: Doubles) -> Doubles:
         level = level[0::2] + level[1::2]
         held += (level**2).sum(axis=0)
     return np.asarray(held)
-
-
-__all__ = ["half_drift", "half_errors", "lanes_of", "variance", "with_lanes"]

@@ -94,6 +94,3 @@ def stored_value(exact: Doubles, output: str) -> Doubles:
     """An exact result as an output of a type holds it."""
     narrow = NARROW.get(output)
     return exact if narrow is None else narrow.rounded(exact)
-
-
-__all__ = ["BFLOAT16", "HALF", "NARROW", "Narrow", "stored", "stored_value"]

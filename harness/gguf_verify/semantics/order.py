@@ -36,5 +36,3 @@ class Order:
 
 #: The whole row in ascending k.
 ASCENDING = Order()
-
-__all__ = ["ASCENDING", "Order"]

@@ -256,6 +256,3 @@ def _of_elements(fmt: ElementFormat, w: Bytes, x: Floats) -> RangeProblem | None
         words = f"activation {at}, {x[at]:g}, overflows as {fmt.name}{limit}"
         return RangeProblem("activation", at, float(x[at]), float(fmt.largest), "definition", words)
     return None
-
-
-__all__ = ["LARGEST_HALF", "RangeProblem", "largest_half", "overflow_reason", "range_problem"]

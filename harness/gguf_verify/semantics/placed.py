@@ -143,6 +143,3 @@ def same(there: npt.NDArray[np.generic], here: npt.NDArray[np.generic]) -> bool:
 def differs(what: str) -> EnvironmentFault:
     """What is raised where a device's numbers are not NumPy's."""
     return EnvironmentFault(f"the GPU computes other numbers than NumPy: {what}")
-
-
-__all__ = ["Placed", "compare_blocks", "differs", "flushes", "parts", "same"]

@@ -123,6 +123,3 @@ def power(p: Product, slack: Array | None = None) -> Power:
             int((counted & ~(tolerance < size)).sum()) for size in (SHARE * least, share_of_block(p))
         )  # fmt: skip
     return Power(outputs, weak, int(underflows.sum()), hidden)
-
-
-__all__ = ["BLOCK", "FEW", "SHARE", "Power", "power", "share_of_block"]

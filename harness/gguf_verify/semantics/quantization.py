@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats.c_arithmetic import to_half
-from .encoding import Bytes, Encoding, Floats
+from .activations import Bytes, Floats
+from .encoding import Encoding
 from .encodings import ENCODINGS
 from .fast_math import WINDOW
 from .sums import gamma
@@ -262,6 +263,3 @@ def _told(
         which = f"{name}[{j}]" if np.asarray(ours[name]).size > 1 else name
         return f"{which} is {got:.9g}, expected {expected:.9g}", got, expected
     raise AssertionError("the block is wrong")
-
-
-__all__ = ["QuantizerCheck", "WrongBlock", "check_bytes", "encoding", "encodings", "only_defined", "unit_of"]

@@ -95,6 +95,3 @@ def _on_device(screen: Screen, semantics: Semantics, fmt: BlockFormat, w: Bytes,
                 compare_sums(semantics, fmt, made[:, drawn], screen.product(part[drawn]), k, k // term_values(fmt))
             out[:, start : start + step] = made
     return out
-
-
-__all__ = ["exact_result"]

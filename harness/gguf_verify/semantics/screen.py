@@ -344,6 +344,3 @@ def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[
             return of(w[start : start + step])
 
     return each(one, range(0, len(w), step), threads)
-
-
-__all__ = ["FEW", "SMALL", "Screen", "bilinear", "screen_of", "screened"]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..support.arrays import Array, beside, get, on_host, put
-from .accumulation import EXTRA_ROUNDINGS, IN_FLOAT32, SCORE_LIMIT, Accumulation
+from .accumulation import IN_FLOAT32, SCORE_LIMIT, Accumulation
 
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
@@ -259,10 +259,3 @@ def partial_sums(term: Doubles) -> Doubles:
     """Σ_b |S[b]| of [nb, M, n]."""
     total: Doubles = np.abs(np.cumsum(term, axis=0)).sum(axis=0)
     return total
-
-
-__all__ = [
-    "EXTRA_ROUNDINGS", "UNDERFLOW", "UNIT_ROUNDOFF", "Doubles", "Errors", "ErrorsOf", "Floats", "LaneSpread", "Lanes",
-    "Product", "Rows", "concatenated", "gamma", "in_float32_range", "loosened_errors",
-    "partial_sums", "spread_of", "walk",
-]  # fmt: skip

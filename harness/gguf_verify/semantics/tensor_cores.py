@@ -64,6 +64,3 @@ def _halves(products: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
     left = exponent // 2
     a = np.where(products == 0, 0.0, np.ldexp(np.sign(products), left))
     return a.astype(np.float32), np.where(products == 0, 0.0, np.ldexp(1.0, exponent - left)).astype(np.float32)
-
-
-__all__ = ["Multiply", "probed"]

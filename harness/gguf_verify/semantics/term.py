@@ -82,6 +82,3 @@ class Term:
     def of_values(self) -> bool:
         """Whether values are multiplied, not codes."""
         return bool(self.weights)
-
-
-__all__ = ["Rounded", "Term", "as_it_is", "has_offset", "minima_of_superblocks", "no_format", "one_minimum"]

@@ -174,6 +174,3 @@ def in_order(
 def _rounded(scale: Doubles, to_half: bool) -> Doubles:
     """A product of scales, as the definition rounds it, and then to float32."""
     return to_float32(HALF.rounded(scale) if to_half else scale)
-
-
-__all__ = ["Terms", "blocks_of", "codes_of", "finite_scales", "in_order", "scales_of"]

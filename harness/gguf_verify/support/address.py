@@ -82,6 +82,3 @@ def _without_secrets(url: str) -> str:
 def located(text: str | Path) -> Path | Address:
     """What a command line names: an address, or a path. Raises UsageError as `Address.of`."""
     return (Address.of(text) if isinstance(text, str) else None) or Path(text)
-
-
-__all__ = ["FETCHED", "Address", "located"]

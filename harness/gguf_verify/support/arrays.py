@@ -121,9 +121,3 @@ def widened(values: Array) -> Array:
     """float32[…] as float64, no number flushed to zero."""
     library = library_of(values)
     return values.astype(np.float64) if library is None else library.rounding.widened(values)
-
-
-__all__ = [
-    "Array", "Library", "Rounding", "beside", "bits_of", "contiguous", "get", "library_of", "on_host", "put",
-    "register", "seen_as", "widened",
-]  # fmt: skip

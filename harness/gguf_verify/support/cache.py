@@ -273,9 +273,3 @@ def _each(folder: Path, look: Callable[[str, os.stat_result], object]) -> None:
                 about = entry.stat(follow_symlinks=False)
                 if not stat.S_ISDIR(about.st_mode):
                     look(entry.path, about)
-
-
-__all__ = [
-    "DEFAULT_SIZE", "SIZE_VARIABLE", "cache_dir", "content_of", "evict", "forget", "index_folder", "kept", "runs_code",
-    "size_limit", "taken", "tree_hash",
-]  # fmt: skip

@@ -58,6 +58,3 @@ def _behind(nbytes: int) -> int:
             power = _times(power, square)
         square, n = _times(square, square), n >> 1
     return power
-
-
-__all__ = ["PIECE", "crc32", "crc32_of"]

@@ -102,6 +102,3 @@ def shown(command: str) -> str:
     """A command line as it can be printed: what is not printable is escaped. Backslashes stay, so that what
     `command_line` made can be pasted."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in command)
-
-
-__all__ = ["command_line", "cores", "pattern_of", "program", "quoted", "repeat", "shown", "with_flags"]

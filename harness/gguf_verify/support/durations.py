@@ -31,6 +31,3 @@ def in_words(seconds: float) -> str:
         if seconds % _UNITS[unit] == 0:
             return f"{seconds / _UNITS[unit]:.0f}{unit}"
     return f"{seconds:.12g}s"
-
-
-__all__ = ["MOST_SECONDS", "in_words", "is_duration", "seconds_of"]

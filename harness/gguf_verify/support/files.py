@@ -119,6 +119,3 @@ def _umask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
-
-
-__all__ = ["expect_no_input", "inputs_kept", "note_input", "open_lock", "open_regular", "read_input", "write_output"]

@@ -97,6 +97,3 @@ def _own_group(gid: int) -> bool:
     except KeyError:
         return False
     return gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-
-
-__all__ = ["fault_of_folder"]

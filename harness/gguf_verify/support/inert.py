@@ -62,6 +62,3 @@ def inert_streams() -> Iterator[None]:
 
 def _inert(stream: Any) -> Any:
     return stream if stream is None or stream.isatty() else Inert(stream)
-
-
-__all__ = ["Inert", "inert_streams"]

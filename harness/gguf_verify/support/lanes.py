@@ -138,6 +138,3 @@ class Lanes(NamedTuple):
     def close(self) -> None:
         self.out.close()
         self.back.close()
-
-
-__all__ = ["Array", "Lane", "Lanes", "OutsideLane"]

@@ -112,6 +112,3 @@ def _check(
 def first_line(error: BaseException) -> str:
     """What an error says, in one line."""
     return printable((str(error).splitlines() or [type(error).__name__])[0], 200)
-
-
-__all__ = ["first_line", "open_array"]

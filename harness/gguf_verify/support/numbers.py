@@ -31,6 +31,3 @@ def number_type(text: object, known: Mapping[str, np.dtype[Any]] = NAMES) -> np.
     if not isinstance(text, str) or text not in known:
         raise ValueError(f"{printable(str(text), 60)} is no type of numbers")
     return known[text]
-
-
-__all__ = ["CODES", "CODES_OF_FILES", "NAMES", "number_type"]

@@ -45,6 +45,3 @@ def delivered(exit_code: int) -> int:
         return exit_code
     say(f"cannot write to standard output: {failure.strerror}")
     return exit_code or EXIT_ENVIRONMENT
-
-
-__all__ = ["delivered", "write", "write_lines"]

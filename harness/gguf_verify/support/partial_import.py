@@ -37,6 +37,3 @@ def submodule(name: str) -> ModuleType:
             for key in [k for k in sys.modules if k == package or k.startswith(f"{package}.")]:
                 parts[key] = sys.modules.pop(key)
             del parts[package]
-
-
-__all__ = ["submodule"]

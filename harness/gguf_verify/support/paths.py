@@ -19,6 +19,3 @@ def kernel_root() -> Path:
         if (root / "common.cuh").is_file():
             return root
     raise FileNotFoundError("the kernel sources are missing from this installation")
-
-
-__all__ = ["CHECKOUT", "PACKAGE", "kernel_root"]

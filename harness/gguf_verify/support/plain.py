@@ -35,6 +35,3 @@ def plain(value: Any) -> Any:
     if hasattr(value, "item"):
         return plain(value.item())
     return [plain(v) for v in value]
-
-
-__all__ = ["plain"]

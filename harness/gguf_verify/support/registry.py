@@ -28,6 +28,3 @@ def members(package: str, kind: type[T]) -> list[T]:
         module = import_module(f"{package}.{name}")
         found |= {id(value): value for value in vars(module).values() if isinstance(value, kind)}
     return list(found.values())
-
-
-__all__ = ["members"]

@@ -245,9 +245,3 @@ def _allow(folder: int, name: str) -> None:
             os.chmod(f"/proc/self/fd/{held}", 0o700)
     finally:
         os.close(held)
-
-
-__all__ = [
-    "PREFIX", "VARIABLE", "environment", "file", "folder", "join", "remove", "remove_folder", "remove_stale", "shared",
-    "temporary", "top",
-]  # fmt: skip

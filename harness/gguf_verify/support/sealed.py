@@ -98,6 +98,3 @@ def run_on(content: bytes, before: list[str], after: list[str]) -> subprocess.Co
     with sealed(content) as fd:
         command = [*before, f"/proc/self/fd/{fd}", *after]
         return subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, errors="replace", check=False)
-
-
-__all__ = ["has_fixed_size", "load_library", "mapped_here", "of_fixed_size", "run_on", "sealed", "sealed_path"]

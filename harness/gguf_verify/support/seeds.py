@@ -26,6 +26,3 @@ def fresh_seed() -> int:
     if not (fixed.isascii() and fixed.isdigit() and len(fixed) < 20 and int(fixed) <= MOST_SEED):
         raise UsageError(f"{VARIABLE}: {fixed[:40]!a} is not a whole number from 0 to {MOST_SEED}")
     return int(fixed)
-
-
-__all__ = ["MOST_SEED", "VARIABLE", "fresh_seed"]

@@ -95,6 +95,3 @@ class Shown:
         __tracebackhide__ = True  # pytest shows the line of the test
         if not self:
             raise VerificationError(view_of(type(self)).message(self), self)
-
-
-__all__ = ["Shown", "View", "view_of"]

@@ -46,6 +46,3 @@ def of_makefile(text: str) -> list[str]:
     _, _, listed = text.replace("\\\n", " ").partition(":")
     names = re.findall(r"(?:\\[ \t#]|\\|[^\\\s])+", listed)
     return [re.sub(r"\\([ \t#])", r"\1", name).replace("$$", "$") for name in names]
-
-
-__all__ = ["combined", "file_digest", "of_makefile"]

@@ -21,6 +21,3 @@ def check_machine() -> None:
         return
     here = f"{_SYSTEMS.get(system, system)} on {machine}".strip() or "an unknown system"
     raise EnvironmentFault(f"gguf-verify runs on Linux on x86-64 processors only, not on {here}")
-
-
-__all__ = ["check_machine"]

@@ -65,5 +65,3 @@ def _begin_in_child() -> None:
 
 # a thread that held the lock at that moment does not exist in the child, where nobody would ever open it
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_begin_in_child)
-
-__all__ = ["ahead", "each"]

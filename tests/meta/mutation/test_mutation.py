@@ -24,7 +24,7 @@ from gguf_verify.measure.mutation.recording import Call, Calls, Recording, Subje
 from gguf_verify.measure.mutation.units import Unit, lines_alive
 from gguf_verify.measure.results import OTHER_CHECKS
 from gguf_verify.rungs import plan
-from gguf_verify.semantics.exact import Product
+from gguf_verify.semantics.sums import Product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
 

@@ -8,8 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.operations import Node, Operand, judge
-from gguf_verify.semantics.accumulation import IN_FLOAT16
-from gguf_verify.semantics.gates import SCORE_LIMIT
+from gguf_verify.semantics.accumulation import IN_FLOAT16, SCORE_LIMIT
 from gguf_verify.semantics.half_sums import sharpened
 from gguf_verify.semantics.values import of_values
 from tests.support.narrow_sums import HALF_SUMS, apart, half

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.operations.arithmetic import added
-from gguf_verify.semantics.gates import SCORE_LIMIT
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
 
 Doubles = npt.NDArray[np.float64]
 

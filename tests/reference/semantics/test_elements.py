@@ -22,8 +22,9 @@ from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.results import Failure, Options, Report, RungResult
 from gguf_verify.rungs.graph_uses import not_multiplied, why_not_checked
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.elements import element_product, exact_elements, round_to
-from gguf_verify.semantics.gates import SCORE_LIMIT, judge
+from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.rounding import add_rounded
 from gguf_verify.verification import verify

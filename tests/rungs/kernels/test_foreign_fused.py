@@ -14,9 +14,10 @@ from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.epilogue import Epilogue
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
+from gguf_verify.semantics.sums import Product
 from tests.support.foreign_runs import M, N, operands, verified
 
 FMT = FORMATS["Q4_0"]

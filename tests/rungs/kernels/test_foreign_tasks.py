@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from gguf_verify import kernel
-from gguf_verify.checks import CHECKED
+from gguf_verify.checks import ALONE, CHECKED
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.hosts.cpu_host import CpuHost
@@ -25,7 +25,6 @@ from gguf_verify.kernels.tasks import Repacker
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Call, Options, RungResult
 from gguf_verify.rungs import RUNGS, Run, asked_rungs, codes, packing, rungs_for
-from gguf_verify.rungs.calls import ALONE
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from tests.support import foreign_tasks

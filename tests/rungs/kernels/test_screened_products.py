@@ -8,7 +8,7 @@ import pytest
 
 from gguf_verify.results import Report
 from gguf_verify.semantics import screen
-from gguf_verify.semantics.exact import Product
+from gguf_verify.semantics.sums import Product
 from tests.support.foreign_runs import KERNELS, verified
 
 NEVER = 1 << 62

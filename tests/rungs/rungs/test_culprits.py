@@ -24,7 +24,7 @@ from gguf_verify.kernels.interface import Candidate, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results import Options, Report
-from gguf_verify.semantics.exact import exact_weights
+from gguf_verify.semantics.values import exact_weights
 from gguf_verify.support.errors import Culprit, EnvironmentFault, KernelFault, MalformedFile, NothingToVerify
 from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, ROOT, edited_model, patched, patched_block, write_model

@@ -22,8 +22,8 @@ from gguf_verify.rungs.generated_inputs import any_blocks, every_size
 from gguf_verify.rungs.tokens.grafts import rounding_noise
 from gguf_verify.rungs.tokens.passes import Noise
 from gguf_verify.rungs.tokens.rung import _Tokens
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
-from gguf_verify.semantics.gates import SCORE_LIMIT
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from tests.support.kernel_inputs import TILED

@@ -11,9 +11,10 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.experts import Embedded, embedded, experts_of
 from gguf_verify.kernels.routing import NO_EXPERT, ROUTINGS, Routing, padded_slots, routed
 from gguf_verify.semantics.definitions.f32 import F32
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
+from gguf_verify.semantics.sums import Product
 from tests.support.fused import Bytes, Floats, multiplied, weights
 
 FMT = FORMATS["Q4_0"]

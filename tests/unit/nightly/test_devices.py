@@ -20,9 +20,10 @@ from gguf_verify.backend_results import (
     OperationResult,
     WrongNode,
 )
+from gguf_verify.llama.backends import on_card
 from gguf_verify.nightly.compare import compare
 from gguf_verify.nightly.config import read_config
-from gguf_verify.nightly.devices import libraries, on_card
+from gguf_verify.nightly.devices import libraries
 from gguf_verify.nightly.graph_outcomes import graph_cell_of
 from gguf_verify.nightly.history import History
 from gguf_verify.nightly.night import Settings, run_night

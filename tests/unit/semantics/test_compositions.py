@@ -12,17 +12,18 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.semantics.accumulation import accumulation_of
+from gguf_verify.semantics.accumulation import SCORE_LIMIT, accumulation_of
 from gguf_verify.semantics.declared import DECLARABLE, composed, declaration, declared
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings import ENCODINGS
-from gguf_verify.semantics.exact import Product, product
-from gguf_verify.semantics.gates import SCORE_LIMIT, judge
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.narrow import BFLOAT16, HALF, stored
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.overflow import range_problem
 from gguf_verify.semantics.result import exact_result
+from gguf_verify.semantics.sums import Product
 from gguf_verify.semantics.tensor_cores import probed
 from gguf_verify.semantics.terms import TERMS
 from gguf_verify.semantics.values import weights_of

@@ -13,12 +13,13 @@ from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics.declared import DECLARABLE
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.exact import Product, each_block, product
+from gguf_verify.semantics.exact import each_block, product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.narrow import NARROW
 from gguf_verify.semantics.order import ASCENDING, Order
 from gguf_verify.semantics.result import exact_result
 from gguf_verify.semantics.screen import screened
+from gguf_verify.semantics.sums import Product
 from gguf_verify.support.arrays import get
 from gguf_verify.support.errors import EnvironmentFault
 from tests.support.strict_arrays import NAMES, CardArray, StrictDevice, StrictRounding

@@ -8,8 +8,9 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.rungs.generated_inputs import any_blocks, drawn
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.exact import Product, each_block, product
+from gguf_verify.semantics.exact import each_block, product
 from gguf_verify.semantics.order import ASCENDING
+from gguf_verify.semantics.sums import Product
 
 N, BLOCKS, M = 40, 5, 3
 OF_BLOCKS = [name for name, s in SEMANTICS.items() if s.encoding.quantizes]

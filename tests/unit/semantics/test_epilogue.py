@@ -15,8 +15,9 @@ from gguf_verify.semantics.drawn import companions
 from gguf_verify.semantics.epilogue import Epilogue, filled_up, stored
 from gguf_verify.semantics.epilogues import OPERATIONS
 from gguf_verify.semantics.epilogues.operation import Fused, added
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.sums import Product
 from tests.support.fused import Floats, multiplied, weights
 
 M, N, K = 5, 37, 512

@@ -9,11 +9,12 @@ import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.semantics.definitions.f32 import F32
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.overflow import range_problem
 from gguf_verify.semantics.screen import screened
+from gguf_verify.semantics.sums import Product
 from tests.support.exact_products import Bytes, Floats
 
 # a user must not see NumPy's warnings

@@ -7,8 +7,9 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.exact import Product, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.sums import Product
 
 MXFP4 = FORMATS["MXFP4"]
 M, N, BLOCKS = 5, 24, 8

@@ -14,15 +14,16 @@ from gguf_verify.formats.mxfp4 import MXFP4
 from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.hosts.memory import POISON
-from gguf_verify.semantics.accumulation import LANES_LIMIT
+from gguf_verify.semantics.accumulation import LANES_LIMIT, SCORE_LIMIT
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
-from gguf_verify.semantics.exact import Product, product
-from gguf_verify.semantics.gates import SCORE_LIMIT, judge
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.result import exact_result
+from gguf_verify.semantics.sums import Product
 from tests.support.exact_products import (
     IDS,
     LEGACY,

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.closer import MISSED, limit
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.exact import Product, product
-from gguf_verify.semantics.gates import SCORE_LIMIT, Judgement, judge
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.gates import Judgement, judge
 from gguf_verify.semantics.power import FEW
 from gguf_verify.semantics.screen import screened
+from gguf_verify.semantics.sums import Product
 from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.narrow_sums import HALF_SUMS, Doubles, half
 from tests.unit.semantics.test_compositions import values

@@ -20,11 +20,12 @@ from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
-from gguf_verify.semantics.exact import gamma, product
+from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.result import exact_result
 from gguf_verify.semantics.rounding import add_rounded, chain_rounded
+from gguf_verify.semantics.sums import gamma
 from gguf_verify.semantics.terms_of_blocks import finite_scales
 from tests.support.exact_products import (
     IDS,

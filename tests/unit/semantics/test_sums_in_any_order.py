@@ -14,6 +14,7 @@ from gguf_verify.formats.nvfp4 import NVFP4
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q4_k import Q4_K
 from gguf_verify.formats.q5_1 import Q5_1
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.definitions.q8_0_cpu import Q8_0_CPU
@@ -21,7 +22,7 @@ from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_cpu import Q8_1_CPU
 from gguf_verify.semantics.definitions.q8_k_cpu import Q8_K_CPU
 from gguf_verify.semantics.exact import product
-from gguf_verify.semantics.gates import SCORE_LIMIT, judge
+from gguf_verify.semantics.gates import judge
 from tests.support.exact_products import LEGACY, Bytes, Floats, activations, real_weights, whole_row
 
 # a user must not see NumPy's warnings

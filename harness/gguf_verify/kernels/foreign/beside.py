@@ -141,6 +141,3 @@ class Fused:
         """Of a call of experts that stands for the product of these tokens."""
         of_slots, rows = tokens[call.tokens.reshape(-1)], call.experts.rows % self.n
         return filled_up(self.arrays, of_slots, rows, row_bytes, call.routing.ids.reshape(-1))
-
-
-__all__ = ["NOTHING", "Beside", "Fused", "epilogue_of", "experts_taken", "fused_of_slots", "routed_beside"]

@@ -73,6 +73,3 @@ class ThreadBlocks:
     def close(self) -> None:
         """Free the memory."""
         self._drop()
-
-
-__all__ = ["ThreadBlocks"]

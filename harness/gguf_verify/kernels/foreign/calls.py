@@ -111,6 +111,3 @@ def lies_of(operand: Operand, unit: Unit, transposed: bool, units: int) -> Lies:
     row, apart = (unit.nbytes, step) if transposed else (step, unit.nbytes)
     filled = (outer if transposed else inner) - units
     return Lies(row, apart, unit.nbytes, units, operand.nbytes, filled, operand.tail)
-
-
-__all__ = ["Operands", "lies_of", "sparse_fault"]

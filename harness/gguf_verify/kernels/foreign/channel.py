@@ -93,6 +93,3 @@ class Channel:
     def _ready(self, event: int, deadline: float) -> bool:
         """Whether the socket can be used in time; it can also where the other side is gone."""
         return bool(self._polls[event].poll(1000 * max(0.0, deadline - time.monotonic())))
-
-
-__all__ = ["Channel", "Garbled", "Late"]

@@ -234,6 +234,3 @@ def _copy_file(path: Path, copy: Path, room: _Room, named: bool) -> None:
                 left -= target.write(chunk)
                 room.take(0, 0)
     copy.chmod(0o500 if about.st_mode & 0o100 else 0o400)
-
-
-__all__ = ["Copies", "installed_in"]

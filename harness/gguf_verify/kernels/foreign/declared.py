@@ -350,6 +350,3 @@ def shape_names(declared: Declaration, fmt: str, m: int, n: int, k: int) -> dict
     """`names_of` a call."""
     more = dict(declared.more)
     return names_of(FORMATS[fmt], m, n, k, int(more.get("experts", 1)), int(more.get("top_k", 1)))
-
-
-__all__ = ["TORCH", "CallDeclaration", "Step", "parse", "put_in", "shape_names"]

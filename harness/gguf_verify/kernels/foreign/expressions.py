@@ -101,6 +101,3 @@ def _evaluated(node: ast.AST, value: Callable[[ast.AST], int], names: Mapping[st
         case ast.Call(func=ast.Name(id=name), args=[first, second], keywords=[]) if name in _FUNCTIONS:
             return _FUNCTIONS[name](value(first), value(second))
     raise ValueError
-
-
-__all__ = ["NAMES", "Expression", "names_of"]

@@ -88,6 +88,3 @@ def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: s
     if not np.array_equal(a, b):
         wrong = np.flatnonzero(a != b) if a.size == b.size else np.zeros(1, int)
         raise Fault(f"{who} modified its {what}: {len(wrong)} bytes, the first at {wrong[0]}")
-
-
-__all__ = ["MOST_FRAMES", "MOST_TEXT", "Fault", "one_line", "raised", "unchanged"]

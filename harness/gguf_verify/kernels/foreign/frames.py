@@ -222,6 +222,3 @@ def poison_answer(answer: Any, y: npt.NDArray[Any], others: list[npt.NDArray[Any
                 answer.view(word.dtype).fill(int(word))
     elif y.flags.writeable and not any(np.may_share_memory(y, other) for other in others):
         y[...] = word.view(y.dtype)
-
-
-__all__ = ["BFLOAT16", "CupyFrame", "Frame", "JaxFrame", "TorchFrame", "as_array", "frame_of", "poison_answer"]

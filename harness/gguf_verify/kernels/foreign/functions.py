@@ -137,6 +137,3 @@ def _torch_operators(modules: list[str], libraries: list[str]) -> Callable[[str]
         return found
 
     return find
-
-
-__all__ = ["STREAM", "FunctionRunner"]

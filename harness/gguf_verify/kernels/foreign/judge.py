@@ -130,6 +130,3 @@ def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any], why: str = FIXE
         f"outputs, the first row {n} token {m}: {first[m, n]:.9g}, then {second[m, n]:.9g}"
     )
     raise KernelFinding("changing" if why == FIXED else "address", words)
-
-
-__all__ = ["FIXED", "MOVED", "guarded", "same_bits", "taken", "unchanged", "widened", "written_again"]

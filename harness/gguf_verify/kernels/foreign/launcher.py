@@ -145,6 +145,3 @@ def _argument(said: Any, buffers: dict[str, Any]) -> Any:
     if not isinstance(said, str):
         return number_type(said[0]).type(said[1])
     return np.uint64(0) if said == "stream" else buffers[said]
-
-
-__all__ = ["Launcher"]

@@ -291,9 +291,3 @@ def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, 
         else:
             out[key] = value
     return out
-
-
-__all__ = [
-    "MATRICES", "NUMBERS", "Further", "Layout", "Layouts", "Number", "Own", "Unit", "layouts_of", "no_operand",
-    "number_of", "tail_of",
-]  # fmt: skip

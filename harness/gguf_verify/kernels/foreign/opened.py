@@ -224,6 +224,3 @@ def _of_top(top: str) -> dict[str, str]:
 @cache
 def _packages() -> dict[str, list[str]]:
     return dict(metadata.packages_distributions())
-
-
-__all__ = ["UNSEEN", "Opened", "Watch"]

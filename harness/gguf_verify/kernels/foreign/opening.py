@@ -266,6 +266,3 @@ def files_named(kernel: str, further: Further) -> tuple[Path, ...]:
     if found.declaration is not None:
         files += [found.declaration, *map(Path, found.call_declaration(further).libraries)]
     return tuple(dict.fromkeys(files))
-
-
-__all__ = ["Further", "Named", "file_of", "files_named", "named", "names_foreign", "open_foreign"]

@@ -234,6 +234,3 @@ class Mapped:
     def bytes(self) -> Bytes:
         operand, memory = self._memory
         return operand.bytes_in(memory)
-
-
-__all__ = ["Mapped", "MemoryFile", "Operand", "Role", "Wall", "dtype_of", "laid_out"]

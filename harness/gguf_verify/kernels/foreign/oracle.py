@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ...formats import BlockFormat
 from ...semantics.definition import Semantics
-from ...semantics.exact import exact_weights
+from ...semantics.values import exact_weights
 from ...support.errors import KernelFault, OracleFault, UsageError
 from .api import strings
 from .conversation import Budget, Conversation
@@ -112,6 +112,3 @@ class ForeignOracle:
     def close(self) -> None:
         """End the process."""
         self._conversation.stop()
-
-
-__all__ = ["ForeignOracle"]

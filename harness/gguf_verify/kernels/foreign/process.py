@@ -27,8 +27,9 @@ from ...processes.sandbox import Sandbox
 from ...results import HostInfo, OpenedFiles
 from ...semantics.definition import OWN, Semantics, by_oracle
 from ...semantics.drawn import keys_of_slots
-from ...semantics.exact import Product, product
+from ...semantics.exact import product
 from ...semantics.order import ASCENDING, Order
+from ...semantics.sums import Product
 from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, UsageError
 from ...support.text import printable
 from ..domain import Domain, Extent

@@ -307,6 +307,3 @@ def _begin(operand: Operand, given: Given, memory: Bytes, turn: int) -> Bytes:
     content = operand.unwritten(turn) if given.content is None else given.content
     operand.begin_in(memory, content)
     return content
-
-
-__all__ = ["ORDINARY", "Given", "Products", "Runs"]

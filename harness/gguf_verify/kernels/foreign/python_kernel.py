@@ -125,6 +125,3 @@ def _unexpected(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...], e
 
 def _described(dtype: str, shape: tuple[int, ...]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
-
-
-__all__ = ["PythonRunner", "frames_of", "plain_table"]

@@ -224,6 +224,3 @@ def there_is(symbol: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(symbol, known, _MOST_NAMED, 0.0)
     more = f" and {len(known) - len(near)} more" if len(known) > len(near) else ""
     return f"it has {', '.join(near)}{more}"
-
-
-__all__ = ["VALUES", "Parameter", "kernels_in", "misfit", "proposed", "there_is", "unlike"]

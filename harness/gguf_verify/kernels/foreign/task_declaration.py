@@ -70,6 +70,3 @@ def _check_arithmetic(fmt: str, said: str) -> None:
         )
     if not applies(said, FORMATS[fmt]):
         raise UsageError(f"arithmetic {said} is of an offset, a minimum or a superblock, and {fmt} has none")
-
-
-__all__ = ["arithmetic_of", "check_task"]

@@ -111,6 +111,3 @@ class TaskRunner:
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
-
-
-__all__ = ["TaskRunner", "runner_of"]

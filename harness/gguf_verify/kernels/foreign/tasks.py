@@ -311,6 +311,3 @@ def as_task(kernel: ForeignKernel) -> ForeignKernel | ForeignTask:
     }  # fmt: skip
     made = kinds.get(kernel.declaration.computes)
     return kernel if made is None else made(kernel)
-
-
-__all__ = ["ForeignDequantizer", "ForeignQuantizer", "ForeignRepacker", "ForeignTask", "as_task"]

@@ -323,6 +323,3 @@ def _paragraphs(text: str) -> list[str]:
     """The declarations of a header at its outermost level, each with the comment above it."""
     found = re.split(r"\n\n(?=\S)", text.strip())
     return [p for p in found if not all(line.startswith("//") for line in p.splitlines())]
-
-
-__all__ = ["SEMANTICS", "TAKES", "Template", "flattened"]

@@ -93,7 +93,7 @@ def _long(tokens: list[int]) -> list[int]:
 
 def _mmvq_tokens() -> int:
     """The most tokens that MMVQ takes; that of some formats takes fewer."""
-    from ...semantics.cuda import MMVQ_TOKENS
+    from ...formats import MMVQ_TOKENS
 
     return MMVQ_TOKENS
 

@@ -96,7 +96,8 @@ class OtherBackend(Backend):
         self, fmt: BlockFormat, w: Bytes, x: Floats, y: Floats, tokens: int, out: frozenset[str] = frozenset()
     ) -> Ruling | str:  # fmt: skip
         """What gives these outputs [B, M, N], or why that is not known."""
-        from ...operations.identified import NoDefinition, identified_product
+        from ...operations.identified import identified_product
+        from ...operations.node import NoDefinition
 
         try:
             return identified_product(self._backend, fmt, w, x, y, tokens, out)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...formats import FORMATS, QK
+from ...formats import FORMATS, MMVQ_TOKENS, QK
 from ...formats.block import BlockFormat
 from ...formats.q4_0 import Q4_0
 from ...formats.q4_1 import Q4_1
@@ -29,7 +29,7 @@ from ...formats.q8_0 import Q8_0
 from ...formats.q8_1 import Q8_1
 from ...formats.q8_1_d4 import Q8_1_D4
 from ...semantics import cuda
-from ...semantics.cuda import MMVQ_TOKENS, NoDefinition
+from ...semantics.cuda import NoDefinition
 from ...semantics.definitions import SEMANTICS
 from ...semantics.encodings.mmq_d4 import encode_mmq_d4
 from ...semantics.encodings.mmq_ds4 import encode_mmq

@@ -150,6 +150,3 @@ class FileScanner:
             waiting.append(self._pool.submit(work, start))
         for future in waiting:
             yield future.result()
-
-
-__all__ = ["FileScanner"]

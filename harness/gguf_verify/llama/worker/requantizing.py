@@ -117,6 +117,3 @@ def _sums(x: npt.NDArray[np.float32], *others: npt.NDArray[np.float32]) -> list[
     with np.errstate(invalid="ignore", over="ignore"):
         wide = x.astype(np.float64)
         return [float(np.dot(wide, wide)), *(float(np.dot(e, e)) for e in (wide - y for y in others))]
-
-
-__all__ = ["requantize"]

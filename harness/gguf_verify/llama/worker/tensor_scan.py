@@ -345,9 +345,3 @@ def pointer(array: npt.NDArray[Any]) -> int:
 
 def _span(least: float, most: float) -> list[float] | None:
     return [float(least), float(most)] if least <= most else None
-
-
-__all__ = [
-    "LONG_ROW", "MAX_BAD", "MAX_HASHED_ROWS", "MAX_RULES", "SMALL_BYTES", "Job", "Kind", "Part", "Prepared", "Result",
-    "Rule", "Scanning", "Tally", "Unusable", "pointer",
-]  # fmt: skip

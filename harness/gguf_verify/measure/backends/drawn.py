@@ -112,6 +112,3 @@ def _one(process: NodeProcess, node: Node, into: _Sum, known: Sequence[Finding])
     except NoDefinition as error:
         why = printable(str(error), 200)
         into.not_judged[why] = into.not_judged.get(why, 0) + 1
-
-
-__all__ = ["judge_drawn", "without_folders"]

@@ -100,6 +100,3 @@ def explaining(node: Node, judged: Judged, known: Sequence[Finding]) -> str:
             and f.id in DESCRIBED and DESCRIBED[f.id](node, judged)
         ), "",
     )  # fmt: skip
-
-
-__all__ = ["DESCRIBED", "explaining"]

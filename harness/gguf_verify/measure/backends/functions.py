@@ -146,6 +146,3 @@ class _Worst:
             function=self._function, domain=self._domain, inputs=self._inputs, ulps=float(f"{self._ulps:.4g}"),
             at=self._at, utilisation=float(f"{self._utilisation:.3g}"), wrong=self._wrong,
         )  # fmt: skip
-
-
-__all__ = ["DOMAINS", "PROBES", "Probe", "inputs", "judge_functions"]

@@ -48,6 +48,3 @@ def _row(model: Path, flash: str, report: GraphReport) -> GraphRow:
         wrong=tuple(first.values()), fell_back=tuple(sorted({e.operation for e in report.fallen_back})),
         not_judged=tuple(sorted({f"{n.operation}: {n.why}" for n in report.not_judged})),
     )  # fmt: skip
-
-
-__all__ = ["judge_graphs"]

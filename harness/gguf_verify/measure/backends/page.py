@@ -156,6 +156,3 @@ def _finding(finding: Finding) -> str:
             f"*Cause.* {finding.cause.strip()}", f"```{shown}\n{finding.repetition.strip()}\n```",
         )
     )  # fmt: skip
-
-
-__all__ = ["Finding", "explained", "findings", "render", "unexplained", "write"]

@@ -38,6 +38,3 @@ class NodeProcess:
         llama, self._llama = self._llama, None
         if llama is not None:
             llama.close()
-
-
-__all__ = ["NodeProcess"]

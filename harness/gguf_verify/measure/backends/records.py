@@ -148,6 +148,3 @@ def save(results: Results, path: Path) -> None:
                 lines.append(f'  "{name}": {json.dumps(value, ensure_ascii=False)}')
         parts.append(f"{json.dumps(key, ensure_ascii=False)}: {{\n" + ",\n".join(lines) + "\n}")
     path.write_text("{" + ",\n".join(parts) + "}\n")
-
-
-__all__ = ["FunctionRow", "GraphRow", "Measured", "OperationRow", "Results", "load", "merged", "save"]

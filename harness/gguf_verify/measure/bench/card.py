@@ -152,9 +152,3 @@ def empty_us(queue: Queue, repeat: int) -> float:
     empty = queue.load(kernel_root(), "probes/empty.cu", "empty", {}, queue.sm)
     works = [lambda: queue.launch(empty, (1, 1, 1), (32, 1, 1), [], overlaps=True)] * _EMPTY_LAUNCHES
     return graph_us(works, repeat, queue.cupy)
-
-
-__all__ = [
-    "ROTATED_BYTES", "WARM_UP", "WARM_UP_US", "Queue", "copies_of", "copy_tbs", "empty_us", "few_us", "graph_us",
-    "median_us", "once_us", "rounds_of",
-]  # fmt: skip

@@ -30,6 +30,3 @@ class Dequantizer:
         kernel, slices = self._host.load(kernel_root(), FILE, ENTRY, fmt.macros), values // 32
         grid = (min(-(-slices * 4 // _THREADS), _MOST_BLOCKS), 1, 1)
         self._host.launch(kernel, grid, (_THREADS, 1, 1), [weights, halves, np.int64(slices)])
-
-
-__all__ = ["Dequantizer"]

@@ -54,6 +54,3 @@ def random_rows(fmt: BlockFormat, n: int, k: int, seed: int) -> Bytes:
     blocks = blocks_of(fmt, rng)
     order = rng.integers(0, len(blocks), n * (k // fmt.block_size), np.uint16)
     return np.asarray(blocks[order].reshape(n, -1))
-
-
-__all__ = ["DISTINCT", "LARGEST", "SMALLEST", "blocks_of", "random_rows"]

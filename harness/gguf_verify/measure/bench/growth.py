@@ -170,6 +170,3 @@ def plot(results: Results[Run], path: Path = PLOT) -> None:
         of_time.legend(fontsize=6)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "growth"}):  # text as text, the same ids each time
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-
-
-__all__ = ["PLOT", "line", "need_matplotlib", "plot", "series", "tables", "write_page"]

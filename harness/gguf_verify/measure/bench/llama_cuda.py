@@ -186,6 +186,3 @@ class ExpertProduct:
         """Give its memory back."""
         self._llama.base.ggml_backend_buffer_free(self._buffer)
         self._llama.base.ggml_free(self._context)
-
-
-__all__ = ["ExpertProduct", "LlamaCuda", "LlamaWeights"]

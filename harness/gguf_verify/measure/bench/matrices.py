@@ -80,9 +80,3 @@ class Matrix:
         tokens = ends(m, CHECKED_TOKENS)
         rows, values = self.checked
         return nmse(outputs(tokens, rows), self.x.values[tokens].astype(np.float64) @ values.T)
-
-
-__all__ = [
-    "CHECKED_ROWS", "CHECKED_TOKENS", "FEW_ROWS", "LIMIT_8_BITS", "LIMIT_HALVES", "Activations", "Matrix", "ends",
-    "nmse",
-]  # fmt: skip

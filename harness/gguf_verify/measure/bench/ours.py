@@ -103,6 +103,3 @@ class Ours:
 
 def _copied(buffer: Any) -> Any:
     return tuple(map(_copied, buffer)) if isinstance(buffer, tuple) else buffer.copy()
-
-
-__all__ = ["Ours"]

@@ -156,6 +156,3 @@ def save(results: Mapping[str, Sequence[Record]], path: Path) -> None:
         lines = ",\n".join(f"  {json.dumps(msgspec.to_builtins(run), ensure_ascii=False)}" for run in runs)
         parts.append(f"{json.dumps(device, ensure_ascii=False)}: [\n{lines}\n]")
     path.write_text("{" + ",\n".join(parts) + "}\n")
-
-
-__all__ = ["PLANTED", "RUNS", "Evaluation", "Planted", "Record", "Results", "Run", "load", "merged", "save"]

@@ -182,6 +182,3 @@ def _some(y: Any, tokens: Any, rows: Any) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-__all__ = ["MANY_TYPES", "MORE_TYPES", "TRITON", "VLLM", "OfMatrix", "Rivals", "torch_graph_us"]

@@ -120,6 +120,3 @@ def _counted(names: Sequence[str]) -> Loop:
             products, depth = products + 4 * _LANES, max(depth, 4)
     floats = sum(name.split(".")[0] in _FLOATS for name in names)
     return Loop(len(names), floats, products, depth)
-
-
-__all__ = ["Loop", "disassembled", "disassembler", "inner_loop"]

@@ -241,6 +241,3 @@ def shown(data: dict[str, Any], family: str) -> str:
         rows.append([", ".join(types), operations, *(f"{rate:.0f}" for rate in rates), cell])
     head = ["type", "float operations", "products alone", "terms alone", "in turn", "overlapped", "apart", _LOADED]
     return f"{_WORDS}\n\n{table([*head, f'fastest, M = {MOST_TOKENS}'], rows)}"
-
-
-__all__ = ["CARDS", "LOADED_SHAPES", "MINIMA", "SHAPES", "Launched", "Probe", "measured", "probes", "shown"]

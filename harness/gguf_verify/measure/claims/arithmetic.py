@@ -217,6 +217,3 @@ def memory(s: Sources) -> Claim:
         ),
         "[formats](formats.md)",
     )
-
-
-__all__ = ["flop_per_byte", "laptop_peak", "memory", "registers_and_stream_k", "reuse", "vec_dot_ratio"]

@@ -129,6 +129,3 @@ def read(folder: Path = FOLDER) -> Catalogue:
 def explaining(findings: Sequence[Finding], engine: str, adapter: str, kind: str) -> list[Finding]:
     """The findings about a kernel with weights of a type, of those that were seen."""
     return [f for f in findings if f.seen and f.concerns(engine, adapter, kind)]
-
-
-__all__ = ["FOLDER", "Catalogue", "Device", "Engine", "Finding", "Kernel", "explaining", "read"]

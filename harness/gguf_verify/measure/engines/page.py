@@ -169,6 +169,3 @@ def _flat(text: str) -> str:
 
 def _cell(text: str) -> str:
     return _flat(text).replace("|", "\\|").replace("<", "&lt;")
-
-
-__all__ = ["NAMES", "PAGE", "RESULTS", "Results", "load", "render", "save", "unexplained"]

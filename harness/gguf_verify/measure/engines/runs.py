@@ -156,6 +156,3 @@ def _line(lines: Sequence[str]) -> str:
 def today() -> str:
     """The date, as 2026-11-23."""
     return time.strftime("%Y-%m-%d", time.gmtime())
-
-
-__all__ = ["NOT_RUN", "VERDICTS", "Measured", "Output", "Row", "missing", "repeat", "row_of", "run_kernel", "today"]

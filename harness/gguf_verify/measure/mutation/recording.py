@@ -23,8 +23,9 @@ from ...results import Options
 from ...rungs.schedules import inputs
 from ...semantics.definition import Semantics
 from ...semantics.definitions import SEMANTICS
-from ...semantics.exact import Product, product
+from ...semantics.exact import product
 from ...semantics.gates import judge
+from ...semantics.sums import Product
 from ...support.errors import KernelFault
 from ...support.paths import kernel_root
 from ...verification import verify

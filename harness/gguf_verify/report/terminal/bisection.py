@@ -53,6 +53,3 @@ def _turned(turned: Turned) -> Iterator[str]:
     if turned.was is not None and turned.became is not None:
         yield f"changed   worst utilisation of {node.operation}: {of_seen(turned.was)}, now {of_seen(turned.became)}"
     yield ""
-
-
-__all__ = ["render"]

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ...checks import AGAIN
+from ...checks import AGAIN, ALONE
 from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
 from ...results import Call, Failure, RungResult
-from ..calls import ALONE, calling
+from ..calls import calling
 from ..explain import Explanations, Place
 from ..run import Matrix, Run
 from ..schedules import difference
@@ -76,6 +76,3 @@ def check_again(
         tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), matrix.rows, x[:m], run.options.threads)
         explanations.add_fault(found, tried, Place(f"kernel made again, M={m}", tensor.name, name, this))
         return
-
-
-__all__ = ["AGAIN", "check_again"]

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace as replace_fields
 
+from ...checks import ALONE
 from ...diagnosis.localisation import Blame, blame
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of, where
@@ -18,11 +19,11 @@ from ...llama import Gemm
 from ...results import Call, CallKind, Failure, RungResult, Side
 from ...semantics.definition import Semantics
 from ...semantics.elements import round_to
-from ...semantics.exact import Product
 from ...semantics.order import Order
+from ...semantics.sums import Product
 from ...support.arrays import get, put
 from ...support.errors import Culprit
-from ..calls import ALONE, calling
+from ..calls import calling
 from ..envelope import OTHER_SHAPES
 from ..exact import ExactProducts
 from ..explain import WrongBytes, WrongCall

@@ -78,6 +78,3 @@ class Merge:
             result.figures[f"gap to {side.name}, worst NMSE"] = max(gaps)
             result.figures[f"gap to {side.name}, median NMSE"] = float(np.median(gaps))
         self._quantizers.report(run, result)
-
-
-__all__ = ["Merge"]

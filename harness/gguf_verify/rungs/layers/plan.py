@@ -152,6 +152,3 @@ class Plan:
                 said.skip(kind)
             else:
                 said.leave(name, why_not_checked(tensor, done))
-
-
-__all__ = ["OncePerType", "Plan"]

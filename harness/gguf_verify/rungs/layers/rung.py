@@ -61,5 +61,3 @@ RUNG = Rung(
     "layers", 3, "Does each GEMM of the real graph, on its real activations, give llama.cpp's output?", ("outputs",),
     check,
 )  # fmt: skip
-
-__all__ = ["RUNG", "check"]

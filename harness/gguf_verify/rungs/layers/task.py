@@ -277,6 +277,3 @@ def _headroom(judged: GemmJudge) -> Headroom | None:
         what=what, tensor=judged.matrix.tensor.name, token=token, block=block, value=value, limit=LARGEST_HALF,
         of_llama=what == "d" or definition.raw_sum,
     )  # fmt: skip
-
-
-__all__ = ["GemmFound", "GemmTask"]

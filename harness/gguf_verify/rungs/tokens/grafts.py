@@ -8,15 +8,16 @@ from collections.abc import Callable, Collection
 import numpy as np
 import numpy.typing as npt
 
+from ...checks import ALONE
 from ...diagnosis.experiments import Experiments
 from ...formats import QK
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
 from ...results import Call, Failure, RungResult
-from ...semantics.exact import UNIT_ROUNDOFF, gamma
+from ...semantics.sums import UNIT_ROUNDOFF, gamma
 from ...support.errors import KernelFault
 from ...support.progress import under_way
-from ..calls import ALONE, calling
+from ..calls import calling
 from ..exact import ExactProducts
 from ..explain import Explanations, Place
 from ..judging import KERNEL

@@ -183,6 +183,3 @@ def _noisy(product: Callable[[Gemm], Floats | None], noise: Noise, seed: int) ->
         return noise_of_y
 
     return noisy
-
-
-__all__ = ["ExactPass", "ExactPasses", "Noise", "PassFound", "activations"]

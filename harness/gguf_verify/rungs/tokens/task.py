@@ -86,6 +86,3 @@ class GraftFound:
     attempts: Attempts
     distances: Distances | None = None
     broken: bool = False
-
-
-__all__ = ["GraftFound", "GraftTask"]

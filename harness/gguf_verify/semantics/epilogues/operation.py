@@ -105,6 +105,3 @@ def multiplied(p: Product, factor: Doubles, fused: Fused) -> Product:
     bound = size * (p.bound * (1 + 1 / 9) + u * (np.abs(p.exact) + p.bound)) + UNDERFLOW
     spread = size * np.sqrt(p.spread**2 + 2 * u**2 / 3 * p.exact**2) + UNDERFLOW
     return Product(p.exact * factor, bound, spread, None, underflow=still_lost(p, size, fused))
-
-
-__all__ = ["Fused", "Operation", "added", "multiplied", "still_lost"]
