@@ -20,15 +20,20 @@ def mapped_files(pid: int) -> set[str]:
     A process that sees other folders than this one has the names that it knows them by; under bubblewrap they are this
     machine's, too.
     """
-    found: set[str] = set()
-    for each in _started_by(pid):
-        try:
-            if os.path.realpath(f"/proc/{each}/exe") != boundary.program():
-                found |= _mapped(Path(f"/proc/{each}/maps").read_bytes())
-        except PermissionError:
-            found.add(UNSEEN)
-        except OSError:
-            continue  # it has ended
+    found, left, children = set[str](), [(pid, False)], _children()
+    while left:
+        parent, inside = left.pop()
+        for each in children.get(parent, ()):
+            try:
+                # bubblewrap itself, not one that the process started
+                within = inside or os.path.realpath(f"/proc/{each}/exe") != boundary.program()
+                left.append((each, within))
+                if within:
+                    found |= _mapped(Path(f"/proc/{each}/maps").read_bytes())
+            except PermissionError:
+                found.add(UNSEEN)
+            except OSError:
+                continue  # it has ended
     return found
 
 
@@ -45,8 +50,8 @@ def _mapped(maps: bytes) -> set[str]:
     return found
 
 
-def _started_by(pid: int) -> list[int]:
-    """The processes that one started, directly or not, in one look."""
+def _children() -> dict[int, list[int]]:
+    """Process → those that it started, in one look."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
@@ -55,8 +60,4 @@ def _started_by(pid: int) -> list[int]:
             except (OSError, IndexError, ValueError):
                 continue
             children.setdefault(parent, []).append(int(name))
-    found, left = list[int](), [pid]
-    while left:
-        left = [child for parent in left for child in children.get(parent, ())]
-        found += left
-    return found
+    return children

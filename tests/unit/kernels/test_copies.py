@@ -277,6 +277,20 @@ def test_a_folder_of_pythons_path_that_is_too_large(tmp_path: Path, monkeypatch:
     assert kernel.opened.files["modules in path, a folder of Python's path"] is None
 
 
+def test_a_folder_of_pythons_path_with_links_that_lead_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its modules are found, and reported as not known: what they lead to is not copied."""
+    need("bubblewrap")
+    folder = on_the_path(tmp_path, monkeypatch)
+    scratch.remove_folder(folder / "__pycache__")
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "single.py").rename(tmp_path / "elsewhere" / "single.py")
+    (folder / "single.py").symlink_to(tmp_path / "elsewhere" / "single.py")
+    with sandboxed("bubblewrap"):
+        kernel = open_foreign(f"{tmp_path / 'k/k.py'}:gemm", CpuHost(1))
+        kernel.close()
+    assert kernel.opened.files["modules in path, a folder of Python's path"] is None
+
+
 def test_a_kernel_in_a_folder_of_pythons_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its copy runs, whether the folder is on the path or one above it is."""
     need("bubblewrap")

@@ -37,7 +37,7 @@ class Copies:
     Args:
         named: the kernel's file, its libraries, its oracle.
         path: folders of Python's path, which are copied, too, but for the packages that are installed in them. Where
-            that is too much, the kernel sees the folders themselves.
+            that is too much, or a link leads out of one, the kernel sees the folders themselves.
 
     Raises UsageError where a file that is named cannot be read, or the folders of those are too large.
     """
@@ -52,11 +52,14 @@ class Copies:
         self.shown: tuple[Path, ...] = ()
         #: Folders of Python's path that are not copied.
         self.uncopied: tuple[Path, ...] = ()
+        #: Those that are.
+        self.imported: tuple[Path, ...] = ()
         imported = tuple(each for each in path if each.is_dir() and not holds_all(Path(os.path.realpath(each))))
         self.uncopied = tuple(set(path) - set(imported))
         try:
             try:
                 self._copy(imported)
+                self.imported = imported
             except UsageError:
                 if not imported:
                     raise
@@ -82,7 +85,9 @@ class Copies:
             names = [folder for folder in folders if folders[folder] == real]
             below = ((path, folder) for path in {*every, *imported} for folder in names if path.is_relative_to(folder))
             named = frozenset(real / path.relative_to(folder) for path, folder in below)
-            _copy(_Asked(real, named, reached, installed), copy, whole=any(name in imported for name in names))
+            whole = any(name in imported for name in names)
+            alone = whole and not any(path.is_relative_to(folder) for path in every for folder in names)
+            _copy(_Asked(real, named, reached, installed, alone), copy, whole)
             self.folders |= dict.fromkeys(names, copy)
 
     def copy_of(self, path: Path) -> Path:
@@ -115,7 +120,7 @@ def installed_in(folder: Path) -> Mapping[str, tuple[str, str]]:
 
 
 class _TooLarge(Exception):
-    """A folder exceeds a limit."""
+    """A folder exceeds a limit, or needs what lies outside."""
 
 
 class _Room:
@@ -139,12 +144,14 @@ class _Asked:
         named: the files in it that are named.
         reached: all folders whose copies lie at their places.
         skipped: what is not copied.
+        closed: whether no link in it may lead out.
     """
 
     folder: Path
     named: frozenset[Path]
     reached: tuple[Path, ...]
     skipped: frozenset[Path]
+    closed: bool
 
     def holds(self, path: Path) -> bool:
         """Whether it is named, or one below it is."""
@@ -206,6 +213,8 @@ def _copy_folder(asked: _Asked, folder: Path, copy: Path, room: _Room, deep: boo
                 if (leads := asked.link(path)) is not None:
                     room.take(1, 0)
                     there.symlink_to(leads)
+                elif asked.closed:
+                    raise _TooLarge
             elif entry.is_dir(follow_symlinks=False):
                 shallow = len(folder.parts) < len(asked.folder.parts) + _MOST_DEPTH
                 if holds or (shallow and (deep or os.path.isfile(path / "__init__.py"))):

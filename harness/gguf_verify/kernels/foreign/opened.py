@@ -96,7 +96,8 @@ class Opened:
         #: Absolute path → sha256 when it was first seen; None where it cannot be read, or was replaced meanwhile. Words
         #: stand for files that are not known.
         self.files: dict[str, str | None] = {}
-        #: Installed packages → version, where one holds an opened file, or is imported by one.
+        #: Installed packages → version: those that hold an opened file or are imported by one, and all that lie in a
+        #: folder of Python's path other than its own.
         self.packages: dict[str, str] = {}
         self._copies: Copies | None = None
         self._watch: Watch | None = None
@@ -105,7 +106,9 @@ class Opened:
         """Note from now on which copies are opened."""
         self._copies = copies
         for folder in copies.uncopied:
-            self.files[f"modules in {folder.name}, a folder of Python's path"] = None
+            self.files[f"modules in {folder.name or folder}, a folder of Python's path"] = None
+        for folder in copies.imported:
+            self.packages |= dict(installed_in(folder).values())
         try:
             self._watch = Watch(copies.folders)
         except OSError:
@@ -127,9 +130,10 @@ class Opened:
 
     def look(self, process: Kept) -> None:
         """Take the files that a process, and those that it started, have mapped or opened now."""
-        copied = () if self._copies is None else self._copies.folders
+        copied, shown = ((), ()) if self._copies is None else (self._copies.folders, self._copies.shown)
         own = tuple(f"{folder}{os.sep}" for folder in (process.folder, *copied) if folder is not None)
-        self.take(path for path in mapped_files(process.pid) if not path.startswith(own))
+        beside = tuple(map(str, shown))
+        self.take(path for path in mapped_files(process.pid) if path.startswith(beside) or not path.startswith(own))
         if self._watch is not None:
             self._list(self._watch.opened())
 
