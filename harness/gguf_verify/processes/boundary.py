@@ -34,7 +34,8 @@ _FOLDERS = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
 #: Folders of the top that may be links into /usr, or folders of their own.
 _TOPS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 #: The system's programs and libraries, where they may lie, and what the loader and compilers read beside them.
-_SYSTEM = ("/usr", "/opt", "/nix/store", "/gnu/store", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
+_INSTALLED = ("/usr", "/opt", "/nix/store", "/gnu/store")
+_SYSTEM = (*_INSTALLED, "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
            "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
 #: What drivers of GPUs read beside their devices.
 _OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia", "/etc/egl", "/run/opengl-driver")
@@ -207,8 +208,10 @@ def _elsewhere(program: str, variable: str) -> tuple[Path, ...]:
 
 
 def _holds_packages(folder: Path) -> bool:
-    """Whether it is a folder of installed packages of this Python or of its user, and has not only such a name."""
-    tops = {Path(os.path.realpath(each)) for each in (sys.prefix, sys.base_prefix, site.getuserbase(), "/usr")}
+    """Whether it is a folder of packages that the system, this Python or its user installed, and has not only such a
+    name."""
+    homes = (sys.prefix, sys.base_prefix, site.getuserbase(), *_INSTALLED)
+    tops = {Path(os.path.realpath(each)) for each in homes}
     return folder.name in _PACKAGES and not tops.isdisjoint(folder.parents)
 
 

@@ -29,6 +29,10 @@ _MOST_DEPTH = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+#: Folders of Python's path that were not copied in this process: none of them is tried twice.
+_uncopied: set[Path] = set()
+
+
 class Copies:
     """The folders of these files, copied with all that lies below them but hidden files and links that lead outside.
 
@@ -54,7 +58,10 @@ class Copies:
         self.uncopied: tuple[Path, ...] = ()
         #: Those that are.
         self.imported: tuple[Path, ...] = ()
-        imported = tuple(each for each in path if each.is_dir() and not holds_all(Path(os.path.realpath(each))))
+        imported = tuple(
+            each for each in path
+            if each.is_dir() and each not in _uncopied and not holds_all(Path(os.path.realpath(each)))
+        )  # fmt: skip
         self.uncopied = tuple(set(path) - set(imported))
         try:
             try:
@@ -67,6 +74,7 @@ class Copies:
                 self._top.mkdir(mode=0o700)
                 self.folders, self.uncopied = {}, tuple(path)
                 self._copy(())
+                _uncopied.update(imported)
             self.shown = tuple(folder / name for folder in imported for name in installed_in(folder)) + self.uncopied
         except BaseException:
             self.close()
