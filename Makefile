@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test test-all test-unit coverage fuzz fuzz-coverage: export OPENBLAS_NUM_THREADS = 1
 test test-all test-unit coverage: export OMP_WAIT_POLICY = passive
 
-.PHONY: help verify test test-all test-unit fuzz fuzz-coverage lint lint-workflows docs coverage dist setup lock certificates clean
+.PHONY: help verify test test-all test-unit corpus fuzz fuzz-coverage lint lint-workflows docs coverage dist setup lock certificates clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
@@ -44,6 +44,9 @@ test-all: lint ## lint, then run all tests, with every combination of type and k
 
 test-unit: setup ## run the tests that need no llama.cpp, in less than a minute
 	$(PYTEST) $(PARALLEL) -m "not slow" tests/unit $(PYTEST_ARGS)
+
+corpus: setup ## compare the reports of a corpus of commands with those recorded on this machine
+	$(BIN)/python -m tests.corpus check
 
 fuzz: $(INSTALLED)-fuzz ## look for inputs that break a reader of foreign bytes, for FUZZ_SECONDS (600) in all
 	$(BIN)/gguf-verify measure fuzz --seconds $(FUZZ_SECONDS) --corpus build/fuzz --found build/fuzz-found $(FUZZ)
