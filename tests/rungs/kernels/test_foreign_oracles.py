@@ -65,7 +65,7 @@ IN_HALVES = """
 import numpy as np
 from gguf_verify import Oracle, kernel
 from gguf_verify.formats import FORMATS
-from gguf_verify.semantics.exact import exact_weights
+from gguf_verify.semantics.values import exact_weights
 
 def weights(rows, fmt):
     return exact_weights(FORMATS[fmt], rows.reshape(len(rows), -1, FORMATS[fmt].block_bytes)).reshape(len(rows), -1)

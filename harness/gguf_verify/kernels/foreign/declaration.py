@@ -44,7 +44,7 @@ class Declaration:
             them, or float32 with an oracle.
         domain: the numbers of tokens, rows and columns that it promises to multiply, and its GPUs.
         activations, term: the encoding of the activations and the formula of a block's term, of
-            `gguf_verify.semantics.ENCODINGS` and `TERMS`, where no definition has a name for both.
+            `gguf_verify.semantics.encodings.ENCODINGS` and `terms.TERMS`, where no definition has a name for both.
         accumulates: how it adds: "float32", "values", "float16" or "tensor" (see `gguf_verify.semantics.declared`).
         output: the type of its outputs: "float32", "float16" or "bfloat16".
         epilogue: what is fused behind the product, in order.
