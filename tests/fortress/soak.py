@@ -164,7 +164,5 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-__all__ = ["SHORT", "Look", "Soaked", "corpus", "grown", "main", "one_process"]
-
 if __name__ == "__main__":
     sys.exit(main())

@@ -55,6 +55,3 @@ def with_late_outlier(x: Floats) -> Floats:
 def of_one_block(w: Bytes, fmt: BlockFormat) -> Bytes:
     """Rows each of which repeats its first block."""
     return np.ascontiguousarray(np.tile(w[:, : fmt.block_bytes], (1, w.shape[1] // fmt.block_bytes)))
-
-
-__all__ = ["alternating", "in_lanes", "of_one_block", "with_late_outlier"]

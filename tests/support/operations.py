@@ -161,9 +161,3 @@ def stale(node: Node, data: npt.NDArray[np.generic]) -> npt.NDArray[np.generic] 
 def rows_shifted(node: Node, data: npt.NDArray[np.generic]) -> npt.NDArray[np.generic] | None:
     """Each row is the one before it."""
     return np.roll(data, 1, axis=2) if data.shape[2] > 1 else None
-
-
-__all__ = [
-    "FACTOR", "Fault", "check_faults", "check_right", "computed", "drawn", "rows_shifted", "source", "stale",
-    "with_output",
-]  # fmt: skip

@@ -69,6 +69,3 @@ class ProjectCopy:
     def cli(self, *arguments: object, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """Run `python -m gguf_verify` in the copy."""
         return self.python("-m", "gguf_verify", *arguments, timeout=timeout)
-
-
-__all__ = ["ProjectCopy"]

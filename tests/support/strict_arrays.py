@@ -230,5 +230,3 @@ _MODULE = SimpleNamespace(
     asarray=lambda values: CardArray(np.array(values)), ascontiguousarray=_contiguous, asnumpy=lambda a: a.held.copy()
 )
 register(CardArray, Library(_MODULE, StrictRounding()))
-
-__all__ = ["NAMES", "CardArray", "StrictDevice", "StrictRounding"]

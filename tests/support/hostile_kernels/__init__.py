@@ -27,6 +27,3 @@ def sources() -> dict[str, Path]:
     """Every attack in CUDA C++ by its name."""
     found = {path.stem: path for path in sorted(HERE.glob("*.cu"))}
     return {name: path for name, path in found.items() if "// [attack]" in path.read_text()}
-
-
-__all__ = ["HERE", "Attack", "attacks", "sources"]
