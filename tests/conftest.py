@@ -26,15 +26,14 @@ from gguf_verify.support import scratch, seeds
 from gguf_verify.support.cache import cache_dir
 from tests.support import corpus, needs, validated
 from tests.support.blocks_by_hand import Make
+from tests.support.slow_tests import SlowTests
 
 validated.install()
 
 #: In the order in which they run: files of many short tests last, so that parallel runs end together.
 TIERS = ("rungs", "fortress", "fuzz", "meta", "reference", "gpu", "unit")
 
-#: Tests that only `make test-all` runs, because they are long and a shorter one proves the same mechanism: ids, or the
-#: parts of ids before their parameters.
-SLOW = frozenset((Path(__file__).parent / "slow.txt").read_text().splitlines())
+SLOW = SlowTests.read(Path(__file__).parent / "slow.txt")
 
 
 # The same examples in each run, however long the machine takes for them.
@@ -72,15 +71,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks each test with its tier, and sorts them by tier."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, mark the slow ones, and sort them by tier."""
     for item in items:
         tier = tier_of(item)
         if tier not in TIERS:
             raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(sorted(TIERS))}")
         item.add_marker(tier)
-        if item.nodeid in SLOW or item.nodeid.partition("[")[0] in SLOW:
+        if item.nodeid in SLOW:
             item.add_marker("slow")
+    whole = not config.getoption("lf") and not any("::" in arg for arg in config.args)
+    if whole and (unmatched := SLOW.unmatched(item.nodeid for item in items)):
+        raise pytest.UsageError("tests/slow.txt has lines that match no test:\n" + "\n".join(unmatched))
     items.sort(key=lambda item: TIERS.index(tier_of(item)))
 
 

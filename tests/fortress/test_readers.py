@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.hostile import Arena, together
 from tests.support.hostile_ground import Ground
 from tests.support.tools import ROOT
@@ -20,7 +18,6 @@ def test_the_worker_of_llama_is_taken_over(ground: Ground, tmp_path: Path) -> No
         assert not outcome.breaches, outcome.described()
 
 
-@pytest.mark.slow
 def test_readers_are_taken_over(ground: Ground, tmp_path: Path) -> None:
     with Arena(ground, tmp_path / "arena", possessed="llama/reader_process.py") as arena:
         outcome = arena.audit(together())

@@ -9,19 +9,6 @@ import pytest
 from tests.support.hostile import Arena, Attack, possible, shared, shown_by_stand_in, single
 from tests.support.hostile_kernels import sources
 
-#: Of each kind one: `make test-all` runs the others.
-_QUICK = {
-    "forges_by_the_cache", "redirects_the_report", "kills_the_verifier", "stops_the_verifier", "floods_the_log",
-    "respawns", "tells_what_it_may", "changes_the_model",
-}  # fmt: skip
-
-
-def _each() -> list[object]:
-    return [
-        pytest.param(attack, id=attack.name, marks=[] if attack.name in _QUICK else [pytest.mark.slow])
-        for attack in single() if attack.seen
-    ]  # fmt: skip
-
 
 def test_shared_attacks_are_seen(arena: Arena) -> None:
     outcome = arena.unprotected(shared())
@@ -29,7 +16,7 @@ def test_shared_attacks_are_seen(arena: Arena) -> None:
     assert not missing, f"{missing}\n{outcome.described()}"
 
 
-@pytest.mark.parametrize("attack", _each())
+@pytest.mark.parametrize("attack", [pytest.param(a, id=a.name) for a in single() if a.seen])
 def test_an_attack_is_seen(arena: Arena, attack: Attack) -> None:
     if not possible(attack):
         pytest.skip("this machine forbids it to ordinary users")
@@ -37,10 +24,7 @@ def test_an_attack_is_seen(arena: Arena, attack: Attack) -> None:
     assert re.search(attack.seen, outcome.told), outcome.described()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == "native" else [pytest.mark.slow]) for n in sources() if shown_by_stand_in(n)],
-)
+@pytest.mark.parametrize("name", [n for n in sources() if shown_by_stand_in(n)])
 def test_an_attack_in_cuda_is_seen(arena: Arena, name: str) -> None:
     outcome = arena.unprotected_source(name)
     assert re.search("bystander: signal: 10" if name == "native" else "changed: home", outcome.told), (

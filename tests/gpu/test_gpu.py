@@ -368,7 +368,6 @@ def under_sanitizer(tool: str, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_clean_under_compute_sanitizer(tool: str) -> None:
     done = under_sanitizer(tool)
@@ -377,7 +376,6 @@ def test_clean_under_compute_sanitizer(tool: str) -> None:
     assert "ERROR SUMMARY: 0 errors" in done.stdout or "RACECHECK SUMMARY: 0 hazards" in done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tool", "name", "file", "old", "new", "said"),
     [

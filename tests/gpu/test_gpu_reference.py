@@ -96,11 +96,7 @@ def test_legacy_formats(host: Host, folder: Path, llama: Llama, fmt: BlockFormat
     is_verified(verify(model_of(fmt, folder, llama), "q8_1_dp4a", host, RUNGS, OPTIONS), fmt)
 
 
-def often(fmt: BlockFormat) -> list[pytest.MarkDecorator]:
-    return [] if fmt.name in ("Q2_K", "Q4_K", "Q6_K", "IQ2_XXS", "IQ4_XS") else [pytest.mark.slow]
-
-
-@pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=often(f)) for f in OTHERS])
+@pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name) for f in OTHERS])
 def test_other_formats(host: Host, folder: Path, llama: Llama, fmt: BlockFormat) -> None:
     options = replace(OPTIONS, tensor="blk.1.(ffn_down|attn_q)")
     is_verified(verify(model_of(fmt, folder, llama), "q8_1_dp4a", host, RUNGS, options), fmt)

@@ -56,7 +56,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarms, "captured", lambda *a: original(*a)[:2])
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_no_alarms(capsys: pytest.CaptureFixture[str]) -> None:
     figures = alarms.measured(options(*FEW, "8e5"))
@@ -89,8 +88,8 @@ def test_the_same_seed_judges_the_same() -> None:
     "planted",
     [
         pytest.param({"bound": 0.001}, id="bound"),
-        pytest.param({"spread": 1e-4}, id="score", marks=pytest.mark.slow),
-        pytest.param({"ordered": 1 + 2.0**-23}, id="bits", marks=pytest.mark.slow),
+        pytest.param({"spread": 1e-4}, id="score"),
+        pytest.param({"ordered": 1 + 2.0**-23}, id="bits"),
     ],
 )
 def test_planted_alarms(monkeypatch: pytest.MonkeyPatch, planted: dict[str, float]) -> None:

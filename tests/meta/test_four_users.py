@@ -60,7 +60,6 @@ def test_the_first_file_for_continuous_integration_has_ten_lines_at_most() -> No
     assert len(text.splitlines()) <= four_users.MOST_CI_LINES == 10
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
 def test_everything_that_is_played_works(capsys: pytest.CaptureFixture[str]) -> None:
     code = four_users.main(["--lenient", "--environment", sys.prefix])

@@ -452,7 +452,7 @@ def of_source(name: str) -> Attack:
     said = tomllib.loads("\n".join(line.removeprefix("//") for line in block))
     return Attack(
         name, lines[0].removeprefix("// "), lambda _: None, said["layer"], said["seen"], True, False,
-        tuple(said["exits"]), said.get("slow", False), (), said.get("limit", 5.0), said.get("seconds", 90.0),
+        tuple(said["exits"]), (), said.get("limit", 5.0), said.get("seconds", 90.0),
     )  # fmt: skip
 
 
@@ -475,7 +475,7 @@ def shown_by_stand_in(name: str) -> bool:
 
 def shared() -> list[Attack]:
     """The attacks that one run makes together: none ends the process or hides what others do."""
-    return [a for a in hostile_kernels.attacks().values() if not a.alone and not a.slow]
+    return [a for a in hostile_kernels.attacks().values() if not a.alone]
 
 
 def together() -> list[Attack]:
@@ -485,4 +485,4 @@ def together() -> list[Attack]:
 
 def single() -> list[Attack]:
     """The attacks that get runs of their own, too."""
-    return [a for a in hostile_kernels.attacks().values() if a.alone or a.slow]
+    return [a for a in hostile_kernels.attacks().values() if a.alone]

@@ -49,10 +49,7 @@ def often(name: str, fmt: BlockFormat) -> bool:
     return fmt.name in OFTEN or name in ON_EVERY_FORMAT
 
 
-ALL = pytest.mark.parametrize(
-    ("name", "fmt"),
-    [pytest.param(k, f, id=f"{k}-{f.name}", marks=[] if often(k, f) else [pytest.mark.slow]) for k, f in PAIRS],
-)
+ALL = pytest.mark.parametrize(("name", "fmt"), [pytest.param(k, f, id=f"{k}-{f.name}") for k, f in PAIRS])
 
 
 NAIVE = {"f32": "f32_naive", "q8_1": "q8_1_naive"}  # of each semantics

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
@@ -35,23 +33,22 @@ SHAPES = [(1, 1, 1), (3, 31, 3), (17, 129, 2), (65, 257, 5), (5, 300, 40), (4, 1
 FEW_SHAPES = [SHAPES[1], SHAPES[5], SHAPES[7]]
 
 
-def at_once(*names: str, all_of: Sequence[BlockFormat] = FIVE) -> pytest.MarkDecorator:
-    """All of them, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
-    marks = {f.name: () if f.name in names else (pytest.mark.slow,) for f in all_of}
-    return pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=marks[f.name]) for f in all_of])
+OF_FIVE = pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name) for f in FIVE])
 
 
-def pairs(*named: tuple[str, str]) -> pytest.MarkDecorator:
-    """Every such kernel with each of its types, those that are not named in `make test-all` alone."""
-    return pytest.mark.parametrize(
-        ("name", "fmt"),
-        [
-            pytest.param(name, fmt, id=f"{name}-{fmt.name}", marks=[pytest.mark.slow] * ((name, fmt.name) not in named))
-            for name in PACKED
-            for fmt in FORMATS.values()
-            if KERNELS[name].covers(fmt)
-        ],
-    )
+OF_ALL_TYPES = pytest.mark.parametrize("fmt", [pytest.param(f, id=n) for n, f in FORMATS.items()])
+
+
+#: Every such kernel with each of its types.
+PAIRS = pytest.mark.parametrize(
+    ("name", "fmt"),
+    [
+        pytest.param(name, fmt, id=f"{name}-{fmt.name}")
+        for name in PACKED
+        for fmt in FORMATS.values()
+        if KERNELS[name].covers(fmt)
+    ],
+)
 
 
 def check(

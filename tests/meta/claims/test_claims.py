@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -62,16 +62,10 @@ def made(sources: Sources) -> Callable[[str], Claim]:
     return run
 
 
-def marked(names: Iterable[str]) -> list[Any]:
-    """One check compiles kernels of three formats with sanitizers: that is left to `make test-all`, where it and the
-    whole page are checked."""
-    return [pytest.param(n, marks=[pytest.mark.slow] * (n == "q8_0_misaligned")) for n in names]
-
-
 # ---- the page --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", marked(claims.CHECKS))
+@pytest.mark.parametrize("name", claims.CHECKS)
 def test_the_page_states_what_the_check_gives(made: Callable[[str], Claim], name: str) -> None:
     claim = made(name)
     page = claims.PAGE.read_text()
@@ -82,7 +76,6 @@ def test_the_page_states_what_the_check_gives(made: Callable[[str], Claim], name
         assert part in section[1], "run `gguf-verify measure claims`"
 
 
-@pytest.mark.slow
 def test_the_page_is_current(made: Callable[[str], Claim]) -> None:
     expected = claims.render({name: made(name) for name in claims.CHECKS})
     assert claims.PAGE.read_text() == expected, "run `gguf-verify measure claims`"
@@ -110,7 +103,7 @@ VERDICTS = {
 }
 
 
-@pytest.mark.parametrize("name", marked(VERDICTS))
+@pytest.mark.parametrize("name", VERDICTS)
 def test_verdict(made: Callable[[str], Claim], name: str) -> None:
     assert made(name).verdict.startswith(VERDICTS[name])
 

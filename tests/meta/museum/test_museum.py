@@ -5,7 +5,7 @@ What `pending.toml` lists is expected to fail: whoever makes it pass removes the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -23,21 +23,15 @@ PENDING = pending()
 UNMEASURED = "unmeasured"
 #: Its word for what is named or not, as it happens.
 BY_CHANCE = "by chance"
-#: The right twins that are verified in `make test`, too.
-QUICK_TWINS = ("cached_by_shape", "leftover_columns_of_16", "stream_k_rounding", "upper_bits_of_the_minima")
-#: The most exhibits that are.
-MOST_QUICK = 8
-QUICK = [name for name, exhibit in EXHIBITS.items() if exhibit.label.quick]
 #: Who is at fault for a kernel that is never called: nobody, since nothing was checked.
 CULPRITS = {"never called": "coverage"}
 
 
-def exhibits(*pending_in: str, quick: Collection[str] = QUICK) -> list[Any]:
-    """A parameter for each exhibit, of which those that are not `quick` are slow. Those that `pending.toml` lists in
-    one of these tables are expected to fail."""
+def exhibits(*pending_in: str) -> list[Any]:
+    """A parameter for each exhibit. Those that `pending.toml` lists in one of these tables are expected to fail."""
     out = []
     for name, exhibit in EXHIBITS.items():
-        marks = [] if name in quick else [pytest.mark.slow]
+        marks = []
         whys = [PENDING[table][name] for table in pending_in if name in PENDING[table]]
         if whys:
             marks.append(pytest.mark.xfail(strict=whys[0] not in (UNMEASURED, BY_CHANCE), reason=whys[0]))
@@ -86,13 +80,12 @@ def _twin(exhibit: Exhibit, tmp_path: Path, folder: Path, llama: Llama, plan: Li
     return said_of(exhibit.twin(tmp_path), fixture if fixture.exists() else model_for(exhibit, folder, llama), plan)
 
 
-@pytest.mark.parametrize("exhibit", exhibits(quick=QUICK_TWINS))
+@pytest.mark.parametrize("exhibit", exhibits())
 def test_right_twins_are_verified(exhibit: Exhibit, tmp_path: Path, folder: Path, llama: Llama) -> None:
     said = _twin(exhibit, tmp_path, folder, llama, "brief")
     assert said.verdict == "verified", said
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("exhibit", EXHIBITS.values(), ids=EXHIBITS.keys())
 def test_right_twins_are_verified_by_the_full_plan(
     exhibit: Exhibit, tmp_path: Path, folder: Path, llama: Llama
@@ -112,12 +105,6 @@ def test_enough_of_it_happened() -> None:
     assert len({e.label.source for e in historical}) >= 45
     for exhibit in historical:
         assert exhibit.label.source.split(" ")[0].count("#") == 1, exhibit.id
-
-
-def test_the_quick_part_is_small_and_varied() -> None:
-    kinds = [EXHIBITS[name].label.kind for name in QUICK]
-    assert len(set(kinds)) == len(kinds) <= MOST_QUICK
-    assert set(QUICK_TWINS) <= set(QUICK)
 
 
 def test_bugs_of_threads_memory_and_launches_are_in_cuda() -> None:

@@ -53,7 +53,6 @@ def first_of_all(*arguments: Any) -> Diagnosis:
     return found(FAULTS[0].id, wrong=right.wrong)
 
 
-@pytest.mark.slow
 def test_replays_on_real_weights() -> None:
     outcomes = naming.replayed("Q5_1", [0], every=9)
     figures = naming.tallied(outcomes)
@@ -86,9 +85,9 @@ def test_what_the_catalogue_has_not() -> None:
         ("written transposed", "Q5_1"),
         ("offset 7", "Q4_0"),
         ("activations reversed", "Q4_0"),
-        pytest.param("a quarter of the minimum", "Q5_1", marks=pytest.mark.slow),
-        pytest.param("the high bits shifted by 2", "Q6_K", marks=pytest.mark.slow),
-        pytest.param("a value of 16 left out", "Q8_0", marks=pytest.mark.slow),
+        ("a quarter of the minimum", "Q5_1"),
+        ("the high bits shifted by 2", "Q6_K"),
+        ("a value of 16 left out", "Q8_0"),
     ],
 )
 def test_altered_sources(what: str, kind: str) -> None:

@@ -40,12 +40,9 @@ def took(*argv: str) -> tuple[int, float, float]:
 #: 70,000 tensors and 3 million tokens; the others at the size of the promise.
 SIZES = {"single values": 70_000 * 75, "tensors": 70_000 * 107, "gaps": 70_000 * 107, "shuffled tensors": 70_000 * 84,
          "empty tokens": 24_000_000, "empty tensors": 5_000_000}  # fmt: skip
-FAST = ("single values", "empty tokens", "arrays that claim 2^63 elements")
 
 
-@pytest.mark.parametrize("kind", [
-    kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in hostile_files.KINDS
-])  # fmt: skip
+@pytest.mark.parametrize("kind", hostile_files.KINDS)
 def test_the_cost_of_an_audit_and_its_reports(kind: str, tmp_path: Path) -> None:
     """At most 300 MB above what an empty file takes. 5 s are promised of an idle machine: a busy one, and one half as
     fast, get four times as much."""

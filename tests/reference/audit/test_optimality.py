@@ -38,7 +38,7 @@ def weights(rng: np.random.Generator, kind: str) -> npt.NDArray[np.float32]:
     return (0.02 * drawn).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", [*SCALAR, *GRIDS, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW_GRIDS)])
+@pytest.mark.parametrize("name", [*SCALAR, *GRIDS, *SLOW_GRIDS])
 def test_right_and_damaged(name: str, llama: Llama) -> None:
     fmt = FORMATS[name]
     rng = np.random.default_rng(5)

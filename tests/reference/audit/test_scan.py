@@ -122,14 +122,10 @@ def test_a_scan_of_any_format(fmt: BlockFormat, llama: Llama, rng: np.random.Gen
     assert (scan.minimum is not None) == fmt.has_min
 
 
-#: Whole bytes, codes in two fields and a grid; `make test-all` has the rest.
-ALIKE_OFTEN = ("Q8_0", "Q6_K", "IQ3_S")
-
-
 @pytest.mark.parametrize(
     ("name", "option"),
     [
-        *(pytest.param(f, "-mno-avx512f", marks=[pytest.mark.slow] * (f not in ALIKE_OFTEN)) for f in FORMATS),
+        *((f, "-mno-avx512f") for f in FORMATS),
         ("Q4_0", "-mno-avx"),
         ("Q8_0", "-mno-avx"),
     ],

@@ -47,9 +47,7 @@ def found_in(path: Path) -> list[Finding]:
     return [f for f in found.findings if f.id.endswith("codes-unused")]
 
 
-@pytest.mark.parametrize(
-    "names", [["Q4_0", "Q8_0"], pytest.param([*FORMATS], marks=pytest.mark.slow)], ids=["two", "all"]
-)
+@pytest.mark.parametrize("names", [["Q4_0", "Q8_0"], [*FORMATS]], ids=["two", "all"])
 def test_what_llama_quantizes_uses_them(names: list[str], llama: Llama, tmp_path: Path) -> None:
     assert unused(tmp_path / "all.gguf", *((name, quantized(llama, name)) for name in names)) == []
 
@@ -123,7 +121,6 @@ def test_fixtures_use_them() -> None:
         assert found_in(path) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["stories260K-ggml-org-f32.gguf", "TinyStories-656K-Q8_0.gguf"])
 def test_shared_models_use_them(name: str) -> None:
     need("shared-models")

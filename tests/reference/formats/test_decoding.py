@@ -179,9 +179,7 @@ def expected_values(fmt: BlockFormat, blocks: Bytes, llama: Llama) -> Floats:
     return llama.to_float(ALL["Q8_0"].type_id, q8_0, len(blocks) * QK).reshape(-1, QK)
 
 
-@pytest.mark.parametrize(
-    "decode", [vectorised_decode, scalar_decode, pytest.param(scalar_decode_of_more, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("decode", [vectorised_decode, scalar_decode, scalar_decode_of_more])
 @pytest.mark.parametrize("case", DECODE_CASES)
 @pytest.mark.parametrize("name", ALL)
 def test_decode(name: str, case: str, decode: Callable[[BlockFormat, Bytes], Floats], llama: Llama) -> None:

@@ -24,7 +24,6 @@ from tests.support.kernel_inputs import (
     MS,
     NAIVE,
     NS,
-    OFTEN,
     PLAIN,
     assert_same,
     has_bits_of_naive,
@@ -60,16 +59,13 @@ def test_bits_are_the_oracles(host: CpuHost, name: str, fmt: BlockFormat) -> Non
                 assert_same(got, expected[:m, :n], (name, fmt.name, m, n, k))
 
 
-@pytest.mark.slow
 @LADDER
 def test_bits_of_naive(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     spec = KERNELS[name]
     has_bits_of_naive(ShippedKernel(spec, host), ShippedKernel(KERNELS[NAIVE[spec.semantics]], host), fmt)
 
 
-@pytest.mark.parametrize(
-    "fmt", [pytest.param(f, id=f.name, marks=[pytest.mark.slow] * (f.name not in OFTEN)) for f in FORMATS.values()]
-)
+@pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name) for f in FORMATS.values()])
 def test_kernels_of_a_semantics_agree(host: CpuHost, fmt: BlockFormat) -> None:
     """On longer rows than the oracle is asked for, and on blocks and activations of nothing but random bytes, where
     scales, minima and sums of ±inf and NaN are among them."""

@@ -24,14 +24,13 @@ def supported() -> list[int]:
     return nvrtc.architectures()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", CARDS)
 def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
     """And keeps all in registers: no local memory, so nothing spilled."""
     assert_compiled(supported, sm, sources())
 
 
-@pytest.mark.parametrize("sm", [pytest.param(ENDS[0], marks=pytest.mark.slow), ENDS[1]])
+@pytest.mark.parametrize("sm", [ENDS[0], ENDS[1]])
 def test_compiles_for_the_oldest_or_the_newest_card(supported: list[int], sm: str) -> None:
     """In turns such that each card is given some formats of every kernel."""
     assert_compiled(supported, sm, [s for i, s in enumerate(sources()) if ENDS[(i + i // 2) % 2] == sm])

@@ -28,7 +28,7 @@ from tests.support.kernel_inputs import (
     stack_bytes,
 )
 from tests.support.needs import need
-from tests.support.packed_kernels import FIVE, SHAPES, at_once, check
+from tests.support.packed_kernels import FIVE, OF_FIVE, SHAPES, check
 from tests.support.tools import altered_kernel
 
 NAME, SOURCE = "q8_1_columns", "gemm/q8_1/11_columns.cu"
@@ -41,13 +41,13 @@ by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 ROUNDS = [(8, 300, 69), (4, 300, 65), (3, 270, 9), (6, 290, 128)]
 
 
-@at_once("Q4_0", "Q5_1", "Q8_0")
+@OF_FIVE
 def test_bits_are_naives(host: CpuHost, fmt: BlockFormat) -> None:
     for m, n, blocks in (*SHAPES, *ROUNDS):
         check(host, NAME, fmt, m, n, blocks)
 
 
-@pytest.mark.parametrize(("name", "m"), [("Q5_1", 7), ("Q4_0", 3), pytest.param("Q8_0", 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "m"), [("Q5_1", 7), ("Q4_0", 3), ("Q8_0", 2)])
 def test_values_are_quantized_on_the_way(host: CpuHost, name: str, m: int) -> None:
     """With the bits of the quantizer beside it, on every kind of input."""
     fmt, rng, kernel = FORMATS[name], np.random.default_rng(29), ShippedKernel(KERNELS[NAME], host)
@@ -58,9 +58,7 @@ def test_values_are_quantized_on_the_way(host: CpuHost, name: str, m: int) -> No
         assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (name, kind))
 
 
-@pytest.mark.parametrize(
-    ("name", "m", "blocks"), [("Q8_0", 5, 700), pytest.param("Q4_1", 4, 1700, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "m", "blocks"), [("Q8_0", 5, 700), ("Q4_1", 4, 1700)])
 def test_rows_longer_than_shared_memory(host: CpuHost, name: str, m: int, blocks: int) -> None:
     """x is taken in parts, from Q8_1 and from values, also for more than one strip."""
     fmt, rng, kernel = FORMATS[name], np.random.default_rng(31), ShippedKernel(KERNELS[NAME], host)
@@ -85,7 +83,7 @@ def test_infinities_and_nan(host: CpuHost) -> None:
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
-@pytest.mark.parametrize("name", ["Q4_1", pytest.param("Q8_0", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
 def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
     """And no access of a thread races with another's, in orders in which a warp is as far ahead as it can be."""
     host, fmt, rng = CpuHost(1), FORMATS[name], np.random.default_rng(3)
@@ -117,7 +115,7 @@ def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int, of_all: int
                 assert (shape["WARPS"], shape["CTAS"]) == ((8, 2) if fmt.has_min else (16, 1))
 
 
-@at_once("Q5_1")
+@OF_FIVE
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For the cards that have bulk copies."""
     need("nvrtc")
@@ -141,19 +139,18 @@ def test_cards_without_bulk_copies_are_told() -> None:
     [
         pytest.param("parity", "parity", id="none"),
         pytest.param("begins ? float4{} : batons", "batons", id="sums of the strip before"),
-        pytest.param("parity ^= stage == 0;", "", id="a stale stage", marks=pytest.mark.slow),
+        pytest.param("parity ^= stage == 0;", "", id="a stale stage"),
         pytest.param("first = x_base + slot * BLOCKS", "first = slot * BLOCKS", id="another round's activations"),
-        pytest.param("if (i < count) terms", "terms", id="blocks past the last", marks=pytest.mark.slow),
+        pytest.param("if (i < count) terms", "terms", id="blocks past the last"),
         pytest.param("ahead_unit += SLOTS;", "ahead_unit += 1;", id="another unit's weights"),
         pytest.param(
             "[2 * g + t];\n            terms",
             "[2 * g];\n            terms",
             id="scales of other rows",
-            marks=pytest.mark.slow,
         ),
-        pytest.param("of_x.z};", "of_x.x};", id="another token's scale", marks=pytest.mark.slow),
+        pytest.param("of_x.z};", "of_x.x};", id="another token's scale"),
         pytest.param("y[(first_token + token) * N", "y[token * N", id="another tile's tokens"),
-        pytest.param("j / 2 * 8 < N)", "0 < N)", id="rows past the last", marks=pytest.mark.slow),
+        pytest.param("j / 2 * 8 < N)", "0 < N)", id="rows past the last"),
         pytest.param(
             "mbarrier_init(&empty[i], 2)", "mbarrier_init(&empty[i], 1)", id="a slot that one warp still reads"
         ),

@@ -30,16 +30,10 @@ from tests.support.kernel_inputs import (
 from tests.support.needs import need
 from tests.support.tools import altered_kernel, under_sanitizers
 
-#: A superblock with minima, one with groups of 16, blocks of 32 under minima, blocks of no even size.
-KINDS = ("Q4_K", "Q6_K", "Q5_1", "MXFP4")
 SOURCE = "gemm/q8_1/10_decode.cu"
 
 
-def kinds(*names: str) -> pytest.MarkDecorator:
-    """All types, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
-    return pytest.mark.parametrize(
-        "fmt", [pytest.param(f, id=n, marks=[pytest.mark.slow] * (n not in names)) for n, f in FORMATS.items()]
-    )
+OF_TYPES = pytest.mark.parametrize("fmt", [pytest.param(f, id=n) for n, f in FORMATS.items()])
 
 
 def columns(fmt: BlockFormat, units: float) -> int:
@@ -62,19 +56,13 @@ def check(host: CpuHost, fmt: BlockFormat, m: int, n: int, k: int, kernel: Shipp
 SHAPES = [(1, 1, 1), (2, 33, 3.25), (1, 70, 9.5), (5, 31, 20), (9, 64, 8), (1, 290, 17)]
 
 
-@kinds(*KINDS)
+@OF_TYPES
 def test_bits_are_naives(host: CpuHost, fmt: BlockFormat) -> None:
     for m, n, units in SHAPES:
         check(host, fmt, m, n, columns(fmt, units))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(t, marks=[pytest.mark.slow] * (t not in ("IQ2_XXS", "IQ3_S", "IQ1_M")))
-        for t, fmt in FORMATS.items() if any(table.grid for table in fmt.tables)
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", [n for n, fmt in FORMATS.items() if any(table.grid for table in fmt.tables)])
 def test_grids_are_looked_up_in_shared_memory(host: CpuHost, name: str) -> None:
     """Every entry, under signs."""
     fmt = FORMATS[name]
@@ -82,7 +70,7 @@ def test_grids_are_looked_up_in_shared_memory(host: CpuHost, name: str) -> None:
     check(host, fmt, 2, 40, columns(fmt, 3.25))
 
 
-@kinds("Q2_K", "MXFP4")
+@OF_TYPES
 def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
     """As scales and minima of some rows: what a unit adds to a sum that is none stays none. NVFP4 has none."""
     rng, naive = np.random.default_rng(7), ShippedKernel(KERNELS["q8_1_naive"], host)
@@ -100,7 +88,7 @@ def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
-@kinds("Q4_K")
+@OF_TYPES
 def test_bits_without_bulk_copies(fmt: BlockFormat) -> None:
     """As on cards before Hopper, where lanes copy."""
     host, before = CpuHost(2), CpuHost(2, ["-D__CUDA_ARCH__=800"])
@@ -108,7 +96,7 @@ def test_bits_without_bulk_copies(fmt: BlockFormat) -> None:
         check(host, fmt, m, n, columns(fmt, units), ShippedKernel(KERNELS["q8_1_decode"], before))
 
 
-@kinds("Q5_1", "Q2_K")
+@OF_TYPES
 def test_values_are_quantized_on_the_way(host: CpuHost, fmt: BlockFormat) -> None:
     """With the bits of the quantizer beside it, on every kind of input."""
     rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_decode"], host)
@@ -119,9 +107,7 @@ def test_values_are_quantized_on_the_way(host: CpuHost, fmt: BlockFormat) -> Non
         assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
 
 
-@pytest.mark.parametrize(
-    ("name", "m", "units"), [("Q4_K", 3, 33), pytest.param("Q6_K", 1, 120, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("name", "m", "units"), [("Q4_K", 3, 33), ("Q6_K", 1, 120)])
 def test_rows_longer_than_shared_memory(
     host: CpuHost, monkeypatch: pytest.MonkeyPatch, name: str, m: int, units: int
 ) -> None:
@@ -156,7 +142,7 @@ def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int) -> None:
                 assert shape["X_SLICES"] * 32 >= k
 
 
-@kinds("Q6_K")
+@OF_TYPES
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """Of up to 32 terms with minima, a few registers may be: so, one H200 takes 14.9 µs, and 18.2 without such terms
     (Q2_K, M = 2, N = 14336)."""
@@ -219,11 +205,11 @@ def test_weights_that_are_packed_wrong(tmp_path: Path, host: CpuHost, old: str, 
         pytest.param("parity ^= stage == 0;", "", id="a stale stage"),
         pytest.param("slice = x_base + warp * SLICES", "slice = warp * SLICES", id="another round's activations"),
         pytest.param("(token * X_SLICES + slice + s) * 2", "(0 * X_SLICES + slice + s) * 2",
-                     id="another token's activations", marks=pytest.mark.slow),
+                     id="another token's activations"),
         pytest.param("* BLOCKS < BLOCKS ? nb - unit", "* BLOCKS < 0 ? nb - unit",
-                     id="blocks past the last", marks=pytest.mark.slow),
-        pytest.param("ahead_unit += WARPS;", "ahead_unit += 1;", id="another unit's weights", marks=pytest.mark.slow),
-        pytest.param("codes[4 + c] = part.high", "codes[4 + c] = part.low", id="halves", marks=pytest.mark.slow),
+                     id="blocks past the last"),
+        pytest.param("ahead_unit += WARPS;", "ahead_unit += 1;", id="another unit's weights"),
+        pytest.param("codes[4 + c] = part.high", "codes[4 + c] = part.low", id="halves"),
         pytest.param("part.low_sum + part.high_sum", "part.low_sum", id="sums of codes"),
         pytest.param("n < N && token < share.tokens", "token < share.tokens", id="a row past the last"),
     ],
@@ -265,8 +251,9 @@ def test_clean_under_sanitizers() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        pytest.param(SOURCE, "(x, share.tokens * count, place", "(x, TOKENS * count, place", id="a token past the last",
-                     marks=pytest.mark.slow),
+        pytest.param(
+            SOURCE, "(x, share.tokens * count, place", "(x, TOKENS * count, place", id="a token past the last"
+        ),
         pytest.param("pack/interleaved.cu", "row < N ? from[at + j] : 0", "from[at + j]", id="a row past the last"),
     ],
 )  # fmt: skip

@@ -11,12 +11,9 @@ from gguf_verify.measure.bench.dequantized import Dequantizer
 from gguf_verify.measure.bench.drawn_blocks import LARGEST, SMALLEST, blocks_of
 
 WEIGHTS = [fmt for fmt in FORMATS.values() if fmt.weights]
-#: One of each kind of scale; the others are compiled for the CPU by `make test-all` alone.
-FEW = {"Q4_1", "Q6_K", "IQ1_M", "NVFP4"}
 
 
-@pytest.mark.parametrize("fmt", [pytest.param(f, marks=[pytest.mark.slow] * (f.name not in FEW)) for f in WEIGHTS],
-                         ids=lambda f: f.name)  # fmt: skip
+@pytest.mark.parametrize("fmt", WEIGHTS, ids=lambda f: f.name)
 def test_every_value_is_rounded_once(fmt: BlockFormat) -> None:
     blocks = blocks_of(fmt, np.random.default_rng(3), 257)
     host = CpuHost(1)

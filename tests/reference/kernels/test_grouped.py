@@ -47,8 +47,8 @@ def test_every_routing(how: str) -> None:
         ("Q4_0", 256, 3, 12),
         ("Q4_0", 256, 9, 4),
         pytest.param("Q4_0", 65536, 9, 1, id="activations do not fit on chip"),
-        pytest.param("Q6_K", 256, 3, 12, marks=pytest.mark.slow),
-        pytest.param("Q6_K", 256, 9, 4, marks=pytest.mark.slow),
+        ("Q6_K", 256, 3, 12),
+        ("Q6_K", 256, 9, 4),
     ],
 )
 def test_float32_activations(kind: str, k: int, experts: int, m: int) -> None:

@@ -34,11 +34,7 @@ PLAIN = ("f16_naive", "f16_mma")
 WEIGHTS = [f for f in FORMATS.values() if f.weights]
 
 
-def of_types(*often: str) -> pytest.MarkDecorator:
-    """Every type, those that are not named in `make test-all` alone: each is a compilation of a large kernel."""
-    return pytest.mark.parametrize(
-        "fmt", [pytest.param(f, id=f.name, marks=[] if f.name in often else [pytest.mark.slow]) for f in WEIGHTS]
-    )
+OF_TYPES = pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name) for f in WEIGHTS])
 
 
 def right(kernel: ShippedKernel, fmt: BlockFormat, m: int, n: int, k: int) -> bool:
@@ -55,7 +51,7 @@ def right(kernel: ShippedKernel, fmt: BlockFormat, m: int, n: int, k: int) -> bo
     return judge(y, expected).passed
 
 
-@of_types("Q4_1", "Q6_K")
+@OF_TYPES
 def test_a_weight_is_rounded_once(host: CpuHost, fmt: BlockFormat) -> None:
     """Also under subnormal and large scales: the half of d·q + m, or of what to_float makes of it."""
     kernel, n, k = ShippedKernel(KERNELS["f16_dequantized"], host), 70, 3 * max(32, fmt.block_size)
@@ -86,14 +82,14 @@ def test_a_weight_is_rounded_once(host: CpuHost, fmt: BlockFormat) -> None:
     assert not (got[:, k:] & 0x7FFF).any()
 
 
-@of_types("Q4_K")
+@OF_TYPES
 def test_mma_is_within_the_bound(host: CpuHost, fmt: BlockFormat) -> None:
     kernel, k = ShippedKernel(KERNELS["f16_mma"], host), 3 * max(32, fmt.block_size)
     assert right(kernel, fmt, 9, 130, k)
     assert right(kernel, fmt, 3, 65, k)
 
 
-@of_types("Q4_1")
+@OF_TYPES
 def test_wgmma_is_within_the_bound(host: CpuHost, fmt: BlockFormat) -> None:
     """A ring that turns, stages that not every warpgroup has one of, and a tile's edges."""
     kernel, unit = ShippedKernel(KERNELS["f16_wgmma"], host), max(32, fmt.block_size)
@@ -101,7 +97,7 @@ def test_wgmma_is_within_the_bound(host: CpuHost, fmt: BlockFormat) -> None:
     assert right(kernel, fmt, 3, 1, unit)
 
 
-@pytest.mark.parametrize("m", [pytest.param(m, marks=pytest.mark.slow) for m in (12, 20, 40, 65, 129, 300)])
+@pytest.mark.parametrize("m", [12, 20, 40, 65, 129, 300])
 def test_tiles_of_wgmma(host: CpuHost, m: int) -> None:
     kernel, fmt = ShippedKernel(KERNELS["f16_wgmma"], host), FORMATS["Q4_K"]
     for n, k in ((1, 256), (200, 1280)):
@@ -170,11 +166,11 @@ FAULTS = [
                  id="the last 16 values of a stage dropped"),
     pytest.param("f16_wgmma", "gemm/add_parts.cu", "p < parts;", "p < parts - 1;", id="the last part's sums dropped"),
     pytest.param("f16_wgmma", "gemm/f16/03_wgmma.cu", "k < K_GROUPS - 1; ++k", "k < K_GROUPS - 2; ++k",
-                 id="the last group's sums dropped", marks=pytest.mark.slow),
+                 id="the last group's sums dropped"),
     pytest.param("f16_mma", "gemm/f16/mma.cuh", "lane.d[i] += row[k] * column[k];",
                  "lane.d[i] = half_to_float(float_to_half(lane.d[i] + row[k] * column[k]));", id="sums in half"),
     pytest.param("f16_mma", "gemm/f16/02_mma.cu", "two_halves(values[0], values[1])",
-                 "two_halves(values[1], values[0])", id="two values exchanged", marks=pytest.mark.slow),
+                 "two_halves(values[1], values[0])", id="two values exchanged"),
 ]  # fmt: skip
 
 
@@ -209,10 +205,10 @@ def test_scales_that_are_no_numbers_are_packed(host: CpuHost, bits: int) -> None
 @pytest.mark.parametrize(
     ("name", "sm"),
     [
-        *(pytest.param(n, sm, marks=pytest.mark.slow) for sm in ("80", "86", "89", "90", "100") for n in PLAIN),
+        *((n, sm) for sm in ("80", "86", "89", "90", "100") for n in PLAIN),
         *((n, sm) for sm in ("75", "120") for n in PLAIN),
         ("f16_wgmma", "90a"),
-        pytest.param("f16_dequantized", "90a", marks=pytest.mark.slow),
+        ("f16_dequantized", "90a"),
     ],
 )
 def test_compiles_and_spills_nothing(name: str, sm: str) -> None:

@@ -26,7 +26,7 @@ from tests.support.kernel_inputs import (
     random_blocks,
     random_weights,
 )
-from tests.support.packed_kernels import FEW_SHAPES, FIVE, PACKED, SHAPES, TILINGS, at_once, check, pairs
+from tests.support.packed_kernels import FEW_SHAPES, FIVE, OF_ALL_TYPES, OF_FIVE, PACKED, PAIRS, SHAPES, TILINGS, check
 
 by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 
@@ -35,7 +35,7 @@ def test_there_are_some() -> None:
     assert set(PACKED) >= {"q8_1_wgmma", "q8_1_gemv", "q8_1_columns"}
 
 
-@pairs(("q8_1_wgmma", "Q5_1"), ("q8_1_gemv", "Q5_1"), ("q8_1_split_k", "Q5_1"))
+@PAIRS
 def test_bits_are_naives(host: CpuHost, name: str, fmt: BlockFormat) -> None:
     for m, n, blocks in SHAPES:
         check(host, name, fmt, m, n, blocks)
@@ -48,7 +48,7 @@ def test_bits_are_naives_on_other_layouts(host: CpuHost, kind: str) -> None:
     check(host, "q8_1_wgmma", FORMATS[kind], 65, 30, 8)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "q8_1_gemv")) for n in PACKED])
+@pytest.mark.parametrize("name", PACKED)
 def test_bits_are_naives_on_codes_of_bytes(host: CpuHost, name: str) -> None:
     """Of Q8_0, whose codes fill bytes and lie elsewhere: a tile's edge and a ring that turns."""
     for m, n, blocks in FEW_SHAPES:
@@ -70,7 +70,7 @@ def test_infinities_and_nan(host: CpuHost, kind: str) -> None:
     assert_same(kernel.gemm(kernel.upload(fmt, w), x), expected)
 
 
-@at_once("Q8_0", all_of=list(FORMATS.values()))
+@OF_ALL_TYPES
 def test_bits_do_not_depend_on_the_tiling(host: CpuHost, fmt: BlockFormat) -> None:
     """Of 07, from values and from Q8_1."""
     m, n, k = 70, 140, 37 * 32 if fmt.block_size == 32 else 1280  # the largest ring turns twice
@@ -101,8 +101,8 @@ def test_tilings_that_are_chosen() -> None:
     assert {*small, *parts, *chosen["Q8_0"]} <= set(TILINGS)
 
 
-@at_once("Q5_1")
-@pytest.mark.parametrize("shapes", [FEW_SHAPES[1:2], pytest.param(SHAPES, marks=pytest.mark.slow)], ids=["few", "all"])
+@OF_FIVE
+@pytest.mark.parametrize("shapes", [FEW_SHAPES[1:2], SHAPES], ids=["few", "all"])
 def test_gemv_without_bulk_copies(fmt: BlockFormat, shapes: list[tuple[int, int, int]]) -> None:
     """As on cards before Hopper, where lanes copy."""
     before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
@@ -110,8 +110,8 @@ def test_gemv_without_bulk_copies(fmt: BlockFormat, shapes: list[tuple[int, int,
         check(host, "q8_1_gemv", fmt, m, n, blocks, ShippedKernel(KERNELS["q8_1_gemv"], before))
 
 
-@at_once("Q5_1")
-@pytest.mark.parametrize("m", [3, *(pytest.param(m, marks=pytest.mark.slow) for m in (1, 2, 8, 16))])
+@OF_FIVE
+@pytest.mark.parametrize("m", [3, 1, 2, 8, 16])
 def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
     """The quantizer in the kernel has the bits of the one beside it, on every kind of input."""
     rng, kernel = np.random.default_rng(29), ShippedKernel(KERNELS["q8_1_gemv"], host)
@@ -122,7 +122,7 @@ def test_gemv_of_values(host: CpuHost, m: int, fmt: BlockFormat) -> None:
         assert_same(kernel.product(weights, x), kernel.gemm(weights, kernel.quantize(x)), (fmt.name, kind))
 
 
-@pytest.mark.parametrize(("m", "blocks"), [pytest.param(1, 1030, marks=pytest.mark.slow), (3, 300)])
+@pytest.mark.parametrize(("m", "blocks"), [(1, 1030), (3, 300)])
 def test_gemv_of_rows_longer_than_shared_memory(host: CpuHost, m: int, blocks: int) -> None:
     fmt, rng, kernel = FORMATS["Q4_1"], np.random.default_rng(31), ShippedKernel(KERNELS["q8_1_gemv"], host)
     check(host, "q8_1_gemv", fmt, m, 9, blocks)
@@ -179,7 +179,7 @@ def test_kernels_of_one_layout_share_their_weights(host: CpuHost) -> None:
 @pytest.mark.parametrize(
     ("name", "fmt"),
     [
-        pytest.param(name, fmt, id=f"{name}-{fmt.name}", marks=[pytest.mark.slow] * (fmt.name not in often))
+        pytest.param(name, fmt, id=f"{name}-{fmt.name}")
         for name, often in (("q8_1_wgmma", {"Q5_1", "Q2_K", "MXFP4"}), ("q8_1_gemv", LEGACY))
         for fmt in FORMATS.values()
         if KERNELS[name].covers(fmt)

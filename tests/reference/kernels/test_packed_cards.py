@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.formats import BlockFormat
 from gguf_verify.hosts import nvrtc
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder.q8_1_gemv import Gemv
@@ -13,10 +13,10 @@ from tests.support.kernel_inputs import (
     stack_bytes,
 )
 from tests.support.needs import need
-from tests.support.packed_kernels import TILINGS, at_once
+from tests.support.packed_kernels import OF_ALL_TYPES, TILINGS
 
 
-@at_once("Q5_1", all_of=list(FORMATS.values()))
+@OF_ALL_TYPES
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
     """For Hopper, and what runs elsewhere for every card."""
     need("nvrtc")

@@ -9,7 +9,7 @@ import pytest
 
 from gguf_verify.formats import BlockFormat
 from gguf_verify.support.paths import kernel_root
-from tests.support.packed_kernels import PACKED, at_once
+from tests.support.packed_kernels import OF_FIVE, PACKED
 from tests.support.tools import altered_kernel, under_sanitizers
 
 SANITIZED = """
@@ -35,8 +35,8 @@ print("clean")
 
 
 #: What includes 07 stands for it in `make test`.
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n != "q8_1_gemv")) for n in PACKED])
-@at_once("Q5_1")
+@pytest.mark.parametrize("name", PACKED)
+@OF_FIVE
 def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
     done = under_sanitizers(SANITIZED, str(kernel_root()), fmt.name, name)
     assert done.stdout == "clean\n", done.stderr[-3000:]
@@ -46,11 +46,11 @@ def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:
     ("name", "file", "old", "new"),
     [
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "(x, tokens * count, place", "(x, TOKENS * count, place",
-                     id="a token past the last", marks=pytest.mark.slow),
+                     id="a token past the last"),
         pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "} else if (m < M) {", "} else {",
-                     id="a token past the last of a tile", marks=pytest.mark.slow),
+                     id="a token past the last of a tile"),
         pytest.param("q8_1_wgmma", "pack/activations.cu", "from < M && stage", "stage",
-                     id="a row past the activations", marks=pytest.mark.slow),
+                     id="a row past the activations"),
         pytest.param("q8_1_wgmma", "pack/weights.cu", "row < N && slice", "slice", id="a row past the weights"),
     ],
 )  # fmt: skip

@@ -39,7 +39,7 @@ def test_quantizer(host: CpuHost, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "fmt_name"),
-    [pytest.param(k, f, marks=[pytest.mark.slow] * (f != "Q8_0")) for k in KERNELS for f in ("Q4_0", "Q5_1", "Q8_0")],
+    [(k, f) for k in KERNELS for f in ("Q4_0", "Q5_1", "Q8_0")],
 )
 def test_quantized_on_the_way(host: CpuHost, name: str, fmt_name: str) -> None:
     """From values: the bits of quantizing, then multiplying."""

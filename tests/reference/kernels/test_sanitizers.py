@@ -20,8 +20,6 @@ from tests.support.kernel_inputs import OFTEN, PAIRS, SANITIZERS, often
 from tests.support.needs import libasan, need
 from tests.support.tools import ROOT, altered_kernel
 
-SLOW = pytest.mark.slow
-
 
 def in_a_process(root: Path, cases: list[tuple[str, str]], sanitizers: bool = True) -> subprocess.CompletedProcess[str]:
     environment = os.environ.copy()
@@ -41,7 +39,7 @@ def once(name: str, fmt: BlockFormat) -> bool:
     return fmt.name == "Q5_1" or (name == "q8_1_dp4a" and fmt.name in OFTEN)
 
 
-@pytest.mark.parametrize("chosen", [once, pytest.param(often, marks=SLOW)])
+@pytest.mark.parametrize("chosen", [once, often])
 def test_clean_under_sanitizers(tmp_path: Path, chosen: Callable[[str, BlockFormat], bool]) -> None:
     """All kernels, their formats and the quantizer; inputs end with their allocations."""
     root = tmp_path / "kernels"
@@ -69,7 +67,7 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "q8_1_dp4a", "Q6_K", "formats/q6_k.cuh", "load_word_2(qh + s", "load_word_4(qh + s",
-            "load of misaligned address", id="4-byte words from a 210-byte block", marks=SLOW,
+            "load of misaligned address", id="4-byte words from a 210-byte block",
         ),
         pytest.param(
             "q8_1_naive", "Q4_0", "gemm/q8_1/01_naive.cu", "b < nb", "b <= nb",
@@ -77,20 +75,20 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "f32_naive", "Q2_K", "gemm/f32/01_naive.cu", "s < SLICES", "s <= SLICES",
-            "runtime error: index|heap-buffer-overflow", id="a slice past the block", marks=SLOW,
+            "runtime error: index|heap-buffer-overflow", id="a slice past the block",
         ),
         pytest.param(
             "q8_1_tiled", "Q4_0", "gemm/q8_1/02_tiled.cu", "m0 + t < M ? m0 + t : M - 1", "m0 + t",
-            "heap-(buffer-overflow|use-after-free)", id="tokens past the last", marks=SLOW,
+            "heap-(buffer-overflow|use-after-free)", id="tokens past the last",
         ),
         pytest.param(
             "q8_1_dp4a_tiled", "Q4_K", "gemm/q8_1/05_dp4a_tiled.cu", "n0 + r < N ? n0 + r : N - 1", "n0 + r",
-            "heap-buffer-overflow", id="rows past the last", marks=SLOW,
+            "heap-buffer-overflow", id="rows past the last",
         ),
         pytest.param(
             "q8_1_mma", "Q5_0", "gemm/q8_1/06_mma.cu", "k + 1 < slices) {\n            const int s",
             "true) {\n            const int s",
-            "heap-buffer-overflow", id="a slice past the row", marks=SLOW,
+            "heap-buffer-overflow", id="a slice past the row",
         ),
         pytest.param(
             "f32_vectorized", "Q8_0", "gemm/f32/03_vectorized.cu", "g * QK + k)", "g * QK + k + 2)",
@@ -98,11 +96,11 @@ def altered_root(folder: Path, file: str, old: str, new: str) -> Path:
         ),
         pytest.param(
             "elements", "BF16", "gemm/elements/01_naive.cu", "k < K", "k <= K",
-            "heap-buffer-overflow", id="an element past the row", marks=SLOW,
+            "heap-buffer-overflow", id="an element past the row",
         ),
         pytest.param(
             "f32_naive", "Q5_1", "gemm/f32/01_naive.cu", "y[i] = acc", "y[i + 1] = acc",
-            "heap-buffer-overflow", id="an element past the output", marks=SLOW,
+            "heap-buffer-overflow", id="an element past the output",
         ),
         pytest.param(
             "q8_1_naive", "Q5_0", "quantize/q8_1.cu", "if (b < n_blocks)", "if (b <= n_blocks)",
@@ -121,13 +119,11 @@ def test_sanitizers_see(tmp_path: Path, name: str, fmt: str, file: str, old: str
     ("name", "fmt", "file", "old", "new"),
     [
         ("q8_1_naive", "Q8_0", "gemm/q8_1/01_naive.cu", "(int64_t)blockIdx.x * blockDim.x", "blockIdx.x * blockDim.x"),
-        pytest.param("q8_1_dp4a", "Q6_K", "gemm/q8_1/04_dp4a.cu", "w + i % N * nb", "w + (int)(i % N * nb)",
-                     marks=SLOW),
-        pytest.param("f32_naive", "NVFP4", "gemm/f32/01_naive.cu", "x + i / N * K", "x + (uint32_t)(i / N) * K",
-                     marks=SLOW),
+        ("q8_1_dp4a", "Q6_K", "gemm/q8_1/04_dp4a.cu", "w + i % N * nb", "w + (int)(i % N * nb)"),
+        ("f32_naive", "NVFP4", "gemm/f32/01_naive.cu", "x + i / N * K", "x + (uint32_t)(i / N) * K"),
         ("q8_1_mma", "Q4_1", "gemm/q8_1/06_mma.cu", "(int64_t)(blockIdx.x / tiles_m)", "(int)(blockIdx.x / tiles_m)"),
-        pytest.param("f32_tiled", "Q5_1", "gemm/f32/02_tiled.cu", "(int64_t)(blockIdx.x % tiles_m)",
-                     "(int)(blockIdx.x % tiles_m)", marks=SLOW),
+        ("f32_tiled", "Q5_1", "gemm/f32/02_tiled.cu", "(int64_t)(blockIdx.x % tiles_m)",
+         "(int)(blockIdx.x % tiles_m)"),
         ("elements", "F16", "gemm/elements/01_naive.cu", "w + i % N * K", "w + (int)(i % N * K)"),
         ("q8_1_naive", "Q8_0", "quantize/q8_1.cu", "(int64_t)blockIdx.x * WARPS", "blockIdx.x * WARPS"),
     ],

@@ -13,7 +13,7 @@ from tests.support.kernel_inputs import stack_bytes
 from tests.support.needs import need, unmet
 
 #: Terms with a minimum have all that the others have.
-KINDS = [pytest.param(name, marks=[] if name == "MEETS_S" else [pytest.mark.slow]) for name in MINIMA]
+KINDS = [*MINIMA]
 
 
 @pytest.mark.parametrize("minimum", KINDS)

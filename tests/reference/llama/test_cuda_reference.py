@@ -396,7 +396,7 @@ def test_another_quantizer_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert all("a sum that neither" in f.what for f in rung.failures)
 
 
-@pytest.mark.parametrize("name", ["moe", "bert", pytest.param("t5", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["moe", "bert", "t5"])
 def test_other_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Llama, name: str) -> None:
     """Experts, an encoder, an encoder-decoder: each matrix is judged as MMVQ (which the stand-in is not) and as MMQ."""
     path = graphs.MODELS[name](llama, tmp_path / f"{name}.gguf")

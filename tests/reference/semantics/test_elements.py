@@ -35,7 +35,6 @@ from tests.support.tools import FIXTURES, altered_kernel, patched
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-SLOW = pytest.mark.slow
 
 F16 = FIXTURES / "tiny-F16.gguf"
 SOURCE = "gemm/elements/01_naive.cu"
@@ -113,7 +112,7 @@ def verified(report: Report) -> dict[str, RungResult]:
 # ---- what is right passes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["F16", pytest.param("BF16", marks=SLOW), pytest.param("F32", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["F16", "BF16", "F32"])
 def test_a_model_of_one_type(tiny: Callable[[str], Path], kind: str) -> None:
     """Nothing in it is quantized, and nothing is left: what is not checked is no matrix, or none that is multiplied."""
     report = run(tiny(kind))
@@ -129,9 +128,9 @@ def test_a_model_of_one_type(tiny: Callable[[str], Path], kind: str) -> None:
 
 
 CASES = [
-    pytest.param("moe", "F16", {"tied": True}, marks=SLOW), ("bert", "BF16", {"width_ff": 172}),
-    pytest.param("bert", "BF16", {"width_ff": 172, "ranks": True}, marks=SLOW),
-    *[pytest.param(name, kind, {}, marks=SLOW) for name in graphs.MODELS for kind in ELEMENTS],
+    ("moe", "F16", {"tied": True}), ("bert", "BF16", {"width_ff": 172}),
+    ("bert", "BF16", {"width_ff": 172, "ranks": True}),
+    *[(name, kind, {}) for name in graphs.MODELS for kind in ELEMENTS],
 ]  # fmt: skip
 
 
@@ -335,8 +334,8 @@ def failures(report: Report, rung: str) -> list[Failure]:
     "change",
     [
         pytest.param(lambda bits: bits ^ 1, id="last bit"),
-        pytest.param(lambda bits: bits ^ 0x80, id="a bit in the middle", marks=SLOW),
-        pytest.param(lambda bits: bits ^ 0x8000, id="sign", marks=SLOW),
+        pytest.param(lambda bits: bits ^ 0x80, id="a bit in the middle"),
+        pytest.param(lambda bits: bits ^ 0x8000, id="sign"),
     ],
 )
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
@@ -366,10 +365,8 @@ def tampered_source(folder: Path, old: str, new: str, file: str = SOURCE) -> Shi
     ("kind", "file", "old", "new"),
     [
         pytest.param("F16", SOURCE, "ELEMENT::round(xr[k])", "xr[k]", id="F16 activations not rounded"),
-        pytest.param(
-            "BF16", SOURCE, "ELEMENT::round(xr[k])", "xr[k]", id="BF16 activations not rounded", marks=pytest.mark.slow
-        ),
-        pytest.param("BF16", "formats/bf16.cuh", "u += 0x7FFF + (u >> 16 & 1);", "", id="BF16 cut off", marks=SLOW),
+        pytest.param("BF16", SOURCE, "ELEMENT::round(xr[k])", "xr[k]", id="BF16 activations not rounded"),
+        pytest.param("BF16", "formats/bf16.cuh", "u += 0x7FFF + (u >> 16 & 1);", "", id="BF16 cut off"),
         pytest.param("BF16", "formats/bf16.cuh", "0x7FFF + (u >> 16 & 1)", "0x8000", id="BF16 ties away"),
         pytest.param(
             "F32",
@@ -377,7 +374,6 @@ def tampered_source(folder: Path, old: str, new: str, file: str = SOURCE) -> Shi
             "xr[k]),",
             "half_to_float(float_to_half(xr[k]))),",
             id="F32 as halves",
-            marks=pytest.mark.slow,
         ),
         pytest.param("F16", SOURCE, "k < K;", "k < K - 1;", id="last value dropped"),
         pytest.param(
@@ -386,10 +382,9 @@ def tampered_source(folder: Path, old: str, new: str, file: str = SOURCE) -> Shi
             "w + i % N * K",
             "w + (i % N == 77 ? 76 : i % N) * K",
             id="row before's weights",
-            marks=pytest.mark.slow,
         ),
-        pytest.param("F16", SOURCE, "y[i] = acc", "if (i % N != 77) y[i] = acc", id="stale row", marks=SLOW),
-        pytest.param("F16", SOURCE, "y[i] = acc", "y[i] = i % N == 77 ? NAN : acc", id="NaN", marks=SLOW),
+        pytest.param("F16", SOURCE, "y[i] = acc", "if (i % N != 77) y[i] = acc", id="stale row"),
+        pytest.param("F16", SOURCE, "y[i] = acc", "y[i] = i % N == 77 ? NAN : acc", id="NaN"),
     ],
 )
 def test_faults_of_the_kernel(
@@ -427,10 +422,7 @@ def test_another_order_than_declared(tmp_path: Path) -> None:
     assert all("bits of the declared order" in f.what for f in failures(report, "layers"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "condition", ["M > 60", *(pytest.param(c, marks=SLOW) for c in ("M == 1 && K > 32", "M >= 3 && M <= 8"))]
-)
+@pytest.mark.parametrize("condition", ["M > 60", "M == 1 && K > 32", "M >= 3 && M <= 8"])
 def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> None:
     kernel = tampered_source(tmp_path, "y[i] = acc", f"y[i] = {condition} ? 1.02f * acc : acc")
     report = run(F16, "layers", kernel=kernel, tensor=TENSOR)

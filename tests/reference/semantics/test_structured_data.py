@@ -18,7 +18,7 @@ from tests.support.lane_kernels import alternating, of_one_block, with_late_outl
 # a user must not see NumPy's warnings
 pytestmark = pytest.mark.filterwarnings("error")
 
-LENGTHS = [2048, *(pytest.param(k, marks=pytest.mark.slow) for k in (8192, 32768))]
+LENGTHS = [2048, 8192, 32768]
 
 
 def structured(k: int) -> dict[str, Floats]:

@@ -54,7 +54,7 @@ def test_other_architectures(llama: Llama, tmp_path: Any, name: str) -> None:
 
 
 @pytest.mark.needs("vulkan")
-@pytest.mark.parametrize("off", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("off", [False, True])
 def test_what_vulkan_fuses_is_seen(monkeypatch: pytest.MonkeyPatch, off: bool) -> None:
     if off:
         monkeypatch.setenv("GGML_VK_DISABLE_FUSION", "1")
@@ -64,7 +64,6 @@ def test_what_vulkan_fuses_is_seen(monkeypatch: pytest.MonkeyPatch, off: bool) -
     assert found.fused == (() if off else ("ROPE + SET_ROWS (3)",))
 
 
-@pytest.mark.slow
 @pytest.mark.needs("vulkan")
 def test_what_another_device_reads_is_compared_in_time(llama: Llama, tmp_path: Any) -> None:
     """llama.cpp's Vulkan backend leaves the scan to the CPU: what that reads is copied, and its place used again."""

@@ -60,7 +60,6 @@ def test_a_template_that_quantizes_its_activations(tmp_path: Path) -> None:
     verified(tmp_path, "Q4_0", "q8_1", "float32")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("semantics", SEMANTICS)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_template_of_every_type(kind: str, semantics: str, tmp_path: Path) -> None:

@@ -95,7 +95,6 @@ def test_who_comes_second_reads_the_report_of_the_first(tmp_path: Path) -> None:
     assert [r.to_dict() for r in found] == [report.to_dict()] * 2
 
 
-@pytest.mark.slow
 def test_the_workers_of_xdist_share_one_run(pytester: pytest.Pytester) -> None:
     """Each verification leaves a mark: two workers verify as often as one does."""
     pytester.makeconftest(f"""

@@ -129,7 +129,7 @@ def test_flags_that_do_not_fit_are_usage_errors(text: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["moe", "bert", pytest.param("deepseek", marks=pytest.mark.slow), pytest.param("t5", marks=pytest.mark.slow)],
+    ["moe", "bert", "deepseek", "t5"],
 )
 def test_graphs_of_other_kinds(name: str, llama: Llama, tmp_path: Path) -> None:
     """Experts, batched products, an encoder, an encoder-decoder model."""

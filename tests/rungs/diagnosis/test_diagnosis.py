@@ -82,9 +82,7 @@ def activations(seed: int, m: int = 6, k: int = 768) -> np.ndarray:
 # -- identification ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in (*SOME, "F16", "BF16"))) for n in WEIGHTS]
-)
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_every_definition_is_told_from_every_other(made: Callable[..., np.ndarray], name: str) -> None:
     fmt = WEIGHTS[name]
     rows = made(name, 0, 4)
@@ -219,7 +217,7 @@ def test_a_run_claims_another_definition_only_if_other_calls_fit() -> None:
 PLAYED = {"backend": "CUDA", "device": "CUDA0", "name": "a GPU that is played", "sm": 90}
 
 
-@pytest.mark.parametrize("path", [Q4_0, pytest.param(Q5_1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("path", [Q4_0, Q5_1])
 def test_identify_with_a_gpu_that_is_played(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
     """llama.cpp's definition goes by M, and it is judged on the activations that it gives away: its quantizer may err
     by a code where IEEE division does not."""
@@ -328,15 +326,12 @@ def check_catalogue(name: str, rows: np.ndarray, x: np.ndarray, declared: list[S
     return named
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in ("Q8_0", "MXFP4"))) for n in SOME]
-)
+@pytest.mark.parametrize("name", SOME)
 def test_catalogue(made: Callable[..., np.ndarray], name: str) -> None:
     declared = [SEMANTICS["f32"], SEMANTICS["q8_1"]]
     assert check_catalogue(name, made(name, 0), activations(0), declared, 0) > 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", FORMATS)
 def test_catalogue_of_every_format(made: Callable[..., np.ndarray], name: str, seed: int) -> None:
@@ -357,7 +352,7 @@ def test_missing_bits_of_signs_are_lost_signs(made: Callable[..., np.ndarray], n
     assert elsewhere.named_by({f.id for f in found.faults})
 
 
-@pytest.mark.parametrize("path", [Q4_0, pytest.param(Q5_1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("path", [Q4_0, Q5_1])
 def test_catalogue_on_real_weights(path: Path) -> None:
     with open_model(path) as model:
         tensor = model.tensors["blk.1.ffn_down.weight"]
@@ -592,33 +587,29 @@ LOOP = "\n        for (int j = 0; j < 16; ++j)"
 @pytest.mark.parametrize(
     ("path", "file", "old", "new", "fault"),
     [
-        pytest.param(Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8", "offset-twice",
-                     marks=pytest.mark.slow),
+        (Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8", "offset-twice"),
         (Q4_0, Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", "offset-missing"),
-        pytest.param(Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::NONE", "minimum-missing", marks=pytest.mark.slow),
-        pytest.param(Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::MEETS_CODES", "sum-of-codes",
-                     marks=pytest.mark.slow),
+        (Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::NONE", "minimum-missing"),
+        (Q5_1, Q5_1_CUH, "Minimum::MEETS_S", "Minimum::MEETS_CODES", "sum-of-codes"),
         (Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * xb->qs[k / 2 + k % 2 * 16]", "activations-interleaved"),
         (Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * (uint8_t)xb->qs[k]", "signedness"),
-        pytest.param(Q5_1, Q5_1_CUH, "(high >> j & 1)", "(high >> 2 * j & 1)", "fifth-bits-interleaved",
-                     marks=pytest.mark.slow),
+        (Q5_1, Q5_1_CUH, "(high >> j & 1)", "(high >> 2 * j & 1)", "fifth-bits-interleaved"),
         (Q4_0, Q4_0_CUH, f"q[j] = qs[j] & 0x0F;{LOOP} q[j + 16] = qs[j] >> 4",
          f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", "nibbles-swapped"),
         (Q4_0, NAIVE, "wb[b].unpack(s, q)", "wb[b && b == nb - 1 ? b - 1 : b].unpack(s, q)", "stale-tile"),
-        pytest.param(Q4_0, NAIVE, "b < nb; ++b", "b < nb - 1; ++b", "end-of-k-dropped", marks=pytest.mark.slow),
-        pytest.param(Q4_0, NAIVE, "w + i % N * nb", "w + i % N * (nb - 1)", "row-stride", marks=pytest.mark.slow),
-        pytest.param(Q4_0, NAIVE, "y[i] = acc", "y[i % N * M + i / N] = acc", "transposed", marks=pytest.mark.slow),
-        pytest.param(Q4_0, NAIVE, "acc = accumulate(", "acc = half_to_float(float_to_half(acc)); acc = accumulate(",
-                     "half-accumulator", marks=pytest.mark.slow),
-        pytest.param(Q4_0, NAIVE, "y[i] = acc", "y[i] = half_to_float(float_to_half(acc))", "half-accumulator",
-                     marks=pytest.mark.slow),
-        pytest.param(Q4_0, NAIVE, "accumulate(acc, wb[b], s,", "accumulate(acc, wb[b ? b - 1 : b], s,",
-                     "neighbouring-scale", marks=pytest.mark.slow),
+        (Q4_0, NAIVE, "b < nb; ++b", "b < nb - 1; ++b", "end-of-k-dropped"),
+        (Q4_0, NAIVE, "w + i % N * nb", "w + i % N * (nb - 1)", "row-stride"),
+        (Q4_0, NAIVE, "y[i] = acc", "y[i % N * M + i / N] = acc", "transposed"),
+        (Q4_0, NAIVE, "acc = accumulate(", "acc = half_to_float(float_to_half(acc)); acc = accumulate(",
+         "half-accumulator"),
+        (Q4_0, NAIVE, "y[i] = acc", "y[i] = half_to_float(float_to_half(acc))", "half-accumulator"),
+        (Q4_0, NAIVE, "accumulate(acc, wb[b], s,", "accumulate(acc, wb[b ? b - 1 : b], s,",
+         "neighbouring-scale"),
         (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = truncf(__fmul_rn(v[i], over_d))", "quantizer-truncates"),
-        pytest.param(Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))",
-                     "quantizer-truncates", marks=pytest.mark.slow),
-        pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", "term-factor", marks=pytest.mark.slow),
-        pytest.param(Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", "", marks=pytest.mark.slow),
+        (Q4_0, QUANTIZER, "t = __fmul_rn(v[i], over_d)", "t = floorf(__fmul_rn(v[i], over_d))",
+         "quantizer-truncates"),
+        (Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", "term-factor"),
+        (Q4_0, Q4_0_CUH, "qs[j] >> 4", "(qs[j] >> 3) & 15", ""),
         (Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", "term-factor"),
     ],
 )  # fmt: skip

@@ -104,7 +104,7 @@ def gemm(weights, activations, shape, out):
     ("body", "fault"),
     [
         ("out[:] = calls", "not-deterministic"),
-        pytest.param("out[: shape.m if calls % 2 else 0] = 1", "unwritten", marks=pytest.mark.slow),
+        ("out[: shape.m if calls % 2 else 0] = 1", "unwritten"),
     ],
 )
 def test_a_call_without_outputs_to_judge(tmp_path: Path, body: str, fault: str) -> None:
@@ -141,8 +141,8 @@ def test_the_largest_half_is_found() -> None:
     ("old", "new", "fault"),
     [
         ("d > 0.0f ? roundf", "d >= 0.0f ? roundf", "zero-block"),
-        pytest.param("0.5f - 0x1p-15f", "0.5f - 0.0f", "quantizer-reciprocal", marks=pytest.mark.slow),
-        pytest.param("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn(", "", marks=pytest.mark.slow),
+        ("0.5f - 0x1p-15f", "0.5f - 0.0f", "quantizer-reciprocal"),
+        ("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn(", ""),
     ],
 )
 def test_a_call_of_the_quantizer(tmp_path: Path, old: str, new: str, fault: str) -> None:
@@ -218,7 +218,7 @@ def encoded(x: np.ndarray, fault: str) -> np.ndarray:
         ("noise", set()),
     ],
 )
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_bytes_of_a_quantizer(fault: str, names: set[str], seed: int) -> None:
     x = values(seed)
     found = diagnose_quantizer(Q8_1, x, encoded(x, fault), Q8_1.bytes_of(x))
@@ -282,7 +282,6 @@ def test_a_fault_beside_what_is_out_of_range_is_named(tmp_path: Path) -> None:
     assert any("no kernel can give one" in line for line in found.lines)
 
 
-@pytest.mark.slow
 def test_the_score_is_not_worded_as_an_order(tmp_path: Path) -> None:
     """A kernel that declares none: within the bound of any order, and further off than rounding explains. That
     single values are added explains it over long rows alone."""

@@ -212,7 +212,7 @@ def test_values_that_are_not_doubled(made: Callable[..., np.ndarray]) -> None:
     assert [f.id for f in diagnose(y, FORMATS["MXFP4"], Q8_1, rows, x).faults] == ["power-of-two"]
 
 
-@pytest.mark.parametrize("name", ["Q4_0", pytest.param("Q4_K", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K"])
 def test_no_fault_steals_the_name_of_another(made: Callable[..., np.ndarray], name: str) -> None:
     """A sample of the faults with many variants: their own name, or that of a special case."""
     fmt, rows, x, number = FORMATS[name], made(name), activations(), 0

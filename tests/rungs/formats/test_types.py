@@ -38,15 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("types")
 
 
-#: A superblock of the K-quants, a grid, a table under scales of bytes; `make test-all` has the others.
-OFTEN = ("Q4_K", "NVFP4")
-
-
-def often(fmt: BlockFormat) -> list[pytest.MarkDecorator]:
-    return [] if fmt.name in OFTEN else [pytest.mark.slow]
-
-
-@pytest.mark.parametrize("fmt", [pytest.param(f, id=f.name, marks=often(f)) for f in FORMATS.values()])
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
     path = model_of(fmt, folder, llama)
     with open_model(path) as model:
@@ -59,7 +51,6 @@ def test_all_rungs(fmt: BlockFormat, folder: Path, llama: Llama) -> None:
             assert rung.worst[who].score <= 20, (rung.name, who, rung.worst[who].score)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fmt", "kernel"),
     [
@@ -78,11 +69,7 @@ def test_other_kernels(fmt: BlockFormat, kernel: str, folder: Path, llama: Llama
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
 
 
-FIELDS = [
-    pytest.param(fmt, field, id=f"{fmt.name}-{field.name}", marks=often(fmt))
-    for fmt in FORMATS.values()
-    for field in fmt.fields
-]
+FIELDS = [pytest.param(fmt, field, id=f"{fmt.name}-{field.name}") for fmt in FORMATS.values() for field in fmt.fields]
 
 
 @pytest.mark.parametrize(("fmt", "field"), FIELDS)

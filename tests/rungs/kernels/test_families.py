@@ -60,7 +60,6 @@ def test_a_family_verifies() -> None:
     assert layers.figures["GEMMs by q8_1_dp4a"] == layers.checked["GEMMs"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sm", [80, 90])
 def test_a_cards_choices(sm: int) -> None:
     """What would be taken there, on the CPU."""
@@ -69,7 +68,6 @@ def test_a_cards_choices(sm: int) -> None:
     assert report.exit_code == 0, [f.what for r in report.rungs for f in r.failures]
 
 
-@pytest.mark.slow
 def test_a_wrong_member_is_seen_and_named_by_its_tokens(tmp_path: Path) -> None:
     """Which only one number of tokens meets."""
     old, new = "if (n < N && token < tokens) y[", "if (n < N && token < tokens && n != 7) y["

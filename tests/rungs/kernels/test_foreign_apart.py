@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -93,15 +92,8 @@ def test_memory_keeps_its_size() -> None:
 # -- what its process says ---------------------------------------------------------------------------------------------
 
 
-def some_slow(names: str, slow: str) -> list[Any]:
-    """Names as parameters; some are left to the slow tests."""
-    marks = {name: [pytest.mark.slow] if name in slow.split() else [] for name in names.split()}
-    return [pytest.param(name, marks=of) for name, of in marks.items()]
-
-
 @pytest.mark.parametrize(
-    "name",
-    some_slow("deep long huge no_object no_text unnumbered no_machine answers_twice", slow="long no_object no_text"),
+    "name", ["deep", "long", "huge", "no_object", "no_text", "unnumbered", "no_machine", "answers_twice"]
 )
 def test_answers_that_are_none(name: str) -> None:
     kernel = opened(name)
@@ -110,7 +102,7 @@ def test_answers_that_are_none(name: str) -> None:
     kernel.close()
 
 
-@pytest.mark.parametrize("name", some_slow("negative none many fraction text yes", slow="none fraction yes"))
+@pytest.mark.parametrize("name", ["negative", "none", "many", "fraction", "text", "yes"])
 def test_numbers_that_are_none(name: str) -> None:
     kernel = opened(f"Columns.{name}")
     _, x = operands()

@@ -125,9 +125,7 @@ def test_a_plain_product_and_a_routed_one(name: str, tmp_path: Path) -> None:
         kernel.close()
 
 
-@pytest.mark.parametrize(
-    "name", ["by_blocks", *(pytest.param(n, marks=pytest.mark.slow) for n in ("by_ids", "of_few"))]
-)
+@pytest.mark.parametrize("name", ["by_blocks", "by_ids", "of_few"])
 def test_right_kernels_are_verified(name: str, tmp_path: Path) -> None:
     report = verified(f"{file_of(tmp_path)}:{name}", "blocks", "layers", "tokens", tensor="blk.0.attn_k")
     assert report.exit_code == 0, [f.what for _, f in report.failures]
@@ -139,8 +137,8 @@ def test_right_kernels_are_verified(name: str, tmp_path: Path) -> None:
     ("name", "bug", "said"),
     [
         ("by_ids", "duplicates", "one expert in all slots of a token.*the whole slot is zero"),
-        pytest.param("by_ids", "64 experts", r"128 experts.*holds the product of expert \d+\)", marks=pytest.mark.slow),
-        pytest.param("by_ids", "one number", r"\(expert 5\) row 3", marks=pytest.mark.slow),
+        ("by_ids", "64 experts", r"128 experts.*holds the product of expert \d+\)"),
+        ("by_ids", "one number", r"\(expert 5\) row 3"),
     ],
 )
 def test_what_shows_in_routings_alone(name: str, bug: str, said: str, tmp_path: Path) -> None:
@@ -198,10 +196,10 @@ def test_what_is_fused_behind_experts(name: str, tmp_path: Path) -> None:
     [
         ("fused", "", ""),
         ("fused", "scale of slot 0", "layers"),
-        pytest.param("fused", "bias of expert 0", "blocks", marks=pytest.mark.slow),
-        pytest.param("fused", "up of expert 0", "blocks", marks=pytest.mark.slow),
-        pytest.param("added", "", "", marks=pytest.mark.slow),
-        pytest.param("added", "reversed", "blocks", marks=pytest.mark.slow),
+        ("fused", "bias of expert 0", "blocks"),
+        ("fused", "up of expert 0", "blocks"),
+        ("added", "", ""),
+        ("added", "reversed", "blocks"),
     ],
 )
 def test_fused_experts_on_a_model(name: str, bug: str, rung: str, tmp_path: Path) -> None:
@@ -212,7 +210,7 @@ def test_fused_experts_on_a_model(name: str, bug: str, rung: str, tmp_path: Path
         assert all("kernel, by routings" in f.what for _, f in report.failures)
 
 
-@pytest.mark.parametrize("bug", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("bug", [True, False])
 def test_routings_are_tried_by_a_checked_build(bug: bool, tmp_path: Path) -> None:
     exhibit = EXHIBITS["tail_of_the_tokens_not_of_the_slots"]
     path = exhibit.path if bug else exhibit.twin(tmp_path)

@@ -48,14 +48,12 @@ def run(folder: Path, source: str) -> Report:
     return verified(f"{path}:gemm", "layers", tensor=r"blk\.0\.attn_q\.", probes="full")
 
 
-@pytest.mark.slow
 def test_sums_in_any_order(tmp_path: Path) -> None:
     report = run(tmp_path, SPLIT)
     assert report.exit_code == 0, [f.what for _, f in report.failures]
     assert any("add floats by atomic operations" in note for note in report.rungs[0].notes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

@@ -110,7 +110,7 @@ def test_too_much_static_shared_memory(tmp_path: Path) -> None:
         compiled(tmp_path, helper + KERNEL.format(bounds="", body=f"deep(y); {SHARED.format(n=12288)}"))
 
 
-@pytest.mark.parametrize(("flag", "most"), [pytest.param("", 232448, marks=pytest.mark.slow), ("-arch=sm_86", 101376)])
+@pytest.mark.parametrize(("flag", "most"), [("", 232448), ("-arch=sm_86", 101376)])
 def test_static_and_dynamic_shared_memory_together(tmp_path: Path, flag: str, most: int) -> None:
     body = SHARED.format(n=1024) + " extern __shared__ float more[]; more[0] = y[0];"
     kernels = compiled(tmp_path, KERNEL.format(bounds="", body=body), more=f'flags = ["{flag}"]\n' if flag else "")
@@ -226,7 +226,6 @@ def test_an_error_in_a_header_elsewhere_is_the_sources(tmp_path: Path) -> None:
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("cuda")
 def test_the_examples_are_accepted() -> None:
     source = CudaSource(EXAMPLES / "cuda_q4_0.cu", "gemm")

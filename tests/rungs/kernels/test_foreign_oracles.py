@@ -117,42 +117,20 @@ def test_wrong_by_its_own_oracle(name: str) -> None:
     ("name", "said"),
     [
         ("oracle_raises", "the kernel's oracle raised ValueError: no idea in its activations; at foreign_kernels"),
-        pytest.param(
-            "oracle_random",
-            "the kernel's oracle is not deterministic: a second call of its activations gave other",
-            marks=pytest.mark.slow,
-        ),
+        ("oracle_random", "the kernel's oracle is not deterministic: a second call of its activations gave other"),
         ("oracle_changes_inputs", "the kernel's oracle modified its activations' inputs: . bytes, the first at"),
         ("oracle_nan", "the kernel's oracle gives activations that are not finite, the first in row 0$"),
-        pytest.param(
-            "oracle_infinite",
-            "the kernel's oracle gives weights that are not finite, the first in row 0$",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "oracle_transposed",
-            r"gives float64\[32, 3\] as its activations, expected float64\[3, 32\]$",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "oracle_floats",
-            r"gives float32\[3, 32\] as its activations, expected float64\[3, 32\]$",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            "oracle_nothing", "the kernel's oracle gives no array as its activations$", marks=pytest.mark.slow
-        ),
+        ("oracle_infinite", "the kernel's oracle gives weights that are not finite, the first in row 0$"),
+        ("oracle_transposed", r"gives float64\[32, 3\] as its activations, expected float64\[3, 32\]$"),
+        ("oracle_floats", r"gives float32\[3, 32\] as its activations, expected float64\[3, 32\]$"),
+        ("oracle_nothing", "the kernel's oracle gives no array as its activations$"),
         ("oracle_wide", r"gives float64\[3, 288\] as its activations, expected float64\[3, 32\]$"),
         ("oracle_unlike", "the kernel's oracle gives weights of 33 columns and activations of 32$"),
         ("oracle_crashes", "the kernel's oracle crashed: its process died of SIGSEGV$"),
-        pytest.param(
-            "oracle_is_own_output",
-            "the kernel's oracle raised KeyError: 'y' in its weights; ",
-            marks=pytest.mark.slow,
-        ),
+        ("oracle_is_own_output", "the kernel's oracle raised KeyError: 'y' in its weights; "),
     ],
 )
-@pytest.mark.parametrize("rungs", [("blocks",), pytest.param(("blocks", "layers", "tokens"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rungs", [("blocks",), ("blocks", "layers", "tokens")])
 def test_what_is_no_oracle(name: str, said: str, rungs: tuple[str, ...]) -> None:
     assert_no_oracle(name, said, rungs)
 
@@ -201,7 +179,7 @@ def test_an_oracle_that_hangs() -> None:
         ("oracle_is_the_kernel", r"describes another product: NMSE \d"),
     ],
 )
-@pytest.mark.parametrize("rung", ["blocks", "layers", pytest.param("tokens", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rung", ["blocks", "layers", "tokens"])
 def test_oracles_of_something_else(name: str, said: str, rung: str) -> None:
     """Each kernel is within the bound of its oracle, and each rung sees by itself what that is."""
     report = verified(f"{KERNELS}:{name}", rung, tensor=r"blk\.0\.attn_k\.")
@@ -292,7 +270,6 @@ def product(w, x, shape):
 """
 
 
-@pytest.mark.slow
 def test_each_row_of_an_oracle_is_compared(tmp_path: Path) -> None:
     """Also behind those whose weights are compared at a time."""
     file = tmp_path / "late.py"

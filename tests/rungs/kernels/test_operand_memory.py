@@ -118,28 +118,24 @@ def test_one_that_reads_no_more_than_it_has(tmp_path: Path) -> None:
         assert np.array_equal(made(opened(tmp_path, 0, 0), schedule), y)
 
 
-def some(names: str) -> pytest.MarkDecorator:
-    """Operands by their numbers; all but the named ones are left to the slow tests."""
-    marks = [() if name in names.split() else (pytest.mark.slow,) for name in OPERANDS]
-    return pytest.mark.parametrize(
-        "which", [pytest.param(i, id=name, marks=marks[i]) for i, name in enumerate(OPERANDS)]
-    )
+#: Operands by their numbers.
+EACH = pytest.mark.parametrize("which", range(len(OPERANDS)), ids=OPERANDS)
 
 
-@some("weights activations bias")
+@EACH
 def test_outputs_that_depend_on_an_address(which: int, tmp_path: Path) -> None:
     with pytest.raises(KernelFault, match="outputs depend on the addresses of its operands"):
         made(opened(tmp_path, which, 1))
 
 
-@some("weights residual work")
+@EACH
 def test_reading_past_the_end(which: int, tmp_path: Path) -> None:
     """In an ordinary call, and though what is read is not used."""
     with pytest.raises(KernelFault, match=f"past the end of its {OPERANDS[which]}"):
         made(opened(tmp_path, which, 2))
 
 
-@some("numbers output")
+@EACH
 def test_reading_before_the_beginning(which: int, tmp_path: Path) -> None:
     with pytest.raises(KernelFault, match=f"reads outside its buffers: 1 bytes before its {OPERANDS[which]} "):
         made(opened(tmp_path, which, 3), Schedule("seeded", 1))

@@ -11,8 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gguf_verify.nightly.history import History
 from gguf_verify.nightly.records import Cell, Night
 from tests.support.stub_nights import killed_and_resumed, plain, write_config
@@ -37,7 +35,6 @@ def copy_of_the_project(folder: Path, file: str, old: str, new: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_planted_regression_is_reported_exactly_and_alone(tmp_path: Path) -> None:
     path = write_config(
         tmp_path, "kernels = ['q8_1', 'f32']\nn_predict = 2\nthreads = 1\njobs = 2",
@@ -77,7 +74,6 @@ def without_times(night: Night) -> list[Cell]:
     return [dataclasses.replace(cell, rung_seconds={}) for _, cell in cells]
 
 
-@pytest.mark.slow
 def test_real_cells_killed_and_resumed(tmp_path: Path) -> None:
     prompts = {"a": "Once upon a time", "b": "The quick brown fox", "c": "One day"}
     text = "n_predict = 2\nthreads = 1\nkernels = ['q8_1', 'f32']"

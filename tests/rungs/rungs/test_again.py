@@ -68,8 +68,8 @@ def test_other_bits_once_in_a_while() -> None:
 
 @pytest.mark.usefixtures("card")
 @pytest.mark.parametrize(("name", "times"), [
-    ("q8_1_naive", TIMES), pytest.param("cuda_q4_0.cu:gemm", 1, marks=pytest.mark.slow),
-    pytest.param("numpy_q4_0.py:gemm", None, marks=pytest.mark.slow),
+    ("q8_1_naive", TIMES), ("cuda_q4_0.cu:gemm", 1),
+    ("numpy_q4_0.py:gemm", None),
 ])  # fmt: skip
 def test_right_kernels(name: str, times: int | None) -> None:
     """None of a function whose launches are not seen."""

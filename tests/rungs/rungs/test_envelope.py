@@ -80,7 +80,9 @@ def many_tokens(y: Floats, shape: Shape) -> None:
     [
         of_some_tokens,
         past_8192_rows,
-        *(pytest.param(w, marks=pytest.mark.slow) for w in (past_long_rows, past_whole_64, many_tokens)),
+        past_long_rows,
+        past_whole_64,
+        many_tokens,
     ],
 )
 def test_wrong_where_no_model_looks(wrong: Callable[[Floats, Shape], None]) -> None:

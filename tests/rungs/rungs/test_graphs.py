@@ -116,7 +116,7 @@ def test_encoder(made: Callable[..., Path]) -> None:
     assert [d.position for d in tokens.details] == list(range(6))
 
 
-@pytest.mark.parametrize("seed", [5, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [5, 7])
 def test_encoder_on_float32_activations(made: Callable[..., Path], seed: int) -> None:
     """Fed llama.cpp's activations such a kernel meets codes, which move; on its own, none. Each pass has its wobble."""
     (tokens,) = run(made("bert", seed=seed), "tokens", kernel=ShippedKernel(KERNELS["f32_naive"], CpuHost(1))).rungs
@@ -352,9 +352,7 @@ def routed_expert(path: Path, tensor: str) -> int:
     "fault",
     [
         pytest.param(lambda y: y * np.float32(1.01), id="1 % too much"),
-        pytest.param(
-            lambda y: np.ascontiguousarray(y[::-1]), id="rows of its tokens in another order", marks=pytest.mark.slow
-        ),
+        pytest.param(lambda y: np.ascontiguousarray(y[::-1]), id="rows of its tokens in another order"),
     ],
 )
 def test_wrong_for_one_expert(made: Callable[..., Path], fault: Callable[[Floats], Floats]) -> None:
@@ -394,7 +392,7 @@ def test_rows_that_nothing_multiplies(made: Callable[..., Path], monkeypatch: py
     assert f"of its {EXPERTS * graphs.WIDTH} rows" in unverified.why
 
 
-@pytest.mark.parametrize("row", [37, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("row", [37, 200])
 def test_one_wrong_block_of_an_expert(made: Callable[..., Path], row: int) -> None:
     """One code off by one, given only to the kernel: expert, row, block and byte are named by both rungs."""
     path, expert, block = made("moe"), EXPERTS - 1, 6

@@ -35,9 +35,6 @@ Q5_1 = FIXTURES / "tiny-Q5_1.gguf"
 Q4_0_CUH = "formats/q4_0.cuh"
 LOOP = "\n        for (int j = 0; j < 16; ++j)"
 NAIVE = "gemm/q8_1/01_naive.cu"
-SLOW = pytest.mark.slow
-#: A kernel of each launch and definition.
-OFF_BY_ONE = (("f32_naive", "Q4_0"), ("q8_1_dp4a", "Q4_0"), ("f32_tiled", "Q5_0"), ("q8_1_mma", "Q5_0"))
 
 
 def run(path: Path, kernel: ShippedKernel, *rungs: str, tensor: str = "blk.0.attn_q") -> Report:
@@ -66,12 +63,7 @@ def assert_placed(report: Report) -> None:
 
 @pytest.mark.parametrize(
     ("kernel", "fmt"),
-    [
-        pytest.param(k, fmt, marks=[pytest.mark.slow] * ((k, fmt) not in OFF_BY_ONE))
-        for k in PLAIN
-        for fmt in LEGACY
-        if k not in TILED or fmt == "Q5_0"
-    ],
+    [(k, fmt) for k in PLAIN for fmt in LEGACY if k not in TILED or fmt == "Q5_0"],
 )
 def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str) -> None:
     """In one block of one row of the weights, given only to the kernel: row and block are named by both rungs."""
@@ -92,18 +84,18 @@ def test_one_code_off_by_one(tmp_path: Path, llama: Llama, fmt: str, kernel: str
     ("path", "file", "old", "new"),
     [
         pytest.param(Q4_0, Q4_0_CUH, "q[j] = qs[j] & 0x0F", "q[j] = (qs[j] & 0x0F) - 8",
-                     id="8 subtracted twice", marks=SLOW),
+                     id="8 subtracted twice"),
         pytest.param(Q4_0, Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", id="s term dropped"),
-        pytest.param(Q5_1, "formats/q5_1.cuh", "Minimum::MEETS_S", "Minimum::NONE", id="m term dropped", marks=SLOW),
+        pytest.param(Q5_1, "formats/q5_1.cuh", "Minimum::MEETS_S", "Minimum::NONE", id="m term dropped"),
         pytest.param(Q4_0, NAIVE, "q[k] * xb->qs[k]", "q[k] * xb->qs[k / 2 + k % 2 * 16]",
-                     id="Q8_1 interleaved", marks=SLOW),
+                     id="Q8_1 interleaved"),
         pytest.param(Q5_1, "formats/q5_1.cuh", "(high >> j & 1)", "(high >> 2 * j & 1)",
-                     id="Q5 high bits interleaved", marks=SLOW),
+                     id="Q5 high bits interleaved"),
         pytest.param(
             Q4_0, Q4_0_CUH, f"q[j] = qs[j] & 0x0F;{LOOP} q[j + 16] = qs[j] >> 4",
-            f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", id="nibbles swapped", marks=SLOW,
+            f"q[j] = qs[j] >> 4;{LOOP} q[j + 16] = qs[j] & 0x0F", id="nibbles swapped",
         ),
-        pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", id="offset 7", marks=SLOW),
+        pytest.param(Q4_0, Q4_0_CUH, "ZERO = 8.0f", "ZERO = 7.0f", id="offset 7"),
         pytest.param(Q4_0, "common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", id="1 % scale error"),
     ],
 )  # fmt: skip
@@ -114,8 +106,8 @@ def test_faults_of_a_block(tmp_path: Path, path: Path, file: str, old: str, new:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        pytest.param(Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", id="s term dropped", marks=SLOW),
-        pytest.param("common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", id="1 % scale error", marks=SLOW),
+        pytest.param(Q4_0_CUH, "Minimum::OFFSET", "Minimum::NONE", id="s term dropped"),
+        pytest.param("common.cuh", "(d_a, products,", "(d_a, products * 1.01f,", id="1 % scale error"),
         pytest.param(NAIVE, "y[i] = acc", "y[i] = acc * (1.0f + 1e-4f)", id="0.01 % scale error"),
     ],
 )
@@ -190,8 +182,8 @@ def test_accumulation_over_k(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param("__fdiv_rn(amax, 127.0f)", "__fdiv_rn(amax, 128.0f)", marks=SLOW),
-        pytest.param("__fmul_rn(v[i], over_d)", "__fmul_rn(v[i], 0.99f * over_d)", marks=SLOW),
+        ("__fdiv_rn(amax, 127.0f)", "__fdiv_rn(amax, 128.0f)"),
+        ("__fmul_rn(v[i], over_d)", "__fmul_rn(v[i], 0.99f * over_d)"),
         ("out.s = __fadd_rn(", "out.s = 1.001f * __fadd_rn("),
     ],
 )
@@ -214,9 +206,9 @@ def test_other_order_than_declared(tmp_path: Path) -> None:
     "condition",
     [
         "M > 60",
-        pytest.param("M == 1 && nb > 1", marks=SLOW),
-        pytest.param("M >= 3 && M <= 8", marks=SLOW),
-        pytest.param("M % 64 == 0", marks=SLOW),
+        "M == 1 && nb > 1",
+        "M >= 3 && M <= 8",
+        "M % 64 == 0",
     ],
 )
 def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> None:
@@ -233,26 +225,21 @@ def test_wrong_at_another_number_of_tokens(tmp_path: Path, condition: str) -> No
         ("f32_tiled", "gemm/f32/02_tiled.cu", "count = K - first <", "count = K + first <"),
         ("q8_1_naive", "quantize/q8_1.cuh", "0.5f - 0x1p-15f", "0.5f - 0.0f"),
         ("q8_1_naive", NAIVE, "y[i] = acc", "y[i] = N > 2000 && i / N > 60 ? 0.0f : acc"),
-        *(
-            pytest.param(*mutant, marks=pytest.mark.slow)
-            for mutant in (
-                ("q8_1_naive", NAIVE, "y[i] = acc", "y[i] = fabsf(half_to_float(wb[0].d)) > 1000.0f ? 0.0f : acc"),
-                ("q8_1_naive", "quantize/q8_1.cu", "first + 8 <= n_blocks", "first + 7 <= n_blocks"),
-                ("q8_1_naive", "quantize/q8_1.cuh", "d > 0.0f ? roundf", "d >= 0.0f ? roundf"),
-                ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "(outputs + 3) / 4, stride", "(outputs + 2) / 4, stride"),
-                ("q8_1_wgmma", "pack/activations.cu", "at.there ? b->s : 0", "at.there ? b->s : -1"),
-                ("q8_1_tiled", "gemm/q8_1/02_tiled.cu", "n0 + row < N) y[", "n0 + row <= N) y["),
-                ("q8_1_naive", "quantize/q8_1.cu", "first + 8 <= n_blocks", "first - 8 <= n_blocks"),
-                ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "j < outputs", "j < outputs - 1"),
-                ("q8_1_naive", "quantize/q8_1.cuh", "0xFFFFFFFF, sum, 2)", "0xFFFFFFFF, sum, 3)"),
-                ("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "band * 8 + in_band", "band * 9 + in_band"),
-                ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (x_base == X_BLOCKS) x_base = 0;", ""),
-                ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (base >= nb) base", "if (base > nb) base"),
-                ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (at - warp * BLOCKS >= nb)", "if (at - warp * BLOCKS > nb)"),
-                ("q8_1_gemv", "gemm/q8_1/activations.cuh", "request(i + APART)", "request(i + all)"),
-                ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "sums[p * fours + i]", "sums[fours + i]"),
-            )
-        ),
+        ("q8_1_naive", NAIVE, "y[i] = acc", "y[i] = fabsf(half_to_float(wb[0].d)) > 1000.0f ? 0.0f : acc"),
+        ("q8_1_naive", "quantize/q8_1.cu", "first + 8 <= n_blocks", "first + 7 <= n_blocks"),
+        ("q8_1_naive", "quantize/q8_1.cuh", "d > 0.0f ? roundf", "d >= 0.0f ? roundf"),
+        ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "(outputs + 3) / 4, stride", "(outputs + 2) / 4, stride"),
+        ("q8_1_wgmma", "pack/activations.cu", "at.there ? b->s : 0", "at.there ? b->s : -1"),
+        ("q8_1_tiled", "gemm/q8_1/02_tiled.cu", "n0 + row < N) y[", "n0 + row <= N) y["),
+        ("q8_1_naive", "quantize/q8_1.cu", "first + 8 <= n_blocks", "first - 8 <= n_blocks"),
+        ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "j < outputs", "j < outputs - 1"),
+        ("q8_1_naive", "quantize/q8_1.cuh", "0xFFFFFFFF, sum, 2)", "0xFFFFFFFF, sum, 3)"),
+        ("q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "band * 8 + in_band", "band * 9 + in_band"),
+        ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (x_base == X_BLOCKS) x_base = 0;", ""),
+        ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (base >= nb) base", "if (base > nb) base"),
+        ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "if (at - warp * BLOCKS >= nb)", "if (at - warp * BLOCKS > nb)"),
+        ("q8_1_gemv", "gemm/q8_1/activations.cuh", "request(i + APART)", "request(i + all)"),
+        ("q8_1_split_k", "gemm/q8_1/09_split_k.cu", "sums[p * fours + i]", "sums[fours + i]"),
     ],
 )  # fmt: skip
 def test_wrong_past_the_round_shapes_of_models(tmp_path: Path, name: str, file: str, old: str, new: str) -> None:
@@ -352,7 +339,6 @@ def test_s_overflow_is_said(tmp_path: Path) -> None:
     assert any("s of activation block 0 overflows here" in f.what for f in report.rungs[0].failures)
 
 
-@pytest.mark.slow
 def test_tokens_of_a_wrong_kernel(tmp_path: Path) -> None:
     """Dropping s ruins the model: the tokens rung alone must see it, and no tie may excuse it."""
     kernel = altered_kernel(tmp_path, "q8_1_naive", "formats/q4_0.cuh", "Minimum::OFFSET", "Minimum::NONE")

@@ -87,9 +87,7 @@ KINDS: dict[str, tuple[str, Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k not in ("own", "probe") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_same_call_gives_the_same_bits(kind: str) -> None:
     rung, make = KINDS[kind]
     candidate = make()

@@ -59,11 +59,7 @@ def assert_verified(report: Report, same_tokens: bool = True, halved: bool = Fal
 
 @pytest.mark.parametrize(
     ("name", "kernel"),
-    [
-        pytest.param(name, kernel, marks=[pytest.mark.slow] * ((name, kernel) not in OFTEN))
-        for name in ("tiny-Q4_0.gguf", "tiny-Q5_1.gguf")
-        for kernel in KERNELS
-    ],
+    [(name, kernel) for name in ("tiny-Q4_0.gguf", "tiny-Q5_1.gguf") for kernel in KERNELS],
 )
 def test_fixture(name: str, kernel: str) -> None:
     report = run(FIXTURES / name, kernel)
@@ -80,11 +76,8 @@ def test_fixture(name: str, kernel: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "tensors"),
     [
-        *(
-            pytest.param(k, ["blk.0.attn_q"], marks=[pytest.mark.slow] * (k not in ("f32_tiled", "q8_1_mma")))
-            for k in TILED
-        ),
-        *(pytest.param(k, ["blk.0.attn_q", "blk.1.ffn_down"], marks=pytest.mark.slow) for k in TILED),
+        *((k, ["blk.0.attn_q"]) for k in TILED),
+        *((k, ["blk.0.attn_q", "blk.1.ffn_down"]) for k in TILED),
     ],
 )
 def test_tiles_in_the_graph(kernel: str, tensors: list[str]) -> None:
@@ -108,9 +101,7 @@ def test_a_type_that_the_kernel_does_not_cover() -> None:
         assert {left.why for left in rung.unverified} == {"kernel q8_1_mma does not cover type Q4_0"}
 
 
-@pytest.mark.parametrize(
-    "fmt", [pytest.param("Q4_1", marks=pytest.mark.slow), pytest.param("Q5_0", marks=pytest.mark.slow), "Q8_0"]
-)
+@pytest.mark.parametrize("fmt", ["Q4_1", "Q5_0", "Q8_0"])
 def test_fixture_in_other_formats(tmp_path: Path, llama: Llama, fmt: str) -> None:
     target = tmp_path / f"tiny-{fmt}.gguf"
     llama.quantize_file(FIXTURES / "tiny-F16.gguf", target, FILE_TYPES[fmt], pure=True)
@@ -123,14 +114,7 @@ def test_shared_q8_0_as_it_is(shared_models: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "fmt"),
-    [
-        pytest.param(source, fmt, marks=[pytest.mark.slow] * (fmt not in often))
-        for source, often in (
-            ("TinyStories-656K-f16.gguf", ()),
-            ("stories260K-ggml-org-f32.gguf", ("Q5_1",)),
-        )
-        for fmt in LEGACY
-    ],
+    [(source, fmt) for source in ("TinyStories-656K-f16.gguf", "stories260K-ggml-org-f32.gguf") for fmt in LEGACY],
 )
 def test_shared_models_quantized(tmp_path: Path, shared_models: Path, llama: Llama, source: str, fmt: str) -> None:
     target = tmp_path / f"model-{fmt}.gguf"

@@ -43,8 +43,8 @@ def failures(report: Report) -> list[str]:
 
 @pytest.mark.parametrize(("kernel", "file", "old", "last", "words"), [
     ("q8_1_tiled", "gemm/q8_1/02_tiled.cu", "        __syncthreads();\n", True, ["data race", "02_tiled.cu:45"]),
-    pytest.param("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "            async_commit();\n", False,
-                 ["order in which threads run"], marks=pytest.mark.slow),
+    ("q8_1_gemv", "gemm/q8_1/08_gemv.cu", "            async_commit();\n", False,
+     ["order in which threads run"]),
 ])  # fmt: skip
 def test_a_missing_barrier_group_or_wait(
     tmp_path: Path, kernel: str, file: str, old: str, last: bool, words: list[str]
@@ -56,7 +56,6 @@ def test_a_missing_barrier_group_or_wait(
         assert any(word in line for line in said), said
 
 
-@pytest.mark.slow
 def test_a_shipped_kernel_is_the_same_under_every_schedule() -> None:
     report = verified(ShippedKernel(KERNELS["q8_1_tiled"], CpuHost(1)), "layers", probes="full")
     assert failures(report) == []
@@ -94,7 +93,6 @@ extern "C" __global__ void gemm(const Q8_0* w, const Q8_1* x, float* y, long M, 
 """
 
 
-@pytest.mark.slow
 def test_words_at_byte_2_of_blocks_of_34(tmp_path: Path) -> None:
     """A "misaligned address" on every GPU; the right twin reads bytes."""
     llama = Llama(60)
@@ -144,7 +142,6 @@ extern "C" __global__ void clear(__half* y, long n) {
 )
 
 
-@pytest.mark.slow
 def test_sums_in_halves_are_not_blamed_on_the_order(tmp_path: Path) -> None:
     """Their bits depend on the order, and they are outside the bound in any."""
     llama = Llama(60)

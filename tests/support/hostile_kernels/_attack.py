@@ -175,7 +175,6 @@ class Attack:
         alone: it gets a run of its own, since it ends the kernel's process, holds it up, or hides what others do.
         each: it is made in each call.
         exits: the exit codes that a run may end with.
-        slow: it is left to `make test-all`.
         moments: when it is made in runs of its own: "call", "pack", "import" or "oracle".
         harmless_if_stopped: where it is stopped, other attacks can follow in the same run.
         limit: seconds for a call.
@@ -190,7 +189,6 @@ class Attack:
     alone: bool
     each: bool
     exits: tuple[int, ...]
-    slow: bool
     moments: tuple[str, ...]
     limit: float
     seconds: float
@@ -201,7 +199,7 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(
-    layer: str, seen: str, alone: bool = False, each: bool = False, exits: tuple[int, ...] = (1,), slow: bool = False,
+    layer: str, seen: str, alone: bool = False, each: bool = False, exits: tuple[int, ...] = (1,),
     moments: tuple[str, ...] = ("call",), limit: float = 5.0, seconds: float = 90.0,
     harmless_if_stopped: bool = False,
 ) -> Callable[[Callable[[Targets], object]], Callable[[Targets], object]]:  # fmt: skip
@@ -212,7 +210,7 @@ def attack(
         assert name not in ATTACKS, name
         tries = (function.__doc__ or "").strip().partition("\n")[0]
         ATTACKS[name] = Attack(
-            name, tries, function, layer, seen, alone, each, exits, slow, moments, limit, seconds, harmless_if_stopped
+            name, tries, function, layer, seen, alone, each, exits, moments, limit, seconds, harmless_if_stopped
         )
         return function
 

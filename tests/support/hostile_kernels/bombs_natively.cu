@@ -5,7 +5,6 @@
 // seen = "left:"
 // stand_in = false
 // exits = [1]
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

@@ -5,7 +5,6 @@
 // seen = "over: "
 // exits = [2, 3]
 // stand_in = false
-// slow = true
 // seconds = 200
 // [/attack]
 //

@@ -21,13 +21,13 @@ def leaves_silently(t: Targets) -> None:
     os._exit(0)
 
 
-@attack(_SAID, r"", alone=True, slow=True, exits=(1, 2), moments=_EVERY)
+@attack(_SAID, r"", alone=True, exits=(1, 2), moments=_EVERY)
 def exits(t: Targets) -> None:
     """It raises SystemExit of 0."""
     sys.exit(0)
 
 
-@attack("a deadline", r"", alone=True, exits=(1, 2), moments=_EVERY, limit=1.0, seconds=45.0, slow=True)
+@attack("a deadline", r"", alone=True, exits=(1, 2), moments=_EVERY, limit=1.0, seconds=45.0)
 def hangs(t: Targets) -> None:
     """It never returns, and ignores every signal that it can."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -35,7 +35,7 @@ def hangs(t: Targets) -> None:
     lasting()
 
 
-@attack(_SAID, r"", alone=True, exits=(1, 2), slow=True)
+@attack(_SAID, r"", alone=True, exits=(1, 2))
 def overflows_its_stack(t: Targets) -> None:
     """It calls itself without end, in C."""
     callback = ctypes.CFUNCTYPE(None)
@@ -48,7 +48,7 @@ def overflows_its_stack(t: Targets) -> None:
     down()
 
 
-@attack("a deadline", r"", alone=True, limit=1.0, seconds=45.0, slow=True)
+@attack("a deadline", r"", alone=True, limit=1.0, seconds=45.0)
 def swallows_crashes(t: Targets) -> None:
     """It handles its own access to no memory by going back to it."""
     libc = ctypes.CDLL(None)
@@ -59,7 +59,7 @@ def swallows_crashes(t: Targets) -> None:
     ctypes.string_at(0)
 
 
-@attack(_SAID, r"", alone=True, exits=(1, 2), slow=True)
+@attack(_SAID, r"", alone=True, exits=(1, 2))
 def raises_what_cannot_be_shown(t: Targets) -> None:
     """It raises an exception whose text, type and representation raise."""
 

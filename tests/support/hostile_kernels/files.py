@@ -181,7 +181,7 @@ def keeps_memory(t: Targets) -> None:
     print("shared memory", identity)
 
 
-@attack("limits of file size; a folder that goes with the process", r"appeared: tmp/", slow=True)
+@attack("limits of file size; a folder that goes with the process", r"appeared: tmp/", alone=True)
 def fills_the_disk(t: Targets) -> None:
     """It writes a large file, a sparse one of a terabyte, and 20,000 small ones."""
     folder = f"{os.environ.get('TMPDIR', t.tmp)}/full-{t.token}"

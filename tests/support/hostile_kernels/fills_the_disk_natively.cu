@@ -5,7 +5,6 @@
 // seen = "over: |left:"
 // exits = [2, 3]
 // stand_in = false
-// slow = true
 // seconds = 60
 // [/attack]
 //

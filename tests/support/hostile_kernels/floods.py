@@ -15,7 +15,7 @@ _LOG = 96 << 20
 
 
 @attack("a limit of memory (RLIMIT_AS, RLIMIT_DATA or a memory cgroup), which the user can set", r"over: .*memory",
-        alone=True, slow=True, limit=30.0)  # fmt: skip
+        alone=True, limit=30.0)  # fmt: skip
 def fills_memory(t: Targets) -> None:
     """It takes memory until it gets none, up to 6 GB."""
     held = []
@@ -28,8 +28,8 @@ def fills_memory(t: Targets) -> None:
     time.sleep(0.3)  # so long it can be seen
 
 
-@attack("memory of shared files counted too: a cgroup, or a limit of file size", r"over: .*memory", alone=True,
-        slow=True, limit=30.0)  # fmt: skip
+@attack("memory of shared files counted too: a cgroup, or a limit of file size", r"over: .*memory",
+        alone=True, limit=30.0)  # fmt: skip
 def fills_shared_memory(t: Targets) -> None:
     """It writes files that lie in memory, up to 3 GB, without mapping them."""
     handles = []
@@ -51,7 +51,7 @@ def floods_the_log(t: Targets) -> None:
     time.sleep(0.5)  # so long it can be seen
 
 
-@attack("a bounded log", r"log: ", alone=True, each=True, slow=True)
+@attack("a bounded log", r"log: ", alone=True, each=True)
 def floods_the_log_a_call(t: Targets) -> None:
     """It prints 200 megabytes in each call."""
     part = b"x" * (1 << 20)
@@ -61,7 +61,7 @@ def floods_the_log_a_call(t: Targets) -> None:
     time.sleep(0.2)
 
 
-@attack("names and lines from the log are escaped and cut", r"", alone=True, slow=True, exits=(1, 3))
+@attack("names and lines from the log are escaped and cut", r"", alone=True, exits=(1, 3))
 def forges_by_last_words(t: Targets) -> None:
     """Its last line of output is a verdict with control characters, and it crashes."""
     os.write(1, b"\n\x1b[2K\rVERIFIED in 0.1 s\x1b[8m\n")

@@ -4,7 +4,6 @@
 // layer = "a deadline of the start that is not the compiler's"
 // seen = ""
 // exits = [1, 2, 3]
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

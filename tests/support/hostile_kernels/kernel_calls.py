@@ -36,7 +36,7 @@ _FAMILIES = {"netlink": (16, 3, 0), "packet": (17, 3, 0), "vsock": (40, 1, 0), "
              "raw": (2, 3, 1), "bluetooth": (31, 3, 1)}  # fmt: skip
 
 
-@attack(_FILTERED, r"told: .*mount", alone=True, slow=True)
+@attack(_FILTERED, r"told: .*mount", alone=True)
 def calls_the_kernel(t: Targets) -> None:
     """It tries the calls of the operating system that sandboxes were broken by."""
     worked = []
@@ -54,7 +54,7 @@ def calls_the_kernel(t: Targets) -> None:
     raise Told(tell("calls", worked))
 
 
-@attack("a launcher that passes three descriptors and the link", r"told: descriptors (?!none)", alone=True, slow=True)
+@attack("a launcher that passes three descriptors and the link", r"told: descriptors (?!none)", alone=True)
 def lists_descriptors(t: Targets) -> None:
     """It lists the descriptors that it inherited."""
     found, sockets = [], 0
@@ -71,9 +71,7 @@ def lists_descriptors(t: Targets) -> None:
     raise Told(tell("descriptors", found))
 
 
-@attack(
-    "an allow-list of variables for processes that are not ours", r"told: variables (?!none)", alone=True, slow=True
-)
+@attack("an allow-list of variables for processes that are not ours", r"told: variables (?!none)", alone=True)
 def lists_variables(t: Targets) -> None:
     """It looks for secrets among the variables of its own process and of the verifier."""
     found = set(os.environ)
@@ -85,7 +83,7 @@ def lists_variables(t: Targets) -> None:
     raise Told(tell("variables", secret))
 
 
-@attack("hard limits, which only root can raise, and no capabilities", r"told: limits (?!none)", alone=True, slow=True)
+@attack("hard limits, which only root can raise, and no capabilities", r"told: limits (?!none)", alone=True)
 def raises_its_limits(t: Targets) -> None:
     """It takes back the limits that it was given, and uses the rights of root."""
     worked = []
@@ -119,7 +117,7 @@ _DEVICES = (
 )  # fmt: skip
 
 
-@attack("a read-only view of the file system", r"told: devices (?!none)", alone=True, slow=True)
+@attack("a read-only view of the file system", r"told: devices (?!none)", alone=True)
 def opens_devices(t: Targets) -> None:
     """It opens what the operating system's kernel shows as files, to write."""
     worked = []

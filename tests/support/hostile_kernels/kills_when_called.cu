@@ -4,7 +4,6 @@
 // layer = "a PID namespace; else the scope of signals"
 // seen = ""
 // exits = [1]
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

@@ -4,7 +4,6 @@
 // layer = "the end of the process is a fault in one line"
 // seen = ""
 // exits = [1, 2]
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

@@ -93,7 +93,7 @@ def redirects_the_report(t: Targets) -> None:
     _redirects(t, _by_file)
 
 
-@attack(_NO_SIGHT, r"the report|appeared: work/forged.json", alone=True, harmless_if_stopped=True, slow=True)
+@attack(_NO_SIGHT, r"the report|appeared: work/forged.json", alone=True, harmless_if_stopped=True)
 def redirects_the_report_by_call(t: Targets) -> None:
     """It overwrites the report's name in the verifier's memory by process_vm_writev."""
     _redirects(t, _by_call)
@@ -166,7 +166,7 @@ def forges_output(t: Targets) -> None:
                         write(f"/proc/{pid}/fd/{fd}")
 
 
-@attack(_NO_SIGHT, r"llama.cpp died", alone=True, exits=(1, 3), slow=True)
+@attack(_NO_SIGHT, r"llama.cpp died", alone=True, exits=(1, 3))
 def breaks_the_links_of_others(t: Targets) -> None:
     """It takes every socket of the verifier by pidfd_getfd, and sends garbage to llama.cpp's process as if it were the
     verifier."""

@@ -5,7 +5,6 @@
 // seen = "forged"
 // stand_in = false
 // exits = [1, 2, 3]
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

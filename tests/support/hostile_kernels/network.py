@@ -42,7 +42,7 @@ def connects_to_an_abstract_socket(t: Targets) -> None:
         s.connect(f"\0{t.abstract}")
 
 
-@attack(_NO_NETWORK, r"reached: tcp4", alone=True, slow=True)
+@attack(_NO_NETWORK, r"reached: tcp4", alone=True)
 def connects_by_io_uring(t: Targets) -> None:
     """It makes a socket and connects by io_uring, whose operations pass by the filters of system calls."""
     from ._io_uring import connect

@@ -25,14 +25,14 @@ def leaves_orphans(t: Targets) -> None:
     orphan(other)
 
 
-@attack(_ENDS, r"left:", each=True, alone=True, slow=True)
+@attack(_ENDS, r"left:", each=True, alone=True)
 def leaves_a_child_a_call(t: Targets) -> None:
     """Each call leaves a child that outlives the run."""
     if os.fork() == 0:
         lasting()
 
 
-@attack(f"{_ENDS}; a limit of processes (a pids cgroup, RLIMIT_NPROC where it binds)", r"left:", alone=True, slow=True)
+@attack(f"{_ENDS}; a limit of processes (a pids cgroup, RLIMIT_NPROC where it binds)", r"left:", alone=True)
 def bombs(t: Targets) -> None:
     """Its processes double until there are some hundreds, in sessions of their own."""
     for _ in range(_MOST.bit_length() - 1):
@@ -66,7 +66,7 @@ def holds_the_link_open(t: Targets) -> None:
     os._exit(0)
 
 
-@attack("the keeper's and the launcher's parent-death signal; they kill what is left", r"left:", alone=True, slow=True)
+@attack("the keeper's and the launcher's parent-death signal; they kill what is left", r"left:", alone=True)
 def outlives_its_parent(t: Targets) -> None:
     """It takes back what would end it with its parent, then kills itself, while a child goes on."""
     import ctypes
@@ -80,7 +80,7 @@ def outlives_its_parent(t: Targets) -> None:
     os._exit(1)
 
 
-@attack(_ENDS, r"left:", alone=True, slow=True)
+@attack(_ENDS, r"left:", alone=True)
 def runs_at_exit(t: Targets) -> None:
     """It starts a process when its own ends, by a signal's handler or at exit."""
     import atexit

@@ -40,10 +40,6 @@ GARBAGE = (
 )
 
 
-#: Kinds that `make test` sends, too.
-_QUICK = (5,)
-
-
 def _send(t: Targets, what: bytes) -> None:
     with contextlib.suppress(OSError):
         link_of().sendall(what)
@@ -56,16 +52,14 @@ def _garbage(number: int) -> None:
 
     send.__name__ = f"sends_garbage_{number}"
     send.__doc__ = f"It sends garbage of kind {number} before its answer, and goes on."
-    attack(
-        _CHECKED, r"", alone=True, each=True, exits=(1, 2, 3), slow=number not in _QUICK, moments=("call", "import")
-    )(send)
+    attack(_CHECKED, r"", alone=True, each=True, exits=(1, 2, 3), moments=("call", "import"))(send)
 
 
 for _number in range(len(GARBAGE)):
     _garbage(_number)
 
 
-@attack(_CHECKED, r"", alone=True, slow=True, exits=(1, 3))
+@attack(_CHECKED, r"", alone=True, exits=(1, 3))
 def writes_everywhere(t: Targets) -> None:
     """It writes forged answers into every descriptor that it has, but its log."""
     for fd in range(3, 256):
@@ -87,21 +81,21 @@ def drips(t: Targets) -> None:
             os._exit(0)
 
 
-@attack("a deadline for the whole answer, not for its next byte", r"", alone=True, limit=1.0, seconds=45.0, slow=True)
+@attack("a deadline for the whole answer, not for its next byte", r"", alone=True, limit=1.0, seconds=45.0)
 def never_reads(t: Targets) -> None:
     """It answers once, and never takes the next question from the link."""
     _send(t, _framed(b'{"ok": true}'))
     lasting()
 
 
-@attack(_CHECKED, r"", alone=True, slow=True, exits=(1, 3))
+@attack(_CHECKED, r"", alone=True, exits=(1, 3))
 def closes_everything(t: Targets) -> None:
     """It closes each of its descriptors, the link and the log too, and goes on."""
     os.closerange(0, 256)
     lasting(life=8.0)
 
 
-@attack(_CHECKED, r"", alone=True, slow=True)
+@attack(_CHECKED, r"", alone=True)
 def half_closes(t: Targets) -> None:
     """It closes the direction of the link that it answers in, and goes on."""
     import socket
@@ -110,7 +104,7 @@ def half_closes(t: Targets) -> None:
     lasting(life=8.0)
 
 
-@attack(_CHECKED, r"", alone=True, slow=True)
+@attack(_CHECKED, r"", alone=True)
 def sends_descriptors(t: Targets) -> None:
     """It sends a hundred descriptors over the link, which would stay open in the verifier."""
     import socket

@@ -4,7 +4,6 @@
 // layer = "compilers get no standard input"
 // seen = ""
 // exits = [1, 2, 3]
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

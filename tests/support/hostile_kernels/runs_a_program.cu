@@ -4,7 +4,6 @@
 // layer = "the confinement of the kernel's process is that of what it starts"
 // seen = "changed: home/victims/native"
 // exits = [1]
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

@@ -89,13 +89,13 @@ def kills_its_group(t: Targets) -> None:
         os.kill(0, signal.SIGKILL)
 
 
-@attack(f"{_SCOPED}; a session of its own", r"stopped", alone=True, harmless_if_stopped=True, slow=True)
+@attack(f"{_SCOPED}; a session of its own", r"stopped", alone=True, harmless_if_stopped=True)
 def stops_its_group(t: Targets) -> None:
     """It stops the verifier's process group."""
     every([t.root], lambda group: os.killpg(group, signal.SIGSTOP))
 
 
-@attack("a PID namespace; else Landlock's scope of signals", r"", alone=True, slow=True)
+@attack("a PID namespace; else Landlock's scope of signals", r"", alone=True)
 def kills_everybody(t: Targets) -> None:
     """It kills every process that it may, where a PID namespace proves that these are its own."""
     if t.contained:
@@ -109,7 +109,7 @@ def kills_the_others(t: Targets) -> None:
     every(others, lambda pid: os.kill(pid, signal.SIGKILL))
 
 
-@attack(f"{_SCOPED}; no sight of the run's other processes", r"stopped", alone=True, slow=True)
+@attack(f"{_SCOPED}; no sight of the run's other processes", r"stopped", alone=True)
 def stops_the_others(t: Targets) -> None:
     """It stops the other processes of the run."""
     every([pid for pid in t.family() if pid != t.root], lambda pid: os.kill(pid, signal.SIGSTOP))

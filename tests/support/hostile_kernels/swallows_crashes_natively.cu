@@ -5,7 +5,6 @@
 // seen = ""
 // exits = [1]
 // limit = 1.0
-// slow = true
 // [/attack]
 //
 // [gguf-verify]

@@ -26,7 +26,7 @@ def types_at_the_terminal(t: Targets) -> None:
             fcntl.ioctl(f, termios.TIOCSTI, bytes([character]))
 
 
-@attack(_OWN_SESSION, r"the report|exit code", alone=True, slow=True)
+@attack(_OWN_SESSION, r"the report|exit code", alone=True)
 def interrupts_by_the_terminal(t: Targets) -> None:
     """It types Ctrl-C and Ctrl-\\ at the terminal, and makes its own group the one in the foreground."""
     with open("/dev/tty", "wb", buffering=0) as f:

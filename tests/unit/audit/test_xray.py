@@ -303,7 +303,7 @@ def test_hostile_names(make: Make) -> None:
 SPECIAL = [0x0000, 0x8000, 0x0001, 0x83FF, 0x7C00, 0xFC00, 0x7E01, 0xFFFF, 0x7BFF, 0x7D00]
 
 
-@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [9, 1])
 @pytest.mark.parametrize("name", ALL)
 def test_fits_100_columns_whatever_the_block(name: str, every: int, make: Make) -> None:
     """Of every ninth block, another for each format in turn; `make test-all` looks at all."""

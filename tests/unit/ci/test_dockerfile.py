@@ -118,7 +118,6 @@ def test_the_page_shows_how_it_is_built() -> None:
         assert " ".join(shlex.split(line)) in page
 
 
-@pytest.mark.slow
 @pytest.mark.needs("docker")
 def test_the_image_is_built_and_audits() -> None:
     need("docker")

@@ -241,7 +241,6 @@ def test_files_with_lies(folder: Path, data: bytes, name: str) -> None:
     check_any_file(folder, data, name)
 
 
-@pytest.mark.slow
 @lies
 @profile(600)
 def test_more_files_with_lies(folder: Path, data: bytes, name: str) -> None:
@@ -254,7 +253,6 @@ def test_damaged_corpus(folder: Path, data: bytes) -> None:
     check_any_file(folder, data)
 
 
-@pytest.mark.slow
 @damages
 @profile(500)
 def test_more_of_the_corpus_damaged(folder: Path, data: bytes) -> None:

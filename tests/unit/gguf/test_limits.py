@@ -84,7 +84,7 @@ SLOW: dict[str, Callable[[float], corpus.Built]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mb", [0.0625, pytest.param(1.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mb", [0.0625, 1.0])
 @pytest.mark.parametrize("name", SLOW)
 def test_no_file_hangs_the_parser(name: str, mb: float, tmp_path: Path) -> None:
     path = tmp_path / "slow.gguf"

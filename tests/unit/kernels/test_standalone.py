@@ -131,7 +131,6 @@ def test_two_types_in_one_unit_by_nvcc(tmp_path: Path) -> None:
     on_card(tmp_path / "standalone")
 
 
-@pytest.mark.slow
 @pytest.mark.needs("nvcc", "cmake")
 def test_the_example_by_cmake(tmp_path: Path) -> None:
     command = Path(sysconfig.get_path("scripts"), "gguf-verify")

@@ -309,7 +309,6 @@ SAID = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("cure", [False, True])
 @pytest.mark.parametrize("kind", SAID)
 def test_the_teaching_kernels_are_judged_as_their_page_says(tmp_path: Path, build: Any, kind: str, cure: bool) -> None:
@@ -329,7 +328,6 @@ def test_the_teaching_kernels_are_judged_as_their_page_says(tmp_path: Path, buil
     assert said in " ".join(text_of(Kind.RUN, report).split())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "row",
     [r for r in page.load()["cpu"].rows if r.engine == "llama.cpp-quant-gemm" and "registers" not in r.says],

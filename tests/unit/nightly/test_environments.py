@@ -124,7 +124,6 @@ def test_a_variant_that_cannot_be_made_is_its_cells_outcome(tmp_path: Path, monk
     assert night.exit_code == 3
 
 
-@pytest.mark.slow
 def test_the_nightly_costs_little_beside_its_cells(tmp_path: Path) -> None:
     """Real time of a night of twenty cells of 0.5 s over the sum of theirs."""
     path = write_config(tmp_path, **{f"p{i}": "pass 0.5" for i in range(20)})

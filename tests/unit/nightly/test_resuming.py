@@ -37,7 +37,7 @@ def fork_night(path: Path, log: Path | None = None) -> int:
         os._exit(code)
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [5, 10])
 def test_killed_and_resumed(tmp_path: Path, kills: int) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     prompts = {f"p{i}": "pass 0.05" for i in range(9 * kills // 5)} | {"bad": "mismatch", "dead": "segv"}

@@ -323,7 +323,7 @@ def test_pages_fit_the_screen(opened: Opener, tmp_path: Path, name: str, size: s
 
 
 @pytest.mark.needs("axe")
-@pytest.mark.parametrize("name", ["wrong", "passed", pytest.param("hostile", marks=pytest.mark.slow), "night"])
+@pytest.mark.parametrize("name", ["wrong", "passed", "hostile", "night"])
 def test_rules_of_accessibility(opened: Opener, name: str) -> None:
     """axe's rules, on a phone with everything unfolded, so that it looks at all of a page; colours in both themes."""
     page = pages.night(few_cells()) if name == "night" else shown()[name]

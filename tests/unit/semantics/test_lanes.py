@@ -29,8 +29,8 @@ STRUCTURED: dict[str, Data] = {
     "late outlier": lambda m, k: with_late_outlier(activations(F32, m, k).view(np.float32)),
 }
 #: Kinds of terms: an offset, a minimum and a stored sum, minima of superblocks, a scale of each 16, a zero point.
-FAST = [("Q4_0", 4096), ("Q4_1", 4096), ("Q5_1", 2048), ("Q4_K", 4096), ("Q6_K", 4096), ("IQ4_XS", 4096)]
-SLOW = [pytest.param(name, k, marks=pytest.mark.slow) for name in FORMATS for k in (2048, 32768)]
+KINDS = [("Q4_0", 4096), ("Q4_1", 4096), ("Q5_1", 2048), ("Q4_K", 4096), ("Q6_K", 4096), ("IQ4_XS", 4096)]
+ALL = [(name, k) for name in FORMATS for k in (2048, 32768)]
 
 
 def judged_by_order_alone(y: Floats, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Judgement:
@@ -65,7 +65,7 @@ def one_wrong_code(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, r
 
 
 @pytest.mark.parametrize("data", STRUCTURED)
-@pytest.mark.parametrize(("name", "k"), [*FAST, *SLOW])
+@pytest.mark.parametrize(("name", "k"), [*KINDS, *ALL])
 def test_lanes_with_large_sums_pass(name: str, k: int, data: str) -> None:
     fmt = FORMATS[name]
     semantics, k = llama_cpu_semantics(fmt), whole_row(fmt, k)
@@ -86,7 +86,7 @@ def test_an_ascending_order_alone_would_fail_them(data: str) -> None:
 
 
 @pytest.mark.parametrize("data", ["runs of 4", "runs of 16"])
-@pytest.mark.parametrize(("name", "k"), [*FAST, *SLOW])
+@pytest.mark.parametrize(("name", "k"), [*KINDS, *ALL])
 def test_one_wrong_code_fails_all_the_same(name: str, k: int, data: str) -> None:
     """By lane orders where it exceeds what any of them can round, else by the product that is made again."""
     fmt = FORMATS[name]
@@ -100,7 +100,7 @@ def test_one_wrong_code_fails_all_the_same(name: str, k: int, data: str) -> None
     assert not judgement.doubtful.any()
 
 
-@pytest.mark.parametrize(("name", "k"), [("Q4_0", 8192), ("Q4_1", 4096), *SLOW])
+@pytest.mark.parametrize(("name", "k"), [("Q4_0", 8192), ("Q4_1", 4096), *ALL])
 def test_rows_of_one_block_are_a_suspicion_that_another_product_settles(name: str, k: int) -> None:
     """Each addition rounds the same way, so no independent roundings explain the error."""
     fmt = FORMATS[name]

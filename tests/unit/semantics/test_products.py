@@ -264,7 +264,7 @@ SHARES = [(1, 5), (3 * 8 * 7, 1), (3 * 8 * 7, 2), (1 << 20, 2)]
 ALL_SHARES = [(tile, threads) for tile in (1, 3 * 8 * 7, 1 << 20) for threads in (1, 2, 5)]
 
 
-@pytest.mark.parametrize("shares", [SHARES, pytest.param(ALL_SHARES, marks=pytest.mark.slow)], ids=["some", "all"])
+@pytest.mark.parametrize("shares", [SHARES, ALL_SHARES], ids=["some", "all"])
 @each_pair
 def test_tiles_and_threads_do_not_matter(
     semantics: Semantics, fmt: BlockFormat, shares: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch

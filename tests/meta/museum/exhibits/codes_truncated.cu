@@ -5,7 +5,6 @@
 // shows_when = "always"
 // names = ["quantizer-truncates"]
 // says = []
-// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]
