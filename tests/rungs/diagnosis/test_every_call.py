@@ -33,7 +33,7 @@ Q8_1 = SEMANTICS["q8_1"]
 
 
 def run(path: Path, kernel: Candidate, *rungs: str) -> Report:
-    options = Options(prompt="The import statement", tensor="blk.0.attn_k", progress=False, probes="brief")
+    options = Options(prompt="The import statement", tensor="blk.0.attn_k", n_predict=2, progress=False, probes="brief")
     return verify(path, kernel, rungs=rungs, options=options)
 
 

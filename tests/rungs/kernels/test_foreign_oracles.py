@@ -103,8 +103,8 @@ def test_no_other_report_speaks_of_oracles() -> None:
 
 @pytest.mark.parametrize("name", ["own_wrong"])
 def test_wrong_by_its_own_oracle(name: str) -> None:
-    report = verified(f"{KERNELS}:{name}", "blocks", "layers", "tokens")
-    assert [r.verdict for r in report.rungs] == ["failed"] * 3
+    report = verified(f"{KERNELS}:{name}", "blocks", "layers")
+    assert [r.verdict for r in report.rungs] == ["failed"] * 2
     assert report.rungs[1].failures[0].block == 0
     assert report.rungs[1].diagnosis is not None
     assert (
@@ -137,7 +137,7 @@ def test_what_is_no_oracle(name: str, said: str, rungs: tuple[str, ...]) -> None
 
 def test_no_oracle_in_any_rung() -> None:
     """The next rung finds a fresh process."""
-    assert_no_oracle("oracle_crashes", "crashed: its process died of SIGSEGV$", ("blocks", "layers", "tokens"))
+    assert_no_oracle("oracle_crashes", "crashed: its process died of SIGSEGV$", ("blocks", "layers"))
 
 
 def assert_no_oracle(name: str, said: str, rungs: tuple[str, ...]) -> None:
@@ -156,13 +156,11 @@ def assert_no_oracle(name: str, said: str, rungs: tuple[str, ...]) -> None:
 
 
 def test_an_oracle_that_hangs() -> None:
-    report = verified(
-        f"{KERNELS}:oracle_hangs", "blocks", "layers", "tokens", tensor=r"blk\.0\.attn_k\.", kernel_time_limit=2.0
-    )
+    report = verified(f"{KERNELS}:oracle_hangs", "blocks", "layers", tensor=r"blk\.0\.attn_k\.", kernel_time_limit=2.0)
     assert report.exit_code == 1
     assert [f.what for r in report.rungs for f in r.failures] == [
         "blk.0.attn_k.weight: the kernel's oracle did not return within 2 s"
-    ] * 3
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -281,7 +279,7 @@ def test_each_row_of_an_oracle_is_compared(tmp_path: Path) -> None:
 
 
 def test_an_oracle_given_as_an_object() -> None:
-    report = verified(foreign_kernels.own, "blocks", "layers")
+    report = verified(foreign_kernels.own, "blocks")
     assert report.exit_code == 0, report.rungs
 
 
@@ -402,7 +400,7 @@ def test_cuda_with_an_oracle(tmp_path: Path) -> None:
     exact = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE])}:gemm", "layers")
     assert exact.exit_code == 1
     rounding = [QUANTIZES[-2], ("+ j];", "+ j]);"), ("+ j + 16];", "+ j + 16]);"), ROUNDS]
-    report = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE, *rounding])}:gemm", "blocks", "layers", "tokens")
+    report = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE, *rounding])}:gemm", "layers")
     assert report.exit_code == 0, report.rungs
     assert "judged by an oracle of its author (its own: activations)" in text_of(Kind.RUN, report)
 

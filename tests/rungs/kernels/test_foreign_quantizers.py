@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Gemm
 from gguf_verify.report.writer import Kind
+from gguf_verify.results import Report
 from gguf_verify.rungs.layers.activations import llama_activations
 from gguf_verify.semantics.definition import quantized_inside
 from gguf_verify.semantics.definitions import SEMANTICS
@@ -31,9 +34,15 @@ def test_quantizes_itself() -> None:
     assert "judged by q8_1 of the float32 activations that it takes" in text_of(Kind.RUN, report)
 
 
+@cache
+def layers_of(name: str) -> Report:
+    """The run of a kernel, which two tests judge."""
+    return verified(f"{KERNELS}:{name}", "layers")
+
+
 @pytest.mark.parametrize("name", ["truncates", "off_by_ulps", "sums_off"])
 def test_another_quantizer_inside(name: str) -> None:
-    report = verified(f"{KERNELS}:{name}", "layers")
+    report = layers_of(name)
     assert report.exit_code == 1
     of_kernel = [f.what for f in report.rungs[0].failures if f.what.startswith("kernel")]
     assert of_kernel
@@ -41,7 +50,7 @@ def test_another_quantizer_inside(name: str) -> None:
 
 
 def test_the_diagnosis_of_a_quantizer_inside() -> None:
-    report = verified(f"{KERNELS}:truncates", "layers")
+    report = layers_of("truncates")
     assert report.rungs[0].diagnosis is not None
     assert "quantizer of activations truncates" in " ".join(report.rungs[0].diagnosis.lines)
 

@@ -231,13 +231,13 @@ def test_batches_do_not_change_the_result(model: Model, monkeypatch: pytest.Monk
     """However many matrices are packed before they are taken apart."""
     for function, verdict in ((foreign_tasks.packs, "passed"), (foreign_tasks.loses, "failed")):
         results = []
-        for most in (1 << 28, 1 << 16):
+        for most in (1 << 28, 1 << 12):
             monkeypatch.setattr(packing, "_MOST_HELD", most)
-            results.append(climbed(model, function, tensor="blk.0.attn"))
+            results.append(climbed(model, function, tensor="blk.0.attn_[kv]"))
         assert results[0].verdict == results[1].verdict == verdict
         one, several = ((r.checked["blocks"], r.details, r.figures) for r in results)
         assert one == several
-        assert len(results[0].details) == 4
+        assert len(results[0].details) == 2
 
 
 def test_what_a_matrix_before_was_packed_into_is_not_its_own(model: Model) -> None:

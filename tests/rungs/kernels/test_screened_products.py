@@ -15,12 +15,20 @@ NEVER = 1 << 62
 
 
 def runs(name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Report, Report]:
-    """With whole products, and with screened ones."""
-    made = []
+    """With whole products, and with screened ones, some of whose rows are settled one by one."""
+    settled, made, asked = Product.settled, [], []
+
+    def counted(product, rows):
+        asked.append(len(rows))
+        return settled(product, rows)
+
+    monkeypatch.setattr(Product, "settled", counted)
+    monkeypatch.setattr(screen, "FEW", 0)
     for small in (NEVER, 0):
-        monkeypatch.setattr(screen, "FEW", 0)
+        asked.clear()
         monkeypatch.setattr(screen, "SMALL", small)
         made.append(verified(f"{KERNELS}:{name}", "layers"))
+    assert len(asked) > 20
     return made[0], made[1]
 
 
@@ -38,18 +46,3 @@ def test_the_same_is_said(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         other = of_screened.worst[side]
         assert other.where == worst.where
         assert math.isclose(other.utilisation, worst.utilisation, rel_tol=1e-4)
-
-
-def test_products_were_screened(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    settled = Product.settled
-
-    def counted(product, rows):
-        asked.append(len(rows))
-        return settled(product, rows)
-
-    monkeypatch.setattr(Product, "settled", counted)
-    monkeypatch.setattr(screen, "FEW", 0)
-    monkeypatch.setattr(screen, "SMALL", 0)
-    assert verified(f"{KERNELS}:quantizes", "layers").exit_code == 0
-    assert len(asked) > 20
