@@ -96,7 +96,7 @@ def test_a_product_whose_bound_cannot_refuse_zeros_is_not_verified(source: Path)
     """Although its outputs are correct: so would others be."""
     free, few = (
         'accumulates="float16", deterministic',
-        'accumulates="float16", domain={"K": {"most": 4096}}, deterministic',
+        'accumulates="float16", domain={"K": {"most": 4096}, "N": {"most": 128}, "M": {"most": 2}}, deterministic',
     )
     source.write_text(KERNELS.replace(free, few))
     report = verified(f"{source}:apart", "layers", tensor="blk.0.attn_k")
