@@ -397,10 +397,10 @@ ROUNDS = ("x[m * K + b * 32 + j", "rounded(x[m * K + b * 32 + j")
 
 def test_cuda_with_an_oracle(tmp_path: Path) -> None:
     """Right only where it rounds its activations, as its oracle does."""
-    exact = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE])}:gemm", "layers")
+    exact = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE])}:gemm", "layers", tensor="blk.0.attn_k")
     assert exact.exit_code == 1
     rounding = [QUANTIZES[-2], ("+ j];", "+ j]);"), ("+ j + 16];", "+ j + 16]);"), ROUNDS]
-    report = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE, *rounding])}:gemm", "layers")
+    report = verified(f"{cuda(tmp_path, [*OF_FLOATS, BY_ORACLE, *rounding])}:gemm", "layers", tensor="blk.0.attn_k")
     assert report.exit_code == 0, report.rungs
     assert "judged by an oracle of its author (its own: activations)" in text_of(Kind.RUN, report)
 

@@ -76,7 +76,7 @@ def test_a_correct_kernel_that_adds_in_half_is_verified(source: Path) -> None:
 
 def test_a_share_of_its_outputs_is_a_mismatch(source: Path) -> None:
     source.write_text(KERNELS.replace("SHARE = 1", "SHARE = 0.9"))
-    assert verified(f"{source}:honest", "layers").exit_code == 1
+    assert verified(f"{source}:honest", "layers", tensor="blk.0.attn_k").exit_code == 1
 
 
 @pytest.mark.parametrize(("added", "exit_code"), [("fused_in_half", 0), ("added_in_half", 1)])
@@ -85,7 +85,7 @@ def test_a_declared_order_of_sums_in_half_is_judged_by_its_bits(source: Path, ad
         '"float16", domain', '"float16", ordered=True, domain'
     )
     source.write_text(text)
-    report = verified(f"{source}:honest", "layers")
+    report = verified(f"{source}:honest", "layers", tensor="blk.0.attn_k")
     assert report.exit_code == exit_code, words(report)
     layers = report.rung("layers")
     assert layers is not None
