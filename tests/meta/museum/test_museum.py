@@ -23,6 +23,8 @@ PENDING = pending()
 UNMEASURED = "unmeasured"
 #: Its word for what is named or not, as it happens.
 BY_CHANCE = "by chance"
+#: The most exhibits that are `quick`.
+MOST_QUICK = 8
 #: Who is at fault for a kernel that is never called: nobody, since nothing was checked.
 CULPRITS = {"never called": "coverage"}
 
@@ -105,6 +107,11 @@ def test_enough_of_it_happened() -> None:
     assert len({e.label.source for e in historical}) >= 45
     for exhibit in historical:
         assert exhibit.label.source.split(" ")[0].count("#") == 1, exhibit.id
+
+
+def test_the_quick_part_is_small_and_varied() -> None:
+    kinds = [exhibit.label.kind for exhibit in EXHIBITS.values() if exhibit.label.quick]
+    assert len(set(kinds)) == len(kinds) <= MOST_QUICK
 
 
 def test_bugs_of_threads_memory_and_launches_are_in_cuda() -> None:

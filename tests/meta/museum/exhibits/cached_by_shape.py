@@ -6,6 +6,7 @@
 # shows_when = "two calls of the same shape"
 # names = []
 # says = ["cache|earlier call|another call|first call"]
+# quick = true
 # [/museum]
 import numpy as np
 

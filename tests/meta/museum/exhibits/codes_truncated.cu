@@ -5,6 +5,7 @@
 // shows_when = "always"
 // names = ["quantizer-truncates"]
 // says = []
+// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -6,6 +6,7 @@
 // shows_when = "M > 16 and M is no multiple of 16"
 // names = []
 // says = ["leftover|last whole"]
+// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -5,6 +5,7 @@
 // shows_when = "the model has no matrix of the kernel's type"
 // names = []
 // says = ["covers? no|does not cover|never called|no matrix|not called"]
+// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

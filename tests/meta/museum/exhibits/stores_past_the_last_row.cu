@@ -6,6 +6,7 @@
 // shows_when = "N is no multiple of 4"
 // names = []
 // says = ["wrote outside its output", "race|out of bounds"]
+// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -6,6 +6,7 @@
 // shows_when = "K is no multiple of 128 (DeepSeek)"
 // names = ["end-of-k-dropped", "window-of-k"]
 // says = []
+// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

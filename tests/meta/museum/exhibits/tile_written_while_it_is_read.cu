@@ -6,6 +6,7 @@
 // shows_when = "more than one warp, more than one tile of K"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]
+// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]

@@ -5,6 +5,7 @@
 // shows_when = "always, from value 128 on"
 // names = ["bits-elsewhere"]
 // says = ["(upper|high) bits|minim"]
+// quick = true
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_K"]
