@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test with its tier, mark the slow ones, and sort them by tier."""
     for item in items:
         tier = tier_of(item)
@@ -80,9 +80,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(tier)
         if item.nodeid in SLOW:
             item.add_marker("slow")
-    whole = not config.getoption("lf") and not any("::" in arg for arg in config.args)
-    if whole and (unmatched := SLOW.unmatched(item.nodeid for item in items)):
-        raise pytest.UsageError("tests/slow.txt has lines that match no test:\n" + "\n".join(unmatched))
     items.sort(key=lambda item: TIERS.index(tier_of(item)))
 
 

@@ -13,7 +13,7 @@ The paths begin with `tests/`. With `!`, the cases of a new type or kernel are s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +41,7 @@ class SlowTests:
     def __contains__(self, node_id: str) -> bool:
         return node_id not in self.kept and not self.listed.isdisjoint(_prefixes(node_id))
 
-    def unmatched(self, node_ids: Iterable[str]) -> list[str]:
-        """The lines that match none of these tests, of the modules that these tests are in."""
-        met = {prefix for node_id in node_ids for prefix in _prefixes(node_id)}
-        modules = {prefix for prefix in met if "::" not in prefix}
-        return sorted(
-            line for line in self.listed | self.kept if line.partition("::")[0] in modules and line not in met
-        )
+    def functions(self) -> set[tuple[str, str]]:
+        """Path and name of each function that a line names; "" for a whole module. Cases may differ by machine."""
+        parts = (line.partition("[")[0].partition("::") for line in self.listed | self.kept)
+        return {(path, name) for path, _, name in parts}

@@ -1,12 +1,14 @@
-"""The list of slow tests: which tests a line makes slow, and lines that match nothing."""
+"""The list of slow tests: which tests a line makes slow, and whether every line names one."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.slow_tests import SlowTests
+from tests.support.tools import ROOT
 
 LIST = """\
 # a comment
@@ -42,10 +44,8 @@ def test_what_is_slow(slow: SlowTests, node_id: str, is_slow: bool) -> None:
     assert (node_id in slow) == is_slow
 
 
-def test_lines_that_match_no_test(slow: SlowTests) -> None:
-    """Lines for modules that were not collected are not judged."""
-    found = ["tests/unit/test_b.py::test_one[Q8_0-x[1]]", "tests/unit/test_b.py::test_two[a]"]
-    assert slow.unmatched(found) == [
-        "tests/unit/test_b.py::test_one[Q4_0-x[1]]",
-        "tests/unit/test_b.py::test_two[a b]",
-    ]
+def test_every_line_names_a_test() -> None:
+    listed = SlowTests.read(ROOT / "tests" / "slow.txt").functions()
+    for path in {path for path, _ in listed}:
+        defined = set(re.findall(r"(?m)^def (test_\w+)", (ROOT / path).read_text()))
+        assert {name for of, name in listed if of == path} <= {"", *defined}, path
