@@ -220,7 +220,7 @@ class LlamaProcess:
 
     def _words(self, said: object) -> str:
         """What the process says, with the user's names of files."""
-        return _words(self._given.named(str(said)))
+        return _words(self._given.named(str(said)[: 2 * _MOST_SAID]))
 
 
 def _words(said: Any) -> str:

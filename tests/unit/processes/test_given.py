@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -171,3 +172,12 @@ def test_names_of_files_in_what_it_says(stack: ExitStack, tmp_path: Path) -> Non
     said = f"cannot read '{one}', nor {two.replace('/m', '/m2')}: given/77/m"
     assert given.named(said) == f"cannot read '{tmp_path}/a/m', nor {tmp_path}/b 'c'/m2: given/77/m"
     assert given.named(f"in /tmp/own/given-1/{one}") == f"in {tmp_path}/a/m"
+
+
+def test_naming_takes_time_linear_in_what_it_says(stack: ExitStack, tmp_path: Path) -> None:
+    given = Given()
+    given.give(opened(stack, *written(tmp_path, m="")))
+    began = time.monotonic()
+    for said in ("/" * 4_000_000, "/a" * 2_000_000, "given/" * 500_000):
+        assert given.named(said) == said
+    assert time.monotonic() - began < 20
