@@ -189,6 +189,7 @@ def test_a_declared_order_is_judged_by_its_bits() -> None:
             "has no sum s, which Q5_1",
         ),
         ({"pack": 3}, "its pack is not callable"),
+        ({"out": "yes"}, "out must be True or False"),
     ],
 )
 def test_wrong_declarations(attributes: dict[str, Any], said: str) -> None:

@@ -20,6 +20,8 @@ _MATRICES = ("weights", "activations", "output")
 def plain_table(kernel: Any) -> dict[str, Any]:
     """What a kernel declares, which the verifier checks. Raises UsageError where it cannot be sent."""
     table = table_of(kernel)
+    if not isinstance(getattr(kernel, "out", False), bool):  # which is no key of the table
+        raise UsageError("out must be True or False")
     try:
         json.dumps(table)
     except (TypeError, ValueError, RecursionError):
