@@ -15,7 +15,7 @@ import pytest
 
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign import copies as room
-from gguf_verify.kernels.foreign.copies import Copies
+from gguf_verify.kernels.foreign.copies import Copies, installed_in
 from gguf_verify.kernels.foreign.opened import Opened
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.processes.sandbox import Confinement, of_kernel, sandboxed
@@ -335,3 +335,26 @@ def test_how_a_folder_of_pythons_path_is_called(
         kernel.close()
     found = {os.path.realpath(each) for each in kernel.opened.files if each.startswith(str(tmp_path))}
     assert found == {str(tmp_path / "k/k.py"), str(tmp_path / helper)}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "record"),
+    [
+        (b"Name: h\n", b"h.py,,\n"),
+        (b"Version: 1\n", b"h.py,,\n"),
+        (b"Name: h\nVersion: 1\n", b"h.py,\xff\xfe,\n"),
+        (b"Name: h\nVersion: 1\n", b"h.py,sha256=x,1,more,more\n"),
+        (None, b"h.py,,\n"),
+    ],
+)
+def test_a_package_whose_metadata_are_not_valid_is_none(tmp_path: Path, metadata: bytes | None, record: bytes) -> None:
+    for name, texts in {
+        "h": (metadata, record),
+        "good": (b"Name: good\nVersion: 2\n", b"good.py,,\n/etc/x,,\n"),
+    }.items():
+        folder = tmp_path / f"{name}-1.dist-info"
+        folder.mkdir()
+        for file, text in zip(("METADATA", "RECORD"), texts, strict=True):
+            if text is not None:
+                (folder / file).write_bytes(text)
+    assert installed_in(tmp_path) == {"good.py": ("good", "2")}

@@ -119,11 +119,17 @@ def _outermost(folders: Iterable[Path]) -> list[Path]:
 
 @cache
 def installed_in(folder: Path) -> Mapping[str, tuple[str, str]]:
-    """Name of a file or folder → package and version, of what is installed in a folder, as its metadata list it."""
+    """Name of a file or folder → package and version, of what is installed in a folder, as its metadata list it. A
+    package whose metadata are not valid is none."""
     found = {}
     for package in metadata.distributions(path=[str(folder)]):
-        for name in {file.parts[0] for file in package.files or () if file.parts} - {os.pardir, "__pycache__"}:
-            found[name] = package.name, package.version
+        try:
+            of, files = (package.name, package.version), package.files or ()
+        except Exception:  # of the parsers of messages and of CSV, which are not written for hostile text
+            continue
+        if all(isinstance(each, str) for each in of):
+            tops = {file.parts[0] for file in files if file.parts}
+            found |= dict.fromkeys(tops - {os.pardir, os.sep, "__pycache__"}, of)
     return found
 
 
