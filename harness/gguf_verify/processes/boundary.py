@@ -225,7 +225,7 @@ def _sys_path(program: str, _variable: str) -> tuple[str, ...]:
 @cache
 def _python(program: str, path: str, *_variables: str) -> tuple[Path, ...]:
     found = list(_sys_path(program, path))
-    found += [each for folder in tuple(found) for each in _linked(folder)]
+    found += [each for folder in tuple(found) for each in _linked(folder) if not _holds_home(each)]
     found += [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     found += filter(None, (sysconfig.get_config_var("LIBDIR"), os.path.realpath(sys.executable)))
     for name in (*_LISTS, *_HOMES):
@@ -252,7 +252,13 @@ def compiler(name: str) -> tuple[Path, ...]:
     if path == Path():
         return ()
     real = path.resolve()
-    return path, real, *(each.parent.parent for each in (path, real) if each.parent.name == "bin")
+    beside = (each.parent.parent for each in (path, real) if each.parent.name == "bin")
+    return path, real, *(folder for folder in beside if not _holds_home(folder))
+
+
+def _holds_home(folder: str | Path) -> bool:
+    """Whether all that the user has lies below a folder."""
+    return Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(os.path.realpath(folder))
 
 
 def project() -> tuple[Path, ...]:

@@ -77,3 +77,17 @@ def test_python_below_a_folder_that_is_copied(tmp_path: Path) -> None:
         binds = list(pairwise(command))
         assert sys.prefix.startswith("/usr") or ("--ro-bind", sys.prefix) in binds
         assert ("--ro-bind", str(copy / python.name)) not in binds
+
+
+def test_no_link_and_no_compiler_shows_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, module = tmp_path / "home", tmp_path / "path/module"
+    for folder in (home / "bin", module):
+        folder.mkdir(parents=True)
+    (home / "bin/g++").write_text("#!/bin/sh\n")
+    (home / "bin/g++").chmod(0o755)
+    (home / ".profile").touch()
+    (module / "x.py").symlink_to(home / ".profile")
+    for name, value in {"HOME": home, "PYTHONPATH": module.parent, "CXX": home / "bin/g++"}.items():
+        monkeypatch.setenv(name, str(value))
+    assert home / "bin/g++" in boundary.python()
+    assert not [path for path in boundary.python() if home.is_relative_to(path)]
