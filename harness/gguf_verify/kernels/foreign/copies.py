@@ -121,7 +121,7 @@ def _outermost(folders: Iterable[Path]) -> list[Path]:
 def installed_in(folder: Path) -> Mapping[str, tuple[str, str]]:
     """Name of a file or folder → package and version, of what is installed in a folder, as its metadata list it. A
     package whose metadata are not valid is none."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for package in metadata.distributions(path=[str(folder)]):
         try:
             of, files = (package.name, package.version), package.files or ()

@@ -219,7 +219,7 @@ def _of_top(top: str) -> dict[str, str]:
     """The installed packages that a module of the top is of → version."""
     versions = {}
     for name in _packages().get(top, ()):
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        with contextlib.suppress(metadata.PackageNotFoundError, KeyError):
             versions[name] = metadata.version(name)
     names = (installed_in(folder) for folder in path_elsewhere())
     return versions | dict(found[name] for found in names for name in (top, f"{top}.py") if name in found)
@@ -227,4 +227,13 @@ def _of_top(top: str) -> dict[str, str]:
 
 @cache
 def _packages() -> dict[str, list[str]]:
-    return dict(metadata.packages_distributions())
+    found: dict[str, list[str]] = {}
+    for package in metadata.distributions():  # as packages_distributions, which fails where one is not valid
+        with contextlib.suppress(Exception):
+            named = (package.read_text("top_level.txt") or "").split()
+            sources = (file for file in package.files or () if file.suffix == ".py")
+            inferred = {file.parts[0] if len(file.parts) > 1 else file.stem for file in sources}
+            if isinstance(package.name, str) and isinstance(package.version, str):
+                for top in named or inferred:
+                    found.setdefault(top, []).append(package.name)
+    return found
