@@ -230,10 +230,11 @@ def _packages() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for package in metadata.distributions():  # as packages_distributions, which fails where one is not valid
         with contextlib.suppress(Exception):
-            named = (package.read_text("top_level.txt") or "").split()
-            sources = (file for file in package.files or () if file.suffix == ".py")
-            inferred = {file.parts[0] if len(file.parts) > 1 else file.stem for file in sources}
+            tops = {*(package.read_text("top_level.txt") or "").split()}
+            for file in () if tops else package.files or ():
+                if file.suffix == ".py":
+                    tops.add(file.parts[0] if len(file.parts) > 1 else file.stem)
             if isinstance(package.name, str) and isinstance(package.version, str):
-                for top in named or inferred:
+                for top in tops:
                     found.setdefault(top, []).append(package.name)
     return found
