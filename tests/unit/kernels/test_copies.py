@@ -16,7 +16,7 @@ import pytest
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign import copies as room
 from gguf_verify.kernels.foreign.copies import Copies, installed_in
-from gguf_verify.kernels.foreign.opened import Opened
+from gguf_verify.kernels.foreign.opened import Opened, Watch
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.processes.sandbox import Confinement, of_kernel, sandboxed
 from gguf_verify.support import scratch
@@ -358,3 +358,37 @@ def test_a_package_whose_metadata_are_not_valid_is_none(tmp_path: Path, metadata
             if text is not None:
                 (folder / file).write_bytes(text)
     assert installed_in(tmp_path) == {"good.py": ("good", "2")}
+
+
+def test_a_kernel_below_a_folder_of_pythons_path_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is seen as it lies, and the kernel's own is still a copy."""
+    need("bubblewrap")
+    folder = tmp_path / "above" / "k"
+    folder.mkdir(parents=True)
+    for number in range(9):
+        (folder.parent / f"{number}.txt").touch()
+    (folder / "helper.py").write_text("VALUE = 1\n")
+    (folder / "k.py").write_text(PATH_KERNEL.replace("installed, near.deep, single", "helper").replace(
+        "[installed.VALUE, near.deep.VALUE, single.VALUE]", "helper.VALUE"
+    ))  # fmt: skip
+    monkeypatch.setattr(room, "MOST_FILES", 8)
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent))
+    with sandboxed("bubblewrap"):
+        kernel = open_foreign(f"{folder / 'k.py'}:gemm", CpuHost(1))
+        kernel.close()
+    assert kernel.opened.files["modules in above, a folder of Python's path"] is None
+    assert kernel.opened.files[str(folder / "helper.py")] == file_digest(folder / "helper.py")
+
+
+def test_more_is_opened_than_the_system_can_list(tmp_path: Path) -> None:
+    """Then every file counts as opened."""
+    for name in ("a", "b", "unopened"):
+        (tmp_path / name).touch()
+    most = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    watch = Watch({tmp_path: tmp_path})
+    for number in range(most + 2):  # the same file twice in a row would be one event
+        os.close(os.open(tmp_path / "ab"[number % 2], os.O_RDONLY))
+    assert watch.opened() == {tmp_path / name for name in ("a", "b", "unopened")}
+    watch.close()

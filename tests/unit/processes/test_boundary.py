@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
@@ -10,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.processes import boundary, sandbox
+from gguf_verify.processes.child import Command
+from gguf_verify.processes.mapped import mapped_files
 from gguf_verify.processes.sandbox import Confinement
 from gguf_verify.support.errors import EnvironmentFault
 from tests.support.needs import need
+from tests.support.processes import wait_until
 
 
 @pytest.fixture
@@ -91,3 +95,16 @@ def test_no_link_and_no_compiler_shows_a_home(tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, str(value))
     assert home / "bin/g++" in boundary.python()
     assert not [path for path in boundary.python() if home.is_relative_to(path)]
+
+
+def test_what_a_bubblewrap_has_mapped_that_a_process_started() -> None:
+    """Only the one that makes the boundary is not the process's own: libraries can be loaded into any other."""
+    need("bubblewrap")
+    program = boundary.program()
+    assert program is not None
+    code = f"import subprocess; subprocess.run([{program!r}, '--ro-bind', '/', '/', 'sleep', '60'])"
+    process = Command([sys.executable, "-c", code])
+    try:
+        assert wait_until(lambda: os.path.realpath(program) in mapped_files(process.pid))
+    finally:
+        process.close()
