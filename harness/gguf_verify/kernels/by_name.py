@@ -57,7 +57,7 @@ def open_kernel(
         threads: of a host that is made from its name; 0: all.
         time_limit: seconds for one call of a foreign kernel, or one launch of a shipped one.
         verbose: let what a foreign kernel prints through to standard error.
-        further: what else is said of a foreign kernel.
+        further: a foreign kernel's declaration, modules and libraries, where they are given beside its name.
         wanted: names of the types of weights that it is opened for; None for all. Others need not be compiled.
         progress: told what a foreign kernel's opening does, in words, at each step.
 

@@ -263,28 +263,26 @@ def test_modules_of_pythons_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert kernel.opened.packages["installed"] == "1.2"
 
 
-def test_a_folder_of_pythons_path_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def too_many(folder: Path) -> None:
+    for number in range(6):
+        (folder / f"{number}.txt").touch()
+
+
+def leads_out(folder: Path) -> None:
+    (folder / "single.py").rename(folder.parent / "single.py")
+    (folder / "single.py").symlink_to(folder.parent / "single.py")
+
+
+@pytest.mark.parametrize(("most", "change"), [(6, too_many), (room.MOST_FILES, leads_out)])
+def test_a_folder_of_pythons_path_that_is_not_copied(
+    most: int, change: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its modules are imported as they lie, and reported as not known."""
     need("bubblewrap")
     folder = on_the_path(tmp_path, monkeypatch)
     scratch.remove_folder(folder / "__pycache__")
-    monkeypatch.setattr(room, "MOST_FILES", 6)
-    for number in range(6):
-        (folder / f"{number}.txt").touch()
-    with sandboxed("bubblewrap"):
-        kernel = open_foreign(f"{tmp_path / 'k/k.py'}:gemm", CpuHost(1))
-        kernel.close()
-    assert kernel.opened.files["modules in path, a folder of Python's path"] is None
-
-
-def test_a_folder_of_pythons_path_with_links_that_lead_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its modules are found, and reported as not known: what they lead to is not copied."""
-    need("bubblewrap")
-    folder = on_the_path(tmp_path, monkeypatch)
-    scratch.remove_folder(folder / "__pycache__")
-    (tmp_path / "elsewhere").mkdir()
-    (folder / "single.py").rename(tmp_path / "elsewhere" / "single.py")
-    (folder / "single.py").symlink_to(tmp_path / "elsewhere" / "single.py")
+    monkeypatch.setattr(room, "MOST_FILES", most)
+    change(folder)
     with sandboxed("bubblewrap"):
         kernel = open_foreign(f"{tmp_path / 'k/k.py'}:gemm", CpuHost(1))
         kernel.close()

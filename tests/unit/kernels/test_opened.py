@@ -13,6 +13,8 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.author_cubin import SWITCH
 from gguf_verify.hosts.compiler import compiler
 from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.foreign import sources
+from gguf_verify.kernels.foreign.copies import Copies
 from gguf_verify.kernels.foreign.opened import Opened
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
@@ -197,7 +199,7 @@ def test_a_source_that_is_exchanged_after_it_was_compiled(tmp_path: Path, monkey
 
 
 def test_a_source_that_is_exchanged_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody knows which of the contents of a file of `.incbin` the compiler has read."""
+    """The digest of a file of `.incbin` is not known: the compiler may have read either content."""
     monkeypatch.setenv(SWITCH, "off")
     table, build = tmp_path / "table.bin", CpuHost.build_all
 
@@ -252,3 +254,34 @@ def test_a_library_that_was_replaced_after_it_was_listed_is_not_known(tmp_path: 
     assert listed.files == {str(tmp_path / "a.so"): file_digest(tmp_path / "a.so")}
     listed.take([f"{tmp_path / 'a.so'} (deleted)"])
     assert listed.files == {str(tmp_path / "a.so"): None}
+
+
+def test_a_library_beside_an_installed_package_whose_name_begins_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a copy like the kernel's own files, so a library that takes its place is not what ran."""
+    need("bubblewrap")
+    folder = tmp_path / "path"
+    (folder / "libx").mkdir(parents=True)
+    info = folder / "libx-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: libx\nVersion: 1\n")
+    (info / "RECORD").write_text("libx/__init__.py,,\n")
+    path = library(folder, "x", "float x() { return 1; }")
+    (tmp_path / "k").mkdir()
+    text = (ROOT / "examples" / "numpy_q4_0.py").read_text()
+    loads = f"import ctypes\nctypes.CDLL({str(path)!r})\ndef late():\n    import os, libx as x\n"
+    (tmp_path / "k" / "k.py").write_text(text.replace("from __future__ import annotations\n", "") + loads)
+    before = file_digest(path)
+
+    def exchanged(*given: Any) -> Any:
+        copies = Copies(*given)
+        path.write_bytes(path.read_bytes() + b"0")
+        return copies
+
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(sources, "Copies", exchanged)
+    kernel = open_foreign(f"{tmp_path / 'k/k.py'}:gemm", CpuHost(1))
+    kernel.close()
+    assert kernel.opened.files[str(path)] == before != file_digest(path)
+    assert kernel.opened.packages["libx"] == "1"

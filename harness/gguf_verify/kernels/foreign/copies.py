@@ -52,8 +52,8 @@ class Copies:
         self._top = Path(os.path.realpath(scratch.folder("kernel")))
         #: Folder → its copy. Two names of one folder have one copy.
         self.folders: dict[Path, Path] = {}
-        #: Files and folders that a process of the kernel sees as they are: installed packages.
-        self.shown: tuple[Path, ...] = ()
+        #: Installed packages in folders that are copied.
+        self.installed: tuple[Path, ...] = ()
         #: Folders of Python's path that are not copied.
         self.uncopied: tuple[Path, ...] = ()
         #: Those that are.
@@ -75,10 +75,15 @@ class Copies:
                 self.folders, self.uncopied = {}, tuple(path)
                 self._copy(())
                 _uncopied.update(imported)
-            self.shown = tuple(folder / name for folder in imported for name in installed_in(folder)) + self.uncopied
+            self.installed = tuple(folder / name for folder in self.imported for name in installed_in(folder))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def shown(self) -> tuple[Path, ...]:
+        """Files and folders that a process of the kernel sees as they are."""
+        return self.installed + self.uncopied
 
     def _copy(self, imported: Sequence[Path]) -> None:
         every = {*self.named, *self.named.values()}

@@ -7,7 +7,6 @@ has mapped (`/proc/PID/maps`). A file of the system that was mapped for a moment
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 import re
@@ -26,6 +25,7 @@ from ...processes.boundary import path_elsewhere
 from ...processes.child import Kept
 from ...processes.mapped import UNSEEN, mapped_files
 from ...support import scratch
+from ...support.files import open_regular
 from ...support.paths import PACKAGE, kernel_root
 from ...support.sources import file_digest
 from .copies import MOST_FILES, Copies, holds_all, installed_in
@@ -49,7 +49,7 @@ class Watch:
         self._opened: set[Path] = set()
         try:
             for folder, watched in folders.items():
-                for place in islice(_folders_of(watched), MOST_FILES):
+                for place, _ in islice(_walk(watched), MOST_FILES):
                     self._places[self._events.add_watch(place, flags.OPEN)] = folder / place.relative_to(watched)
         except OSError:
             self.close()
@@ -71,18 +71,20 @@ class Watch:
 
 def everything(folders: Mapping[Path, Path]) -> set[Path]:
     """All files below folders."""
-    return {
-        folder / path.relative_to(there) for folder, there in folders.items()
-        for place in islice(_folders_of(there), MOST_FILES) for path in place.iterdir() if path.is_file()
-    }  # fmt: skip
+    found = set()
+    for folder, there in folders.items():
+        for place, names in islice(_walk(there), MOST_FILES):
+            found |= {folder / place.relative_to(there) / name for name in names if os.path.isfile(place / name)}
+    return found
 
 
-def _folders_of(top: Path) -> Iterator[Path]:
-    """A folder, and those below it. Only the folder itself where all that a user has lies below."""
+def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
+    """A folder and those below it, with the names of their files. Only the folder itself where all that a user has lies
+    below."""
     alone = holds_all(top)
-    for place, names, _ in os.walk(top):
-        yield Path(place)
-        names[:] = [] if alone else [name for name in names if not Path(place, name).is_symlink()]
+    for place, names, files in os.walk(top):
+        yield Path(place), files
+        names[:] = [] if alone else [name for name in names if not os.path.islink(os.path.join(place, name))]
 
 
 class Opened:
@@ -130,10 +132,12 @@ class Opened:
 
     def look(self, process: Kept) -> None:
         """Take the files that a process, and those that it started, have mapped or opened now."""
-        copied, shown = ((), ()) if self._copies is None else (self._copies.folders, self._copies.shown)
+        copied, installed = ((), ()) if self._copies is None else (self._copies.folders, self._copies.installed)
         own = tuple(f"{folder}{os.sep}" for folder in (process.folder, *copied) if folder is not None)
-        beside = tuple(map(str, shown))
-        self.take(path for path in mapped_files(process.pid) if path.startswith(beside) or not path.startswith(own))
+        # of the folders that are copied, packages alone are seen as they lie
+        beside = tuple(f"{path}{os.sep}" for path in installed)
+        mapped = mapped_files(process.pid)
+        self.take(path for path in mapped if not path.startswith(own) or f"{path}{os.sep}".startswith(beside))
         if self._watch is not None:
             self._list(self._watch.opened())
 
@@ -196,22 +200,32 @@ def _owners(path: str) -> dict[str, str]:
     return dict(installed_in(folder)[top] for folder, top in tops if top in installed_in(folder))
 
 
+#: Lines of Python that import, as far as they name packages.
+_IMPORT = re.compile(r"(?m)(?:^|;)[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([^\n#;]+))")
+#: Bytes of a source that are searched for them.
+_MOST_SOURCE = 1 << 20
+
+
 def _imported(source: Path) -> dict[str, str]:
-    """The installed packages that a file imports anywhere, if it is Python → version."""
+    """The installed packages that a file imports anywhere, if it is Python → version. The text is not parsed: it is not
+    trusted, and a parser takes a hundred times its size."""
     if source.suffix != ".py":
         return {}
     try:
-        tree = ast.parse(source.read_bytes())
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        with open_regular(source) as file:
+            text = file.read(_MOST_SOURCE).decode(errors="replace")
+    except OSError:
         return {}
+    tops = set[str]()
+    for package, modules in _IMPORT.findall(text):
+        tops |= (
+            {package}
+            if package
+            else {module.strip().partition(" ")[0].partition(".")[0] for module in modules.split(",")}
+        )
     found: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
-        for name in names:
-            found |= _of_top(name.partition(".")[0])
+    for top in tops:
+        found |= _of_top(top)
     return found
 
 
