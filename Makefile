@@ -49,11 +49,11 @@ corpus: setup ## compare the reports of a corpus of commands with those recorded
 	$(BIN)/python -m tests.corpus check
 
 fuzz: $(INSTALLED)-fuzz ## look for inputs that break a reader of foreign bytes, for FUZZ_SECONDS (600) in all
-	$(BIN)/gguf-verify measure fuzz --seconds $(FUZZ_SECONDS) --corpus build/fuzz --found build/fuzz-found $(FUZZ)
+	$(BIN)/python -m tools.measure fuzz --seconds $(FUZZ_SECONDS) --corpus build/fuzz --found build/fuzz-found $(FUZZ)
 	$(MAKE) --no-print-directory fuzz-coverage
 
 fuzz-coverage: setup ## report which lines the inputs of `make fuzz` and those that are kept reach
-	$(BIN)/gguf-verify measure fuzz --coverage --corpus build/fuzz $(FUZZ)
+	$(BIN)/python -m tools.measure fuzz --coverage --corpus build/fuzz $(FUZZ)
 
 lint: setup ## check style, types and layers
 	$(BIN)/ruff check .

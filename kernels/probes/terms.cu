@@ -4,7 +4,7 @@
 // own scales, and then two or three float operations an output (`add_term`), for which each sum must be in a register. The
 // operands are loaded once, or all but the tokens' scales, of which each slice has others: a lane has outputs of a quarter
 // of the tokens. The loop has no unpacking and no barriers. A kernel that multiplies halves so has these instructions, the
-// loads, and more. `gguf-verify measure bench kernels` times them.
+// loads, and more. `python -m tools.measure bench kernels` times them.
 //
 //     TOKENS         32, 64 or 128, the columns of a product
 //     TILES          1 or 2 of 64 rows, of a warpgroup

@@ -5,7 +5,7 @@ true of every input. `corpus` keeps, for each target, few inputs that together r
 that was once found to break something. `make test` runs the kept inputs and as many mutations of them, always the same;
 `make fuzz` looks for new ones, guided by the branches that an input reaches where atheris is installed.
 
-    gguf-verify measure fuzz                       every target
-    gguf-verify measure fuzz gguf --seconds 60     one of them
-    gguf-verify measure fuzz gguf --input FILE     one input of one of them
+    python -m tools.measure fuzz                       every target
+    python -m tools.measure fuzz gguf --seconds 60     one of them
+    python -m tools.measure fuzz gguf --input FILE     one input of one of them
 """

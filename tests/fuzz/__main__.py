@@ -1,8 +1,8 @@
-"""`python -m tests.fuzz …` is `gguf-verify measure fuzz …`."""
+"""`python -m tests.fuzz …` is `python -m tools.measure fuzz …`."""
 
 import sys
 
-from gguf_verify.cli import main
+from tools.measure.__main__ import main
 
 if __name__ == "__main__":
-    sys.exit(main(["measure", "fuzz", *sys.argv[1:]]))
+    sys.exit(main(["fuzz", *sys.argv[1:]]))

@@ -64,7 +64,7 @@ def check(target: Target, folder: Path, data: bytes, found: Path = FOUND) -> Non
         saved.write_bytes(data)
         said = f"{type(error).__name__}: {error}"
         raise Found(
-            f"{said[:2000]}\nto repeat it: gguf-verify measure fuzz {target.name} --input {saved}\n"
+            f"{said[:2000]}\nto repeat it: python -m tools.measure fuzz {target.name} --input {saved}\n"
             f"once it is mended, keep the input as tests/fuzz/corpus/{target.name}/found-WHAT"
         ) from error
 

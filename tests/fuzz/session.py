@@ -1,6 +1,6 @@
-"""What `gguf-verify measure fuzz` does: runs each target in a process of its own and says what was found.
+"""What `python -m tools.measure fuzz` does: runs each target in a process of its own and says what was found.
 
-python -m tests.fuzz.session OPTIONS      the options of `gguf_verify.measure.fuzz` as JSON
+python -m tests.fuzz.session OPTIONS      the options of `tools.measure.fuzz` as JSON
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _guided(target: Target, seconds: int, options: dict[str, Any]) -> list[str]:
     if found or code:
         sys.stderr.writelines(last)
     for path in found:
-        print(f"found; to repeat it: gguf-verify measure fuzz {target.name} --input {path}", flush=True)
+        print(f"found; to repeat it: python -m tools.measure fuzz {target.name} --input {path}", flush=True)
     if code and not found:
         print(f"{target.name}: the fuzzer itself ended with exit code {code}", flush=True)
     return found or ([target.name] if code else [])

@@ -50,7 +50,7 @@ def test_a_target_is_reproducible(target: Target) -> None:
 
 @EVERY
 def test_inputs_are_kept(target: Target) -> None:
-    assert target.kept, f"gguf-verify measure fuzz {target.name} --keep"
+    assert target.kept, f"python -m tools.measure fuzz {target.name} --keep"
     for path in target.kept:
         data = path.read_bytes()
         assert len(data) <= target.largest
@@ -135,7 +135,7 @@ def test_what_breaks_something_is_saved_and_can_be_repeated(tmp_path: Path) -> N
     runs.check(target, tmp_path, b"seed", found)
     assert not found.exists()
     with pytest.raises(
-        runs.Found, match=r"no seed[^$]*\nto repeat it: gguf-verify measure fuzz planted --input "
+        runs.Found, match=r"no seed[^$]*\nto repeat it: python -m tools.measure fuzz planted --input "
     ) as error:
         runs.check(target, tmp_path, broken, found)
     (saved,) = found.iterdir()
@@ -210,8 +210,8 @@ def test_without_a_guide(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
 def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "input").write_bytes(b"waiver")
     done = subprocess.run(
-        [sys.executable, "-m", "gguf_verify", "measure", "fuzz", "waivers", "--input", str(tmp_path / "input")],
+        [sys.executable, "-m", "tools.measure", "fuzz", "waivers", "--input", str(tmp_path / "input")],
         capture_output=True, text=True, check=False, cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "harness")},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "harness"), str(ROOT)])},
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'input'}: nothing wrong\n"), done.stderr

@@ -10,12 +10,12 @@ import pytest
 
 from gguf_verify.backend_results import GraphOptions
 from gguf_verify.graph_verification import verify_graph
-from gguf_verify.measure.backends import page
-from gguf_verify.measure.backends.explaining import explaining
-from gguf_verify.measure.backends.process import NodeProcess
 from gguf_verify.operations import OPERATIONS, NoDefinition, judge
 from gguf_verify.support.errors import LlamaFault
 from tests.support.tools import FIXTURES
+from tools.measure.backends import page
+from tools.measure.backends.explaining import explaining
+from tools.measure.backends.process import NodeProcess
 
 pytestmark = pytest.mark.needs("llama-gpu")
 DEVICE = "CUDA0"

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.measure import alarms
-from gguf_verify.measure.inputs import WEIGHTS, Matrix, captured, fits, text
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.sums import Product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from tests.support.tools import FIXTURES
+from tools.measure import alarms
+from tools.measure.__main__ import main
+from tools.measure.inputs import WEIGHTS, Matrix, captured, fits, text
 
 
 def options(*arguments: str) -> argparse.Namespace:
@@ -212,7 +212,7 @@ def test_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         raise EnvironmentFault("the GPU host cannot be used: none here")
 
     monkeypatch.setattr(alarms, "make_host", none)
-    assert main(["measure", "alarms", "--host", "gpu", "--results", str(tmp_path / "r.json")]) == 3
+    assert main(["alarms", "--host", "gpu", "--results", str(tmp_path / "r.json")]) == 3
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == "gguf-verify: the GPU host cannot be used: none here\n"
@@ -226,8 +226,8 @@ def test_an_alarm_is_kept_said_and_ends_with_1(
         "host": "cpu", "outputs": 10, "alarms": 0, "listed": [], "by": {"kernel": {}}, "utilisation": {}, "score": {},
     }  # fmt: skip
     monkeypatch.setattr(alarms, "measured", lambda _: found)
-    assert main(["measure", "alarms", "--results", str(results)]) == 0
+    assert main(["alarms", "--results", str(results)]) == 0
     found = {**found, "alarms": 1, "listed": [{"kernel": "q8_1_mma"}]}
-    assert main(["measure", "alarms", "--results", str(results)]) == 1
+    assert main(["alarms", "--results", str(results)]) == 1
     assert "ALARM {" in capsys.readouterr().out
     assert json.loads(results.read_text())["alarms"]["cpu"] == json.loads(json.dumps(found))

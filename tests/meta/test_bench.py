@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.measure.bench import planted, records, verify
-from gguf_verify.measure.bench.models import RandomModel, Shape, model_file
-from gguf_verify.measure.bench.options import prompt_of
 from gguf_verify.rungs import sampling
 from gguf_verify.semantics.combinations import Combinations
 from gguf_verify.support.errors import EnvironmentFault
+from tools.measure.bench import planted, records, verify
+from tools.measure.bench.models import RandomModel, Shape, model_file
+from tools.measure.bench.options import prompt_of
 
 TINY = ("--layers", "1", "--width", "256", "--ff", "512", "--heads", "4", "--kv-heads", "1", "--vocab", "300")
 WRONG = """

@@ -1,4 +1,4 @@
-"""`gguf-verify measure backends` on the CPU backend: what it draws is right, and a wrong definition is told."""
+"""`python -m tools.measure backends` on the CPU backend: what it draws is right, and a wrong definition is told."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.cli import main
-from gguf_verify.measure.backends.records import load
 from gguf_verify.operations import OPERATIONS, arithmetic
 from tests.support.tools import FIXTURES
+from tools.measure.__main__ import main
+from tools.measure.backends.records import load
 
 
 def test_operations_and_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "r.json"
-    asked = ["measure", "backends", "--results", str(out), "--no-page", "--seeds", "1"]
+    asked = ["backends", "--results", str(out), "--no-page", "--seeds", "1"]
     assert main([*asked, "--only", "SUM_ROWS", str(FIXTURES / "tiny-Q4_0.gguf")]) == 0
     (of,) = load(out).values()
     (row,) = of.operations
@@ -34,7 +34,7 @@ def test_what_is_wrong_is_told(
     monkeypatch.setitem(
         OPERATIONS, "SUM_ROWS", replace(OPERATIONS["SUM_ROWS"], judge=lambda node: judged(replace(node, op="MEAN")))
     )
-    asked = ["measure", "backends", "--results", str(tmp_path / "r.json"), "--no-page", "--seeds", "1"]
+    asked = ["backends", "--results", str(tmp_path / "r.json"), "--no-page", "--seeds", "1"]
     assert main([*asked, "--only", "SUM_ROWS"]) == 1
     assert "SUM_ROWS: " in capsys.readouterr().out
 
@@ -42,7 +42,7 @@ def test_what_is_wrong_is_told(
 def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What is declared is enough; were half of it declared, that would be told."""
     out = tmp_path / "r.json"
-    asked = ["measure", "backends", "--results", str(out), "--no-page", "--seeds", "0", "--functions", "halves"]
+    asked = ["backends", "--results", str(out), "--no-page", "--seeds", "0", "--functions", "halves"]
     assert main([*asked, "--only", "1/x"]) == 0
     (of,) = load(out).values()
     (row,) = of.functions

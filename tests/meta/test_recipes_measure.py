@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..support.paths import CHECKOUT
+from gguf_verify.support.paths import CHECKOUT
 from .measure import Measure
 
 
@@ -32,11 +32,12 @@ MEASURE = Measure("lines", "whether the README is short", __doc__, add_arguments
 
 def test_a_new_measure_is_one_file(tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "project")
-    before = copy.cli("measure", "lines")
+    copy.also("tools")
+    before = copy.python("-m", "tools.measure", "lines")
     assert (before.returncode, "MEASURE takes alarms, " in before.stderr) == (2, True), before.stderr
-    copy.add("harness/gguf_verify/measure/lines.py", LINES)
-    assert "whether the README is short" in copy.cli("measure", "--help").stdout
+    copy.add("tools/measure/lines.py", LINES)
+    assert "whether the README is short" in copy.python("-m", "tools.measure", "--help").stdout
     (copy.root / "README.md").write_text("one\ntwo\n")
     for most, code in ((1, 1), (2, 0)):
-        done = copy.cli("measure", "lines", "--most", most)
+        done = copy.python("-m", "tools.measure", "lines", "--most", most)
         assert (done.returncode, done.stdout) == (code, "the README has 2 lines\n"), done.stderr

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, HarnessError, limit_reached, say, signal_of
@@ -24,8 +24,13 @@ DEFAULT = "verify"
 _BLAS = "OPENBLAS_NUM_THREADS"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
+def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | None = None) -> int:
+    """Run the command line; returns the exit code.
+
+    Args:
+        argv: the arguments (default: the process's).
+        run: runs them and returns the exit code; may raise HarnessError (default: the commands of `gguf-verify`).
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
         if isinstance(stream, io.TextIOWrapper):
@@ -33,17 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     _open_standard_streams()
     with inert_streams(), inputs_kept():
         try:
-            return delivered(_exit_code(argv))
+            return delivered(_exit_code(argv, run or _run))
         except SystemExit as end:  # argparse, after a help text
             raise SystemExit(delivered(int(end.code or 0))) from None
 
 
-def _exit_code(argv: list[str]) -> int:
+def _exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
     try:
         with interruptible():
             as_started_alone()
             check_machine()
-            return _run(argv)
+            return run(argv)
     except HarnessError as error:
         say(f"{error} [{error.id}]" if error.id else str(error), error.details)
         return error.exit_code

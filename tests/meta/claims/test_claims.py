@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.cli import main
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.formats.q5_0 import Q5_0
 from gguf_verify.formats.q5_1 import Q5_1
@@ -20,25 +19,16 @@ from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.llama import Llama
-from gguf_verify.measure import claims
-from gguf_verify.measure.claims import arithmetic, blocks, products, speed
-from gguf_verify.measure.claims.common import (
-    FIVE,
-    Claim,
-    Sources,
-    figure,
-    span,
-    sum_of_codes,
-    verdict,
-    with_sums,
-    written_up,
-)
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.semantics.result import exact_result
 from gguf_verify.support.errors import EnvironmentFault
+from tools.measure import claims
+from tools.measure.__main__ import main
+from tools.measure.claims import arithmetic, blocks, products, speed
+from tools.measure.claims.common import FIVE, Claim, Sources, figure, span, sum_of_codes, verdict, with_sums, written_up
 
 Array = np.ndarray[Any, Any]
 
@@ -71,14 +61,14 @@ def test_the_page_states_what_the_check_gives(made: Callable[[str], Claim], name
     page = claims.PAGE.read_text()
     number = list(claims.CHECKS).index(name) + 1
     section = re.search(rf"\n## Claim {number}\n(.*?)(?=\n## Claim|\Z)", page, re.DOTALL)
-    assert section, "run `gguf-verify measure claims`"
+    assert section, "run `python -m tools.measure claims`"
     for part in (claim.statement, f"**{claims.sentence(claim.verdict)}**", *claim.evidence, f"-k {name}`"):
-        assert part in section[1], "run `gguf-verify measure claims`"
+        assert part in section[1], "run `python -m tools.measure claims`"
 
 
 def test_the_page_is_current(made: Callable[[str], Claim]) -> None:
     expected = claims.render({name: made(name) for name in claims.CHECKS})
-    assert claims.PAGE.read_text() == expected, "run `gguf-verify measure claims`"
+    assert claims.PAGE.read_text() == expected, "run `python -m tools.measure claims`"
 
 
 #: Whoever changes a verdict is to mean it.
@@ -114,20 +104,20 @@ def test_a_page_that_differs(
     check: dict[str, Any] = {"one": lambda _s: Claim("The statement.", "true", ("Evidence 1.",))}
     monkeypatch.setattr(claims, "CHECKS", check)
     monkeypatch.setattr(claims, "PAGE", tmp_path / "claims.md")
-    assert main(["measure", "claims", "--check"]) == 1
+    assert main(["claims", "--check"]) == 1
     assert not claims.PAGE.exists()
-    assert main(["measure", "claims"]) == 0
-    assert main(["measure", "claims", "--check"]) == 0
+    assert main(["claims"]) == 0
+    assert main(["claims", "--check"]) == 0
     check["one"] = lambda _s: Claim("The statement.", "false", ("Evidence 2.",))
     capsys.readouterr()
-    assert main(["measure", "claims", "--check"]) == 1
+    assert main(["claims", "--check"]) == 1
     assert "+**False.**" in capsys.readouterr().out
 
     def cannot(_s: Sources) -> Claim:
         raise EnvironmentFault("there is no compiler")
 
     check["one"] = cannot
-    assert main(["measure", "claims"]) == 3
+    assert main(["claims"]) == 3
     assert capsys.readouterr().err == "gguf-verify: there is no compiler\n"
 
 

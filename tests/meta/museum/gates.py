@@ -12,10 +12,10 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign import products
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.llama import Llama
-from gguf_verify.measure.mutation.other_checks import passed_by
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import KernelFault
+from tools.measure.mutation.other_checks import passed_by
 
 #: Tokens, rows and columns of the two products that are checked.
 TOKENS, N, K = (16, 48), 256, 256

@@ -16,17 +16,17 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.packed import Layout
-from gguf_verify.measure.inputs import Floats
-from gguf_verify.measure.mutation import forked, kill, mutator, probes, recording
-from gguf_verify.measure.mutation.check import agrees
-from gguf_verify.measure.mutation.other_checks import cosine, nmse
-from gguf_verify.measure.mutation.recording import Call, Calls, Recording, Subject
-from gguf_verify.measure.mutation.units import Unit, lines_alive
-from gguf_verify.measure.results import OTHER_CHECKS
 from gguf_verify.rungs import plan
 from gguf_verify.semantics.sums import Product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
+from tools.measure.inputs import Floats
+from tools.measure.mutation import forked, kill, mutator, probes, recording
+from tools.measure.mutation.check import agrees
+from tools.measure.mutation.other_checks import cosine, nmse
+from tools.measure.mutation.recording import Call, Calls, Recording, Subject
+from tools.measure.mutation.units import Unit, lines_alive
+from tools.measure.results import OTHER_CHECKS
 
 KERNELS = kernel_root()
 NAIVE, TILED = "gemm/q8_1/01_naive.cu", "gemm/q8_1/02_tiled.cu"

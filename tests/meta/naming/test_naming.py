@@ -11,16 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from gguf_verify.cli import main
 from gguf_verify.diagnosis import FAULTS, Diagnosis, diagnose
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.model import open_model
-from gguf_verify.measure.naming import edits, naming, places
-from gguf_verify.measure.one_block import Plan
 from gguf_verify.results import Failure, FaultMatch, RungResult
 from gguf_verify.support.paths import kernel_root
 from tests.support.tools import FIXTURES
+from tools.measure.__main__ import main
+from tools.measure.naming import edits, naming, places
+from tools.measure.one_block import Plan
 
 
 def found(*ids: str, wrong: int = 9, definitions: tuple[str, ...] = ()) -> Diagnosis:
@@ -184,10 +184,10 @@ def test_a_wrong_name_is_kept_said_and_ends_with_1(
         "places": None,
     }  # fmt: skip
     monkeypatch.setattr(naming, "measured", lambda _: found)
-    assert main(["measure", "naming", "--results", str(results)]) == 0
+    assert main(["naming", "--results", str(results)]) == 0
     wrong = naming.Outcome("offset-twice", "", "Q4_0", "q8_1", 0, "t", naming.WRONG, ("s-missing",))
     found = {**found, "catalogue": naming.tallied([wrong])}
-    assert main(["measure", "naming", "--results", str(results)]) == 1
+    assert main(["naming", "--results", str(results)]) == 1
     assert "WRONG {" in capsys.readouterr().out
     assert json.loads(results.read_text())["naming"] == json.loads(json.dumps(found))
 

@@ -9,11 +9,11 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.grouped import Grouped
 from gguf_verify.kernels.routing import ROUTINGS, Routing, padded_slots, routed
-from gguf_verify.measure.bench.drawn_blocks import random_rows
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.order import ASCENDING
 from gguf_verify.support.errors import UsageError
+from tools.measure.bench.drawn_blocks import random_rows
 
 Q8_1 = SEMANTICS["q8_1"]
 HOST = CpuHost(1)

@@ -8,9 +8,9 @@ import pytest
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.measure.bench.terms import LOADED_SHAPES, MINIMA, SHAPES, Probe, probes
 from tests.support.kernel_inputs import stack_bytes
 from tests.support.needs import need, unmet
+from tools.measure.bench.terms import LOADED_SHAPES, MINIMA, SHAPES, Probe, probes
 
 #: Terms with a minimum have all that the others have.
 KINDS = [*MINIMA]

@@ -245,13 +245,13 @@ def test_what_a_killed_run_left_goes_with_the_next(start: Callable[..., Command]
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("audit", Q4_0, "--no-readers"),
-        (Q4_0, "--identify", "--host", "cpu"),
-        ("measure", "mutation", "kill"),
+        ("gguf_verify", "audit", Q4_0, "--no-readers"),
+        ("gguf_verify", Q4_0, "--identify", "--host", "cpu"),
+        ("tools.measure", "mutation", "kill"),
     ],
 )
 def test_other_commands_end_as_cleanly(start: Callable[..., Command], arguments: tuple[object, ...]) -> None:
-    command = start("-m", "gguf_verify", *arguments)
+    command = start("-m", *arguments)
     assert wait_until(lambda: bool(command.descendants()) or command.process.poll() is not None)
     code, _, errors = command.ends(signal.SIGTERM)
     assert errors.splitlines()[-1] == "gguf-verify: interrupted by SIGTERM: there is no result"

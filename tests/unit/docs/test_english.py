@@ -11,7 +11,7 @@ PHRASES = (
     r"environment cannot", r"never changed may not", r"meets? d_a·Σ", r"right as that", r"rings of stages turn",
     r"function gives them away", r"with a smaller one", r"without a word after", r"said,? (and )?not failed",
 )  # fmt: skip
-FOLDERS = ("harness", "kernels", "docs", "examples", "fixtures", "scripts", "tests", ".github")
+FOLDERS = ("harness", "tools", "kernels", "docs", "examples", "fixtures", "scripts", "tests", ".github")
 SUFFIXES = {".py", ".md", ".cu", ".cuh", ".hpp", ".toml", ".yml", ".html", ".json"}
 
 

@@ -6,7 +6,7 @@ import re
 
 from tests.support.tools import ROOT
 
-_FOLDERS = ("harness", "docs", "examples", "scripts", ".github", ".ci")
+_FOLDERS = ("harness", "tools", "docs", "examples", "scripts", ".github", ".ci")
 _SUFFIXES = {".py", ".md", ".yml", ".toml", ".html", ".cu", ""}
 _ADVICE = re.compile(r"\b(?:install|pipx run|uvx) (?:-\S+ )*['\"]?gguf[-_]verify\b")
 

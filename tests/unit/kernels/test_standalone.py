@@ -18,10 +18,10 @@ from gguf_verify.hosts.cpu_host import Buffer, CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.standalone import Exported
-from gguf_verify.measure.bench.drawn_blocks import random_rows
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import CHECKOUT
 from tests.support.needs import NEEDS
+from tools.measure.bench.drawn_blocks import random_rows
 
 EXAMPLE = CHECKOUT / "examples" / "standalone"
 EXPORT = ["export-kernel", "q8_1_decode", "-M", "4", "-N", "1000", "-K", "2048"]

@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from gguf_verify.measure.backends import page
-from gguf_verify.measure.backends.drawn import without_folders
-from gguf_verify.measure.backends.explaining import DESCRIBED, explaining
-from gguf_verify.measure.backends.functions import inputs
-from gguf_verify.measure.backends.records import FunctionRow, GraphRow, Measured, OperationRow, load, merged, save
 from gguf_verify.operations import OPERATIONS, Judged, Operand
 from gguf_verify.support.errors import UsageError
+from tools.measure.backends import page
+from tools.measure.backends.drawn import without_folders
+from tools.measure.backends.explaining import DESCRIBED, explaining
+from tools.measure.backends.functions import inputs
+from tools.measure.backends.records import FunctionRow, GraphRow, Measured, OperationRow, load, merged, save
 
 RIGHT = OperationRow(operation="ROPE", nodes=3, outputs=30, definitions={"f32": 0.5}, exact=False)
 WRONG = OperationRow(operation="GROUP_NORM", nodes=3, outputs=30, wrong=1, first="F32 2 × 3: 1 of 6 wrong")

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gguf_verify.measure.bench import figures
 from gguf_verify.support.errors import UsageError
+from tools.measure.bench import figures
 
 
 def record(who: str, us: float, kind: str = "Q4_0", m: int = 1, n: int = 4096, k: int = 4096, **more: Any) -> Any:

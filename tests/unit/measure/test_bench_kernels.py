@@ -22,13 +22,13 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.launch import Launch
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
-from gguf_verify.measure.bench import card, experts, kernels, ours, sass, terms
-from gguf_verify.measure.bench.matrices import Activations, Matrix, ends, nmse
-from gguf_verify.measure.bench.ours import Ours
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.order import Order
 from gguf_verify.support.errors import KernelFault
-from tests.support.tools import command_here
+from tools.measure.__main__ import main
+from tools.measure.bench import card, experts, kernels, ours, sass, terms
+from tools.measure.bench.matrices import Activations, Matrix, ends, nmse
+from tools.measure.bench.ours import Ours
 
 NUMPY: Any = SimpleNamespace(
     asarray=np.asarray, asnumpy=np.asarray, ascontiguousarray=np.ascontiguousarray,
@@ -373,9 +373,10 @@ def test_the_disassembler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 @pytest.mark.parametrize("text", ["no JSON", "[]", '{"results": [{}], "faults": []}'])
 @pytest.mark.parametrize("bench", ["kernels", "experts"])
-def test_what_holds_no_measurements_is_refused(bench: str, text: str, tmp_path: Path) -> None:
+def test_what_holds_no_measurements_is_refused(
+    bench: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "here.json"
     file.write_text(text)
-    done = command_here("measure", "bench", bench, "--from", file)
-    assert done.returncode == 2
-    assert "holds no measurements" in done.stderr
+    assert main(["bench", bench, "--from", str(file)]) == 2
+    assert "holds no measurements" in capsys.readouterr().err

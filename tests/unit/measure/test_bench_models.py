@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.gguf.model import open_model
-from gguf_verify.measure.bench import models
-from gguf_verify.measure.bench.models import FILES, SHAPES, RandomModel, Shape, model_file, type_of
-from gguf_verify.measure.inputs import decoded, rows_of
 from gguf_verify.support.errors import EnvironmentFault, UsageError
+from tools.measure.bench import models
+from tools.measure.bench.models import FILES, SHAPES, RandomModel, Shape, model_file, type_of
+from tools.measure.inputs import decoded, rows_of
 
 TINY = Shape(layers=1, width=256, ff=512, heads=4, kv_heads=2, vocab=300)
 

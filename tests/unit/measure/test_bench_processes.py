@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.measure.bench import processes
-from gguf_verify.measure.bench.processes import Gpus, measured, visible_gpus
+from tools.measure.bench import processes
+from tools.measure.bench.processes import Gpus, measured, visible_gpus
 
 #: Spends a fifth of a second of a core, takes 64 MiB, says so, and waits.
 CHILD = """

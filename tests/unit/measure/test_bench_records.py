@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gguf_verify.measure import markdown
-from gguf_verify.measure.bench import growth, options, planted, records, verify
-from gguf_verify.measure.bench.records import Evaluation, Planted, Run
 from gguf_verify.support.errors import EnvironmentFault, UsageError
+from tools.measure import markdown
+from tools.measure.bench import growth, options, planted, records, verify
+from tools.measure.bench.records import Evaluation, Planted, Run
 
 BASE: dict[str, Any] = {
     "date": "2026-01-02", "layers": 2, "width": 256, "ff": 512, "heads": 4, "kv_heads": 1, "vocab": 300,

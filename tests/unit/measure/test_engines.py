@@ -19,8 +19,6 @@ from msgspec.structs import replace
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.foreign.declared import parse
-from gguf_verify.measure.engines import _merged, page, runs
-from gguf_verify.measure.engines.catalogue import FOLDER, Catalogue, Engine, Finding, Kernel, explaining, read
 from gguf_verify.report.json import of_run
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import Options
@@ -28,6 +26,8 @@ from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
 from tests.support.shown import text_of
+from tools.measure.engines import _merged, page, runs
+from tools.measure.engines.catalogue import FOLDER, Catalogue, Engine, Finding, Kernel, explaining, read
 
 ADAPTERS = sorted(p for p in FOLDER.iterdir() if p.suffix in (".py", ".cu") and p.name != "build.py")
 MOST_LINES = 60

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.measure import markdown
 from gguf_verify.support.errors import UsageError
+from tools.measure import markdown
 
 
 def test_a_table() -> None:

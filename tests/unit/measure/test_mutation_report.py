@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.measure import markdown, results
-from gguf_verify.measure.mutation import kill, report
-from gguf_verify.measure.results import LETTERS, OTHER_CHECKS, decoded, encoded
 from gguf_verify.support.errors import UsageError
+from tools.measure import markdown, results
+from tools.measure.mutation import kill, report
+from tools.measure.results import LETTERS, OTHER_CHECKS, decoded, encoded
 
 _RECORDS: tuple[dict[str, Any], ...] = (
     {"id": "gemm/a.cu:10:2:x", "outcome": "killed", "by": "bound", "checks": list(OTHER_CHECKS), "diff": "d"},

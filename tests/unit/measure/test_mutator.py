@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from gguf_verify.measure.mutation import kill, mutator, report
-from gguf_verify.measure.mutation.subjects import row_of, subjects
 from gguf_verify.support.paths import kernel_root
+from tools.measure.mutation import kill, mutator, report
+from tools.measure.mutation.subjects import row_of, subjects
 
 KERNELS = kernel_root()
 FILES = mutator.sources(KERNELS)

@@ -8,12 +8,12 @@ import pytest
 from gguf_verify.diagnosis import diagnose
 from gguf_verify.diagnosis.identify import identify
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.measure.inputs import Bytes, Floats
 from gguf_verify.rungs.generated_inputs import drawn, special
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
+from tools.measure.inputs import Bytes, Floats
 
 APART = SEMANTICS["f32_apart"]
 LIKE = np.ones((1, 32), np.float32)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.cli import main
 from gguf_verify.support import cache, scratch
 from gguf_verify.support.errors import UsageError
 from tests.support.tools import ROOT
+from tools.measure.__main__ import main as measure
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_size_in_words(monkeypatch: pytest.MonkeyPatch, home: Path, capsys: pyte
         with pytest.raises(UsageError, match="GGUF_VERIFY_CACHE_SIZE must be a number of bytes") as caught:
             cache.cache_dir()
         assert str(caught.value).isprintable()
-    assert main(["measure", "mutation", "--help"]) == 2
+    assert measure(["mutation", "--help"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 

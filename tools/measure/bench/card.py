@@ -1,0 +1,154 @@
+"""A GPU whose launches are queued, and how long they take in a CUDA graph."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_verify.hosts.base import Source
+from gguf_verify.hosts.cupy_host import CupyHost
+from gguf_verify.support.paths import kernel_root
+
+#: Bytes of weights that no GPU's second-level cache holds: that of an H200 has 50 MB.
+ROTATED_BYTES = 160_000_000
+#: What is run before the graphs that are timed: at least so many, and for so long, in µs.
+WARM_UP, WARM_UP_US = 2, 20_000.0
+_EMPTY_LAUNCHES, _FEW = 100, 64
+#: CUDA's number of the attribute, in kHz.
+_CLOCK_RATE = 13
+
+
+class Queue(CupyHost):
+    """A GPU whose launches are queued in a stream and not awaited; outputs have neither guards nor poison."""
+
+    def upload(self, array: Any, what: str = "input") -> Any:
+        return array if isinstance(array, self._cupy.ndarray) else super().upload(array)
+
+    def output(self, nbytes: int, what: str = "output") -> Any:
+        return self._cupy.empty(nbytes, np.uint8)
+
+    def launch(
+        self, kernel: Any, grid: Any, block: Any, args: Sequence[Any], shared: int = 0, overlaps: bool = False
+    ) -> None:
+        if shared:
+            kernel.max_dynamic_shared_size_bytes = shared
+        self._start(kernel, grid, block, args, shared, overlaps)
+
+    def download(self, output: Any) -> npt.NDArray[np.uint8]:
+        return np.asarray(self._cupy.asnumpy(output))
+
+    def side_by_side(self, output: Any, rows: npt.NDArray[np.uint8]) -> tuple[Any, Any]:
+        return output, self.upload(rows)
+
+    def await_compilers(self) -> None:
+        """Wait for what `compile_ahead` began: threads beside a measurement delay its launches."""
+        self._ahead.finish()
+
+    def faults(self) -> AbstractContextManager[None]:
+        """Errors of CUDA's as KernelFault, and of its memory as EnvironmentFault."""
+        return self._faults()
+
+    def code(self, source: Source) -> bytes:
+        """What `load` loads: every kernel of a source, compiled. Raises EnvironmentFault."""
+        return self._cubin(source.root, source.file, source.target or self.sm, source.defines, False)
+
+    @property
+    def cupy(self) -> Any:
+        """The module."""
+        return self._cupy
+
+    @property
+    def clock_ghz(self) -> float:
+        """The card's highest clock."""
+        return float(self._cupy.cuda.runtime.deviceGetAttribute(_CLOCK_RATE, self._device.id)) / 1e6
+
+    @property
+    def multiprocessors(self) -> int:
+        return int(self._device.attributes["MultiProcessorCount"])
+
+
+def copies_of(nbytes: int) -> int:
+    """Copies of a matrix that are multiplied in turn, so that no cache holds them."""
+    return max(2, -(-ROTATED_BYTES // nbytes))
+
+
+def rounds_of(m: int) -> int:
+    """How often a graph multiplies by each copy: with few tokens more often, so that its own launch does not count."""
+    return 4 if m <= _FEW else 1
+
+
+def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any) -> float:
+    """The median time of one product, from events before and after all of them, once the card is warm."""
+    stream = cupy.cuda.get_current_stream()
+
+    def once() -> float:
+        start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+        start.record(stream)
+        work()
+        stop.record(stream)
+        stop.synchronize()
+        return 1e3 * float(cupy.cuda.get_elapsed_time(start, stop))
+
+    warm, graphs = 0.0, 0
+    while graphs < WARM_UP or warm < WARM_UP_US:
+        warm, graphs = warm + once(), graphs + 1
+    return statistics.median(once() / products for _ in range(repeat))
+
+
+def graph_us(works: Sequence[Callable[[], object]], repeat: int, cupy: Any) -> float:
+    """Microseconds for each of these works, in a CUDA graph of all of them. Each was done once before, so that nothing
+    is compiled or allocated in the graph."""
+    stream, graph = _captured(works, cupy)
+    with stream:
+        return median_us(lambda: graph.launch(stream), len(works), repeat, cupy)
+
+
+def few_us(works: Sequence[Callable[[], object]], cupy: Any) -> float:
+    """About the microseconds of each of these works, from one graph of all of them, the second time."""
+    stream, graph = _captured(works, cupy)
+    with stream:
+        return once_us(lambda: graph.launch(stream), cupy) / len(works)
+
+
+def _captured(works: Sequence[Callable[[], object]], cupy: Any) -> tuple[Any, Any]:
+    """A stream, and a graph of these works."""
+    cupy.cuda.Device().synchronize()  # what prepared them was in another stream
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        for work in works:
+            work()
+        stream.synchronize()
+        stream.begin_capture()
+        for work in works:
+            work()
+        return stream, stream.end_capture()
+
+
+def once_us(work: Callable[[], object], cupy: Any) -> float:
+    """Microseconds of one work, launched by itself, the second time."""
+    work()
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record()
+    work()
+    stop.record()
+    stop.synchronize()
+    return 1e3 * float(cupy.cuda.get_elapsed_time(start, stop))
+
+
+def copy_tbs(cupy: Any, repeat: int) -> float:
+    """Bytes that a device copy reads and writes, in TB/s."""
+    a, b = cupy.empty(1 << 30, np.uint8), cupy.empty(1 << 30, np.uint8)
+    return 2 * (1 << 30) / median_us(lambda: cupy.copyto(b, a), 1, repeat, cupy) / 1e6
+
+
+def empty_us(queue: Queue, repeat: int) -> float:
+    """Microseconds of a kernel that does nothing, in a graph of many of them that overlap as products do: the time that
+    no product can save."""
+    empty = queue.load(kernel_root(), "probes/empty.cu", "empty", {}, queue.sm)
+    works = [lambda: queue.launch(empty, (1, 1, 1), (32, 1, 1), [], overlaps=True)] * _EMPTY_LAUNCHES
+    return graph_us(works, repeat, queue.cupy)

@@ -1,0 +1,158 @@
+"""The records of verifications and of planted faults, in docs/benchmarks.json and docs/planted.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from gguf_verify.support.errors import UsageError
+from gguf_verify.support.paths import CHECKOUT
+
+#: Verifications, and planted faults.
+RUNS, PLANTED = CHECKOUT / "docs" / "benchmarks.json", CHECKOUT / "docs" / "planted.json"
+
+
+class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """llama.cpp's own evaluation of a prompt.
+
+    Args:
+        backend: on which it ran, in words.
+        threads: of its CPU backend.
+        seconds: the median of several evaluations, the first left out.
+    """
+
+    backend: str
+    threads: int
+    seconds: float
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was measured on one model with one prompt.
+
+    Args:
+        date: as 2026-11-23.
+        layers, width, ff, heads, kv_heads, vocab: of the model.
+        type: of its file; `file_bytes`: its size.
+        tokens: of the prompt.
+        kernel: as the command line had it; host: where it ran.
+    """
+
+    #: Names of the fields that say what was asked for.
+    asked: ClassVar[tuple[str, ...]] = ()
+
+    date: str
+    layers: int
+    width: int
+    ff: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    type: str
+    file_bytes: int
+    tokens: int
+    kernel: str
+    host: str
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What was asked for: of records with the same, the last one counts."""
+        return {name: getattr(self, name) for name in (*_ASKED, *self.asked)}
+
+
+_ASKED = ("type", "kernel", "host", "vocab", "layers", "width", "ff", "heads", "kv_heads", "tokens")
+
+
+class Run(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A verification that was measured.
+
+    Args:
+        predicted: tokens after the prompt.
+        thorough, options: as the command line had them; further options in words.
+        gpus: how many GPUs it might use; 0 where nothing was said.
+        ray: it ran in processes of Ray.
+        verdict: of the report.
+        seconds: from start to exit; `rungs`: of each.
+        above: bytes of the largest memory, less the file's size; None where it was not seen.
+        processor, disk, fetched, gpu, gpu_memory: see `processes.Measured`; None where it was not measured.
+        llama: of the same prompt; None where it was not measured.
+    """
+
+    asked = ("predicted", "thorough", "options", "ray", "gpus")
+
+    predicted: int
+    verdict: str
+    seconds: float
+    rungs: dict[str, float]
+    above: int | None = None
+    thorough: bool = False
+    options: str = ""
+    gpus: int = 0
+    ray: bool = False
+    processor: float | None = None
+    disk: float | None = None
+    fetched: int | None = None
+    gpu: float | None = None
+    gpu_memory: int | None = None
+    llama: Evaluation | None = None
+
+
+class Planted(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Faults of one code each that were planted, each verified by itself.
+
+    Args:
+        seed: that drew them; `planted`: how many.
+        seen: in how many cases any output of the verification had other bits.
+        promised: in how many an output of some token was off by more than the sample promises to find.
+        promised_found: of these, how many failed at the fault's row; `found`: of all.
+        thorough: how many failed there with `--thorough`.
+        smallest: the largest of the errors, as shares of the outputs' size, above which the samples promise to find
+            one; 0 where all matrices were judged whole.
+        right: without a fault, every matrix that had one was verified.
+    """
+
+    asked = ("seed", "planted")
+
+    seed: int
+    planted: int
+    seen: int
+    promised: int
+    promised_found: int
+    found: int
+    thorough: int
+    smallest: float
+    right: bool
+
+
+R = TypeVar("R", bound=Record)
+#: Device, in words → its records.
+Results = dict[str, tuple[R, ...]]
+
+
+def load(kind: type[R], path: Path) -> Results[R]:
+    """What was measured; {} where there is no such file. Raises UsageError where it is damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[kind, ...]]) if path.exists() else {}  # type: ignore[valid-type]
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"{path} holds no results: {error}") from None
+
+
+def merged(results: Results[R], others: Results[R]) -> Results[R]:
+    """Both; of records of one device with the same key, those of `others`. Records are sorted by their keys."""
+    devices = dict[str, tuple[R, ...]]()
+    for device in sorted({*results, *others}):
+        runs = {tuple(run.key.values()): run for of in (results, others) for run in of.get(device, ())}
+        devices[device] = tuple(runs[key] for key in sorted(runs))
+    return devices
+
+
+def save(results: Mapping[str, Sequence[Record]], path: Path) -> None:
+    """Write the file, a record a line."""
+    parts = []
+    for device, runs in results.items():
+        lines = ",\n".join(f"  {json.dumps(msgspec.to_builtins(run), ensure_ascii=False)}" for run in runs)
+        parts.append(f"{json.dumps(device, ensure_ascii=False)}: [\n{lines}\n]")
+    path.write_text("{" + ",\n".join(parts) + "}\n")

@@ -1,0 +1,103 @@
+"""The mutation score: how well the verifier tells a wrong kernel from a right one.
+
+It changes the shipped CUDA sources one token at a time, and asks each mutant on the CPU host what the blocks and layers
+rungs ask of a kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from gguf_verify.support.errors import UsageError
+from gguf_verify.support.output import write_lines
+from gguf_verify.support.paths import kernel_root
+
+from .. import markdown, results
+from ..measure import Measure
+from . import catalogue, check, kill, report
+
+_HELP = """\
+How many wrong kernels gguf-verify tells from right ones, and how many other checks do.
+
+    python -m tools.measure mutation kill                # all mutants of the sources; a later run goes on
+    python -m tools.measure mutation kill --sample 300   # another sample each night; 1 where one survives that is wrong
+    python -m tools.measure mutation kill --again        # those that survived, once a rung checks more
+    python -m tools.measure mutation kill --equivalence  # compare the object code of survivors with the original's
+    python -m tools.measure mutation kill --mutant ID    # one of them
+    python -m tools.measure mutation check               # does gguf-verify itself give some of them the same verdict?
+    python -m tools.measure mutation catalogue           # the faults that the diagnosis knows
+    python -m tools.measure mutation report              # write the pages from docs/mutation.json
+"""
+
+
+def _kill(options: argparse.Namespace) -> int:
+    data = results.load(options.results)  # read before hours of work, in case it is another file
+    sources = kill.hashes(kernel_root())
+    before = report.records(data, sources)
+    kill.run(options, before)
+    if options.mutant:
+        return 0
+    everything = kill.population(kernel_root())
+    lines = kill.finished(options.lines)
+    judged = lines if options.sample else before | lines
+    asked = [m for of_file in everything.values() for m in of_file]
+    if options.sample:
+        asked = kill.chosen(options, everything, before)
+    left = sum(m.id not in judged for m in asked)
+    if left:
+        print(f"{left} mutants are left; the results wait for them", file=sys.stderr)
+        return 0
+    found = {m.id: judged[m.id] for m in asked}
+    counts = {file: len(some) for file, some in everything.items()}
+    part = "sample" if options.sample else "kill"
+    made = report.collected(found, counts, sources)
+    results.update(options.results, **{part: made})
+    wrong = [r for r in found.values() if r["outcome"] in ("missed", "passed")]
+    write_lines("\n".join([report.summary(made), *(f"SURVIVED {r['id']}: {r['by']}" for r in wrong)]))
+    return 1 if wrong else 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    results.load(options.results)
+    results.update(options.results, checked=check.measured(options))
+    return 0
+
+
+def _catalogue(options: argparse.Namespace) -> int:
+    results.load(options.results)
+    options.work.mkdir(parents=True, exist_ok=True)
+    results.update(options.results, catalogue=catalogue.measured(options.work))
+    return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    data = results.load(options.results)
+    if "kill" not in data:
+        raise UsageError(f"{options.results} has no results of `kill`")
+    markdown.fill(markdown.EVIDENCE, report.tables(data), "mutation")
+    report.PAGE.write_text(report.page(data))
+    return 0
+
+
+def _catalogue_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--work", type=Path, default=kill.work_folder(), help="models and recorded calls")
+
+
+_PARTS = (
+    Measure("kill", "judge mutants of the sources", kill.__doc__ or "", kill.add_arguments, _kill),
+    Measure("check", "run gguf-verify itself on some mutants", check.__doc__ or "", check.add_arguments, _check),
+    Measure("catalogue", "judge the catalogue of known faults", catalogue.__doc__ or "", _catalogue_arguments,
+            _catalogue),
+    Measure("report", "write the pages from the results", report.__doc__ or "", lambda _: None, _report),
+)  # fmt: skip
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(required=True, metavar="kill|check|catalogue|report")
+    for part in _PARTS:
+        results.add_argument(part.add_to(commands))
+
+
+MEASURE = Measure("mutation", "the mutation score: how many wrong kernels are found", _HELP, _add_arguments)

@@ -1,0 +1,85 @@
+"""Whether `gguf-verify` itself gives a mutant the verdict that `kill` gives it: it runs from a copy of the project with
+the mutant in its kernels, on the same real model."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from gguf_verify.support import scratch
+from gguf_verify.support.paths import CHECKOUT, kernel_root
+
+from ..inputs import model_in
+from .kill import Record, finished, lines_file, population, work_folder
+from .mutator import PRELUDE, Mutant
+from .recording import ELEMENTS_KERNEL, TENSORS, Subject
+from .subjects import subjects
+
+_SECONDS = 120
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `check`."""
+    parser.add_argument("--count", type=int, default=30, help="mutants, drawn at random (%(default)s)")
+    parser.add_argument("-s", "--seed", type=int, default=0)
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
+    parser.add_argument("--lines", type=Path, default=lines_file(), help="results of `kill`")
+    parser.add_argument("--work", type=Path, default=work_folder(), help="models and recorded calls")
+
+
+def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
+    """The exit code of `gguf-verify` on the mutant, in words; "time limit" where it does not end, or the signal."""
+    with scratch.temporary("mutation") as folder:
+        for part in ("harness", "kernels", "scripts"):
+            shutil.copytree(CHECKOUT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        path = folder / "kernels" / mutant.file
+        path.write_text(mutant.applied(path.read_text()))
+        emulator = folder / "kernels" / "emulator" / "cuda_on_cpu.hpp"
+        emulator.write_text(emulator.read_text() + PRELUDE)
+        kernel = "q8_1_naive" if subject.kernel == ELEMENTS_KERNEL else subject.kernel
+        command: list[str | Path] = [
+            sys.executable, folder / "scripts" / "verify_model.py", model_in(subject.weights, work), "--host", "cpu",
+            "--kernel", kernel, "--rungs", "blocks,layers", "--tensor", TENSORS, "-t", "1",
+        ]  # fmt: skip
+        environment = {"PATH": "/usr/bin:/bin:/usr/local/bin", "PYTHONPATH": str(folder), "XDG_CACHE_HOME": str(folder)}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, check=False, timeout=_SECONDS, env=environment, cwd=folder
+            )
+        except subprocess.TimeoutExpired:
+            return "time limit"
+        return {0: "verified", 1: "mismatch"}.get(done.returncode, f"exit code {done.returncode}")
+
+
+def agrees(outcome: str, said: str) -> bool:
+    """Whether both let it pass, or neither does."""
+    return (outcome == "killed") == (said != "verified")
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """{"mutants": how many, "same": how many got the same verdict, "differing": [{"id", "said"}]}."""
+    records = [r for r in finished(options.lines).values() if "subject" in r or r["outcome"] == "same"]
+    mutants = {m.id: m for some in population(kernel_root()).values() for m in some}
+    random.Random(options.seed).shuffle(records)
+    chosen: list[Record] = records[: options.count]
+
+    def one(entry: Record) -> str:
+        mutant = mutants[entry["id"]]
+        own = Subject(*entry["subject"].split()) if "subject" in entry else subjects(kernel_root(), mutant.file)[0]
+        said = verdict(mutant, own, options.work)
+        print(f"{entry['id']}: {entry['outcome']}, {said}", file=sys.stderr, flush=True)
+        return said
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        differing = [
+            {"id": entry["id"], "said": f"{entry['outcome']}, gguf-verify: {said}"}
+            for entry, said in zip(chosen, pool.map(one, chosen), strict=True)
+            if not agrees(entry["outcome"], said)
+        ]
+    return {"mutants": len(chosen), "same": len(chosen) - len(differing), "differing": differing}

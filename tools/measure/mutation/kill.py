@@ -1,0 +1,453 @@
+"""The kill rate: every mutant is compiled for the CPU host and judged as the rungs judge, in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import pickle
+import random
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gguf_verify.support import scratch
+from gguf_verify.support.cache import cache_dir, runs_code, tree_hash
+from gguf_verify.support.errors import EnvironmentFault, UsageError
+from gguf_verify.support.output import write_lines
+from gguf_verify.support.paths import PACKAGE, kernel_root
+
+from ..results import OTHER_CHECKS
+from ..workers import begin_worker
+from .forked import die_with_parent, forked
+from .judging import CHECKED, ORDERS, PROBES, RUNGS, WALLS, judged
+from .mutator import Mutant, mutants, sources, tokens
+from .recording import Recording, Subject, record
+from .subjects import row_of, subjects
+from .units import CARDS, Unit, compiled, ptx
+
+Record = dict[str, Any]
+
+#: Seconds of the processor that a mutant gets: so many, and so many times what the unmutated source takes.
+LEAST_SECONDS, TIMES = 1.5, 3.0
+BATCH = 32
+#: What is said of a survivor that the compiler proves equivalent.
+SAME_CODE = "the same code, as NVRTC optimises it for sm_80 and sm_90a"
+#: Headers that know the type and no other macro, and macros that only set the size of a pipeline: of units that differ
+#: in these macros alone, one shows what the header does.
+_WITHOUT_MACROS, _PIPELINE = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
+
+
+def work_folder() -> Path:
+    """Where models and recorded calls are kept."""
+    return cache_dir() / "mutation"
+
+
+def lines_file() -> Path:
+    """Where the results of a run are kept."""
+    return cache_dir() / "mutants.jsonl"
+
+
+#: What killed a mutant, or shows one that lives, where it is a process that ended.
+_BY_RUNG = (RUNGS, ORDERS, CHECKED)
+Libraries = dict[Unit, tuple[Path, str]]
+
+
+def judge_one(recording: Recording, changed: Libraries, seconds: float, which: Sequence[str]) -> Record:
+    """What a subject makes of a mutant that is asked these, as `judged` says it."""
+    found = forked(lambda phase: judged(recording, changed, which, phase), seconds)
+    if found["outcome"] != "died":
+        return found
+    if found["phase"] not in _BY_RUNG:
+        return {"outcome": "missed", "by": found["by"]}
+    return {"outcome": "killed", "by": found["by"], "checks": OTHER_CHECKS if found["phase"] == RUNGS else []}
+
+
+@dataclass
+class MutantJudge:
+    """A worker's recordings and times. Recordings are kept in a folder, for the other workers and later runs.
+
+    Args:
+        folder: for models, recordings and libraries.
+    """
+
+    folder: Path
+    root: Path = field(default_factory=kernel_root)
+    _recordings: dict[Subject, Recording] = field(default_factory=dict)
+    _seconds: dict[Subject, float] = field(default_factory=dict)
+    _ptx: dict[tuple[Unit, str], bytes | None] = field(default_factory=dict)
+
+    def recording(self, subject: Subject) -> Recording:
+        """What the subject is asked. Raises KernelFault where the shipped kernel itself fails."""
+        if subject not in self._recordings:
+            asked_by = [*PACKAGE.glob("rungs/**/*.py"), *PACKAGE.glob("semantics/*.py")]
+            asked_by += [Path(__file__).with_name(name) for name in ("recording.py", "probes.py")]
+            key = self._key(*(path.read_bytes() for path in sorted(asked_by)))
+            path = self.folder / f"recording-{subject.kernel}-{subject.fmt}-{key}.pickle"
+            if path.exists():
+                self._recordings[subject] = pickle.loads(path.read_bytes())
+            else:
+                self._recordings[subject] = record(subject, self.folder)
+                part = path.with_suffix(f".{os.getpid()}")
+                part.write_bytes(pickle.dumps(self._recordings[subject]))
+                part.replace(path)
+        return self._recordings[subject]
+
+    def _key(self, *parts: bytes) -> str:
+        """A name for what depends on the kernels' sources and on these."""
+        return hashlib.sha256(tree_hash(self.root).encode() + b"".join(parts)).hexdigest()[:16]
+
+    def units(self, subject: Subject, mutant: Mutant) -> list[Unit]:
+        """The subject's units that hold a mutant's line; of units that differ in the pipeline alone, the first."""
+        recording, last = self.recording(subject), mutant.line + mutant.old.count("\n")
+        found = [
+            unit for unit in recording.units
+            if not recording.alive[unit].get(mutant.file, frozenset()).isdisjoint(range(mutant.line, last + 1))
+        ]  # fmt: skip
+        if mutant.file not in _WITHOUT_MACROS:
+            return found
+        found.sort(key=lambda unit: unit not in recording.under_schedules)
+        first = {(unit.file, *(d for d in unit.defines if d[0] not in _PIPELINE)): unit for unit in reversed(found)}
+        return [unit for unit in found if unit in first.values()]
+
+    def batch(self, some: Sequence[Mutant]) -> Iterator[Record]:
+        """The records of mutants of one file."""
+        file = some[0].file
+        source = (self.root / file).read_text()
+        started = time.monotonic()
+        names = {f"m{i}": m for i, m in enumerate(some, 1)}
+        left = {name: m for name, m in names.items() if not m.unobservable}
+        tried: dict[str, list[tuple[Subject, Record]]] = {name: [] for name in left}
+        uncompilable: set[str] = set()
+        for subject in subjects(self.root, file):
+            within = {name: units for name, m in left.items() if (units := self.units(subject, m))}
+            for name, found in self._of_subject(subject, left, within, source, uncompilable) if within else ():
+                tried[name].append((subject, found))
+                if found["outcome"] == "killed":
+                    yield _record(left[name], source, found, subject, time.monotonic() - started)
+            done = {n for n in within if n in uncompilable or (tried[n] and tried[n][-1][1]["outcome"] == "killed")}
+            left = {n: m for n, m in left.items() if n not in done}
+        for name, mutant in names.items():
+            if mutant.unobservable:
+                yield _record(mutant, source, {"outcome": "unobservable", "by": mutant.unobservable})
+            elif name in uncompilable:
+                yield _record(mutant, source, {"outcome": "uncompilable", "by": ""})
+            elif name in left:
+                yield self._survivor(mutant, source, tried[name], started)
+
+    def _of_subject(
+        self, subject: Subject, mutants: Mapping[str, Mutant], within: Mapping[str, list[Unit]], source: str,
+        uncompilable: set[str],
+    ) -> Iterator[tuple[str, Record]]:  # fmt: skip
+        """What a subject makes of the mutants that its units hold, by name.
+
+        What kills cheaply comes first. Units are compiled one after the other: a mutant that is killed, by every other
+        check too, with the first of its units is not compiled into the rest; checked builds are made of those alone
+        that other schedules leave alive. The names of those that do not compile are added to `uncompilable`.
+        """
+        recording = self.recording(subject)
+        folder = (self.folder if runs_code(self.folder) else cache_dir()) / f"batch-{os.getpid()}"
+        folder.mkdir(exist_ok=True)
+        built: dict[str, Libraries] = {name: {} for name in within}
+        alive: dict[str, Record] = {}
+        texts = {name: {mutants[name].file: mutants[name].applied(source)} for name in within}
+
+        def compile_in(unit: Unit, some: Sequence[str], checked: bool) -> set[str]:
+            """Those of some mutants that do not compile."""
+            path = folder / f"{'checked' if checked else 'ordinary'}-{recording.number(unit)}.so"
+            sources = {"m0": {}, **{name: texts[name] for name in some}}
+            bad = compiled(self.root, unit, recording.units[unit], sources, path, checked)
+            if "m0" in bad:
+                raise EnvironmentFault(f"{unit} itself does not compile")
+            self._check_original(subject, unit, path, checked)
+            for name in set(some) - bad:
+                built[name][unit] = path, name
+            return bad
+
+        try:
+            left = set(within)
+            for unit in recording.units:
+                some = [name for name in within if name in left and unit in within[name]]
+                bad = compile_in(unit, some, False) if some else set()
+                uncompilable |= bad
+                left -= bad
+                for name in (n for n in some if n not in bad):
+                    last = len(built[name]) == len(within[name])
+                    if not last and len(built[name]) > 1:
+                        continue
+                    which = (RUNGS, ORDERS) if last else (RUNGS,)
+                    found = judge_one(recording, built[name], self._limit(subject), which)
+                    if last or (found["outcome"] == "killed" and len(found["checks"]) == len(OTHER_CHECKS)):
+                        left.discard(name)
+                        if found["outcome"] == "killed":
+                            yield name, found
+                        else:
+                            alive[name] = found
+            ordinary, built = built, {name: {} for name in alive}
+            for unit in recording.units if alive else ():
+                if unit in recording.under_schedules and (some := [n for n in alive if unit in within[n]]):
+                    compile_in(unit, some, True)
+            for name, before in alive.items():
+                found = before
+                if built[name]:
+                    found = judge_one(recording, built[name], 10 * self._limit(subject), (CHECKED,))
+                if found["outcome"] == "same" and before["outcome"] == "same":
+                    found = judge_one(recording, ordinary[name], self._limit(subject), (WALLS, PROBES))
+                yield name, found if found["outcome"] != "same" else before
+        finally:
+            shutil.rmtree(folder)
+
+    def _survivor(self, mutant: Mutant, source: str, tried: list[tuple[Subject, Record]], started: float) -> Record:
+        spent = time.monotonic() - started
+        for outcome in ("passed", "missed"):
+            for subject, found in tried:
+                if found["outcome"] == outcome:
+                    return _record(mutant, source, found, subject, spent)
+        if not tried:
+            return _record(
+                mutant, source, {"outcome": "unobservable", "by": "no unit that runs on a CPU holds the line"}
+            )
+        return _record(mutant, source, {"outcome": "same", "by": ""}, None, spent)
+
+    def same_code(self, mutant: Mutant, source: str) -> bool:
+        """Whether a GPU's compiler makes the same code of the mutant and of the original, in every unit that holds the
+        mutant and for each of CARDS: a proof that it changes nothing there (Papadakis et al., ICSE 2015)."""
+        changed = {mutant.file: mutant.applied(source)}
+        units = {unit for subject in subjects(self.root, mutant.file) for unit in self.units(subject, mutant)}
+        for unit in sorted(units, key=repr):
+            for sm in CARDS:
+                if (unit, sm) not in self._ptx:
+                    self._ptx[unit, sm] = ptx(self.root, unit, {}, sm)
+                original = self._ptx[unit, sm]  # None: a kernel for Hopper alone
+                if original is not None and ptx(self.root, unit, changed, sm) != original:
+                    return False
+        return True
+
+    def _check_original(self, subject: Subject, unit: Unit, library: Path, checked: bool) -> None:
+        """Check that the unmutated source, compiled as mutants are, gives the bits of the shipped kernel, and note its
+        time. It is done once for a subject and unit, by any of the workers."""
+        path = self.folder / f"original-{self._key(repr((subject, unit, checked)).encode())}"
+        if not path.exists():
+            which = (CHECKED,) if checked else (RUNGS, ORDERS, WALLS, PROBES)
+            found = judge_one(self.recording(subject), {unit: (library, "m0")}, 300, which)
+            if found["outcome"] != "same":
+                raise EnvironmentFault(f"{subject}: the unmutated source, compiled as mutants are, is {found}")
+            path.write_text(repr(found["spent"]))
+        if not checked:
+            with contextlib.suppress(ValueError):  # another worker is writing it
+                self._seconds[subject] = max(self._seconds.get(subject, 0.0), float(path.read_text()))
+
+    def _limit(self, subject: Subject) -> float:
+        return LEAST_SECONDS + TIMES * self._seconds.get(subject, 1.0)
+
+
+def _record(
+    mutant: Mutant, source: str, found: Record, subject: Subject | None = None, seconds: float = 0.0
+) -> Record:  # fmt: skip
+    out: Record = {"id": mutant.id, "outcome": found["outcome"], "by": found["by"], "diff": mutant.diff(source)}
+    if subject is not None:
+        out["subject"] = str(subject)
+    if "checks" in found:
+        out["checks"] = list(found["checks"])
+    return out | {"seconds": round(seconds, 2)}
+
+
+# -- a run ------------------------------------------------------------------------------------------------------------
+
+
+def population(root: Path) -> dict[str, list[Mutant]]:
+    """File → its mutants."""
+    return {file: mutants(file, (root / file).read_text()) for file in sources(root)}
+
+
+#: Comments, and lines that include a file.
+_IGNORED = re.compile(r"//|/\*|#\s*include\b")
+
+
+def hashes(root: Path) -> dict[str, str]:
+    """File → the first half of the sha256 of what its mutants depend on: its code, and where it stands. Comments and
+    the names of included files are left out."""
+    found = {}
+    for file in sources(root):
+        code = [t for t in tokens((root / file).read_text()) if not _IGNORED.match(t.text)]
+        text = "\n".join(f"{t.line}:{t.column} {t.text}" for t in code)
+        found[file] = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return found
+
+
+def _stratum(mutant: Mutant) -> tuple[str, bool]:
+    """A mutant's: the source, of formats and of packing the kind of source; and whether it is of whole statements."""
+    row = row_of(mutant.file)
+    return mutant.file if row == "GEMM sources" else row, mutant.operator.startswith(("statement", "barrier"))
+
+
+def sampled(some: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
+    """About `count` of some mutants, of each stratum in proportion and at least one; a larger sample holds a smaller
+    one's."""
+    strata: dict[tuple[str, bool], list[Mutant]] = {}
+    for mutant in some:
+        strata.setdefault(_stratum(mutant), []).append(mutant)
+    out = []
+    for stratum, members in sorted(strata.items()):
+        random.Random(f"{seed} {stratum}").shuffle(members)
+        out += members[: max(1, round(count * len(members) / len(some)))]
+    return out
+
+
+def finished(path: Path) -> dict[str, Record]:
+    """Id → the record of each mutant in a file with a record a line. A line that was cut off is left out."""
+    found: dict[str, Record] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            entry = json.loads(line)
+            found[entry["id"]] = entry
+    return found
+
+
+def _append(path: Path, entry: Record) -> None:
+    with path.open("a") as f:  # one write each, so that the lines of two workers do not mix
+        f.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+
+_JUDGE: MutantJudge | None = None
+
+
+def _start(folder: Path, parents: Path) -> None:
+    global _JUDGE
+    begin_worker(parents)
+    die_with_parent()
+    _JUDGE = MutantJudge(folder)
+
+
+def _work(task: tuple[list[Mutant], Path, bool]) -> tuple[int, str]:
+    """Judge some mutants, or compare the code of survivors, and write their records. The answer is their number, and
+    what went wrong: one batch must not end the run."""
+    some, path, compares = task
+    assert _JUDGE is not None
+    try:
+        for entry in map(_compared, some) if compares else _JUDGE.batch(some):
+            _append(path, entry)
+    except Exception as error:
+        return len(some), f"{some[0].id if compares else some[0].file}: {error!r}"
+    return len(some), ""
+
+
+def _compared(mutant: Mutant) -> Record:
+    """A survivor's record anew, with whether its object code is the original's."""
+    assert _JUDGE is not None
+    source = (_JUDGE.root / mutant.file).read_text()
+    same = _JUDGE.same_code(mutant, source)
+    return {**_record(mutant, source, {"outcome": "same", "by": SAME_CODE if same else ""}), "compared": True}
+
+
+def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxyType({})) -> None:
+    """Judge the mutants that are asked for and not done yet. A sample, and survivors that are judged again, are done
+    where --lines has them; else also where they were judged in earlier runs.
+
+    Args:
+        before: id → the record of each that was judged in earlier runs.
+
+    Raises UsageError where no mutant has the id that `--mutant` names.
+    """
+    everything = population(kernel_root())
+    options.work.mkdir(parents=True, exist_ok=True)
+    if options.mutant:
+        found = [m for some in everything.values() for m in some if m.id == options.mutant]
+        if not found:
+            raise UsageError(f"no mutant is called {options.mutant}")
+        for entry in MutantJudge(options.work).batch(found):
+            write_lines(json.dumps(entry, ensure_ascii=False, indent=1))
+        return
+    if options.lines.exists() and (content := options.lines.read_bytes()) and not content.endswith(b"\n"):
+        options.lines.write_bytes(content + b"\n")  # the last line was cut off
+    tasks = _tasks(options, chosen(options, everything, before), before)
+    total, done, start = sum(len(some) for some, *_ in tasks), 0, time.monotonic()
+    print(f"{sum(map(len, everything.values()))} mutants, {total} to judge", file=sys.stderr)
+    with multiprocessing.get_context("fork").Pool(options.jobs, _start, (options.work, scratch.top())) as pool:
+        for count, fault in pool.imap_unordered(_work, tasks):
+            done += count
+            spent = time.monotonic() - start
+            left_s = spent / done * (total - done)
+            print(f"{done}/{total}, {spent:.0f} s, {left_s:.0f} s left{'; ' + fault if fault else ''}", file=sys.stderr)
+            if options.seconds and spent > options.seconds:
+                print("the time is up; the next run judges what is left", file=sys.stderr)
+                break
+
+
+def chosen(
+    options: argparse.Namespace, everything: Mapping[str, list[Mutant]], before: Mapping[str, Record]
+) -> list[Mutant]:  # fmt: skip
+    """The mutants that are asked for, judged or not.
+
+    Args:
+        before: id → the record of each that was judged in earlier runs.
+    """
+    some = [m for of_file in everything.values() for m in of_file]
+    if options.only:
+        some = [m for m in some if any(part in m.file for part in options.only)]
+    if options.again:
+        some = [m for m in some if m.id in before and lives(before[m.id])]
+    return sampled(some, options.sample, options.seed) if options.sample else some
+
+
+def lives(record: Record) -> bool:
+    """Whether a mutant survives that no compiler proves equivalent."""
+    return record["outcome"] in ("same", "missed", "passed") and record.get("by") != SAME_CODE
+
+
+def _tasks(
+    options: argparse.Namespace, some: Sequence[Mutant], before: Mapping[str, Record]
+) -> list[tuple[list[Mutant], Path, bool]]:  # fmt: skip
+    """Batches of what is left to do, in random order, so that the estimate of the time left is fair."""
+    lines = finished(options.lines)
+    if options.equivalence:
+        known = {**before, **lines}
+        alive = [m for m in some if m.id in known and lives(known[m.id]) and "compared" not in known[m.id]]
+        batches = [[m] for m in alive]
+    else:
+        known = lines if options.sample or options.again else {**before, **lines}
+        of_files: dict[str, list[Mutant]] = {}
+        for mutant in some:
+            if mutant.id not in known:
+                of_files.setdefault(mutant.file, []).append(mutant)
+        batches = [left[i : i + BATCH] for left in of_files.values() for i in range(0, len(left), BATCH)]
+    tasks = [(batch, options.lines, options.equivalence) for batch in batches]
+    random.Random(options.seed).shuffle(tasks)
+    return tasks
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `kill`."""
+    add = parser.add_argument
+    add("--mutant", metavar="ID", help="judge this one alone and print what becomes of it")
+    add("--sample", type=int, default=0, metavar="N", help="about N mutants, of each kind in proportion (0: all)")
+    today = int(datetime.now(UTC).strftime("%Y%m%d"))
+    add(
+        "-s",
+        "--seed",
+        type=int,
+        default=today,
+        help="of the sample (default: the date, so that nights differ)",
+    )
+    add("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
+    add("--again", action="store_true", help="judge survivors again that no compiler proves equivalent")
+    add("--equivalence", action="store_true", help="compare the object code of survivors with the original's")
+    add("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)")
+    add("--seconds", type=float, default=0.0, help="stop after this time; the next run goes on")
+    add(
+        "--lines",
+        type=Path,
+        default=lines_file(),
+        help="this run's results, one line a mutant; a later run goes on from it",
+    )
+    add("--work", type=Path, default=work_folder(), help="models and recorded calls")

@@ -1,0 +1,391 @@
+"""How well faults are named and localised, on real weights and real activations.
+
+Every variant of every fault of the catalogue, in every definition of every format, is replayed and diagnosed. So are
+kernels compiled from altered sources (edits.py), and faults that are not in the catalogue, for which no name is right.
+Faults of one block go through the rungs (places.py). The figures say of which catalogue and probe plan they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gguf_verify.diagnosis import FAULTS, Diagnosis, definitions, diagnose
+from gguf_verify.diagnosis.diagnose import FEWEST
+from gguf_verify.diagnosis.fault import Case
+from gguf_verify.diagnosis.operands import Predicted
+from gguf_verify.formats import FORMATS, BlockFormat
+from gguf_verify.hosts.cpu_host import CpuHost
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.kernels.shipped import ShippedKernel
+from gguf_verify.llama import Llama
+from gguf_verify.rungs.plan import PLAN
+from gguf_verify.support import scratch
+from gguf_verify.support.errors import EnvironmentFault, KernelFault
+from gguf_verify.support.output import write_lines
+from gguf_verify.support.paths import PACKAGE
+
+from .. import results
+from ..inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Floats, Matrix, captured, requantized, text
+from ..markdown import percent
+from ..measure import Measure
+from ..workers import workers
+from . import places
+from .edits import EDITS, NO_EDIT, Edit, altered, chosen
+
+#: Rows and tokens of a product that is diagnosed, and further rows that altered kernels may read.
+ROWS, TOKENS, SPARE = 24, 9, 8
+#: Row lengths of the fixtures.
+LENGTHS = (256, 768)
+#: Answers, the best first.
+ALONE, TOGETHER, DEFINITION, UNKNOWN, WRONG = "alone", "together", "another definition", "unknown", "wrong"
+#: Too few outputs change for a diagnosis.
+SILENT = "changes too little"
+#: The parts of the figures that count answers.
+_COUNTED = ("catalogue", "outside", "sources", "sources outside")
+
+_FAULTS = {fault.id: fault for fault in FAULTS}
+
+Diagnose = Callable[..., Diagnosis]
+
+
+def answer(found: Diagnosis, fault: str) -> str:
+    """How good the diagnosis of a fault's outputs is. For a fault "" outside the catalogue UNKNOWN is right."""
+    if found.wrong < FEWEST:
+        return SILENT
+    ids = {f.id for f in found.faults}
+    named = _FAULTS[fault].named_by(ids) if fault in _FAULTS else fault in ids
+    if found.definitions:
+        return DEFINITION if not ids or named else WRONG
+    if not ids:
+        return UNKNOWN
+    if not named:
+        return WRONG
+    return ALONE if len(ids) == 1 else TOGETHER
+
+
+# -- real weights and activations --------------------------------------------------------------------------------------
+
+
+@cache
+def graph(path: Path, seed: int) -> tuple[Matrix, ...]:
+    """The model's matrices with their activations for a text of the seed."""
+    return tuple(captured(path, [text(seed, 40)], 3 * TOKENS))
+
+
+@cache
+def real(kind: str, seeds: tuple[int, ...]) -> tuple[tuple[int, Matrix], ...]:
+    """For each seed and row length, the seed and ROWS + SPARE rows of a matrix that it chooses, in the format, with
+    TOKENS tokens. They are the model's own bytes where a fixture is of that type."""
+    fmt = FORMATS[kind]
+    own = [p for p in QUANTIZED if p.stem == f"tiny-{kind}"]
+    out = []
+    with Llama() as llama:
+        for seed, k in product(seeds, LENGTHS):
+            rng = np.random.default_rng((seed, fmt.type_id, k))
+            found = [m for m in graph(own[0] if own else UNQUANTIZED, seed) if m.k == k]
+            matrix = found[int(rng.integers(len(found)))]
+            first = int(rng.integers(max(1, len(matrix.rows) - ROWS - SPARE)))
+            at = int(rng.integers(max(1, len(matrix.x) - TOKENS)))
+            x = np.ascontiguousarray(matrix.x[at : at + TOKENS])
+            rows = np.ascontiguousarray(matrix.rows[first : first + ROWS + SPARE])
+            matrix = replace(matrix, rows=rows, x=x)
+            out.append((seed, matrix if own else requantized(matrix, fmt, llama, ROWS + SPARE)))
+    return tuple(out)
+
+
+# -- the catalogue, replayed -------------------------------------------------------------------------------------------
+
+
+def rounded(p: Predicted, rng: np.random.Generator, exactly: bool) -> Floats:
+    """What a kernel with a fault might give: some rounding of what the fault predicts, and anything where it predicts
+    nothing."""
+    noise = 0.0 if exactly else 0.005 * np.where(np.isfinite(p.bound), p.bound, 0) * rng.uniform(-1, 1, p.exact.shape)
+    y = np.where(True if p.known is None else p.known, p.exact + noise, rng.standard_normal(p.exact.shape))
+    with np.errstate(over="ignore"):
+        return y.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The answer to one faulty product: `answer`, with the ids that were `named`."""
+
+    fault: str
+    which: str
+    type: str
+    definition: str
+    seed: int
+    tensor: str
+    answer: str
+    named: tuple[str, ...]
+
+
+def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, found: Diagnosis) -> Outcome:
+    """The answer that the diagnosis gave for a fault's outputs."""
+    names = tuple(f.id for f in found.faults) + found.definitions
+    tensor = f"{matrix.source} {matrix.tensor}"
+    return Outcome(fault, which, matrix.fmt.name, definition, seed, tensor, answer(found, fault), names)
+
+
+def replays(
+    fmt: BlockFormat, matrix: Matrix, seed: int, diagnose_by: Diagnose = diagnose, every: int = 1
+) -> Iterator[Outcome]:
+    """Each variant of each fault in each definition, or one of `every` so many; of faults with many, a sample."""
+    rows = np.ascontiguousarray(matrix.rows[:ROWS])
+    rng = np.random.default_rng((seed, fmt.type_id))
+    number = 0
+    for semantics in definitions(fmt):
+        case = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x)
+        for fault in FAULTS:
+            for which, made in fault.sample(case, seed + number):
+                number += 1
+                if number % every:
+                    continue
+                p = made if isinstance(made, Predicted) else made.predicted()
+                y = rounded(p, rng, fault.id.endswith("accumulator"))
+                with np.errstate(all="ignore"):
+                    found = diagnose_by(y, fmt, semantics, rows, matrix.x)
+                yield outcome(fault.id, which, matrix, semantics.name, seed, found)
+
+
+def replayed(kind: str, seeds: Sequence[int], every: int = 1, diagnose_by: Diagnose = diagnose) -> list[Outcome]:
+    """All replays of a format."""
+    out: list[Outcome] = []
+    for seed, matrix in real(kind, tuple(seeds)):
+        out += replays(FORMATS[kind], matrix, seed, diagnose_by, every)
+    return out
+
+
+# -- altered kernels ---------------------------------------------------------------------------------------------------
+
+
+def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
+    """A kernel compiled from altered sources, on a matrix for each seed and row length.
+
+    Raises EnvironmentFault where it does not compile.
+    """
+    fmt, out = FORMATS[kind], []
+    with scratch.temporary("measure") as folder:
+        kernel = ShippedKernel(KERNELS[edit.kernel], CpuHost(1), altered(folder, edit, kind))
+        semantics = kernel.definition
+        for seed, matrix in real(kind, tuple(seeds)):
+            rows = np.ascontiguousarray(matrix.rows[:ROWS])
+            # with a wrong stride it reads further rows, as it would in a larger matrix
+            weights = replace(kernel.upload(fmt, matrix.rows), n=ROWS)
+            try:
+                y = kernel.product(weights, matrix.x)
+            except KernelFault as fault:
+                raise EnvironmentFault(f"{edit.what}, {kind}: {fault}") from None
+            found = diagnose_by(y, fmt, semantics, rows, matrix.x)
+            out.append(outcome(edit.fault, edit.what, matrix, semantics.name, seed, found))
+    return out
+
+
+def _edited(work: tuple[Edit, str], seeds: Sequence[int]) -> list[Outcome]:
+    return edited(*work, seeds)
+
+
+# -- faults that are not in the catalogue ------------------------------------------------------------------------------
+
+
+def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
+    """Faults of parts of a product that no fault of the catalogue explains, on real weights and activations: factors,
+    which are fitted to the outputs, and what has no name ("")."""
+    fmt, out = FORMATS[kind], []
+    for seed, matrix in real(kind, tuple(seeds)):
+        rows = np.ascontiguousarray(matrix.rows[:ROWS])
+        for semantics in definitions(fmt):
+            p = Case(semantics, fmt, rows, semantics.bytes_of(matrix.x), matrix.x).parts
+            value, term = np.arange(p.q.shape[2]), np.arange(p.d.shape[1])
+            # a definition that rounds between its terms is no sum of them
+            position, block = ("", "") if p.half_products else ("position-factor", "block-factor")
+            made = {
+                "one per cent": ("constant-factor", replace(p, d=1.01 * p.d, m=1.01 * p.m)),
+                "a tenth of a per cent of weights' scales of every other row": (
+                    "", replace(p, d=p.d * np.where(np.arange(len(p.d)) % 2, 1.001, 1)[:, None])
+                ),
+                "a value of each term left out": (position, replace(p, q=p.q * (value != 5))),
+                "a code of each term negated": (position, replace(p, a=p.a * np.where(value == 9, -1, 1))),
+                "the first term left out": (block, replace(p, d=p.d * (term > 0))),
+                "codes reversed": ("", replace(p, a=p.a[..., ::-1])),
+                "codes rotated": ("", replace(p, a=np.roll(p.a, 1, axis=-1))),
+                "terms reversed": ("", replace(p, q=p.q[:, ::-1])),
+                "one code off by one": ("", replace(p, q=p.q + (value == 3))),
+            }  # fmt: skip
+            if semantics.activations is not None:
+                made["0.01 per cent"] = "constant-factor", replace(p, e=1.0001 * p.e, s=1.0001 * p.s)
+                if semantics.activations.block_size < matrix.k:  # else it is the neighbouring block's
+                    made["scales of the next token"] = "", replace(p, e=np.roll(p.e, 1, axis=0))
+            for which, (fault, parts) in made.items():
+                y = parts.predicted().exact.astype(np.float32)
+                found = diagnose_by(y, fmt, semantics, rows, matrix.x)
+                out.append(outcome(fault, which, matrix, semantics.name, seed, found))
+    return out
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Counts of answers, by fault and format, and every answer that is not right."""
+    counts = Counter(o.answer for o in outcomes)
+    by_fault: dict[str, Counter[str]] = {}
+    by_type: dict[str, Counter[str]] = {}
+    for o in outcomes:
+        by_fault.setdefault(o.fault or "none of the catalogue", Counter())[o.answer] += 1
+        by_type.setdefault(o.type, Counter())[o.answer] += 1
+    together = Counter(" = ".join(sorted(set(o.named))) for o in outcomes if o.answer == TOGETHER)
+    return {
+        "products": len(outcomes), "answers": dict(counts), "changing": len(outcomes) - counts[SILENT],
+        "by fault": {k: dict(v) for k, v in by_fault.items()}, "by type": {k: dict(v) for k, v in by_type.items()},
+        "named together": dict(together.most_common()),
+        **{
+            name: [vars(o) for o in outcomes if o.answer == name and (o.fault or name != UNKNOWN)]
+            for name in (WRONG, UNKNOWN, DEFINITION)
+        },
+    }  # fmt: skip
+
+
+@cache
+def _version() -> str:
+    """The catalogue and the plan, and a digest of what diagnoses."""
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.glob("diagnosis/**/*.py"))))
+    return f"{len(FAULTS)} faults, probe plan {PLAN}, diagnosis {digest.hexdigest()[:8]}"
+
+
+class Kept:
+    """What was diagnosed, item by item, in a file of JSON lines.
+
+    Args:
+        path: the file; None: nothing is kept.
+        run: what the outcomes belong to; those of other runs are left alone.
+    """
+
+    def __init__(self, path: Path | None, run: str) -> None:
+        self._path, self._run = path, run
+        self.outcomes: dict[str, list[Outcome]] = {}
+        for line in path.read_text().splitlines() if path and path.exists() else ():
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+                entry = json.loads(line)
+                if entry["run"] == run:
+                    some = [Outcome(**{**o, "named": tuple(o["named"])}) for o in entry["outcomes"]]
+                    self.outcomes[entry["item"]] = some
+
+    def add(self, item: str, some: Sequence[Outcome]) -> None:
+        """Keep the outcomes of an item."""
+        if self._path:
+            entry = {"run": self._run, "item": item, "outcomes": [vars(o) for o in some]}
+            with self._path.open("a") as f:
+                f.write(json.dumps(entry) + "\n")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this measure."""
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts, matrices and rows")
+    add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="of weights")
+    add("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
+    add(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="keep what was diagnosed; a later run with the same seeds goes on",
+    )
+    add("--places", type=int, default=200, help="faults of one block in matrices of each type (%(default)s)")
+    results.add_argument(parser)
+
+
+def measured(options: argparse.Namespace) -> dict[str, Any]:
+    """The figures, as JSON has them. Raises EnvironmentFault where llama.cpp or a compiler is missing."""
+    formats = [name for name in options.types if name in FORMATS]
+    with workers(options.jobs) as over:
+
+        def each(what: str, f: Callable[[Any], list[Outcome]], work: Sequence[Any]) -> list[Outcome]:
+            kept = Kept(options.checkpoint, f"{_version()}, seeds {options.seeds}, {what}")
+            found = [outcome for item in work for outcome in kept.outcomes.get(repr(item), ())]
+            left = [item for item in work if repr(item) not in kept.outcomes]
+            for number, some in enumerate(over(f, left), 1 + len(work) - len(left)):
+                kept.add(repr(left[number - 1 - len(work) + len(left)]), some)
+                found += some
+                wrong = sum(o.answer == WRONG for o in found)
+                print(f"{what}: {number} of {len(work)}, {len(found)} products, {wrong} wrong", file=sys.stderr)
+            return found
+
+        catalogue = each("catalogue", partial(replayed, seeds=options.seeds), formats)
+        others = each("outside it", partial(outside, seeds=options.seeds), formats)
+        sources = each("altered sources", partial(_edited, seeds=options.seeds), chosen(formats))
+    placed = None
+    if options.places:
+        placed = places.localised(options.types, options.places, options.seeds[0], processes=options.jobs)
+    return {
+        "version": _version(), "seeds": list(options.seeds), "types": options.types,
+        "catalogue": tallied(catalogue),
+        "outside": tallied(others),
+        "sources": tallied([o for o in sources if o.fault]),
+        "sources outside": tallied([o for o in sources if not o.fault]),
+        "edits": len({e.what + e.fault for e in EDITS if e.fault}), "no edit": NO_EDIT,
+        "places": placed,
+    }  # fmt: skip
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{percent(part, whole)} ({part:,} of {whole:,})" if whole else "none"
+
+
+#: Of what results without a version are.
+_BEFORE = "an earlier and smaller catalogue, before results kept its version"
+
+
+def rows(figures: dict[str, Any]) -> list[list[str]]:
+    """Rows of a table: what, measured, goal."""
+    out = [["measured of", figures.get("version", _BEFORE), ""]]
+    for name, what in (
+        ("catalogue", "faults of the catalogue, replayed"),
+        ("sources", "faults of the catalogue, as edits of the sources"),
+    ):
+        answers, changing = Counter(figures[name]["answers"]), figures[name]["changing"]
+        out += [
+            [f"right name: {what}", _share(answers[ALONE] + answers[TOGETHER], changing), "≥ 95 %"],
+            [f"wrong name: {what}", _share(answers[WRONG], changing), "0 %"],
+            [f"taken for another definition: {what}", _share(answers[DEFINITION], changing), ""],
+        ]
+    not_in_it = [figures[name] for name in ("outside", "sources outside")]
+    wrong = sum(len(of[WRONG]) for of in not_in_it)
+    out.append([
+        "wrong name: faults that are not in the catalogue", _share(wrong, sum(of["changing"] for of in not_in_it)),
+        "0 %",
+    ])  # fmt: skip
+    return out + (places.rows(figures["places"]) if figures["places"] else [])
+
+
+def faults(figures: dict[str, Any]) -> list[str]:
+    """A line for each wrong name and each place that was missed."""
+    named = [o for name in _COUNTED for o in figures[name][WRONG]]
+    missed = figures["places"]["missed"] if figures["places"] else []
+    return [*(f"WRONG {json.dumps(o)}" for o in named), *(f"MISSED {json.dumps(place)}" for place in missed)]
+
+
+def _run(options: argparse.Namespace) -> int:
+    results.load(options.results)  # before hours of work, in case it is another file
+    figures = measured(options)
+    results.update(options.results, naming=figures)
+    wrong = faults(figures)
+    write_lines("\n".join([*(" | ".join(row) for row in rows(figures)), *wrong]))
+    return 1 if wrong else 0
+
+
+MEASURE = Measure(
+    "naming", "whether faults are named and localised rightly", __doc__ or "", add_arguments, _run
+)  # fmt: skip
