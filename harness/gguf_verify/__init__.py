@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .audit import Audit, AuditOptions
     from .audit import audit as audit_model
-    from .backend_results import GraphOptions, GraphReport
     from .captured import Judged, judge_captured, judge_case
-    from .graph_verification import verify_graph
     from .identification import IdentifyReport, identify_model
     from .kernels.foreign.api import Oracle, Shape, kernel
     from .results import Call, Failure, Options, Report, RungResult
@@ -19,17 +17,15 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
-    "Audit", "AuditOptions", "Call", "Drawn", "Failure", "GraphOptions", "GraphReport", "HarnessError",
+    "Audit", "AuditOptions", "Call", "Drawn", "Failure", "HarnessError",
     "IdentifyReport", "Judged", "Options", "Oracle", "Report", "RungResult", "Shape", "VerificationError",
     "__version__", "audit_model", "identify_model", "judge_captured", "judge_case", "kernel", "verify",
-    "verify_graph",
 ]  # fmt: skip
 
 #: What is public, and the module that defines it. It is imported when it is first asked for: llama.cpp's process and
 #: the command line import this package too, and need far less of it.
 _PUBLIC = {
     **dict.fromkeys(("Audit", "AuditOptions", "audit_model"), ".audit"),
-    **dict.fromkeys(("GraphOptions", "GraphReport"), ".backend_results"),
     **dict.fromkeys(("Judged", "judge_captured", "judge_case"), ".captured"),
     **dict.fromkeys(("IdentifyReport", "identify_model"), ".identification"),
     **dict.fromkeys(("Oracle", "Shape", "kernel"), ".kernels.foreign.api"),
@@ -37,7 +33,6 @@ _PUBLIC = {
     **dict.fromkeys(("HarnessError", "VerificationError"), ".support.errors"),
     "Drawn": ".rungs.drawn",
     "verify": ".verification",
-    "verify_graph": ".graph_verification",
 }
 #: Names that are others in their modules: `gguf_verify.audit` is a package.
 _NAMED_THERE = {"audit_model": "audit"}

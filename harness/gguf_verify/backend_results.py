@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
-from .support.command_line import cores
-from .support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
-from .support.shown import Shown
+from gguf_verify.support.command_line import cores
+from gguf_verify.support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+from gguf_verify.support.shown import Shown
 
 #: Wrong nodes that are recorded one by one; the rest is counted.
 MAX_WRONG = 20

@@ -6,8 +6,16 @@ from typing import Literal
 
 import msgspec
 
+from gguf_verify.support.errors import (
+    EXIT_ENVIRONMENT,
+    EXIT_MISMATCH,
+    EXIT_UNVERIFIED,
+    EXIT_USAGE,
+    EXIT_VERIFIED,
+    Culprit,
+)
+
 from .backend_results import GraphStep, WrongNode
-from .support.errors import EXIT_ENVIRONMENT, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_USAGE, EXIT_VERIFIED, Culprit
 
 #: Of the JSON of a bisection.
 BISECTION_SCHEMA = 1

@@ -208,7 +208,7 @@ class _Model(pytest.Collector):
 
     def _shared(self, folder: Path) -> Report:
         """That report, of whichever worker of xdist comes first. Raises HarnessError."""
-        from .nightly.run_report import from_json
+        from .read_report import from_json
 
         with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel ends it with the process, whatever becomes of that

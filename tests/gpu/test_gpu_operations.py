@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from gguf_verify.backend_results import GraphOptions
-from gguf_verify.graph_verification import verify_graph
-from gguf_verify.operations import OPERATIONS, NoDefinition, judge
 from gguf_verify.support.errors import LlamaFault
+from gguf_verify_graph.operations import OPERATIONS, NoDefinition, judge
+from gguf_verify_graph.verification import verify_graph
 from tests.support.tools import FIXTURES
 from tools.measure.backends import page
 from tools.measure.backends.explaining import explaining

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.operations import OPERATIONS, arithmetic
+from gguf_verify_graph.operations import OPERATIONS, arithmetic
 from tests.support.tools import FIXTURES
 from tools.measure.__main__ import main
 from tools.measure.backends.records import load

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.support.project_copy import ProjectCopy
 from tests.support.tools import FIXTURES, flat
 
-MODULE = "harness/gguf_verify/operations/glu.py"
+MODULE = "harness/gguf_verify_graph/operations/glu.py"
 
 
 def test_an_operation_is_one_file(tmp_path: Path) -> None:

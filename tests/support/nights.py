@@ -12,10 +12,6 @@ import msgspec
 from jsonschema import Draft202012Validator
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.nightly.compare import Change, Comparison, Drift, Slower
-from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
-from gguf_verify.nightly.significance import TimeChange
-from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report import html
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import (
@@ -29,6 +25,10 @@ from gguf_verify.results import (
     TokenRecord,
 )
 from gguf_verify.rungs.judging import KERNEL
+from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower
+from gguf_verify_nightly.records import Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.significance import TimeChange
+from gguf_verify_nightly.summary import NightReport
 from tests.support import records
 from tests.support.shown import json_of
 

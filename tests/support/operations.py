@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import OPERATIONS, Judged, Node, Operand, judge
-from gguf_verify.operations.node import BF16, NUMBERS
+from gguf_verify.llama.node import BF16, NUMBERS
+from gguf_verify_graph.operations import OPERATIONS, Judged, Node, Operand, judge
 
 #: Times that a right output's error must be multiplied by to fail.
 FACTOR = 16.0

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gguf_verify.nightly.config import read_config
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.night import Settings, run_night
-from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.config import read_config
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.night import Settings, run_night
+from gguf_verify_nightly.records import Cell, Key, Measure, Night, Outcome
 from tests.support.nights import run_result
 from tests.support.tools import FIXTURES, ROOT
 

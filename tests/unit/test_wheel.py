@@ -16,6 +16,8 @@ from hatchling.builders.wheel import WheelBuilder
 
 from tests.support.tools import ROOT
 
+PACKAGES = {"gguf_verify", "gguf_verify_graph", "gguf_verify_nightly"}
+
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
@@ -28,7 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]
 
 def test_the_package_and_its_metadata_are_all(wheel: zipfile.ZipFile) -> None:
     tops = {name.partition("/")[0] for name in wheel.namelist()}
-    (metadata,) = tops - {"gguf_verify"}
+    (metadata,) = tops - PACKAGES
     assert metadata.startswith("gguf_verify-")
     assert metadata.endswith(".dist-info")
     assert not any("harness" in Path(name).parts for name in wheel.namelist())
@@ -39,7 +41,7 @@ def test_every_file_of_the_package_is_there(wheel: zipfile.ZipFile) -> None:
     names = set(wheel.namelist())
     assert "gguf_verify/py.typed" in names
     for folder, inside in (
-        (ROOT / "harness" / "gguf_verify", "gguf_verify"),
+        *((ROOT / "harness" / package, package) for package in PACKAGES),
         (ROOT / "kernels", "gguf_verify/_kernels"),
     ):
         files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
@@ -52,6 +54,8 @@ def test_the_command_and_the_plugin_are_declared(wheel: zipfile.ZipFile) -> None
     said = wheel.read(name).decode()
     assert "gguf-verify = gguf_verify.cli:main" in said
     assert "gguf_verify.pytest_plugin = gguf_verify.pytest_plugin" in said
+    assert "backend = gguf_verify_graph.commands.backend:COMMAND" in said
+    assert "nightly = gguf_verify_nightly.command:COMMAND" in said
 
 
 def test_an_installation_runs_and_finds_its_kernels(wheel: zipfile.ZipFile, tmp_path: Path) -> None:

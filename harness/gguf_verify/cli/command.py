@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
+from ..support.plugins import COMMANDS, load, offered
 from ..support.registry import members
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of `gguf-verify`: a module of this package that defines one such record. The module is called as the
-    command is, with `_` for `-`.
+    """A command of `gguf-verify`.
+
+    A module of this package, named as the command with `_` for `-`, defines it as `COMMAND`; or another package offers
+    it (`support.plugins`).
 
     Args:
         name: as it is typed.
@@ -30,14 +33,19 @@ class Command:
 
 
 def commands() -> dict[str, Command]:
-    """Name → command, of all of them. Every module of this package is imported."""
-    return {command.name: command for command in members(__package__ or "", Command)}
+    """Name → command, of this package and of the packages that extend it. All of their modules are imported."""
+    found = members(__package__ or "", Command)
+    found += [each for name in offered(COMMANDS) if isinstance(each := load(COMMANDS, name), Command)]
+    return {each.name: each for each in sorted(found, key=lambda each: each.name)}
 
 
 def find(name: str) -> Command | None:
-    """The command of this name; None where there is none. No other command's module is imported."""
+    """The command of this name, or None. No other command's module is imported."""
     module = name.replace("-", "_")
-    if not module.isidentifier() or find_spec(f"{__package__}.{module}") is None:
+    if not module.isidentifier():
         return None
-    found = getattr(import_module(f"{__package__}.{module}"), "COMMAND", None)
+    if find_spec(f"{__package__}.{module}") is None:
+        found = load(COMMANDS, name)
+    else:
+        found = getattr(import_module(f"{__package__}.{module}"), "COMMAND", None)
     return found if isinstance(found, Command) and found.name == name else None

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ..operations.node import Node, NoDefinition, Operand, span_bytes
 from ..support.protocol import ProtocolError
 from . import answers
+from .node import Node, NoDefinition, Operand, span_bytes
 
 Bytes = npt.NDArray[np.uint8]
 #: The bytes of a tensor of the model's file by its name; None where it has none of the name.

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import tensor_type
-from ..operations.node import NUMBERED, Node, span_bytes
 from ..support import scratch
 from ..support.errors import EnvironmentFault, LlamaFault
 from . import answers
@@ -24,6 +23,7 @@ from .files import FilePasses
 from .handed import files_of
 from .installed import why_missing
 from .model import LoadedModel
+from .node import NUMBERED, Node, span_bytes
 from .process import TIME_LIMIT, LlamaProcess
 
 Floats = npt.NDArray[np.float32]

@@ -27,6 +27,9 @@ from ..support.text import ELLIPSIS
 from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
+    from gguf_verify_nightly.records import Cell, Night
+    from gguf_verify_nightly.summary import NightReport, Verdict
+
     from ..audit import Audit
     from ..audit.many import Audits
     from ..audit.record import AuditHeader
@@ -36,8 +39,6 @@ if TYPE_CHECKING:
     from ..captured import Judged
     from ..gguf.records import Range
     from ..identification import IdentifyHeader, IdentifyReport
-    from ..nightly.records import Cell, Night
-    from ..nightly.summary import NightReport, Verdict
     from ..results import Report
 
 #: Of audits, x-rays and identifications.

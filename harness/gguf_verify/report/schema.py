@@ -112,8 +112,8 @@ def _closed(schema: Any) -> Any:
 
 def nightly_schema() -> dict[str, Any]:
     """The schema of a night's report: the file's, with the outcomes, the lists and the run's schema of today."""
-    from ..nightly.records import Outcome  # late: an audit, which lists the modules here, needs no nights
-    from ..nightly.summary import KINDS, NOT_RUN, WORDS
+    from gguf_verify_nightly.records import Outcome  # late: an audit, which lists the modules here, needs no nights
+    from gguf_verify_nightly.summary import KINDS, NOT_RUN, WORDS
 
     schema: dict[str, Any] = json.loads(NIGHT_PATH.read_text(encoding="utf-8"))
     word = {"type": "string", "pattern": f"^({'|'.join(WORDS)})$"}

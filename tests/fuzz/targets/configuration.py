@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from gguf_verify.nightly.config import MOST_CELLS, REFERENCE, read_config
-from gguf_verify.nightly.records import BACKEND
 from gguf_verify.support.errors import UsageError
+from gguf_verify_nightly.config import MOST_CELLS, REFERENCE, read_config
+from gguf_verify_nightly.records import BACKEND
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from tests.support.refusals import refused_in_one_line
@@ -74,5 +74,5 @@ TARGET = Target(
          "*", "?", "[a-", "**", "/", "=", '"', "[", "]", "{", "}", ",", "\\u0000", "k.py:gemm", "q8_1", "1e400",
          "inf", "true", "2026-01-31", "devices", "llama", "build"),
     ),
-    inputs=700, covered=("gguf_verify.nightly.config",),
+    inputs=700, covered=("gguf_verify_nightly.config",),
 )  # fmt: skip

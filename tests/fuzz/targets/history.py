@@ -13,11 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gguf_verify.nightly.compare import compare
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.records import Outcome
-from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report.writer import Form, Kind, terminal
+from gguf_verify_nightly.compare import compare
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.records import Outcome
+from gguf_verify_nightly.summary import NightReport
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from tests.support.refusals import refused_in_one_line
@@ -195,5 +195,5 @@ def check_values(folder: Path, data: bytes) -> None:
 
 VALUES = Target(
     "history-values", "changes to the columns of a history", value_seeds, check_values, mutate_values, inputs=60,
-    covered=("gguf_verify.nightly.records",),
+    covered=("gguf_verify_nightly.records",),
 )  # fmt: skip

@@ -16,10 +16,10 @@ import msgspec
 
 from gguf_verify.audit import Audit
 from gguf_verify.audit.record import AuditHeader
-from gguf_verify.nightly.records import Key, Night, Outcome
-from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results import Report
+from gguf_verify_nightly.records import Key, Night, Outcome
+from gguf_verify_nightly.summary import NightReport
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from tests.support import bisection_records, graph_records, nights

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gguf_verify.nightly.run_report import UnreadableReport, from_json, graph_from_json, read_graph, read_report
+from gguf_verify.read_report import UnreadableReport, from_json, graph_from_json, read_graph, read_report
 from gguf_verify.results import Report
 from gguf_verify.support.plain import plain
 from tests.fuzz import mutations
@@ -114,5 +114,5 @@ def check(folder: Path, data: bytes) -> None:
 
 TARGET = Target(
     "run-report", "the JSON report of a run, or changes to one", seeds, check, mutate, inputs=600,
-    covered=("gguf_verify.nightly.run_report",),
+    covered=("gguf_verify.read_report",),
 )  # fmt: skip

@@ -14,8 +14,8 @@ import pytest
 
 import gguf_verify
 from gguf_verify.cli.command import commands
-from gguf_verify.nightly.config import REFERENCE
 from gguf_verify.support.errors import UsageError
+from gguf_verify_nightly.config import REFERENCE
 from tests.support.tools import ROOT
 from tests.unit.docs.test_pages import DOCS, FENCE, PAGES, named
 

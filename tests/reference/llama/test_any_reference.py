@@ -16,7 +16,6 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Gemm, Llama
 from gguf_verify.llama.answers import Started
 from gguf_verify.llama.backends import BACKENDS, kind_of, start
-from gguf_verify.llama.backends.others import OtherBackend
 from gguf_verify.results import Options, Report
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics.cuda import NoDefinition
@@ -25,6 +24,7 @@ from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify
+from gguf_verify_graph.other_backends import OtherBackend
 from tests.support import needs
 from tests.support.tools import FIXTURES
 

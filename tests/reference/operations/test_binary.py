@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, Operand, judge
-from gguf_verify.operations.node import F16
+from gguf_verify.llama.node import F16
+from gguf_verify_graph.operations import Node, Operand, judge
 from tests.support.operations import Fault, check_faults, check_right, rows_shifted, source, stale, with_output
 
 OPS = ("ADD", "SUB", "MUL", "DIV")

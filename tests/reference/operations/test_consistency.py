@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.operations import Node, NoDefinition, Operand, judge
-from gguf_verify.operations._consistency import admitted
-from gguf_verify.operations.judging import within
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
+from gguf_verify_graph.operations._consistency import admitted
+from gguf_verify_graph.operations.judging import within
 from tests.support.narrow_sums import HALF_SUMS, half
 from tests.support.operations import with_output
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.operations import Node, Operand, judge, parameters
-from gguf_verify.operations.node import F32
-from gguf_verify.operations.unary import VARIANTS
+from gguf_verify.llama.node import F32
+from gguf_verify_graph.operations import Node, Operand, judge, parameters
+from gguf_verify_graph.operations.unary import VARIANTS
 
 f32 = np.float32
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify.operations.glu import VARIANTS
-from gguf_verify.operations.node import F32
+from gguf_verify.llama.node import F32
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
+from gguf_verify_graph.operations.glu import VARIANTS
 from tests.support.operations import Fault, check_faults, check_right, computed, drawn, rows_shifted, source, stale
 
 #: Another one that a kernel may take for it.

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.operations import Node, Operand, judge
 from gguf_verify.semantics.accumulation import IN_FLOAT16, SCORE_LIMIT
 from gguf_verify.semantics.half_sums import sharpened
 from gguf_verify.semantics.values import of_values
+from gguf_verify_graph.operations import Node, Operand, judge
 from tests.support.narrow_sums import HALF_SUMS, apart, half
 
 Doubles = npt.NDArray[np.float64]

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, Operand, judge
-from gguf_verify.operations.node import Doubles
+from gguf_verify.llama.node import Doubles
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
 from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
 from tests.support.operations import with_output as given
 

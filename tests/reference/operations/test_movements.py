@@ -11,8 +11,8 @@ import pytest
 
 from gguf_verify.formats import FORMATS
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify.operations.node import F16, F32, I64
+from gguf_verify.llama.node import F16, F32, I64
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
 from tests.support.operations import (
     Fault,
     check_faults,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
 from tests.support.operations import Fault, check_faults, check_right, rows_shifted, source, stale, with_output
 
 OPS = ("RMS_NORM", "NORM", "L2_NORM", "GROUP_NORM")

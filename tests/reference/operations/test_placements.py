@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify.operations.node import F16, F32
+from gguf_verify.llama.node import F16, F32
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
 from tests.support.operations import Fault, check_faults, check_right, rows_shifted, source, stale
 
 OPS = ("DIAG_MASK_INF", "DIAG_MASK_ZERO", "DIAG", "TRI", "SET", "ACC", "PAD", "PAD_REFLECT_1D", "ROLL")

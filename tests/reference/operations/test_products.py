@@ -11,13 +11,13 @@ import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify.operations._drawn_matrices import drawn_values, drawn_weights
-from gguf_verify.operations._hadamard import says_hadamard
-from gguf_verify.operations._matrices import Matrix, judged
-from gguf_verify.operations._product_definitions import VECTOR_COLUMNS, definitions
-from gguf_verify.operations.node import F32
+from gguf_verify.llama.node import F32
 from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
+from gguf_verify_graph.operations._drawn_matrices import drawn_values, drawn_weights
+from gguf_verify_graph.operations._hadamard import says_hadamard
+from gguf_verify_graph.operations._matrices import Matrix, judged
+from gguf_verify_graph.operations._product_definitions import VECTOR_COLUMNS, definitions
 from tests.support.operations import Fault, check_faults, check_right, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, Operand, judge, parameters
-from gguf_verify.operations.node import NUMBERED
+from gguf_verify.llama.node import NUMBERED
+from gguf_verify_graph.operations import Node, Operand, judge, parameters
 from tests.support.operations import computed
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, judge
+from gguf_verify_graph.operations import Node, NoDefinition, judge
 from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
 
 DIMS, MODE, BASE, SCALE, EXTENSION, FACTOR, FAST, SECTIONS, OFFSET = 1, 2, 5, 6, 7, 8, 9, 11, 15

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import NoDefinition, judge
+from gguf_verify_graph.operations import NoDefinition, judge
 from tests.reference.operations.test_state_space import exchanged, halved, rolled
 from tests.support.operations import Fault, check_faults, check_right, computed, rows_shifted, source, stale
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.operations.arithmetic import added
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
+from gguf_verify_graph.operations.arithmetic import added
 
 Doubles = npt.NDArray[np.float64]
 

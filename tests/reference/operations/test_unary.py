@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify.llama import Llama
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify.operations.node import F16, F32
-from gguf_verify.operations.unary import VARIANTS
+from gguf_verify.llama.node import F16, F32
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
+from gguf_verify_graph.operations.unary import VARIANTS
 from tests.support.operations import Fault, check_faults, check_right, computed, drawn, rows_shifted, source, stale
 
 #: Variants that are not rounded: any error at all is wrong.

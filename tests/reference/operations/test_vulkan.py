@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from gguf_verify.backend_results import GraphOptions
-from gguf_verify.graph_verification import verify_graph
 from gguf_verify.llama import Llama
 from gguf_verify.llama.builds import Build, find
-from gguf_verify.operations import OPERATIONS, Node, judge
+from gguf_verify_graph.operations import OPERATIONS, Node, judge
+from gguf_verify_graph.verification import verify_graph
 from tests.support import needs
 from tests.support.operations import with_output
 from tests.support.tools import FIXTURES

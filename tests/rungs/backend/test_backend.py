@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify import operations
 from gguf_verify.backend_results import GraphOptions, GraphReport
 from gguf_verify.cli import main
-from gguf_verify.graph_verification import invariance, run, tally, verify_graph
 from gguf_verify.llama import Llama
 from gguf_verify.support.errors import UsageError
+from gguf_verify_graph import operations
+from gguf_verify_graph.verification import invariance, run, tally, verify_graph
 from tests.support.architectures import ARCHITECTURES
 from tests.support.tools import FIXTURES, flat
 

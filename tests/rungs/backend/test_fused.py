@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from gguf_verify.backend_results import GraphOptions, GraphReport
-from gguf_verify.graph_verification import verify_graph
-from gguf_verify.graph_verification.fusing import Fusing, judge_group
 from gguf_verify.llama import Evaluation, Llama
 from gguf_verify.llama.answers import RecordedNode
 from gguf_verify.llama.evaluations import FusedEnd, FusedOutput
 from gguf_verify.llama.model import LoadedModel
 from gguf_verify.llama.worker.fused_tap import Record, _Part
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
 from gguf_verify.support.errors import LlamaFault
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
+from gguf_verify_graph.verification import verify_graph
+from gguf_verify_graph.verification.fusing import Fusing, judge_group
 from tests.support import needs
 from tests.support.architectures import ARCHITECTURES
 from tests.support.graph_records import graph

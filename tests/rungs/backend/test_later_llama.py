@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.backend_results import GraphOptions
-from gguf_verify.graph_verification import verify_graph
 from gguf_verify.llama.builds import Build, find
 from gguf_verify.results import Options
 from gguf_verify.verification import verify
+from gguf_verify_graph.verification import verify_graph
 from tests.support.needs import later_llama
 from tests.support.tools import FIXTURES
 

@@ -21,14 +21,14 @@ from gguf_verify.backend_results import (
     OperationResult,
     WrongNode,
 )
-from gguf_verify.bisection import versions
-from gguf_verify.cli import bisect
 from gguf_verify.gguf.model import open_model
 from gguf_verify.llama.bindings import BUILD
-from gguf_verify.nightly.environments import Interpreter
 from gguf_verify.processes.commands import Processes
 from gguf_verify.report.json import of_graph
 from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify_graph.bisection import versions
+from gguf_verify_graph.commands import bisect
+from gguf_verify_nightly.environments import Interpreter
 from tests.support.tools import FIXTURES, command_here, flat
 
 MODEL = FIXTURES / "tiny-Q4_0.gguf"

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.bisection import bisect as search
-from gguf_verify.cli import bisect
 from gguf_verify.gguf.model import open_model
 from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify_graph.bisection import bisect as search
+from gguf_verify_graph.commands import bisect
 from tests.support.stub_nights import STUB
 from tests.support.tools import FIXTURES, command_here, flat
 

@@ -25,11 +25,6 @@ from gguf_verify.distributed.worker import Judged, Place
 from gguf_verify.gguf.model import open_model
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import LlamaRefused
-from gguf_verify.nightly.config import read_config
-from gguf_verify.nightly.exclusive import Interrupted
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.night import Settings, run_night
-from gguf_verify.nightly.records import Night
 from gguf_verify.report.json import of_audit, of_identification
 from gguf_verify.results import OpenedFiles, Options, Report
 from gguf_verify.rungs.budget import Budget
@@ -37,6 +32,11 @@ from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.rungs.tasks import Step
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
+from gguf_verify_nightly.config import read_config
+from gguf_verify_nightly.exclusive import Interrupted
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.night import Settings, run_night
+from gguf_verify_nightly.records import Night
 from tests.support.ahead import Card, Lethal, LethalContents, Nothing, Waits, told, without_times
 from tests.support.processes import gone, wait_until
 from tests.support.stub_nights import STUB, plain, write_config

@@ -14,12 +14,12 @@ from gguf_verify.cli import main
 from gguf_verify.distributed import identity, judges, runs, worker
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.kernels.by_name import open_kernel
-from gguf_verify.nightly.history import History
 from gguf_verify.results import Options
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.rungs.run import Run
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
+from gguf_verify_nightly.history import History
 from tests.support.stub_nights import write_config
 from tests.support.tools import FIXTURES
 

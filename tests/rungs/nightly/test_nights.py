@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.records import Cell, Night
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.records import Cell, Night
 from tests.support.stub_nights import killed_and_resumed, plain, write_config
 from tests.support.tools import ROOT
 

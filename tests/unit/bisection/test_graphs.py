@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gguf_verify.backend_results import GraphStep
-from gguf_verify.bisection.graphs import differences, listed
+from gguf_verify_graph.bisection.graphs import differences, listed
 
 NORM = GraphStep("RMS_NORM", "norm-0", "norm-0 F32 [64 × 3]", ("embd F32 [64 × 3]",), {"eps": "1e-05"})
 PRODUCT = GraphStep("MUL_MAT", "node_7", "node_7 F32 [64 × 3]", ("w Q4_0 [64 × 64]", "norm-0 F32 [64 × 3]"))

@@ -8,10 +8,10 @@ from itertools import chain, combinations
 
 import pytest
 
-from gguf_verify.bisection.candidates import between, is_version, listed
-from gguf_verify.bisection.search import Boundary, most_runs, search
 from gguf_verify.bisection_results import Outcome
 from gguf_verify.support.errors import UsageError
+from gguf_verify_graph.bisection.candidates import between, is_version, listed
+from gguf_verify_graph.bisection.search import Boundary, most_runs, search
 
 MOST = 9
 

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from gguf_verify.operations import OPERATIONS, Judged, Operand
 from gguf_verify.support.errors import UsageError
+from gguf_verify_graph.operations import OPERATIONS, Judged, Operand
 from tools.measure.backends import page
 from tools.measure.backends.drawn import without_folders
 from tools.measure.backends.explaining import DESCRIBED, explaining

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.nightly import night as night_module
-from gguf_verify.nightly.config import read_config
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.night import Settings, run_night
-from gguf_verify.nightly.outcomes import cell_of
-from gguf_verify.nightly.records import Cell, Key, Measure, Night, Outcome
-from gguf_verify.nightly.summary import NightReport
 from gguf_verify.processes import keeper
 from gguf_verify.processes.commands import Processes, Stopped
 from gguf_verify.report.writer import Kind
 from gguf_verify.waivers import REFERENCE
+from gguf_verify_nightly import night as night_module
+from gguf_verify_nightly.config import read_config
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.night import Settings, run_night
+from gguf_verify_nightly.outcomes import cell_of
+from gguf_verify_nightly.records import Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.summary import NightReport
 from tests.support.processes import gone, wait_until
 from tests.support.shown import text_of
 from tests.support.stub_nights import STUB, run_stub, write_config

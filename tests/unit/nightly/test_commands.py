@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.cli import nightly as cli_nightly
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.night import Settings
-from gguf_verify.nightly.records import Outcome
+from gguf_verify_nightly import command as cli_nightly
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.night import Settings
+from gguf_verify_nightly.records import Outcome
 from tests.support.stub_nights import KEY, STUB, cell_for, write_config
 
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gguf_verify.nightly.compare import Comparison, compare
-from gguf_verify.nightly.records import Cell, Key, Night, Outcome
-from gguf_verify.nightly.significance import LEAST_NIGHTS, drifts, judge_times
 from gguf_verify.report.writer import Kind
+from gguf_verify_nightly.compare import Comparison, compare
+from gguf_verify_nightly.records import Cell, Key, Night, Outcome
+from gguf_verify_nightly.significance import LEAST_NIGHTS, drifts, judge_times
 from tests.support.shown import text_of
 from tests.support.stub_nights import KEY, cell_for
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from gguf_verify.hosts import nvrtc
-from gguf_verify.nightly import compilers
-from gguf_verify.nightly.compilers import Compilers
-from gguf_verify.nightly.config import read_config
-from gguf_verify.nightly.night import Settings, run_night
-from gguf_verify.nightly.records import Outcome
 from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify_nightly import compilers
+from gguf_verify_nightly.compilers import Compilers
+from gguf_verify_nightly.config import read_config
+from gguf_verify_nightly.night import Settings, run_night
+from gguf_verify_nightly.records import Outcome
 from tests.support.stub_nights import STUB, write_config
 
 

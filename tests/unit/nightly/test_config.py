@@ -10,9 +10,9 @@ import pytest
 
 from gguf_verify import waivers
 from gguf_verify.cli import main
-from gguf_verify.nightly.config import REFERENCE, ConfigFile, Variant, read_config
-from gguf_verify.nightly.records import BACKEND, Key
 from gguf_verify.support.errors import UsageError
+from gguf_verify_nightly.config import REFERENCE, ConfigFile, Variant, read_config
+from gguf_verify_nightly.records import BACKEND, Key
 from tests.support.stub_nights import Q4_0, write_config
 from tests.support.tools import FIXTURES, ROOT
 

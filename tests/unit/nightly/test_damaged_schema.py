@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.nightly.history import History
 from gguf_verify.support.errors import MalformedFile
+from gguf_verify_nightly.history import History
 
 
 def test_a_message_of_sqlite_that_is_no_text(tmp_path: Path) -> None:

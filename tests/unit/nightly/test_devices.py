@@ -21,19 +21,19 @@ from gguf_verify.backend_results import (
     WrongNode,
 )
 from gguf_verify.llama.backends import on_card
-from gguf_verify.nightly.compare import compare
-from gguf_verify.nightly.config import read_config
-from gguf_verify.nightly.devices import libraries
-from gguf_verify.nightly.graph_outcomes import graph_cell_of
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.night import Settings, run_night
-from gguf_verify.nightly.records import BACKEND, Cell, Key, Measure, Night, Outcome
-from gguf_verify.nightly.summary import NightReport
 from gguf_verify.processes.commands import Ended
 from gguf_verify.report import junit
 from gguf_verify.report.html import page
 from gguf_verify.report.json import of_graph, of_night
 from gguf_verify.report.writer import Form, Kind
+from gguf_verify_nightly.compare import compare
+from gguf_verify_nightly.config import read_config
+from gguf_verify_nightly.devices import libraries
+from gguf_verify_nightly.graph_outcomes import graph_cell_of
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.night import Settings, run_night
+from gguf_verify_nightly.records import BACKEND, Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.summary import NightReport
 from tests.support.shown import text_of
 from tests.support.stub_nights import STUB, write_config
 from tests.unit.nightly.test_config import a_build

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gguf_verify.nightly import environments, requirements
-from gguf_verify.nightly.config import Variant, read_config
-from gguf_verify.nightly.environments import Environments
-from gguf_verify.nightly.night import Settings, run_night
-from gguf_verify.nightly.records import Outcome
 from gguf_verify.processes.commands import Processes
 from gguf_verify.support.errors import EnvironmentFault
+from gguf_verify_nightly import environments, requirements
+from gguf_verify_nightly.config import Variant, read_config
+from gguf_verify_nightly.environments import Environments
+from gguf_verify_nightly.night import Settings, run_night
+from gguf_verify_nightly.records import Outcome
 from tests.support.stub_nights import STUB, run_stub, write_config
 from tests.support.tools import ROOT
 

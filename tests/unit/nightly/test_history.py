@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.nightly import history as history_module
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.records import Measure
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, MalformedFile, UsageError
+from gguf_verify_nightly import history as history_module
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.records import Measure
 from tests.support.nights import run_result
 from tests.support.stub_nights import KEY, cell_for
 from tests.support.work import steps

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.stored import MOST_VALUE
 from gguf_verify.support.errors import MalformedFile
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.stored import MOST_VALUE
 from tests.support.processes import children
 from tests.support.stub_nights import KEY, cell_for, write_config
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.nightly.config import read_config
-from gguf_verify.nightly.exclusive import locked
-from gguf_verify.nightly.history import History
-from gguf_verify.nightly.night import Settings, run_night
 from gguf_verify.support.errors import EnvironmentFault, HarnessError
+from gguf_verify_nightly.config import read_config
+from gguf_verify_nightly.exclusive import locked
+from gguf_verify_nightly.history import History
+from gguf_verify_nightly.night import Settings, run_night
 from tests.support.processes import gone, wait_until
 from tests.support.stub_nights import Q4_0, STUB, killed_and_resumed, plain, write_config
 

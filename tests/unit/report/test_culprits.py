@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.nightly.outcomes import cell_of
-from gguf_verify.nightly.records import Key, Night
-from gguf_verify.nightly.summary import NightReport
 from gguf_verify.processes.commands import Ended
 from gguf_verify.report import junit
 from gguf_verify.report.writer import Kind
 from gguf_verify.results import CULPRITS, Failure, Report, RungResult
 from gguf_verify.rungs import RUNGS
 from gguf_verify.support.errors import Culprit
+from gguf_verify_nightly.outcomes import cell_of
+from gguf_verify_nightly.records import Key, Night
+from gguf_verify_nightly.summary import NightReport
 from tests.support import records
 from tests.support.shown import json_of, text_of, written
 

@@ -17,10 +17,10 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
-from gguf_verify.nightly.summary import NightReport
 from gguf_verify.report import card
 from gguf_verify.report.html import page as pages
 from gguf_verify.report.writer import Form, Kind
+from gguf_verify_nightly.summary import NightReport
 from tests.support import needs, nights, records
 from tests.support.audits import audited
 from tests.support.bisection_records import bisections

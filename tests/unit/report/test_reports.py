@@ -17,10 +17,6 @@ import xmlschema
 from PIL import Image
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.nightly.compare import Change, Comparison, Drift, Slower, compare
-from gguf_verify.nightly.records import Cell, Key, Night, Outcome
-from gguf_verify.nightly.significance import TimeChange
-from gguf_verify.nightly.summary import NightReport, verdict
 from gguf_verify.report import card, junit, markdown, scene, schema, shades
 from gguf_verify.report.html import block, charts, page
 from gguf_verify.report.html import night as of_night
@@ -29,6 +25,10 @@ from gguf_verify.report.markdown import night as night_markdown
 from gguf_verify.report.terminal.night import night_lines
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results import EmbeddingRecord, Failure, Options, Report, TypeEnvelope, Unverified
+from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower, compare
+from gguf_verify_nightly.records import Cell, Key, Night, Outcome
+from gguf_verify_nightly.significance import TimeChange
+from gguf_verify_nightly.summary import NightReport, verdict
 from tests.support import nights
 from tests.support.html_pages import ReadPage
 from tests.support.nights import (

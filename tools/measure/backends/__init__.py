@@ -19,11 +19,11 @@ import argparse
 from pathlib import Path
 
 from gguf_verify.backend_results import DeviceInfo, GraphOptions, LlamaBuild
-from gguf_verify.graph_verification import known_devices
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.paths import CHECKOUT
 from gguf_verify.waivers import today
+from gguf_verify_graph.verification import known_devices
 
 from ..measure import Measure
 from . import page

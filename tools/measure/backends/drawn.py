@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gguf_verify.backend_results import GraphOptions
-from gguf_verify.operations import OPERATIONS, Judged, Node, NoDefinition, judge
 from gguf_verify.support.errors import LlamaFault
 from gguf_verify.support.progress import progress_bar, under_way
 from gguf_verify.support.text import printable
+from gguf_verify_graph.operations import OPERATIONS, Judged, Node, NoDefinition, judge
 
 from .explaining import explaining
 from .page import Finding

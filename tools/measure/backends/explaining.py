@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.formats import BlockFormat, tensor_type
-from gguf_verify.operations import Judged, Node
+from gguf_verify_graph.operations import Judged, Node
 
 from .page import Finding
 

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.backend_results import GraphOptions
-from gguf_verify.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify.operations.node import F32
-from gguf_verify.operations.unary import VARIANTS
+from gguf_verify.llama.node import F32
 from gguf_verify.support.errors import LlamaFault
 from gguf_verify.support.progress import progress_bar, under_way
+from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
+from gguf_verify_graph.operations.unary import VARIANTS
 
 from .process import NodeProcess
 from .records import FunctionRow

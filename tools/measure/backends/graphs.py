@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from gguf_verify.backend_results import GraphOptions, GraphReport
-from gguf_verify.graph_verification import verify_graph
 from gguf_verify.support.text import printable
+from gguf_verify_graph.verification import verify_graph
 
 from .records import GraphRow
 

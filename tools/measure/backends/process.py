@@ -7,8 +7,8 @@ from pathlib import Path
 from gguf_verify.backend_results import GraphOptions
 from gguf_verify.llama import Llama
 from gguf_verify.llama.builds import Build, find
-from gguf_verify.operations import Node
 from gguf_verify.support.errors import LlamaFault, UsageError
+from gguf_verify_graph.operations import Node
 
 
 class NodeProcess:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from ..writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
+    from gguf_verify_nightly.summary import NightReport
+
     from ...audit import Audit
     from ...audit.many import Audits
     from ...backend_results import GraphReport
     from ...bisection_results import Bisection
-    from ...nightly.summary import NightReport
     from ...results import Report
 
 

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from ...nightly.compare import compare
-from ...nightly.records import Cell, Key, Night
-from ...nightly.summary import Changed, Kind, NightReport, Standing, Verdict, lists, worst
+from gguf_verify_nightly.compare import compare
+from gguf_verify_nightly.records import Cell, Key, Night
+from gguf_verify_nightly.summary import Changed, Kind, NightReport, Standing, Verdict, lists, worst
+
 from ...support.text import printable
 from .. import grid
 from ..shades import rank, shade, short

@@ -16,11 +16,12 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from gguf_verify_nightly.summary import NightReport
+
 from ...audit import Audit
 from ...audit.many import Audits
 from ...backend_results import GraphReport
 from ...bisection_results import Bisection
-from ...nightly.summary import NightReport
 from ...results import Report
 from ...support.stages import STAGES
 from ...support.text import printable

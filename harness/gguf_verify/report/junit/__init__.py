@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from ..writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
+    from gguf_verify_nightly.summary import NightReport
+
     from ...backend_results import GraphReport
-    from ...nightly.summary import NightReport
 
 
 def render(report: NightReport, _form: Form | None = None) -> str:

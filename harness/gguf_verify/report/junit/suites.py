@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from ...nightly.records import Cell, Key, Night, Outcome
-from ...nightly.summary import NightReport
+from gguf_verify_nightly.records import Cell, Key, Night, Outcome
+from gguf_verify_nightly.summary import NightReport
+
 from ...support.text import printable
 from .. import graph_words
 from .parts import Case, document, suite

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...nightly.records import Night
-from ...nightly.summary import NightReport
+from gguf_verify_nightly.records import Night
+from gguf_verify_nightly.summary import NightReport
+
 from .page import LIMIT, MARKS, Page, escaped
 
 

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from ...nightly.compare import Change, Comparison
-from ...nightly.records import Key, Night, Outcome
-from ...nightly.significance import LEAST_NIGHTS
-from ...nightly.summary import NightReport
+from gguf_verify_nightly.compare import Change, Comparison
+from gguf_verify_nightly.records import Key, Night, Outcome
+from gguf_verify_nightly.significance import LEAST_NIGHTS
+from gguf_verify_nightly.summary import NightReport
+
 from ...support.text import printable
 from ..writer import Form
 from .console import BAD, GOOD, STYLES, WARN, capped, rendered, said

@@ -1,0 +1,110 @@
+"""The builds that a bisection is about: versions of llama-cpp-python, or builds given by path."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gguf_verify.llama.builds import Build, find
+from gguf_verify.support.errors import EnvironmentFault, UsageError
+from gguf_verify.support.files import open_regular
+from gguf_verify.support.near import nearest
+from gguf_verify.support.text import printable
+
+#: As pip writes a version; what names a path as well is a version, unless it is written with a "/".
+_VERSION = re.compile(r"\d+(\.\d+)+([a-z]+\d*)?([.+-]\w+)*")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A build.
+
+    Args:
+        name: as the command line has it.
+        path: of the build; None for a version of llama-cpp-python.
+        identity: what tells it from other builds, and from this one once it is built otherwise.
+    """
+
+    name: str
+    path: Path | None
+    identity: str
+
+
+def is_version(name: str) -> bool:
+    """Whether a name is a version; else it is a path."""
+    return _VERSION.fullmatch(name) is not None
+
+
+def named(names: Sequence[str], of_version: Callable[[str], str]) -> list[Candidate]:
+    """The candidates of these names.
+
+    Args:
+        of_version: gives the identity of a version.
+
+    Raises UsageError where a name is neither a version nor the path of a build, or comes twice.
+    """
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise UsageError(f"{printable(name, 200)} is given twice: each build has one place in the order")
+    return [
+        Candidate(name, None, f"version {name}, {of_version(name)}") if is_version(name) else _of_path(name)
+        for name in names
+    ]
+
+
+def _of_path(name: str) -> Candidate:
+    path = Path(name)
+    if not path.exists():
+        raise UsageError(
+            f"{printable(name, 200)} is neither a version such as 0.3.33 nor a folder or library", "llama-build"
+        )
+    found = find(path)
+    if isinstance(found, str):
+        raise UsageError(printable(found, 400), "llama-build")
+    try:
+        digest = _digest(found)
+    except OSError as error:
+        raise EnvironmentFault(f"the libraries in {printable(name, 200)} cannot be read: {error.strerror}") from None
+    return Candidate(name, found.path, f"build {printable(os.path.abspath(path))}, libraries {digest}")
+
+
+def _digest(build: Build) -> str:
+    """Of the libraries of a build: a build that is compiled anew is another candidate."""
+    digest = hashlib.sha256()
+    for path in build.libraries():
+        with open_regular(path) as file:
+            digest.update(f"{path.name}\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def between(good: str, bad: str, known: Sequence[str], package: str = "llama-cpp-python") -> tuple[str, ...]:
+    """The versions between two, exclusively.
+
+    Args:
+        known: all versions of the package, the oldest first.
+
+    Raises UsageError where either is not among them, or the good one is not the older one.
+    """
+    for flag, name in (("--good", good), ("--bad", bad)):
+        if name not in known:
+            raise UsageError(
+                f"{flag}: the index has no {package} {name}; {nearest(name, known)}--among lists the builds in "
+                "between where it is not to be asked"
+            )
+    first, last = known.index(good), known.index(bad)
+    if first >= last:
+        raise UsageError(f"--good {good} is no older than --bad {bad}: the first build that is bad is looked for")
+    return tuple(known[first + 1 : last])
+
+
+def listed(text: str) -> list[str]:
+    """The versions in what `pip index versions` printed, the oldest first; empty where there are none."""
+    for line in text.splitlines():
+        words, _, rest = line.partition(":")
+        if words.strip() == "Available versions":
+            return [v for v in reversed([part.strip() for part in rest.split(",")]) if is_version(v)]
+    return []

@@ -1,0 +1,164 @@
+"""The angles that ROPE rotates by, how far a right computation of them may be off, and YaRN's corrections.
+
+Pair i of d/2 pairs at position p has the angle
+
+    θ = f·p·b^(-2·k/d) / r[i]        k = i; of `vision`, i's place in its section        r: freq factors, or 1
+
+with b = freq_base, f = freq_scale. A position is a float32: from 2^24 on it is rounded to one. In the modes `mrope` and
+`imrope` and in `vision` a token has four positions, and the pair's sector, i mod the sum of the four sections, says
+which. With YaRN (ext_factor e ≠ 0) two angles are mixed by a ramp between the dimensions l = max(0, ⌊D(beta_fast)⌋) and
+h = min(d - 1, ⌈D(beta_slow)⌉), and results are scaled:
+
+    θ = f·α·(1 - m) + α·m,  α = θ/f        m = e·(1 - min(1, max(0, (i - l) / max(0.001, h - l))))
+    D(β) = d·ln(n_ctx_orig / (2π·β)) / (2·ln b)        scale = attn_factor·(1 + 0.1·ln(1/f))
+
+(ggml-cpu/ops.cpp: ggml_rope_cache_init, ggml_mrope_cache_init, rope_yarn; ggml.c: ggml_rope_yarn_corr_dims;
+ggml-cuda/rope.cu; vulkan-shaders/rope_funcs.glsl; llama.cpp v0.5.0.)
+
+The host computes t = powf(b, -2/d), which is off by the power's ulps, and by ln b times what rounding -2/d takes. The
+CPU then multiplies p by it k times, each time rounded:
+
+    relative error of α    k·(error of t + u) on the CPU; k·(error of t) + power's ulps + u elsewhere; the division's
+    absolute error         α times that: it grows with the position
+
+Every product and sum of YaRN adds half an ulp. Sine and cosine reduce the angle: the C library does it exactly. Other
+backends state their error between -π and π alone. Beyond, this definition has them reduce it in float32, as
+θ - 2π·round(θ/2π) with 2π rounded and the product rounded: 2·u·|θ| more.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from gguf_verify.llama.node import F32, I32, Array, Doubles, Node, NoDefinition
+from gguf_verify.semantics.sums import UNIT_ROUNDOFF
+
+from .arithmetic import ULP, arithmetic
+
+#: Modes of ggml.h.
+NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
+#: Largest relative error of D(β), as a share of d/(2·ln b): two logarithms of an ulp, roundings of their arguments.
+_DIMENSION_OFF = 16 * UNIT_ROUNDOFF
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How ROPE rotates.
+
+    Args:
+        first, second: columns of the two values of each pair.
+        angle, off: of each pair, and its absolute error, float64[ne2, pairs].
+        scale, scale_off: what results are multiplied by, and its relative error.
+    """
+
+    first: Array
+    second: Array
+    angle: Doubles
+    off: Doubles
+    scale: float
+    scale_off: float
+
+
+def rotation(node: Node) -> Rotation:
+    """Of a node of ROPE. Raises NoDefinition for parameters and shapes that ggml does not take."""
+    ne0, tokens = node.source(0).ne[0], node.source(0).ne[2]
+    d, mode, offset = node.integer(1), node.integer(2), node.integer(15)
+    if mode not in (NORMAL, NEOX, MROPE, VISION, IMROPE):
+        raise NoDefinition(f"ROPE of mode {mode}")
+    if d <= 0 or d % 2 or ne0 % 2 or offset < 0 or offset % 2 or offset + d > ne0:
+        raise NoDefinition(f"ROPE of {d} of {ne0} dimensions from {offset} on")
+    if mode == VISION and (d * 2 != ne0 or offset):
+        raise NoDefinition(f"ROPE's vision mode of {d} of {ne0} dimensions")
+    pairs = d if mode == VISION else d // 2
+    first = offset + (2 if mode == NORMAL else 1) * np.arange(pairs)
+    second = first + (1 if mode == NORMAL else pairs)
+    which, steps = _sections(node, pairs)
+    positions = _positions(node, tokens, 4 if mode & MROPE else 1)[which].T
+    angle, off, scale, scale_off = _angles(node, positions, steps, d)
+    return Rotation(first, second, angle, off, scale, scale_off)
+
+
+def _positions(node: Node, tokens: int, each: int) -> Array:
+    """int32[each, tokens]."""
+    given = node.source(1)
+    if given.type_id != I32 or given.data.size != each * tokens or not given.contiguous:
+        raise NoDefinition(f"ROPE with positions of {given.type} {given.ne}")
+    return np.asarray(given.data).reshape(each, tokens)
+
+
+def _sections(node: Node, pairs: int) -> tuple[Array, Doubles]:
+    """Of each pair the number of its position, and k."""
+    mode, sizes = node.integer(2), np.array([node.integer(11 + i) for i in range(4)], np.int64)
+    k = np.arange(pairs, dtype=np.float64)
+    if not mode & MROPE:
+        return np.zeros(pairs, np.int64), k
+    whole = int(sizes.sum())
+    if (sizes < 0).any() or not sizes[:3].any() or whole > node.source(0).ne[0]:
+        raise NoDefinition(f"ROPE with sections of {sizes.tolist()}")
+    sector = np.arange(pairs) % whole
+    if mode == IMROPE:
+        turn = sector % 3
+        return np.where(sector < 3 * sizes[turn], turn, 3), k
+    starts = np.cumsum(sizes) - sizes
+    which = np.searchsorted(starts[1:], sector, side="right")
+    if mode == VISION:
+        # backends differ in the third and fourth section, and the CPU in empty ones
+        if not sizes[0] or not sizes[1] or (pairs > sizes[0] + sizes[1] and sizes[2:].any()):
+            raise NoDefinition(f"ROPE's vision mode with sections of {sizes.tolist()}")
+        return which, (sector - starts[which]).astype(np.float64)
+    return which, k
+
+
+def _angles(node: Node, positions: Array, k: Doubles, d: int) -> tuple[Doubles, Doubles, float, float]:
+    base, scale, mix, factor = (np.float64(node.number(i)) for i in (5, 6, 7, 8))
+    if not (0 < base < np.inf and 0 < scale < np.inf):
+        raise NoDefinition(f"ROPE of the base {base} and the scale {scale}")
+    a, u = arithmetic(node.backend), UNIT_ROUNDOFF
+    exponent = np.float32(-2) / np.float32(d)
+    t_off = arithmetic("CPU").power * ULP + abs(float(exponent) + 2 / d) * abs(math.log(base))
+    chain = k * (t_off + u) if a.doubles else k * t_off + a.power * ULP + u
+    share = np.exp(-2 * k / d * math.log(base))
+    p = positions.astype(np.float32).astype(np.float64)
+    alpha, off = p * share, np.abs(p) * share * np.expm1(chain)
+    factors = node.optional(2)
+    if factors is not None:
+        if factors.type_id != F32 or factors.ne[0] < len(k) or not factors.contiguous:
+            raise NoDefinition(f"ROPE with factors of {factors.type} {factors.ne}")
+        r = factors.values.reshape(-1)[: len(k)]
+        alpha, off = alpha / r, off / np.abs(r) + a.division * ULP * np.abs(alpha / r)
+    angle, angle_off = scale * alpha, scale * (off + (u * np.abs(alpha) if scale != 1 else 0.0))
+    if mix == 0:
+        return angle, angle_off, float(factor), 0.0
+    ramp, ramp_off = _ramp(node, len(k), d, float(mix))
+    other, rest = (1 - ramp) * angle, ramp * alpha
+    mixed = other + rest
+    angle_off = np.abs(1 - ramp) * angle_off + np.abs(ramp) * off + np.abs(angle - alpha) * ramp_off
+    angle_off = angle_off + u * (2 * np.abs(other) + np.abs(rest) + np.abs(mixed))
+    log = math.log(1 / scale)
+    grown = 1 + float(np.float32(0.1)) * log
+    log_off = u + abs(log) * a.logarithm * ULP + a.near_one
+    scale_off = (0.1 * log_off + u * abs(0.1 * log)) / abs(grown) + 2 * u if grown else np.inf
+    return mixed, angle_off, float(factor) * grown, float(scale_off)
+
+
+def _ramp(node: Node, pairs: int, d: int, mix: float) -> tuple[Doubles, Doubles]:
+    """YaRN's m of each pair, and its absolute error."""
+    context, base, a = node.integer(4), node.number(5), arithmetic(node.backend)
+    ends = []
+    for beta in (node.number(9), node.number(10)):
+        if context <= 0 or not 0 < beta < math.inf or math.log(base) == 0:
+            raise NoDefinition(f"YaRN with a context of {context}, β = {beta} and the base {base}")
+        size = d / (2 * math.log(base))
+        of = size * math.log(context / (2 * math.pi * beta))
+        off = abs(size) * _DIMENSION_OFF + 8 * UNIT_ROUNDOFF * abs(of)
+        if math.floor(of - off) != math.floor(of + off):
+            raise NoDefinition(f"YaRN whose dimension {of} is too near to an integer")
+        ends.append(of)
+    low, high = max(0, math.floor(ends[0])), min(d - 1, math.ceil(ends[1]))
+    y = (np.arange(pairs) - low) / max(float(np.float32(0.001)), high - low)
+    ramp = mix * (1 - np.clip(y, 0, 1))
+    between = (y > 0) & (y < 1)
+    return ramp, UNIT_ROUNDOFF * np.abs(ramp) + np.where(between, abs(mix) * (2 * a.division + 1) * UNIT_ROUNDOFF, 0.0)

@@ -1,0 +1,122 @@
+"""Attention, head by head: the rows that meet, and their scores' soft cap and mask, with what they may be off by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gguf_verify.formats import WeightFormat, tensor_type
+from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand
+from gguf_verify.semantics.narrow import HALF
+
+from ._alibi import mask_of
+from ._consistency import admitted
+from .judging import Judged, within
+
+#: Scores [rows, keys] that are held at a time.
+_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Of rows of queries over keys, [rows, keys]: exact, what they may be off by, and its spread."""
+
+    s: Doubles
+    off: Doubles
+    spread: Doubles
+
+
+def check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
+    """Raises NoDefinition for types and shapes that attention does not have."""
+    batches, heads, tokens, _ = q.shape
+    shared = all(each.ne[3] == batches and each.ne[2] > 0 and heads % each.ne[2] == 0 for each in (k, v))
+    fits = 0 < k.ne[0] == q.ne[0] and 0 < k.ne[1] == v.ne[1] and node.output.shape == (batches, tokens, heads, v.ne[0])
+    if q.type_id != F32 or not shared or not fits:
+        raise NoDefinition(f"attention of {q.type} {q.ne} over {k.type} {k.ne} and {v.type} {v.ne}")
+    mask, sinks = node.optional(3), node.optional(4)
+    if mask is not None:
+        mask_of(node, mask, tokens, k.ne[1], (batches, heads))
+        if mask.type_id != F16:
+            raise NoDefinition(f"attention with a mask of {mask.type}")
+    if sinks is not None and (sinks.type_id != F32 or sinks.shape != (1, 1, 1, heads)):
+        raise NoDefinition(f"attention with sinks of {sinks.type} {sinks.ne}")
+    format_of(k)
+
+
+def over_heads(
+    node: Node, definition: str, of: Callable[[int, int, slice], tuple[Doubles, Doubles]], alike: bool = False
+) -> Judged:
+    """The judgement by what `of` gives for a batch, a head and some of its queries: the result [rows, DV] and its
+    bound.
+
+    Args:
+        alike: sums are halves, and the errors of a row must be of one size (`_consistency`).
+    """
+    batches, heads, tokens, _ = node.source(0).shape
+    exact, bound = (np.zeros(node.output.shape) for _ in range(2))
+    step = max(1, _AT_ONCE // max(1, node.source(1).ne[1]))
+    with np.errstate(all="ignore"):
+        for batch in range(batches):
+            for head in range(heads):
+                for first in range(0, tokens, step):
+                    rows = slice(first, min(first + step, tokens))
+                    exact[batch, rows, head], bound[batch, rows, head] = of(batch, head, rows)
+        if alike:
+            told = node.output.data != exact.astype(np.float32)
+            off = np.where(told, np.abs(node.output.data - exact), 0.0)
+            as_rows = -1, exact.shape[3]
+            left = admitted(off.reshape(as_rows), bound.reshape(as_rows), exact.reshape(as_rows), HALF.unit)
+            bound = left.reshape(bound.shape)
+        return within(node, definition, exact, bound)
+
+
+def format_of(operand: Operand) -> WeightFormat:
+    """Raises NoDefinition for a type without products."""
+    known = tensor_type(operand.type_id)
+    if known is None or known.weights is None:
+        raise NoDefinition(f"attention over {operand.type}")
+    return known.weights
+
+
+def head_of(operand: Operand, batch: int, head: int, heads: int) -> Operand:
+    """The head of K or V that a head of queries uses, [keys, dims]."""
+    return Operand.of(np.array(operand.data[batch, head // (heads // operand.ne[2])]), operand.type_id)
+
+
+def capped(z: Scores, cap: np.float64, relative: float) -> Scores:
+    """c·tanh(z), where the tanh is off by so much of itself, and its product with c."""
+    tanh = np.tanh(z.s)
+    own = relative * np.abs(tanh)
+    slope = np.minimum(1, (1 - tanh**2) * np.exp(2 * np.minimum(z.off, 1)))
+    off, spread = slope * z.off + own, slope * z.spread + own / np.sqrt(3)
+    return Scores(cap * tanh, np.abs(cap) * off, np.abs(cap) * spread)
+
+
+def masked(
+    node: Node, scores: Scores, slopes: tuple[Doubles, Doubles], unit: float, batch: int, head: int, rows: slice
+) -> Scores:  # fmt: skip
+    """With the mask.
+
+    Args:
+        slopes: of each head, and their relative errors.
+        unit: the most that rounding the product and the sum takes, relative.
+
+    Raises NoDefinition for scores that are not finite beside those that are left out.
+    """
+    mask, s, off, spread = node.optional(3), scores.s, scores.off, scores.spread
+    if mask is not None:
+        given = mask.data[batch % mask.ne[3], head % mask.ne[2], rows].astype(np.float64)
+        added = slopes[0][head] * given
+        s = np.where(np.isneginf(added), -np.inf, s + added)
+        more = unit * (np.abs(added) + np.abs(s)) + slopes[1][head] * np.abs(added)
+        off, spread = off + more, spread + more / np.sqrt(3)
+        left_out = np.isneginf(added)
+        off, spread = np.where(left_out, 0.0, off), np.where(left_out, 0.0, spread)
+        s_read = np.where(left_out, 0.0, s)
+    else:
+        s_read = s
+    if not np.isfinite(s_read).all():
+        raise NoDefinition("attention whose scores are not finite")
+    return Scores(s, off, spread)

@@ -1,0 +1,132 @@
+"""Running errors of states whose rows are read and written as a whole: the delta rule of RWKV-7 and gated DeltaNet.
+
+    c = Σ_j a[j]·s[j];  δ = gain·c + offset;  s'[j] = d[j]·s[j] + extra[j] + b[j]·δ      for each row s of a head
+
+An error e of a row becomes M·e with M = diag(d) + gain·b·aᵀ, the same for all rows of a head. An element's bound,
+|M|·e, would grow from token to token although M shrinks or keeps what it is applied to, so two more are carried:
+
+    norm        the most that a row is off by in the 2-norm: ‖M‖₂·norm, and the norm of what a step adds. An element, or
+                what is read by some a, is off by no more than norm or ‖a‖₂·norm.
+    covariance  P ← M·P·Mᵀ and the variances of what a step rounds, the largest of a head's rows. The standard deviation
+                of what is read by some a is √(aᵀ·P·a) or less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gguf_verify.llama.node import Doubles
+from gguf_verify.semantics.sums import UNIT_ROUNDOFF
+
+from ._recurrence import Running
+from .arithmetic import added
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A state [..., rows, elements] with its running errors: bound likewise, norm [..., rows] and covariance
+    [..., elements, elements]."""
+
+    value: Doubles
+    bound: Doubles
+    norm: Doubles
+    covariance: Doubles
+
+    @staticmethod
+    def of(value: Doubles) -> Rows:
+        """Exact values."""
+        n = value.shape[-1]
+        zero = np.zeros(value.shape)
+        return Rows(value, zero, zero[..., 0], np.zeros((*value.shape[:-2], n, n)))
+
+    def running(self) -> Running:
+        """As independent elements."""
+        variance = np.einsum("...jj->...j", self.covariance)[..., None, :]
+        return Running(self.value, self.bound, np.broadcast_to(variance, self.value.shape))
+
+    def scaled(self, d: Doubles, error: Doubles, tiny: float) -> Rows:
+        """Times factors d > 0 [..., elements or 1] of a relative error, and rounded.
+
+        One factor's error is common to a row x; its covariance ε²·x·xᵀ is at most n·ε²·diag(x²).
+        """
+        n = self.value.shape[-1]
+        value = self.value * d[..., None, :]
+        carried = self.bound * d[..., None, :]
+        off = error[..., None, :]
+        fresh = (off + (1 + off) * UNIT_ROUNDOFF) * (np.abs(value) + carried) + tiny
+        bound = carried + fresh
+        norm = np.minimum(d.max(axis=-1)[..., None] * self.norm + _norm(fresh), _norm(bound))
+        common = n if d.shape[-1] == 1 else 1
+        noise = (UNIT_ROUNDOFF**2 / 3 + common * off**2) * value**2 + tiny**2
+        covariance = self.covariance * d[..., :, None] * d[..., None, :] + _diagonal(noise)
+        return Rows(value, np.minimum(bound, norm[..., None]), norm, covariance)
+
+    def read(self, a: Doubles, tiny: float) -> tuple[Running, Doubles]:
+        """Σ_j a[j]·s[j] of each row, and that part of its bound that the state's errors make."""
+        total, rounding, spread = (each[..., 0] for each in added(self.value * a[..., None, :], 1))
+        n = a.shape[-1]
+        carried = (np.abs(a)[..., None, :] * self.bound).sum(axis=-1)
+        fresh = rounding + 2 * (n + 1) * UNIT_ROUNDOFF * carried + 2 * n * tiny
+        carried = np.minimum(carried, np.sqrt((a**2).sum(axis=-1))[..., None] * self.norm)
+        seen = np.einsum("...i,...ij,...j->...", a, self.covariance, a)[..., None]
+        return Running(total, carried + fresh, spread**2 + np.maximum(seen, 0)), carried
+
+    def mixed(
+        self, d: Doubles | None, a: Doubles, b: Doubles, gain: Doubles, offset: Doubles, extra: Doubles, size: Doubles,
+        tiny: float,
+    ) -> Rows:  # fmt: skip
+        """The next state, as above.
+
+        Args:
+            d: [..., elements]; None where it is 1 and nothing is multiplied.
+            a, b: [..., elements].
+            gain: [..., 1], of a head.
+            offset: [..., rows].
+            extra: [..., rows, elements], products rounded once; zeros where there are none.
+            size: ‖M‖₂ [...], or more.
+        """
+        c, carried = self.read(a, tiny)
+        seen = gain * c.value
+        delta = seen + offset
+        # c; c scaled, which some backends do; the difference; its product
+        rounded = np.abs(seen) + np.abs(gain) * c.bound
+        rounded = UNIT_ROUNDOFF * (rounded + 2 * (np.abs(delta) + rounded))
+        fresh = np.abs(gain) * (c.bound - carried) + rounded + 4 * tiny
+        read_variance = np.einsum("...i,...ij,...j->...", a, self.covariance, a)[..., None]
+        noise = gain**2 * np.maximum(c.variance - read_variance, 0) + UNIT_ROUNDOFF**2 * (seen**2 + 2 * delta**2) / 3
+
+        column = b[..., None, :]
+        own = self.value if d is None else self.value * d[..., None, :]
+        held = self.bound if d is None else self.bound * np.abs(d)[..., None, :]
+        written = column * delta[..., None]
+        value = own + extra + written
+        new = held + np.abs(column) * (np.abs(gain) * carried + fresh)[..., None]
+        parts = np.abs(extra) + np.abs(written) + (0 if d is None else np.abs(own) + np.abs(own + extra))
+        squares = extra**2 + written**2 + (0 if d is None else own**2 + (own + extra) ** 2)
+        step = UNIT_ROUNDOFF * (parts + np.abs(value) + 3 * new) + 4 * tiny
+        bound = new + step
+        norm = size[..., None] * self.norm + np.sqrt((b**2).sum(axis=-1))[..., None] * fresh + _norm(step)
+        norm = np.minimum(norm, _norm(bound))
+
+        p = self.covariance if d is None else self.covariance * d[..., :, None] * d[..., None, :]
+        reached = np.einsum("...ij,...j->...i", self.covariance, a)
+        reached = reached if d is None else reached * d
+        across = gain[..., None] * reached[..., :, None] * b[..., None, :]
+        both = (gain**2)[..., None] * read_variance[..., None] + noise.max(axis=-1)[..., None, None]
+        p = p + across + np.swapaxes(across, -1, -2) + both * b[..., :, None] * b[..., None, :]
+        p = p + _diagonal(UNIT_ROUNDOFF**2 / 3 * (squares + value**2) + 16 * tiny**2)
+        return Rows(value, np.minimum(bound, norm[..., None]), norm, p)
+
+
+def _norm(rows: Doubles) -> Doubles:
+    norm: Doubles = np.sqrt((rows**2).sum(axis=-1))
+    return norm
+
+
+def _diagonal(noise: Doubles) -> Doubles:
+    """Variances [..., rows, elements] as a covariance of the largest of all rows."""
+    largest = noise.max(axis=-2)
+    matrix: Doubles = largest[..., :, None] * np.eye(largest.shape[-1])
+    return matrix

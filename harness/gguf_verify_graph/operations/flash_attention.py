@@ -1,0 +1,173 @@
+"""FLASH_ATTN_EXT: attention of queries over keys and values, in one node, as llama.cpp's CPU backend computes it; for
+others see `_attention_on_vulkan` and `_attention_on_cuda`.
+
+    s[t] = scale·(q·k[t])        or c·tanh(scale/c·(q·k[t])) with c = logit_softcap        plus slope·mask[t]
+    y    = Σ_t exp(s[t] - M)·v[t] / (Σ_t exp(s[t] - M) + exp(sink - M))
+
+Heads of queries share those of K and of V. Keys whose mask is -inf are left out; a row without any key is 0. A path is
+chosen by types and sizes (ggml-cpu/ops.cpp, ggml_compute_forward_flash_attn_ext_f16; llama.cpp v0.5.0):
+
+    tiled    K and V both float32 or both half, at least 64 queries: queries stay float32, K and V are widened, sums are
+             float32, and a tile of 64 keys has one maximum, and one sum of weights in double (…_ext_tiled)
+    split    K and V likewise, one query in one batch, at least 512 keys: each thread takes a part of the keys, as in
+             `keys`, and the parts are added in float32
+    keys     queries are converted to `vec_dot_type` of K's type (half, bfloat16, Q8_0 and so on); the keys in order
+
+In the last two the sum of v is of halves where V is of half (VKQ16), else of float32; that of weights is of float32.
+The score's product is K's product of `semantics` with its bound and spread. With b and g of these, in float32:
+
+    δ[t]    |scale|·b + u·(|scale·q·k|, twice with a soft cap) + (tanh's ulps, its slope) + u·(|slope·mask| + |s|)
+            + the slope's error + u·|s[t] - M| + the exponential's error; its spread likewise, with g and u/√3
+    bound   Σ_t p[t]·δ[t]·|v[t] - y|, or SCORE_LIMIT·√(Σ_t (p[t]·spread[t])²·(v[t] - y)²) if that is less; what the sum
+            of v is off by, and |y| times what the sum of weights is off by (`_attention_sums`) and the sink's weight
+            beside it; all over the sum of weights; half an ulp each for adding the sink, the quotient and the product
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_verify.formats import ELEMENTS
+from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
+from gguf_verify.semantics.definitions import llama_cpu_semantics
+from gguf_verify.semantics.exact import product
+from gguf_verify.semantics.sums import UNIT_ROUNDOFF
+
+from ._alibi import slopes
+from ._attention_on_cuda import judge_on_cuda
+from ._attention_on_vulkan import judge_on_vulkan
+from ._attention_scores import Scores, capped, check, format_of, head_of, masked, over_heads
+from ._attention_sums import Weights, in_floats, in_halves
+from ._drawn_attention import drawn_attention
+from .arithmetic import ULP, arithmetic
+from .judging import UNDERFLOW, Judged
+from .operation import Operation
+
+#: Queries from which on tiles are used, and keys of a tile; keys from which on a single query's are split.
+_TILE, _SPLIT = 64, 512
+
+
+def _judge(node: Node) -> Judged:
+    q, k, v = (node.source(i) for i in range(3))
+    check(node, q, k, v)
+    if node.backend == "Vulkan":
+        return judge_on_vulkan(node)
+    if node.backend == "CUDA":
+        return judge_on_cuda(node)
+    if node.backend != "CPU":
+        raise NoDefinition(f"FLASH_ATTN_EXT on {node.backend}")
+    path, name = _path(q, k, v)
+    slope = slopes(node, q.ne[2], node.number(1))
+
+    def of(batch: int, head: int, rows: slice) -> tuple[Doubles, Doubles]:
+        scores = masked(node, _scores(node, path, batch, head, rows), slope, UNIT_ROUNDOFF, batch, head, rows)
+        return _attended(node, path, scores, head_of(v, batch, head, q.ne[2]).values[0, 0], head)
+
+    return over_heads(node, name, of)
+
+
+def _path(q: Operand, k: Operand, v: Operand) -> tuple[str, str]:
+    """Which path the CPU takes, and the definition's name."""
+    plain, kinds = k.type_id == v.type_id and k.type_id in (F32, F16), f"K {k.type}, V {v.type}"
+    sums = "half sums" if v.type_id == F16 else "f32 sums"
+    if plain and q.ne[1] == 1 == q.ne[3] and k.ne[1] >= _SPLIT:
+        return "split", f"{kinds}, split, {sums}"
+    if plain and q.ne[1] >= _TILE:
+        return "tiled", f"{kinds}, tiles, f32 sums"
+    return "keys", f"{kinds}, {sums}"
+
+
+def _scores(node: Node, path: str, batch: int, head: int, rows: slice) -> Scores:
+    """scale·(q·k), or its soft cap, before the mask."""
+    q, k = node.source(0), node.source(1)
+    queries = np.array(q.data[batch, head, rows])
+    keys = np.ascontiguousarray(k.data[batch, head // (q.ne[2] // k.ne[2])])
+    fmt = format_of(k)
+    if path == "tiled":
+        keys, fmt = keys.astype(np.float32), ELEMENTS["F32"]
+    definition = llama_cpu_semantics(fmt)
+    raw = keys.view(np.uint8).reshape(len(keys), -1)
+    made = product(definition, fmt, raw, definition.bytes_of(queries))
+    scale, cap, u = np.float64(node.number(0)), np.float64(node.number(2)), UNIT_ROUNDOFF
+    if cap:
+        scale = scale / cap
+    z = scale * made.exact
+    rounded = (2 if cap else 1) * u * np.abs(z)
+    off, spread = np.abs(scale) * made.bound + rounded, np.abs(scale) * made.spread + rounded / np.sqrt(3)
+    scores = Scores(z, off, spread)
+    return capped(scores, cap, arithmetic("CPU").tanh * ULP + u) if cap else scores
+
+
+def _attended(node: Node, path: str, scores: Scores, v: Doubles, head: int) -> tuple[Doubles, Doubles]:
+    """The result [rows, DV] and its bound."""
+    sinks, u = node.optional(4), UNIT_ROUNDOFF
+    s, read = scores.s, ~np.isneginf(scores.s)
+    if not np.isfinite(v).all():
+        used = np.ones(len(v), bool) if path == "tiled" else np.any(read, axis=0)
+        if not np.isfinite(v[used]).all():
+            raise NoDefinition("attention over values that are not finite")
+        v = np.where(used[:, None], v, 0.0)
+    most = s.max(axis=1, keepdims=True, initial=-np.inf)
+    sink, sink_off = np.zeros_like(most), np.zeros_like(most)
+    if sinks is not None:
+        given = sinks.values[0, 0, 0, head]
+        if not np.isfinite(given):
+            raise NoDefinition("attention with a sink that is not finite")
+        apart, most = np.abs(given - most), np.maximum(most, given)
+        sink = np.exp(given - most)
+        sink_off = np.where(np.isinf(apart), 0.0, sink * (u * apart + arithmetic("CPU").exp_error(apart) + u))
+    w = _weights(scores, read, most, path)
+    below = np.where(read, np.abs(s - most), 0.0)
+    own = u * below + arithmetic("CPU").exp_error(below)
+    off, spread = scores.off + own, scores.spread + own / np.sqrt(3)
+    whole = w.p.sum(axis=1, keepdims=True) + sink
+    o = np.where(whole > 0, w.p @ v / whole, 0.0)
+    weight_off = w.p * np.expm1(off)
+    hard = weight_off @ np.abs(v) + np.abs(o) * weight_off.sum(axis=1, keepdims=True)
+    scored = (w.p * spread) ** 2
+    squares = scored @ v**2 - 2 * o * (scored @ v) + o**2 * scored.sum(axis=1, keepdims=True)
+    of_scores = np.minimum(hard, SCORE_LIMIT * np.sqrt(np.maximum(squares, 0.0)))
+    halves = node.source(2).type_id == F16 and path != "tiled"
+    of_values = in_halves(w, v) if halves else in_floats(w, v)
+    if halves and path == "split":  # parts are added in float32
+        of_values = of_values + in_floats(w, v)
+    of_weights = _sum_off(w, path) + sink_off + u * whole
+    total = of_scores + of_values + np.abs(o) * (of_weights + 2 * u * whole)
+    relative = (of_weights + weight_off.sum(axis=1, keepdims=True)) / whole
+    least = (2 * len(v) + 4) * UNDERFLOW * (1 + np.abs(v).max(axis=0, initial=0.0))
+    bound = total / whole / np.maximum(1 - relative, 0.0) + least
+    return o, np.where(whole > 0, bound, 0.0)
+
+
+def _weights(scores: Scores, read: npt.NDArray[np.bool_], most: Doubles, path: str) -> Weights:
+    s = scores.s
+    then = np.maximum.accumulate(s, axis=1)
+    back = np.where(read, np.exp(then - most), 0.0)
+    # a key may set a new maximum if it is above the largest one before, give and take what both are off by
+    surely = np.maximum.accumulate(np.where(read, s - scores.off, -np.inf), axis=1)
+    before = np.concatenate([np.full((len(s), 1), -np.inf), surely[:, :-1]], axis=1)
+    record = read & (s + scores.off > before) if path == "keys" else read
+    if path == "tiled":  # once a tile at most
+        record = np.broadcast_to(np.arange(s.shape[1]) % _TILE == 0, s.shape)
+    following = np.concatenate([record[:, 1:], np.zeros((len(s), 1), bool)], axis=1)
+    p = np.where(read, np.exp(s - most), 0.0)
+    return Weights(p, np.where(read, np.exp(s - then), 0.0), back, read, following, path == "split")
+
+
+def _sum_off(w: Weights, path: str) -> Doubles:
+    """What the sum of weights may be off by, [rows, 1]."""
+    if path != "tiled":
+        return in_floats(w, np.ones((w.p.shape[1], 1)))
+    sums = np.cumsum(w.p, axis=1)
+    ends = np.append(sums[:, _TILE - 1 :: _TILE], sums[:, -1:], axis=1)
+    off: Doubles = 4 * UNIT_ROUNDOFF * (sums[:, -1:] + ends.sum(axis=1, keepdims=True))
+    return off
+
+
+FLASH_ATTN_EXT = Operation(
+    axes=("sequence", "token", "head", "column"),
+    op="FLASH_ATTN_EXT", title="Σ exp(s - M)·v / Σ exp(s - M), s = scale·(q·k) + slope·mask", judge=_judge,
+    draw=drawn_attention,
+)  # fmt: skip

@@ -1,0 +1,124 @@
+"""Linear attention: GATED_LINEAR_ATTN and GATED_DELTA_NET, with a state S of head size × head size a head.
+
+    GATED_LINEAR_ATTN   S[i, j] ← S[i, j]·g[i] + k[i]·v[j];  y[j] = scale·Σ_i q[i]·S[i, j]
+    GATED_DELTA_NET     S[j, i] ← S[j, i]·e^g;  δ[j] = β·(v[j] - Σ_i S[j, i]·k[i]);  S[j, i] ← S[j, i] + δ[j]·k[i];
+                        y[j] = Σ_i S[j, i]·q[i]/√n, n the size of a head
+
+A gate g of GATED_DELTA_NET is one number a head or one an element i (Kimi's delta attention). Heads of q and k are
+repeated over those of v: head h takes h mod (heads of q). The output has y[token, head and element], and then the new
+state of each sequence; of GATED_DELTA_NET K of them: slot s is the state s tokens before the end, and slots that the
+tokens do not reach stay unwritten.
+
+All is float32, e^g by the C library's function, 1/√n by float32's root and division on the host, products and sums
+fused or not; other backends scale the sum over k by e^g instead of the state, or y by the scale instead of q
+(ggml-cpu/ops.cpp, ggml-cuda/gla.cu and gated_delta_net.cu, vulkan-shaders/gated_delta_net.comp; llama.cpp v0.5.0).
+
+The bounds are running errors (`_recurrence`; of GATED_DELTA_NET, whose rows are mixed, `_mixing`: M is I - β·k·kᵀ, of
+the norm max(1, |1 - β·‖k‖²|)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gguf_verify.llama.node import F32, Doubles, Node, Operand, demand, parameters
+
+from ._mixing import Rows
+from ._recurrence import Running, exp_error, joined, stacked
+from .arithmetic import arithmetic
+from .drawing import floats
+from .judging import Judged
+from .operation import Operation
+from .rwkv import blank_heads, drawn_heads, heads_of
+
+
+def _gated(node: Node) -> Judged:
+    (k, v, q, g), before = heads_of(node, range(4), 4)
+    tiny, scale = arithmetic(node.backend).tiny, node.number(0)
+    state, ys = Running(before), []
+    with np.errstate(all="ignore"):
+        for t in range(k.shape[1]):
+            fed = Running(k[:, t, :, :, None]).times(Running(v[:, t, :, None]), tiny)
+            state = state.times(Running(g[:, t, :, :, None]), tiny).plus(fed, tiny)
+            # q times the scale is rounded: of a term, that is what rounding the state would be
+            ys.append(state.rounded(tiny).dot(q[:, t, :, :, None] * scale, tiny, -2))
+    return joined(node, "f32", (stacked(ys, 1), state))
+
+
+def _delta(node: Node) -> Judged:
+    node.floats(0, 1, 2, 3, 4, 5)
+    tiny = arithmetic(node.backend).tiny
+    slots = node.integer(0) or 1  # releases without this parameter keep one state
+    q, k, v, g, beta, before = (node.source(i).values for i in range(6))
+    sequences, tokens, heads, n = v.shape
+    fits = (
+        min(sequences, heads, n) > 0 and all(_repeats(each.shape, v.shape) for each in (q, k))
+        and g.shape in ((*v.shape[:3], 1), v.shape)
+        and beta.shape == (*v.shape[:3], 1) and before.shape == (sequences, heads, n, n) and slots >= 1
+        and node.output.shape == (1, 1, (tokens + slots * n) * sequences, n * heads)
+    )  # fmt: skip
+    demand(fits, "GATED_DELTA_NET of these shapes")
+    q, k = (_repeated(each, sequences, heads) for each in (q, k))
+    scale = Running(np.asarray(np.float32(1) / np.sqrt(np.float32(n)), np.float64))
+    state = Rows.of(before)
+    ys: list[Running] = []
+    past: list[Running] = []
+    with np.errstate(all="ignore"):
+        for t in range(tokens):
+            key, gain = k[:, t], -beta[:, t]
+            state = state.scaled(np.exp(g[:, t]), exp_error(node.backend, g[:, t]), tiny)
+            size = np.maximum(1.0, np.abs(1.0 + gain[..., 0] * (key**2).sum(axis=-1)))
+            nothing = np.zeros((1, 1, 1, 1))
+            state = state.mixed(None, key, key, gain, -gain * v[:, t], nothing, size, tiny)
+            ys.append(state.read(q[:, t], tiny)[0].times(scale, tiny))
+            past = [state.running(), *past[: slots - 1]]
+    kept = f", {len(past)} of {slots} states" if slots > len(past) else ""
+    return joined(node, f"f32{kept}", (stacked(ys, 1), *past))
+
+
+def _repeats(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    divides = all(p > 0 and w % p == 0 for p, w in zip(part[::2], whole[::2], strict=True))
+    return part[1] == whole[1] and part[3] == whole[3] and divides
+
+
+def _repeated(values: Doubles, sequences: int, heads: int) -> Doubles:
+    """Heads repeated one after the other, sequences each as often as it takes."""
+    tiled = np.tile(values, (1, 1, heads // values.shape[2], 1))
+    return np.repeat(tiled, sequences // values.shape[0], axis=0)
+
+
+def _draw_gated(rng: np.random.Generator) -> Iterator[Node]:
+    for shape in ((1, 1, 1, 1), (1, 7, 2, 5), (2, 3, 3, 16), (3, 4, 2, 33), (1, 20, 2, 64)):
+        k, v, q = (drawn_heads(rng, shape)[0] for _ in range(3))
+        _, g, state = drawn_heads(rng, shape)
+        sources = tuple(Operand.of(each) for each in (k, v, q, g, state))
+        yield Node("GATED_LINEAR_ATTN", sources, blank_heads(shape), parameters(float(shape[3] ** -0.5)))
+
+
+def _draw_delta(rng: np.random.Generator) -> Iterator[Node]:
+    # sequences, tokens, heads of v, size of a head, heads of q and k, whether gates are of elements, snapshots
+    for shape in (
+        (1, 1, 1, 1, 1, False, 1), (1, 5, 2, 4, 1, False, 1), (2, 6, 4, 16, 2, True, 3), (1, 12, 2, 33, 2, True, 1),
+        (1, 40, 3, 64, 3, False, 2), (2, 2, 4, 128, 2, False, 1),
+    ):  # fmt: skip
+        sequences, tokens, heads, n, keys, elements, slots = shape
+        q, k = (floats(rng, (sequences, keys, tokens, n), 1.0) for _ in range(2))
+        k = k / np.sqrt((k**2).sum(axis=-1, keepdims=True))
+        v = floats(rng, (sequences, tokens, heads, n), 1.0)
+        g = -rng.exponential(0.3, (sequences, tokens, heads, n if elements else 1)).astype(np.float32)
+        beta = rng.uniform(0, 1, (sequences, tokens, heads, 1)).astype(np.float32)
+        state = floats(rng, (sequences, heads, n, n), 1.0)
+        turned = (Operand.of(each).permuted(0, 2, 1, 3) for each in (q, k))
+        others = (Operand.of(each) for each in (v, g, beta, state))
+        output = Operand.blank(F32, (tokens + slots * n) * sequences, n * heads)
+        yield Node("GATED_DELTA_NET", (*turned, *others), output, parameters(slots))
+
+
+GATED_LINEAR_ATTN = Operation(
+    op="GATED_LINEAR_ATTN", title="S ← S·g + k·v, y = scale·q·S", judge=_gated, draw=_draw_gated
+)
+GATED_DELTA_NET = Operation(
+    op="GATED_DELTA_NET", title="S ← e^g·S; S ← S + β·(v - S·k)·k; y = S·q/√n", judge=_delta, draw=_draw_delta
+)

@@ -1,0 +1,160 @@
+"""Devices of the backends that have no file of their own, such as Vulkan's: definitions come to be known by outputs.
+
+How such a backend multiplies depends on the device: whether it has halves, integer dot products, matrix cores; and on
+shapes. So each product of the graph is looked at: of the definitions that the backend may have
+(`operations.identified`) it has the first that gives its outputs. Where none does, or none is known for the backend,
+the product is not verified. Products outside the graph have the definition of a drawn one of as many tokens.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_verify.llama.answers import Started
+from gguf_verify.llama.backends.device import Bytes, Floats
+from gguf_verify.llama.backends.interface import Backend, BackendKind, Batch
+
+if TYPE_CHECKING:
+    from gguf_verify.formats import BlockFormat, WeightFormat
+    from gguf_verify.llama.gemms import Gemm
+    from gguf_verify.llama.library import Llama
+    from gguf_verify.semantics.definition import Semantics
+
+    from .operations.identified import Ruling
+
+S = TypeVar("S", bound=np.generic)
+
+#: Rows and columns of drawn weights.
+_ROWS, _LONG = 64, 2048
+#: Tokens: backends compute few and many by different code. Vulkan's few are up to 8 (`operations`), CUDA's too.
+_FEW, _MANY = 1, 9
+_WORDS = {_FEW: "1 token", _MANY: f"{_MANY} tokens"}
+
+
+class OtherBackend(Backend):
+    """llama.cpp on any device of ggml's registry, all layers that the device takes."""
+
+    learns = True
+
+    def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Started) -> None:
+        super().__init__(name, kind, llama, properties)
+        self.title = f"llama.cpp's {self._backend} backend"
+        self._of_drawn: dict[tuple[str, int, bool], Ruling | str] = {}
+        self._of_graph: dict[tuple[str, str, int, int], Ruling | str] = {}
+
+    @property
+    def _backend(self) -> str:
+        return self.properties.backend
+
+    def describe(self) -> str:
+        return f"{self.properties.device} ({self._backend}) on {self.properties.name}, all layers"
+
+    def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
+        return _known(self._drawn(fmt, tokens, False)).semantics
+
+    def definition_of(self, gemm: Gemm, fmt: WeightFormat, rows: Bytes) -> Semantics:
+        from gguf_verify.formats import BlockFormat
+
+        if gemm.idle or not gemm.y.size or not isinstance(fmt, BlockFormat):
+            return self.definition(fmt, max(1, len(gemm.x)))
+        key = gemm.tensor, gemm.node, gemm.first_row, zlib.crc32(np.ascontiguousarray(gemm.y).data)
+        if key not in self._of_graph:
+            self._of_graph[key] = self._learned(fmt, rows[None], gemm.x[None], gemm.y[None], gemm.tokens)
+        return _known(self._of_graph[key]).semantics
+
+    def block_products(
+        self, fmt: WeightFormat, rows: Bytes, x: Floats, tokens: int, threads: int
+    ) -> tuple[Semantics, Floats, Bytes | None]:
+        definition = _known(self._drawn(fmt, tokens, True)).semantics
+        return definition, self.blocks(fmt, rows, x, tokens, threads), None
+
+    def _drawn(self, fmt: WeightFormat, tokens: int, blocks: bool) -> Ruling | str:
+        """What makes drawn products, of so many tokens, or of each block of their rows."""
+        from gguf_verify.formats import BlockFormat
+
+        from .operations.identified import drawn_product
+
+        if not isinstance(fmt, BlockFormat):
+            return _NOT_QUANTIZED
+        key = fmt.name, tokens, blocks
+        if key not in self._of_drawn:
+            w, x = drawn_product(fmt, tokens, _ROWS, max(_LONG, fmt.block_size))
+            if blocks:
+                y = self.blocks(fmt, w, x, tokens, 1)
+                w_of, x_of = _by_block(w, len(y)), _by_block(x, len(y))
+                longer = self._drawn(fmt, _MANY, False)
+                out = frozenset[str]() if isinstance(longer, str) else longer.out
+                self._of_drawn[key] = self._learned(fmt, w_of, x_of, y, tokens, out)
+            else:
+                self._of_drawn[key] = self._learned(fmt, w[None], x[None], self.multiply(fmt, w, x, 1)[None], tokens)
+        return self._of_drawn[key]
+
+    def _learned(
+        self, fmt: BlockFormat, w: Bytes, x: Floats, y: Floats, tokens: int, out: frozenset[str] = frozenset()
+    ) -> Ruling | str:  # fmt: skip
+        """What gives these outputs [B, M, N], or why that is not known."""
+        from gguf_verify.llama.node import NoDefinition
+
+        from .operations.identified import identified_product
+
+        try:
+            return identified_product(self._backend, fmt, w, x, y, tokens, out)
+        except NoDefinition as error:
+            return str(error)
+
+    def uncovered(self, fmt: WeightFormat) -> str | None:
+        from gguf_verify.formats import ElementFormat
+
+        return self.unsupported(f"{fmt.name}: {_NOT_QUANTIZED}") if isinstance(fmt, ElementFormat) else None
+
+    def label(self, definition: Semantics) -> str:
+        return f"llama.cpp as {definition.name}{definition.rounded_words}"
+
+    def definitions(self, fmt: WeightFormat) -> dict[str, Semantics | None]:
+        from gguf_verify.semantics.cuda import NoDefinition
+
+        found: dict[str, Semantics | None] = {}
+        for tokens, words in _WORDS.items():
+            try:
+                found[words] = self.definition(fmt, tokens)
+            except NoDefinition:
+                found[words] = None
+        return found
+
+    def token_counts(self, m: int) -> Sequence[int]:
+        return (m, max(m, _MANY))
+
+    def context_size(self, tokens: int) -> int:
+        return max(tokens, 2 * _MANY)
+
+    def batches(self, prompt: list[int], source: list[int], embeds: bool) -> Iterator[Batch]:
+        """The prompt, repeated until its tokens are many, and its first token alone. What an encoder-decoder model
+        reads is treated alike."""
+        many = prompt * -(-_MANY // len(prompt))
+        if source:
+            yield Batch(many, source=source * -(-_MANY // len(source)))
+            yield Batch(prompt, source=source[:1])
+            return
+        yield Batch(many)
+        yield Batch(prompt[:1])
+
+
+_NOT_QUANTIZED = "what devices make of weights that are not quantized is not judged here: see `gguf-verify backend`"
+
+
+def _by_block(rows: npt.NDArray[S], blocks: int) -> npt.NDArray[S]:
+    """[blocks, n, …] of rows [n, …]."""
+    return rows.reshape(len(rows), blocks, -1).transpose(1, 0, 2)
+
+
+def _known(found: Ruling | str) -> Ruling:
+    from gguf_verify.semantics.cuda import NoDefinition
+
+    if isinstance(found, str):
+        raise NoDefinition(found)
+    return found

@@ -1,0 +1,220 @@
+"""Every operation of a model's graph on a device of llama.cpp, judged node by node on its own actual inputs.
+
+The graph is evaluated for a prompt, and then for some tokens one at a time, since backends compute few tokens and many
+by different code. Each node is computed by itself (llama.cpp fuses none that somebody asks for; `fusing` compares), and
+the graph goes on with what the device computed; so what is wrong upstream is not blamed on what follows. Weights are
+the file's bytes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gguf_verify.backend_results import DeviceInfo, GraphOptions, GraphReport, GraphStep, Varying
+from gguf_verify.formats import tensor_type
+from gguf_verify.gguf.hyper_parameters import why_meaningless
+from gguf_verify.gguf.model import Model, open_model
+from gguf_verify.llama import Evaluation, Llama, LlamaRefused
+from gguf_verify.llama.evaluations import ALONE, Slot
+from gguf_verify.llama.process import FileRefused
+from gguf_verify.processes.sandbox import sandboxed
+from gguf_verify.support.errors import EnvironmentFault, LlamaFault, NothingToVerify, UsageError, signal_of
+from gguf_verify.support.near import nearest
+from gguf_verify.support.progress import progress_bar, under_way
+from gguf_verify.support.text import printable
+from gguf_verify.support.version import project_version
+
+from .devices import build_of, devices_of, open_llama
+from .fusing import FUSED, Fusing
+from .invariance import Invariance
+from .steps import step_of
+from .tally import Tally
+
+#: ggml's numbers of types are below this.
+_TYPE_IDS = 256
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+
+
+def verify_graph(path: Path | str, options: GraphOptions | None = None, command: str = "") -> GraphReport:
+    """Judge every node of a model's graph.
+
+    Raises MalformedFile for a file that is refused, UsageError for a device or a type that does not exist,
+    NothingToVerify where the prompt has no token, EnvironmentFault where llama.cpp cannot be used or refuses the model.
+    What breaks the run off later is in the report.
+    """
+    options = options or GraphOptions()
+    with sandboxed(options.sandbox), open_model(path) as model, open_llama(options) as llama:
+        return Run(model, llama, options, command).report()
+
+
+class Run:
+    """One run; `report` makes it."""
+
+    def __init__(self, model: Model, llama: Llama, options: GraphOptions, command: str) -> None:
+        self._model, self._llama, self._options = model, llama, options
+        self._device = self._chosen()
+        self._tally = Tally(self._device.name, options.node)
+        self._report = GraphReport(
+            gguf_verify=project_version(), path=str(model.path), sha256=model.sha256(),
+            architecture=printable(model.architecture or "", 64), build=build_of(llama), device=self._device,
+            options=options, command=command,
+        )  # fmt: skip
+        self._evaluations: list[str] = []
+        self._steps: list[GraphStep] = []
+        whole = options.ops == GraphOptions.ops and not options.node
+        self._invariance = Invariance(whole and len(options.micro_batches) > 1)
+        self._slots = Invariance(whole and options.slots)
+        self._fused: tuple[Varying, ...] = ()
+
+    def _chosen(self) -> DeviceInfo:
+        known = devices_of(self._llama)
+        for device in known:
+            if device.name == self._options.device:
+                return device
+        names = [d.name for d in known]
+        wanted = printable(self._options.device, 100)
+        there = f"{nearest(wanted, names)}there {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
+        raise UsageError(f"no device is called {wanted}: {there}", "device")
+
+    def report(self) -> GraphReport:
+        """Evaluate and judge."""
+        began, report = time.monotonic(), self._report
+        try:
+            self._evaluate()
+        except (LlamaFault, LlamaRefused) as error:
+            report.fault = printable(str(error), 600)
+        except KeyboardInterrupt as error:
+            report.ended_by = signal_of(error)
+        except _FirstFailure:
+            report.ended_by = "first failure"
+        altered = None if report.ended_by else self._model.altered()
+        if altered is not None:
+            report.fault = report.fault or altered
+        report.evaluations, report.graph = tuple(self._evaluations), tuple(self._steps)
+        report.operations, report.not_judged = self._tally.operations, self._tally.not_judged
+        report.varying = self._invariance.found + self._slots.found + self._fused
+        report.wrong, report.wrong_nodes = tuple(self._tally.wrong), self._tally.wrong_nodes
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _evaluate(self) -> None:
+        options, model = self._options, self._llama.model
+        why = why_meaningless(self._model)
+        if why is not None:
+            raise FileRefused(why)
+        try:
+            info = model.open_on(self._model, options.threads, self._device.name, options.layers, options.repack)
+            tokens = model.tokenize(options.prompt)
+        except LlamaRefused as error:
+            raise EnvironmentFault(f"llama.cpp refuses the model: {printable(str(error), 400)}") from None
+        if not tokens:
+            raise NothingToVerify("the prompt has no token")
+        types = {"type_k": _type_of(options.type_k, "-ctk"), "type_v": _type_of(options.type_v, "-ctv")}
+        size = options.ctx_size or len(tokens) + options.n_predict + 1
+        if size < len(tokens):
+            raise UsageError(f"the prompt has {len(tokens)} tokens, more than the context of {size}", "prompt-too-long")
+        embeds = False
+        sizes = options.micro_batches or (len(tokens),)
+        for micro in dict.fromkeys(min(size, len(tokens)) for size in sizes):
+            embeds = self._make_context(size, len(tokens), micro, **types)
+            batch, position = tokens, 0
+            if info["encoder"] and info["decoder"]:  # it reads the prompt and begins to write from nothing
+                model.read_source(tokens)
+                batch = [info["decoder_start"]]
+            words = f"{len(tokens)} tokens" + (f" in micro-batches of {micro}" if micro < len(tokens) else "")
+            self._invariance.begin(micro, len(batch))
+            last = self._judge(f"the prompt of {words}", batch, position)
+            self._invariance.end()
+            for i in range(0 if embeds else options.n_predict):
+                position += len(batch)
+                batch = [int(np.argmax(last.logits[-1]))]
+                last = self._judge(f"token {i + 1} behind the prompt of {words}", batch, position)
+        if options.fused:
+            self._together(tokens, size, info, types)
+        if options.slots:
+            if embeds or info["encoder"]:
+                raise UsageError("--slots needs a model with a cache: an encoder has none", "slots")
+            self._in_slots(tokens, size, types)
+
+    def _together(self, tokens: list[int], size: int, info: dict[str, Any], types: dict[str, int]) -> None:
+        """Evaluate the prompt with nodes fused."""
+        words = f"the prompt of {len(tokens)} tokens"
+        self._make_context(size, len(tokens), len(tokens), **types)
+        batch = [info["decoder_start"]] if info["encoder"] and info["decoder"] else tokens
+        self._evaluations.append(f"{words}, {FUSED}")
+        before = self._tally.wrong_nodes
+        self._fused = (Fusing(self._llama.model, batch, self._weights).run(self._tally, words),)
+        if self._options.exit_first and self._tally.wrong_nodes > before:
+            raise _FirstFailure
+
+    def _in_slots(self, tokens: list[int], size: int, types: dict[str, int]) -> None:
+        """Evaluate the prompt in each of two slots that share a cache, and beside another sequence, its own tokens in
+        the reverse order."""
+        others = tuple(reversed(tokens))
+        self._make_context(2 * size, 2 * len(tokens), 2 * len(tokens), sequences=2, **types)
+        for words, slot in (
+            ("", ALONE), ("in the second slot", Slot(1)), ("behind another sequence", Slot(1, ahead=others)),
+            ("before another sequence", Slot(0, behind=others)),
+        ):  # fmt: skip
+            of_batch = len(tokens) + len(slot.ahead) + len(slot.behind)
+            self._slots.begin(of_batch, of_batch, len(slot.ahead), words, of_batch > len(tokens))
+            self._judge(f"the prompt of {len(tokens)} tokens {words or 'in the first of two slots'}", tokens, 0, slot)
+            self._slots.end()
+
+    def _make_context(self, size: int, n_batch: int, micro: int, **options: int) -> bool:
+        """As `LoadedModel.make_context`. Raises EnvironmentFault."""
+        flash = _FLASH[self._options.flash]
+        try:
+            return self._llama.model.make_context(size, n_batch, n_ubatch=micro, flash=flash, **options)
+        except LlamaRefused as error:
+            raise EnvironmentFault(f"llama.cpp makes no such context: {printable(str(error), 400)}") from None
+
+    def _judge(self, words: str, tokens: list[int], position: int, slot: Slot = ALONE) -> Evaluation:
+        self._evaluations.append(words)
+        with progress_bar(words, None, " nodes", self._options.progress) as bar:
+            for node in self._llama.model.nodes(tokens, self._weights, self._options.ops, position, slot):
+                if isinstance(node, Evaluation):
+                    return node
+                under_way(bar, node.name)
+                if len(self._evaluations) == 1:
+                    self._steps.append(step_of(node))
+                right = self._tally.add(node, words)
+                self._invariance.note(node)
+                self._slots.note(node)
+                bar.update(1)
+                if self._options.exit_first and not right:
+                    raise _FirstFailure
+        raise LlamaFault("llama.cpp ended an evaluation without a result")
+
+    def _weights(self, name: str) -> npt.NDArray[np.uint8] | None:
+        tensor = self._model.tensors.get(name)
+        return None if tensor is None else tensor.raw
+
+
+class _FirstFailure(Exception):
+    """A node is wrong, and the run was to end there."""
+
+
+def _type_of(name: str, flag: str) -> int:
+    """ggml's number of a type of the cache; -1 for "". Raises UsageError."""
+    if not name:
+        return -1
+    known = {kind.name.lower(): kind.type_id for i in range(_TYPE_IDS) if (kind := tensor_type(i)) is not None}
+    if name.lower() not in known:
+        near = nearest(name.lower(), list(known))
+        raise UsageError(f"{flag} knows no type {printable(name, 40)}: {near}it takes f16, q8_0 and such", "cache-type")
+    return known[name.lower()]
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises UsageError where `--ops` is no regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--ops is not a regular expression: {error}") from None

@@ -1,0 +1,190 @@
+"""`gguf-verify nightly run|compare|status|pin …` and `scripts/nightly.py`: run the matrix, and look at its history."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gguf_verify.cli.command import Command
+from gguf_verify.cli.common import (
+    Parser,
+    add_ray,
+    add_reports,
+    asked_for,
+    check_ranges,
+    deliver,
+    internal_errors,
+    on_terminal,
+    print_lines,
+)
+from gguf_verify.cli.files import check_outputs, files_of
+from gguf_verify.report.writer import Kind
+from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
+from gguf_verify.support.text import printable
+
+from .compare import Comparison, compare
+from .config import REFERENCE, read_config
+from .history import History
+from .night import Settings, run_night
+from .records import Night
+from .significance import MOST_NIGHTS
+from .summary import NightReport
+
+_EPILOG = """\
+exit codes
+  run      0: every cell is verified
+           1: a cell is a mismatch
+           3: a cell was broken off, crashed or ran out of time, or the night cannot run
+           4: a model file is malformed
+           5: not everything could be verified
+           128 + N: signal N interrupted the night; the same command resumes it
+  compare  0: no verified cell fails now, and none has vanished
+           1: a cell fails or has vanished; with --strict, also if utilisations drifted or cells became slower
+           5: no cell could be compared
+  all      2: a mistake in the command line or the configuration, or there is no history
+           3: the history cannot be used
+           4: the history is damaged
+"""
+_RUN_EPILOG = f"A configuration with every key:\n\n{REFERENCE}"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of this command."""
+    parser: argparse.ArgumentParser = Parser(
+        prog="gguf-verify nightly", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
+        description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
+    )  # fmt: skip
+    parser.set_defaults(verbose=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="run|compare|status|pin")
+    run_ = commands.add_parser(
+        "run", help="run the matrix, or the rest of it if the last night was interrupted", epilog=_RUN_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    run_.add_argument("config", type=Path, metavar="CONFIG.toml")
+    run_.add_argument(
+        "-j", "--jobs", type=int, metavar="N", help="how many cells run at the same time (default: the configuration's)"
+    )
+    run_.add_argument("--new", action="store_true", help="begin a new night instead of resuming the last one")
+    add_ray(run_, "run the cells")
+    add_reports(run_, Kind.NIGHT)
+    compare_ = commands.add_parser("compare", help="show what is worse, better or gone since another night")
+    _add_source(compare_)
+    compare_.add_argument(
+        "--old",
+        metavar="N|NAME",
+        help="the earlier night: number or pinned name (default: the last finished)",
+    )
+    compare_.add_argument(
+        "--new", metavar="N|NAME", help="the later night: number or pinned name (default: the newest)"
+    )
+    compare_.add_argument("--strict", action="store_true", help="exit code 1 also for drift and slower cells")
+    status = commands.add_parser("status", help="list the last nights")
+    _add_source(status)
+    status.add_argument("-n", type=int, default=10, metavar="N", help="how many nights (default: %(default)s)")
+    pin = commands.add_parser("pin", help="give a night a name for --old and --new")
+    pin.add_argument("name", metavar="NAME")
+    _add_source(pin)
+    pin.add_argument("--night", type=int, metavar="N", help="its number (default: the last finished one)")
+    return parser
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml", help="use its history and its nights")
+    source.add_argument("--history", type=Path, metavar="FILE", help="use all nights of this history")
+
+
+def run(argv: list[str]) -> int:
+    """`gguf-verify nightly …`; returns the exit code. Raises HarnessError."""
+    args = build_parser().parse_args(argv)
+    with internal_errors(args.verbose):
+        commands = {"run": _run, "compare": _compare, "status": _status, "pin": _pin}
+        return commands[args.command](args)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.jobs is not None:
+        check_ranges(("-j", args.jobs, 1, 256))
+    config = read_config(args.config)
+    check_outputs(args.outputs, files_of(config, config.folder))
+    files = asked_for(args, Kind.NIGHT)
+    night = run_night(config, Settings(jobs=args.jobs, new=args.new, ray=args.ray, terminal=on_terminal()))
+    earlier: list[Night] = []
+    whole = night
+    if files:
+        with History(config.history, make=False) as history:
+            earlier = [n for n in history.nights(config=config.name) if n.number < night.number]
+            whole = history.night(night.number, reports=True)
+    report = NightReport((*reversed(earlier[:MOST_NIGHTS]), whole), _compared(earlier, whole))
+    return deliver(Kind.NIGHT, report, night.exit_code, files=files)
+
+
+def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
+    """The comparison with `old`, or with the newest finished night of `earlier`; None if there is none."""
+    old = old or next((n for n in earlier if n.finished), None)
+    return None if old is None or old.number == new.number else compare(earlier[:MOST_NIGHTS], old, new)
+
+
+def _source(args: argparse.Namespace) -> tuple[History, str | None]:
+    """The history, and the name of the configuration whose nights to use; None for all."""
+    if args.history is not None:
+        return History(args.history, make=False), None
+    config = read_config(args.config)
+    return History(config.history, make=False), config.name
+
+
+def _compare(args: argparse.Namespace) -> int:
+    history, config = _source(args)
+    with history:
+        nights = history.nights(config=config)
+        new = nights[0] if args.new is None and nights else _named(history, args.new)
+        if new is None:
+            return print_lines("the history has no night", exit_code=EXIT_UNVERIFIED)
+        earlier = [n for n in nights if n.number < new.number and n.config == new.config]
+        found = _compared(earlier, new, _named(history, args.old))
+    if found is None:
+        line = f"there is no finished night to compare night {new.number} with"
+        return print_lines(line, exit_code=EXIT_UNVERIFIED)
+    return deliver(Kind.COMPARISON, found, found.exit_code(args.strict))
+
+
+def _named(history: History, name: str | None) -> Night | None:
+    """A night by number or pinned name. Raises UsageError."""
+    if name is None:
+        return None
+    if name.isascii() and name.isdigit() and len(name) < 10:
+        return history.night(int(name))
+    number = history.pinned(name)
+    if number is None:
+        known = ", ".join(f"{printable(k, 64)} ({n})" for k, n in history.pins().items()) or "none"
+        raise UsageError(f"no night is called {printable(name, 64)}; pinned are: {known}")
+    return history.night(number)
+
+
+def _status(args: argparse.Namespace) -> int:
+    check_ranges(("-n", args.n, 1, 10**6))
+    history, config = _source(args)
+    with history:
+        nights = history.nights(args.n, config)
+        names = {number: name for name, number in history.pins().items()}
+    return deliver(Kind.HISTORY, {names.get(n.number, str(n.number)): n for n in nights}, EXIT_VERIFIED)
+
+
+def _pin(args: argparse.Namespace) -> int:
+    if not args.name or args.name.isdigit():
+        raise UsageError("a name must not be empty or a number")
+    history, config = _source(args)
+    with history:
+        number = args.night
+        if number is None:
+            number = next((n.number for n in history.nights(config=config) if n.finished), None)
+        if number is None:
+            raise UsageError("the history has no finished night")
+        history.pin(args.name, number)
+    return print_lines(f"night {number} is now called {printable(args.name, 64)}")
+
+
+COMMAND = Command(
+    "nightly", "run a matrix of models, kernels and versions of llama.cpp, and compare the nights", build_parser, run
+)

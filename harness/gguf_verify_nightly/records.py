@@ -1,0 +1,164 @@
+"""The records of a night. A night makes them, the history keeps them, and comparisons and reports only read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from gguf_verify.backend_results import GraphReport
+from gguf_verify.results import Report
+from gguf_verify.support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
+
+#: Stands for the kernel in the keys of cells that judge llama.cpp's graph on one of its devices.
+BACKEND = "backend"
+
+
+class Outcome(StrEnum):
+    """How a cell ended. Only `VERIFIED` is a pass; a `WAIVED` one, all of whose failures are waived, fails no night."""
+
+    VERIFIED = "verified"
+    WAIVED = "waived"
+    MISMATCH = "mismatch"
+    UNVERIFIED = "not everything verified"
+    BROKEN_OFF = "broken off"
+    MALFORMED = "malformed"
+    TIMED_OUT = "timed out"
+    CRASHED = "crashed"
+
+
+#: Exit codes of a night; the first outcome that occurs decides.
+_EXIT_CODES = {
+    Outcome.MISMATCH: EXIT_MISMATCH, Outcome.CRASHED: EXIT_ENVIRONMENT, Outcome.TIMED_OUT: EXIT_ENVIRONMENT,
+    Outcome.BROKEN_OFF: EXIT_ENVIRONMENT, Outcome.MALFORMED: EXIT_MALFORMED, Outcome.UNVERIFIED: EXIT_UNVERIFIED,
+}  # fmt: skip
+
+
+class Key(NamedTuple):
+    """Which cell of the matrix. Cells of two nights with equal keys are compared with each other.
+
+    Args:
+        model: the file's name without its folder, unique in a configuration.
+        type: the type that its matrices were quantized to for this cell; "" for the file as it is.
+        kernel, host: as `--kernel` and `--host` take them; or `BACKEND` and a device, as `--device` takes it.
+        prompt: its name in the configuration.
+        variant: the name of the llama.cpp in the configuration.
+    """
+
+    model: str
+    type: str
+    kernel: str
+    host: str
+    prompt: str
+    variant: str
+
+    def __str__(self) -> str:
+        return " · ".join(part for part in self if part)
+
+
+@dataclass(frozen=True)
+class Measure:
+    """The worst of one side in one rung.
+
+    Args:
+        rung: the rung's name; "graph" where nodes of a graph were judged.
+        who: the side's name, as the run's report has it: "kernel", "llama.cpp" or "llama.cpp as …"; of a graph the
+            operation.
+        utilisation: |y - o| / bound; an output at or below 1 is right.
+        score: |y - o| / spread; None if the rung has none.
+        where: tensor, row, block and token, as text.
+        of_kernel: the side is the kernel's, not llama.cpp's; of a graph, the device that was asked for computed it.
+    """
+
+    rung: str
+    who: str
+    utilisation: float
+    score: float | None
+    where: str
+    of_kernel: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the matrix.
+
+    Args:
+        key: which run.
+        outcome: how it ended.
+        reason: one line that says what is wrong, or why the run ended in this way; "" if it is verified.
+        exit_code: of the run; None if the run was killed.
+        seconds: wall time of the run.
+        rung_seconds: rung → seconds.
+        versions: name → version, such as "llama-cpp-python", "llama.cpp", "gguf-verify", "CuPy" and "NVRTC".
+        host: where the kernel or the graph ran, in one line.
+        measures: worst utilisation and score of each side in each rung.
+        figures: measured numbers that are not judged, such as KL divergences: name → number.
+        gemms: tensor → worst utilisation of the kernel in the layers rung; only in a night that is read by itself.
+        report: the run's report, if it is kept; only in a night that is read with its reports. None of a graph.
+        graph: likewise, the report of a graph's run.
+        opened: files that the kernel opened → sha256, or "" where that is not known; only of a run that has just ended.
+    """
+
+    key: Key
+    outcome: Outcome
+    reason: str = ""
+    exit_code: int | None = None
+    seconds: float = 0.0
+    rung_seconds: Mapping[str, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    measures: tuple[Measure, ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+    gemms: Mapping[str, float] = field(default_factory=dict)
+    report: Report | None = None
+    graph: GraphReport | None = None
+    opened: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        return self.outcome is Outcome.VERIFIED
+
+    @property
+    def accepted(self) -> bool:
+        """Verified, or every failure is waived."""
+        return self.outcome in (Outcome.VERIFIED, Outcome.WAIVED)
+
+
+@dataclass(frozen=True)
+class Night:
+    """One run of the whole matrix.
+
+    Args:
+        number: 1, 2, … in its history.
+        started, finished: ISO 8601, UTC, to the second; `finished` is None while cells are missing.
+        config: the configuration's name.
+        planned: the keys of all cells of the matrix, in order.
+        cells: the recorded cells.
+        hardware: name → what the night ran on: CPU, cores, memory, GPU, operating system.
+        project: the project's version, with its commit if it is known.
+    """
+
+    number: int
+    started: str
+    finished: str | None
+    config: str
+    planned: tuple[Key, ...]
+    cells: Mapping[Key, Cell] = field(default_factory=dict)
+    hardware: Mapping[str, str] = field(default_factory=dict)
+    project: str = ""
+
+    @property
+    def missing(self) -> tuple[Key, ...]:
+        """Cells that are planned and not recorded."""
+        return tuple(key for key in self.planned if key not in self.cells)
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every planned cell is verified or waived; else 1 for a mismatch, 3 if a cell was broken off, crashed or
+        ran out of time, 4 for a malformed file, 5 if something is unverified or was not run."""
+        outcomes = {cell.outcome for cell in self.cells.values()}
+        for outcome, code in _EXIT_CODES.items():
+            if outcome in outcomes:
+                return code
+        return EXIT_UNVERIFIED if self.missing or not self.cells else EXIT_VERIFIED
