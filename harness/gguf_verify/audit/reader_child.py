@@ -8,6 +8,8 @@ import json
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 
@@ -30,9 +32,14 @@ _HELLO, _ANSWER = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Answer)
 
 
 class ReaderChild(Spawned):
-    """One reader's process, and the request that it is working on."""
+    """One reader's process, and the request that it is working on.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: of the reader.
+        build: the folder of the libraries that llama.cpp's reader loads; None: those of llama-cpp-python.
+    """
+
+    def __init__(self, name: str, build: Path | None = None) -> None:
         self.name = name
         self.version = ""
         self._timer: threading.Timer | None = None
@@ -43,8 +50,9 @@ class ReaderChild(Spawned):
         super().__init__(
             "gguf_verify.llama.reader_process",
             name,
+            *([] if build is None else [str(build)]),
             environment={"GGML_NO_BACKTRACE": "1"},
-            confined=confined(log=MAX_PRINTED),
+            confined=replace(confined(log=MAX_PRINTED), shown=() if build is None else (build,)),
         )
 
     @property

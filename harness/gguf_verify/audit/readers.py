@@ -48,11 +48,17 @@ class Readers:
         time_limit: seconds for one file; a reader that takes longer counts as hung, and is stopped.
         memory: bytes that a reader may take for one file besides the file's size.
         names: of the readers, in order.
+        build: the folder of llama.cpp's libraries; None: those of llama-cpp-python.
     """
 
     def __init__(
-        self, time_limit: float = TIME_LIMIT, memory: int = MEMORY, names: Sequence[str] = READERS
-    ) -> None:  # fmt: skip
+        self,
+        time_limit: float = TIME_LIMIT,
+        memory: int = MEMORY,
+        names: Sequence[str] = READERS,
+        build: Path | None = None,
+    ) -> None:
+        self._build = build
         self._names = tuple(names)
         self._time_limit = time_limit
         self._memory = memory
@@ -159,7 +165,7 @@ class Readers:
                 if name in self._children and not self._children[name].alive:
                     self._children.pop(name).close()
                 if name not in self._children:
-                    self._children[name] = ReaderChild(name)
+                    self._children[name] = ReaderChild(name, self._build)
             children = tuple(self._children[name] for name in self._names)
         try:
             for child in children:

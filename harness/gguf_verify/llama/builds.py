@@ -48,7 +48,8 @@ class Build:
 
 
 def find(given: Path) -> Build | str:
-    """The build in a folder or below it, or the library that is given, or why there is none, in one line."""
+    """The build in a folder or below it, or the one library that is given or that the folder holds; or the reason why
+    there is none, in one line."""
     if ".so" in given.suffixes and given.is_file():
         return Build(given.resolve())
     if not given.is_dir():
@@ -64,7 +65,10 @@ def find(given: Path) -> Build | str:
         if any(re.fullmatch(r"libllama(\.[A-Za-z][\w.]*)?\.so(\.\d+)*", name) for name in files):
             folders.add(Path(folder))
     if not folders:
-        return f"{given} holds no libllama.so"
+        alone = [
+            path for path in given.glob("*.so") if path.is_file()
+        ]  # a package of Python bindings, such as xllamacpp
+        return Build(alone[0].resolve()) if len(alone) == 1 else f"{given} holds no libllama.so"
     if len(folders) > 1:
         shown = ", ".join(sorted(str(f.relative_to(given)) for f in folders)[:4])
         return f"{given} holds several builds of llama.cpp: give one of {shown}"

@@ -24,6 +24,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from ..processes.given import Taken, only_read
+from . import builds
 
 #: llama.cpp reads the data of files up to this size in bytes, so it notices a cut; of larger files only the header.
 MAX_WHOLE = 64 << 20
@@ -240,7 +241,10 @@ def main() -> None:
     """Serve requests until the parent ends."""
     only_read()
     _confine()
-    link = Connection(int(sys.argv[2]))
+    *build, handle = sys.argv[2:]
+    link = Connection(int(handle))
+    if build:
+        builds.choose(Path(build[0]))
     try:
         version, read = READERS[sys.argv[1]]()
     except Exception as error:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +17,7 @@ from gguf_verify.results import Options
 from gguf_verify.verification import verify
 from gguf_verify_graph.verification import verify_graph
 from tests.support.needs import later_llama
-from tests.support.tools import FIXTURES
+from tests.support.tools import FIXTURES, ROOT
 
 MODEL = FIXTURES / "tiny-Q4_0.gguf"
 pytestmark = pytest.mark.needs("later-llama")
@@ -41,8 +45,36 @@ def test_a_kernel_is_verified_against_it(library: str) -> None:
     assert report.rungs[0].checked["GEMMs"] == 7
 
 
-def test_one_library_stands_for_each(library: str) -> None:
-    build = find(Path(library))
+def test_llama_cpp_python_is_not_needed(library: str, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['llama_cpp'] = None\n")
+    command = [
+        sys.executable,
+        "-m",
+        "gguf_verify",
+        MODEL,
+        "--llama",
+        Path(library).parent,
+        "--probes",
+        "brief",
+        "-n",
+        "2",
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "harness")])}
+    done = subprocess.run(
+        [*command, "--probes", "brief", "-n", "2"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "4 of 4 rungs passed" in done.stdout
+
+
+@pytest.mark.parametrize("given", [Path, lambda library: Path(library).parent])
+def test_one_library_stands_for_each(library: str, given: Callable[[str], Path]) -> None:
+    build = find(given(library))
     assert isinstance(build, Build)
     assert {build.library(name) for name in ("llama", "ggml", "ggml-base", "ggml-cpu")} == {Path(library)}
     assert build.libraries() == [Path(library)]
