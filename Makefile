@@ -6,6 +6,7 @@ MODELS := fixtures/tiny-Q4_0.gguf fixtures/tiny-Q5_1.gguf
 # LOCKED=1 installs exactly the files of requirements/*.txt, checked by their digests: what CI does.
 LOCKED ?=
 INSTALLED := $(VENV)/.installed$(if $(LOCKED),-locked)
+LLAMA_INSTALLED := $(VENV)/.installed-llama$(if $(LOCKED),-locked)
 LOCKS := $(if $(LOCKED),$(wildcard requirements/*.txt))
 # More for pytest, as in `make test PYTEST_ARGS=--require=chromium`.
 PYTEST_ARGS ?=
@@ -33,8 +34,10 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST) | column -t -s: 2>/dev/null \
 	  || sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
 
-verify: setup ## verify the small models in fixtures/
-	@for model in $(MODELS); do $(BIN)/python scripts/verify_model.py $$model || exit $$?; echo; done
+verify: $(LLAMA_INSTALLED) ## verify the small models in fixtures/
+	@for model in $(MODELS); do $(BIN)/gguf-verify $$model || exit $$?; echo; done
+	@echo "Next: $(BIN)/gguf-verify MODEL.gguf           a model of your own"
+	@echo "      $(BIN)/gguf-verify new-kernel --help    a kernel of your own"
 
 test: lint ## lint, then test every type, rung, host and kernel
 	$(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
@@ -91,16 +94,24 @@ coverage: setup ## run the tests of `make test` and report which lines they run
 
 setup: $(INSTALLED) ## make .venv with everything that the other targets need; LOCKED=1: with the locked versions
 
-# llama-cpp-python compiles llama.cpp here, once: about four minutes on two cores
-$(INSTALLED): pyproject.toml $(LOCKS)
+# llama-cpp-python compiles llama.cpp here, once: some minutes on two cores. `make verify` needs nothing else.
+$(LLAMA_INSTALLED): pyproject.toml $(LOCKS)
 	@command -v $${CXX:-c++} >/dev/null || { echo "a C++ compiler is needed (c++, or set CXX)"; exit 3; }
 	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed")'
 	$(PYTHON) -m venv $(VENV)
 ifdef LOCKED
-	requirements/install $(BIN)/python test
+	requirements/install $(BIN)/python llama
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 else
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[llama,test]'
+	requirements/pip $(BIN)/python -e '.[llama]'
+endif
+	@touch $@
+
+$(INSTALLED): $(LLAMA_INSTALLED)
+ifdef LOCKED
+	requirements/install $(BIN)/python test
+else
+	requirements/pip $(BIN)/python -e '.[llama,test]'
 endif
 	@touch $@
 
