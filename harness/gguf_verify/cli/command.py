@@ -1,4 +1,4 @@
-"""What a command is, and the registry of all of them."""
+"""The record of a command, and the registry of all commands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..support.registry import members
 
 @dataclass(frozen=True)
 class Command:
-    """A command of `gguf-verify`: a module of this package that defines one such record. The module is called as the
-    command is, with `_` for `-`.
+    """A command of `gguf-verify`. Each module of this package defines one such record; the module has the command's
+    name, with `_` for `-`.
 
     Args:
-        name: as it is typed.
-        summary: one line, for the list of commands.
-        parser: makes the parser of its arguments.
-        run: takes its arguments and returns the exit code. Raises HarnessError.
+        name: the command as it is typed.
+        summary: one line for the list of commands.
+        parser: builds the argument parser.
+        run: takes the arguments and returns the exit code. Raises HarnessError.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Command:
 
 
 def commands() -> dict[str, Command]:
-    """Name → command, of all of them. Every module of this package is imported."""
+    """Return name → command for all commands. Imports every module of this package."""
     return {command.name: command for command in members(__package__ or "", Command)}
 
 
 def find(name: str) -> Command | None:
-    """The command of this name; None where there is none. No other command's module is imported."""
+    """Return the command of this name, or None. Imports no other command's module."""
     module = name.replace("-", "_")
     if not module.isidentifier() or find_spec(f"{__package__}.{module}") is None:
         return None

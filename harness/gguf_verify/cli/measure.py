@@ -1,11 +1,11 @@
-"""`gguf-verify measure mutation|naming|alarms|claims|bench|fuzz …`: what the verifier is worth, and what it costs."""
+"""`gguf-verify measure mutation|naming|alarms|claims|bench|fuzz …`: measure the verifier's quality and cost."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-# The measures share the cores among processes, with one thread each. NumPy's BLAS reads this when it is loaded.
+# The measures use several processes with one thread each. OpenBLAS reads this when NumPy loads it.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from ..measure.measure import all_measures, need_checkout
@@ -19,11 +19,13 @@ is out of date · 2 usage · 3 this machine cannot run the measure
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line of this command."""
+    """The parser of this command and its measures."""
     made: argparse.ArgumentParser = Parser(
-        prog="gguf-verify measure", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
+        prog="gguf-verify measure",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
         description="Measure the verifier itself. Measures need a checkout of the project.",
-    )  # fmt: skip
+    )
     commands = made.add_subparsers(dest="measure", required=True, metavar="MEASURE")
     for measure in all_measures():
         measure.add_to(commands)

@@ -282,10 +282,10 @@ def test_what_is_refused(builds: Builds, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ends = ("bisect", MODEL, "--good", first, "--bad", second, "--keep", tmp_path / "kept")
     for command, said in (
-        ((*ends, "--", "--device", "CUDA0"), "--device belongs before --"),
+        ((*ends, "--", "--device", "CUDA0"), "give --device before --"),
         ((*ends, "--", "--llama", first), "--llama is set for each build"),
         ((*ends, "--", "--json", tmp_path / "x.json"), "would be overwritten"),
-        ((*ends, "--", "--no-such"), "there is no option --no-such"),
+        ((*ends, "--", "--no-such"), "unknown option --no-such"),
         ((*ends, "--among", first), "is given twice"),
         ((*ends, "--among", tmp_path / "empty"), "holds no libllama.so"),
         ((*ends, "--among", "nowhere"), "neither a version such as 0.3.33 nor a folder"),

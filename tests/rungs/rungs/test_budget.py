@@ -197,7 +197,7 @@ def test_a_time_that_is_none_is_one_line(value: str, capsys: pytest.CaptureFixtu
 
 def test_it_is_not_for_identification(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(Q4_0), "--identify", "--budget", "1m"]) == 2
-    assert "--budget belong to rungs, not to --identify" in capsys.readouterr().err
+    assert "--budget apply to rungs, not to --identify" in capsys.readouterr().err
 
 
 # ---- the way through the tensors -------------------------------------------------------------------------------------
