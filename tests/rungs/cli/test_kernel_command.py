@@ -162,7 +162,7 @@ def test_no_certificate_and_no_case_is_made_of_drawn_data(tmp_path: Path) -> Non
     report = verify(SMALL, NUMPY, options=BRIEF)
     assert report
     assert report.verdict != "verified"
-    with pytest.raises(EnvironmentFault, match="no certificate is written of drawn data"):
+    with pytest.raises(EnvironmentFault, match="no certificate: the run used random data"):
         certify(report, None, None, ())
     with pytest.raises(UsageError, match="belong to a model, not to drawn data"):
         verify(SMALL, NUMPY, options=Options(save_case=str(tmp_path / "case"), progress=False))
