@@ -59,7 +59,7 @@ def _cost(run: Run, source: Model, gemm: Gemm) -> GemmCost | str:
     fmt, of_source = tensor.type.weights, original.type.weights
     for held, name in ((fmt, tensor.type.name), (of_source, original.type.name)):
         if held is None:
-            return f"type {name} is not supported"
+            return f"type {name} is not covered"
     assert fmt is not None
     assert of_source is not None
     m, n, k = gemm.shape
