@@ -1,4 +1,4 @@
-"""`gguf-verify nightly run|compare|status|pin …` and `scripts/nightly.py`: run the matrix, and look at its history."""
+"""`gguf-verify nightly run|compare|status|pin …` and `scripts/nightly.py`: run the matrix and show its history."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _EPILOG = """\
 exit codes
   run      0: every cell is verified
            1: a cell is a mismatch
-           3: a cell was broken off, crashed or ran out of time, or the night cannot run
+           3: a cell broke off, crashed or timed out, or the night cannot run
            4: a model file is malformed
            5: not everything could be verified
            128 + N: signal N interrupted the night; the same command resumes it
-  compare  0: no verified cell fails now, and none has vanished
-           1: a cell fails or has vanished; with --strict, also if utilisations drifted or cells became slower
+  compare  0: no cell that was verified fails or is missing now
+           1: a cell fails or is missing now; with --strict, also if utilisations drifted or cells became slower
            5: no cell could be compared
-  all      2: a mistake in the command line or the configuration, or there is no history
+  all      2: an error in the command line or the configuration, or no history
            3: the history cannot be used
            4: the history is damaged
 """
@@ -52,46 +52,56 @@ _RUN_EPILOG = f"A configuration with every key:\n\n{REFERENCE}"
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser: argparse.ArgumentParser = Parser(
-        prog="gguf-verify nightly", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
+        prog="gguf-verify nightly",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
         description="Run a matrix of models, kernels and variants of llama.cpp every night, and compare the nights.",
-    )  # fmt: skip
+    )
     parser.set_defaults(verbose=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="run|compare|status|pin")
     run_ = commands.add_parser(
-        "run", help="run the matrix, or the rest of it if the last night was interrupted", epilog=_RUN_EPILOG,
+        "run",
+        help="run the matrix, or resume an interrupted night",
+        epilog=_RUN_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     run_.add_argument("config", type=Path, metavar="CONFIG.toml")
     run_.add_argument(
-        "-j", "--jobs", type=int, metavar="N", help="how many cells run at the same time (default: the configuration's)"
+        "-j", "--jobs", type=int, metavar="N", help="number of cells to run at a time (default: the configuration's)"
     )
-    run_.add_argument("--new", action="store_true", help="begin a new night instead of resuming the last one")
+    run_.add_argument("--new", action="store_true", help="start a new night instead of resuming the last one")
     add_ray(run_, "run the cells")
     add_reports(run_, Kind.NIGHT)
-    compare_ = commands.add_parser("compare", help="show what is worse, better or gone since another night")
+    compare_ = commands.add_parser("compare", help="show what became worse, better or is missing since another night")
     _add_source(compare_)
     compare_.add_argument(
         "--old",
         metavar="N|NAME",
-        help="the earlier night: number or pinned name (default: the last finished)",
+        help="the earlier night, by number or pinned name (default: the last finished one)",
     )
     compare_.add_argument(
-        "--new", metavar="N|NAME", help="the later night: number or pinned name (default: the newest)"
+        "--new", metavar="N|NAME", help="the later night, by number or pinned name (default: the newest)"
     )
-    compare_.add_argument("--strict", action="store_true", help="exit code 1 also for drift and slower cells")
+    compare_.add_argument("--strict", action="store_true", help="give exit code 1 for drift and slower cells too")
     status = commands.add_parser("status", help="list the last nights")
     _add_source(status)
-    status.add_argument("-n", type=int, default=10, metavar="N", help="how many nights (default: %(default)s)")
+    status.add_argument("-n", type=int, default=10, metavar="N", help="number of nights (default: %(default)s)")
     pin = commands.add_parser("pin", help="give a night a name for --old and --new")
     pin.add_argument("name", metavar="NAME")
     _add_source(pin)
-    pin.add_argument("--night", type=int, metavar="N", help="its number (default: the last finished one)")
+    pin.add_argument("--night", type=int, metavar="N", help="the night's number (default: the last finished one)")
     return parser
 
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("config", type=Path, nargs="?", metavar="CONFIG.toml", help="use its history and its nights")
+    source.add_argument(
+        "config",
+        type=Path,
+        nargs="?",
+        metavar="CONFIG.toml",
+        help="use the history and the nights of this configuration",
+    )
     source.add_argument("--history", type=Path, metavar="FILE", help="use all nights of this history")
 
 
@@ -121,13 +131,13 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
-    """The comparison with `old`, or with the newest finished night of `earlier`; None if there is none."""
+    """Compare `new` with `old`, or with the newest finished night of `earlier`; None if there is none."""
     old = old or next((n for n in earlier if n.finished), None)
     return None if old is None or old.number == new.number else compare(earlier[:MOST_NIGHTS], old, new)
 
 
 def _source(args: argparse.Namespace) -> tuple[History, str | None]:
-    """The history, and the name of the configuration whose nights to use; None for all."""
+    """Return the history, and the name of the configuration whose nights to use (None for all)."""
     if args.history is not None:
         return History(args.history, make=False), None
     config = read_config(args.config)
@@ -140,7 +150,7 @@ def _compare(args: argparse.Namespace) -> int:
         nights = history.nights(config=config)
         new = nights[0] if args.new is None and nights else _named(history, args.new)
         if new is None:
-            return print_lines("the history has no night", exit_code=EXIT_UNVERIFIED)
+            return print_lines("the history is empty", exit_code=EXIT_UNVERIFIED)
         earlier = [n for n in nights if n.number < new.number and n.config == new.config]
         found = _compared(earlier, new, _named(history, args.old))
     if found is None:
@@ -150,7 +160,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _named(history: History, name: str | None) -> Night | None:
-    """A night by number or pinned name. Raises UsageError."""
+    """Return a night by number or pinned name. Raises UsageError."""
     if name is None:
         return None
     if name.isascii() and name.isdigit() and len(name) < 10:
@@ -158,7 +168,7 @@ def _named(history: History, name: str | None) -> Night | None:
     number = history.pinned(name)
     if number is None:
         known = ", ".join(f"{printable(k, 64)} ({n})" for k, n in history.pins().items()) or "none"
-        raise UsageError(f"no night is called {printable(name, 64)}; pinned are: {known}")
+        raise UsageError(f"no night is called {printable(name, 64)}; pinned names: {known}")
     return history.night(number)
 
 

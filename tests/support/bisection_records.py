@@ -24,7 +24,7 @@ def seen(utilisation: float = 0.25, **fields: Any) -> Seen:
 def bisection(**fields: Any) -> Bisection:
     """Five builds, the third of which is the first bad one; the fourth was known before."""
     turned = Turned(
-        node=wrong_node(), before="right", words="ROPE on CUDA0 was judged in b1, and right: 12 nodes",
+        node=wrong_node(), before="right", words="ROPE on CUDA0 passed in b1: 12 nodes",
         was=seen(), became=seen(math.inf, nodes=3, wrong=1),
     )  # fmt: skip
     usual: dict[str, Any] = {

@@ -201,7 +201,7 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
     folder.joinpath("nested.npy").write_bytes(whole[:10] + b"(" * (header - 11) + b"\n" + whole[header:])
     return {
         "text": (folder / "text.npy", "cannot read"), "empty": (folder / "empty.npy", "cannot read"),
-        "short": (folder / "short.npy", "ends before its data do"), "header": (folder / "header.npy", "cannot read"),
+        "short": (folder / "short.npy", "before the end of its data"), "header": (folder / "header.npy", "cannot read"),
         "huge": (folder / "huge.npy", "shape|cannot read"), "version": (folder / "version.npy", "cannot read"),
         "endless": (folder / "endless.npy", "cannot read"), "nested": (folder / "nested.npy", "cannot read"),
         "negative": (folder / "negative.npy", "shape"),
@@ -211,7 +211,7 @@ def _foreign(folder: Path) -> dict[str, tuple[Path, str]]:
         "flat": (_written(folder, "l", np.zeros(M * N, np.float32)), "shape"),
         "transposed": (_written(folder, "t", np.zeros((N + 1, M), np.float32)), "shape"),
         "tokens": (_written(folder, "m", np.zeros((M + 1, N), np.float32)), "x has 5 tokens, y has 6"),
-        "fatal": (folder / "fatal.npy", "no type of numbers"),  # NumPy divides by zero where it parses it
+        "fatal": (folder / "fatal.npy", "not a number type"),  # NumPy divides by zero where it parses it
         "folder": (folder, "is not a file"), "nothing": (folder / "none.npy", "no file"),
     }  # fmt: skip
 

@@ -98,13 +98,13 @@ GOOD = 'reason = "r"\nuntil = 2027-01-31\n'
         ),
         (f'[[waiver]]\nkernel = "k"\n{GOOD}', "would waive everything"),
         (f'[[waiver]]\nfinding = "GGUF-107"\nrung = "layers"\n{GOOD}', "has no kernel, rung or fault"),
-        (f'[[waiver]]\ntensr = "t"\n{GOOD}', r"waiver\[0\]\.tensr: this key is not known; there are: reason"),
+        (f'[[waiver]]\ntensr = "t"\n{GOOD}', r"waiver\[0\]\.tensr: unknown key; known keys: reason"),
         (f"[[waiver]]\ntensor = 3\n{GOOD}", r"waiver\[0\]\.tensor: must be a string"),
         (f'[waiver]\ntensor = "t"\n{GOOD}', "waiver: must be a list"),
-        ("[[waivers]]", "waivers: this key is not known; there are: waiver"),
-        ("\x1b[31m", "this is not TOML"),
+        ("[[waivers]]", "waivers: unknown key; known keys: waiver"),
+        ("\x1b[31m", "not valid TOML"),
         ("[[waiver]]\n" * 1001, "at most 1,000"),
-        ("x = " + "[" * 100_000, "this is not TOML"),
+        ("x = " + "[" * 100_000, "not valid TOML"),
     ],
 )
 def test_a_mistake_is_one_line(tmp_path: Path, text: str, words: str) -> None:

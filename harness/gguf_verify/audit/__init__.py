@@ -1,6 +1,6 @@
-"""audit: checks a GGUF file by itself, so that every byte of it is owned, explained and judged.
+"""Audits: check a GGUF file, so that every byte is owned, explained and judged.
 
-This room may import `llama`, `hosts`, `gguf`, `formats`, `results` and `support`.
+This package may import `llama`, `hosts`, `gguf`, `formats`, `results` and `support`.
 """
 
 from __future__ import annotations

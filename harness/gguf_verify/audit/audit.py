@@ -1,4 +1,4 @@
-"""The audit of one model: its layout, its content, what other readers see, and its source where one is given."""
+"""The audit of one model: its layout, its content, other readers' views of it, and its source if one is given."""
 
 from __future__ import annotations
 
@@ -40,38 +40,42 @@ if TYPE_CHECKING:
 
 
 def audit(
-    path: Path | Address | str, options: AuditOptions | None = None, command: str = "", child: Child | None = None,
+    path: Path | Address | str,
+    options: AuditOptions | None = None,
+    command: str = "",
+    child: Child | None = None,
     elsewhere: Elsewhere | None = None,
-) -> Audit:  # fmt: skip
-    """Audit a GGUF file, or all parts of a split model. Of a remote one (hf://, https://, http://) the headers are
-    read, and a sample of its blocks.
+) -> Audit:
+    """Audit a GGUF file, or all parts of a split model.
 
-    The result also holds why a file was refused, and what this machine could not check.
+    Of a remote file (hf://, https://, http://), only the headers and a sample of its blocks are read.
+
+    The result also says why a file was refused, and what this machine could not check.
 
     Args:
         child: a llama.cpp process that was started ahead.
-        elsewhere: who scans the tensors of a file of this machine, and compares them with the source; None: llama.cpp's
-            process here.
+        elsewhere: scans the tensors of a local file and compares them with the source; None: llama.cpp's process here
+            does.
 
     Raises:
         MalformedFile: the source is refused.
-        UsageError: the options select nothing, or there is no such file or source.
+        UsageError: the options select nothing, or the file or source does not exist.
         EnvironmentFault: the file or the source cannot be read here, or a server does not serve it.
     """
     start = time.perf_counter()
     options = options or AuditOptions()
     where = located(path) if isinstance(path, str) else path
     if isinstance(where, Address) and options.source:
-        raise UsageError("--source compares every block, and of a remote file a sample is read: download it first")
+        raise UsageError("--source compares every block, but a remote file is only sampled: download it first")
     known = () if options.waivers is None else read_waivers(options.waivers)
     with ExitStack() as stack:
         stack.enter_context(sandboxed(options.sandbox))
-        # the pool is left last: what runs in it ends when the files and the readers are closed
+        # Entered first, so left last: its tasks end only when the files and the readers are closed.
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        missing = why_missing() if options.llama else "it was not asked"
+        missing = why_missing() if options.llama else "it is turned off"
         remote, path = None, where
         if isinstance(where, Address):
-            from .remote import Remote  # late: a file of this machine needs no client
+            from .remote import Remote  # imported late: local files need no client
 
             remote = stack.enter_context(Remote(where, options.time_limit, options.progress, options.redirects))
             path = remote.open()
@@ -81,7 +85,7 @@ def audit(
             names = READERS[: 1 if missing else None]
             readers = stack.enter_context(Readers(min(TIME_LIMIT, options.time_limit), names=names))
         if missing and options.source:
-            raise EnvironmentFault("--source compares with what llama.cpp makes of it, and " + _without(missing))
+            raise EnvironmentFault("--source needs llama.cpp, but " + _without(missing))
         try:
             model = stack.enter_context(open_model(path))
             if remote is not None:
@@ -92,13 +96,13 @@ def audit(
             source = stack.enter_context(open_source(options.source, model)) if options.source else None
             if child is None and remote is not None:
                 child = Child(options.verbose, missing is None)
-                stack.callback(child.close)  # the server may break off before anybody asks it
+                stack.callback(child.close)  # closed here if the server fails before the child is used
             result = _readable(model, source, options, readers, pool, child, remote, elsewhere)
     if missing:
         why = _without(missing)
-        result.left_out += [("llama.cpp", f"{why}: its decoding of the blocks was not compared")]
+        result.left_out += [("llama.cpp", f"{why}: blocks were not compared with its decoding")]
         if options.readers:
-            result.left_out += [("llama.cpp's reader", f"{why}: what it sees in the file was not compared")]
+            result.left_out += [("llama.cpp's reader", f"{why}: its view of the file was not compared")]
         if options.llama and result.refused is None:
             result.unverified += [("every tensor", why)]
     result.strict = options.strict
@@ -109,7 +113,7 @@ def audit(
 
 
 def _waive(result: Audit, waivers: Sequence[Waiver], day: date) -> None:
-    """Waive findings that count; that a file is refused is never waived."""
+    """Apply waivers to the findings that count; a file's refusal is never waived."""
     mine = [w for w in waivers if w.of_audit(result.path.name)]
     counts, waived = [0] * len(mine), set()
     for f in result.findings:
@@ -126,12 +130,12 @@ def _waive(result: Audit, waivers: Sequence[Waiver], day: date) -> None:
 
 
 def _without(missing: str) -> str:
-    """Why llama.cpp takes no part, for a sentence."""
-    return "llama.cpp was not asked" if missing == "it was not asked" else f"llama.cpp is not installed ({INSTALL})"
+    """Say why llama.cpp is not used, for use in a sentence."""
+    return "llama.cpp is turned off" if missing == "it is turned off" else f"llama.cpp is not installed ({INSTALL})"
 
 
 def _refused(path: Path | Address, error: RefusedFile, readers: Readers | None) -> Audit:
-    """The audit of a refused file, which may be a later part of the model that was named."""
+    """Return the audit of a refused file, which may be a later part of the requested model."""
     start = time.perf_counter()
     with parse(error.path, error.finding.part) as file:
         took = time.perf_counter() - start
@@ -153,7 +157,7 @@ def _refused(path: Path | Address, error: RefusedFile, readers: Readers | None) 
 
 
 def coverage(file: GgufFile) -> tuple[Finding, ...]:
-    """A finding for bytes that belong to no field, or to two. That is a fault of the parser, never of the file."""
+    """Return a finding for bytes that belong to no field, or to two: a fault of the parser, never of the file."""
     found = []
     for at, start in file.byte_map.breaks(file.size):
         what = "two fields" if start < at else "no field"
@@ -163,9 +167,15 @@ def coverage(file: GgufFile) -> tuple[Finding, ...]:
 
 
 def _readable(
-    model: Model, source: Source | None, options: AuditOptions, readers: Readers | None, pool: ThreadPoolExecutor,
-    child: Child | None, remote: Remote | None = None, elsewhere: Elsewhere | None = None,
-) -> Audit:  # fmt: skip
+    model: Model,
+    source: Source | None,
+    options: AuditOptions,
+    readers: Readers | None,
+    pool: ThreadPoolExecutor,
+    child: Child | None,
+    remote: Remote | None = None,
+    elsewhere: Elsewhere | None = None,
+) -> Audit:
     tensors = select(model, options.tensor)
     sampled = remote.sample(model, tensors, options.seed) if remote is not None else None
     importance = read_importance(options.imatrix) if options.imatrix else None
@@ -173,10 +183,15 @@ def _readable(
     readings = pool.submit(lambda: readers.read_model(model) if readers else ())
     where = model.path if remote is None else remote.address
     header = AuditHeader(
-        file=str(where), size=model.size, sha256=None, architecture=model.architecture, threads=options.threads,
+        file=str(where),
+        size=model.size,
+        sha256=None,
+        architecture=model.architecture,
+        threads=options.threads,
         source=str(source.path) if source else None,
-        imatrix=str(importance.path) if importance else None, imatrix_sha256=importance.sha256 if importance else None,
-    )  # fmt: skip
+        imatrix=str(importance.path) if importance else None,
+        imatrix_sha256=importance.sha256 if importance else None,
+    )
     sample = sampled.sample if sampled is not None else None
     result = Audit(where, model.parts, header, n_tensors=len(model.tensors), sample=sample)
     ours = (*model.findings, *check_consistency(model), *(f for part in model.parts for f in coverage(part)))
@@ -186,9 +201,11 @@ def _readable(
             versions = llama.versions() if isinstance(llama, Llama) else None
             if versions is not None:
                 result.header = replace(
-                    header, llama_cpp_python=versions["llama_cpp_python"], llama_cpp=versions["llama_cpp"],
+                    header,
+                    llama_cpp_python=versions["llama_cpp_python"],
+                    llama_cpp=versions["llama_cpp"],
                     ggml=versions["ggml"],
-                )  # fmt: skip
+                )
             examined = Examination(model, llama, options.threads, options.progress, sampled)
             if elsewhere is not None and remote is None:
                 known = Examined(model, source, importance, versions, digests.result if digests else model.sha256)
@@ -219,12 +236,12 @@ def _readable(
         )
     result.findings = _sorted(ours)
     if any(of.changed for of in (model, source) if of is not None):
-        result.changed, result.fault = True, "a file was changed while it was read, so the findings may be wrong"
+        result.changed, result.fault = True, "a file changed while it was read, so the findings may be wrong"
     return result
 
 
 def select(model: Model, pattern: str | None) -> list[Tensor]:
-    """Tensors whose name matches. Raises UsageError where the pattern selects none."""
+    """Return the tensors whose names match. Raises UsageError if none does."""
     chosen = [t for name, t in model.tensors.items() if pattern is None or re.search(pattern, name)]
     if pattern is not None and not chosen:
         raise UsageError(f"no tensor matches {pattern!r}")

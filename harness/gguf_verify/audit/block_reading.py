@@ -1,4 +1,4 @@
-"""What our decode makes of the bytes of one block: fields, scales, codes by their bits, and values."""
+"""Our decoding of one block: fields, scales, codes by their bits, and values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _COVERED = FORMATS | ACTIVATION_FORMATS
 
 @dataclass(frozen=True)
 class FieldBytes:
-    """A field of this block.
+    """A field of a block.
 
     Args:
         field: its description.
-        start: byte in the block; the field ends before `stop`.
+        start, stop: byte range in the block, half-open.
         offset: absolute byte offset in the file.
         raw: its bytes.
         values: its items: halves as floats, everything else as integers.
@@ -38,12 +38,12 @@ class FieldBytes:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of every code: what one field holds of them, since codes may be put together from several.
+    """One part of every code: the bits that one field holds. A code may be composed of several parts.
 
     Args:
-        name: the field it stands in; of an element "sign", "exponent" or "mantissa".
-        high, low: the bits of the code that it is.
-        values: of each value in order.
+        name: the field that holds it; for an element "sign", "exponent" or "mantissa".
+        high, low: its range of bits in the code.
+        values: the part of each value's code, in order.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass
 class Reading:
-    """What our decode makes of the bytes; nothing by default. See `XRay`."""
+    """Our decoding of some bytes; empty by default. See `XRay` for the fields."""
 
     rule: str = ""
     fields: tuple[FieldBytes, ...] = ()
@@ -71,12 +71,12 @@ class Reading:
 
 
 def read_block(kind: str, content: bytes, offset: int = 0) -> Reading:
-    """What our decode makes of a block's bytes, or of a window of elements; nothing for a type that it does not cover.
+    """Decode a block, or a window of elements; the result is empty for an unsupported type.
 
     Args:
         kind: name of the type.
-        content: the whole block, or whole elements; ValueError otherwise.
-        offset: where it stands in the file.
+        content: the whole block, or whole elements; otherwise ValueError is raised.
+        offset: its absolute byte offset in the file.
     """
     fmt = _COVERED.get(kind)
     if fmt is not None:
@@ -86,7 +86,7 @@ def read_block(kind: str, content: bytes, offset: int = 0) -> Reading:
     if kind not in ELEMENTS:
         return Reading()
     if not content or len(content) * 8 % (8 * ELEMENTS[kind].block_bytes):
-        raise ValueError(f"{len(content)} bytes are no elements of {kind}")
+        raise ValueError(f"{len(content)} bytes are not whole elements of {kind}")
     return _of_elements(kind, content, offset)
 
 
@@ -103,10 +103,19 @@ def _of_block(fmt: BlockFormat, content: bytes, offset: int) -> Reading:
     computed = f"-{fmt.offset}·d" if fmt.offset else ""
     items, sources = _sources(fields, fmt.block_size)
     return Reading(
-        fmt.rule, fields, scale, minimum, "stored" if fmt.has_min else computed,
-        tuple(fmt.codes(raw)[0].tolist()), _parts(fields, fmt.block_size), items, sources, values,
-        tuple(scales) if fmt.groups > 1 else (), tuple(minima) if fmt.groups > 1 and has_min else (),
-    )  # fmt: skip
+        fmt.rule,
+        fields,
+        scale,
+        minimum,
+        "stored" if fmt.has_min else computed,
+        tuple(fmt.codes(raw)[0].tolist()),
+        _parts(fields, fmt.block_size),
+        items,
+        sources,
+        values,
+        tuple(scales) if fmt.groups > 1 else (),
+        tuple(minima) if fmt.groups > 1 and has_min else (),
+    )
 
 
 def _of_elements(kind: str, content: bytes, offset: int) -> Reading:
@@ -125,9 +134,14 @@ def _of_elements(kind: str, content: bytes, offset: int) -> Reading:
     size = field.item_bits // 8
     sources = tuple(f"byte {offset + i * size}" for i in range(n))
     return Reading(
-        f"x is {field.doc}", tuple(_fields([field], content, offset)), codes=codes, parts=tuple(parts), items=codes,
-        sources=sources, values=values,
-    )  # fmt: skip
+        f"x is {field.doc}",
+        tuple(_fields([field], content, offset)),
+        codes=codes,
+        parts=tuple(parts),
+        items=codes,
+        sources=sources,
+        values=values,
+    )
 
 
 def _fields(fields: Sequence[Field], content: bytes, offset: int) -> list[FieldBytes]:
@@ -142,12 +156,12 @@ def _fields(fields: Sequence[Field], content: bytes, offset: int) -> list[FieldB
 
 
 def _items(field: FieldBytes) -> list[int]:
-    """The items' bits as integers."""
+    """Return the items' bits as integers."""
     return [int(v) for v in np.frombuffer(field.raw, f"<u{field.field.item_bits // 8}")]
 
 
 def _parts(fields: Sequence[FieldBytes], n: int) -> tuple[Part, ...]:
-    """The codes by the fields that their bits stand in, high bits first."""
+    """Split the codes by the fields that hold their bits, high bits first."""
     parts = []
     for field in fields:
         pieces = [p for p in field.field.pieces() if p.name == "x" and p.index is not None]
@@ -163,7 +177,8 @@ def _parts(fields: Sequence[FieldBytes], n: int) -> tuple[Part, ...]:
 
 
 def _sources(fields: Sequence[FieldBytes], n: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """For each value the item with the low bits of its code, and where its code's bits stand; empty without codes."""
+    """Return, for each value, the item with its code's low bits, and a description of the code's bits; empty without
+    codes."""
     found: list[list[tuple[int, int, str]]] = [[] for _ in range(n)]
     for field in fields:
         items = _items(field)
@@ -179,7 +194,7 @@ def _sources(fields: Sequence[FieldBytes], n: int) -> tuple[tuple[int, ...], tup
 
 
 def _bits_of(field: Field, piece: Piece) -> str:
-    """Such as `qs[3] bits 7…4`."""
+    """Describe a piece, such as `qs[3] bits 7…4`."""
     item = f"{field.name}[{piece.item}]" if field.count > 1 else field.name
     if piece.width == field.item_bits:
         return item

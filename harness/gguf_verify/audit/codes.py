@@ -1,14 +1,16 @@
 """Codes that a tensor never uses although llama.cpp's quantizer would.
 
-How often llama.cpp uses a code is not assumed but measured: it quantizes random weights of several distributions. Of
-B0 blocks of one of them, the share k/B0 holds code c. By Hoeffding's inequality the probability P that a block holds it
-is at least L = k/B0 - sqrt(ln(1/α)/(2·B0)), except with probability α; the least L of all distributions counts. If the
-B blocks of a tensor are independent, all of them lack c with probability (1 - P)^B at most, and the code is reported as
-unused where (1 - L)^B < α. Codes that llama.cpp never uses (-128 of Q8_0), or rarely, have L ≤ 0 and are never missed.
+The usual frequency of each code is measured: llama.cpp quantizes random weights of several distributions. In a
+distribution with B0 blocks, a share k/B0 of them contains code c. By Hoeffding's inequality, the probability P that a
+block contains c is at least L = k/B0 - sqrt(ln(1/α)/(2·B0)), except with probability α; the smallest L over all
+distributions is used. If the B blocks of a tensor are independent, none of them contains c with probability at most
+(1 - P)^B, and the code is reported as unused if (1 - L)^B < α. Codes that llama.cpp never uses (-128 of Q8_0), or
+rarely, have L ≤ 0 and are never reported.
 
-A tensor that was quantized from quantized values lacks codes too, since each of its blocks holds few different values:
-16 where they came from four bits. That is reported where none of `DESCRIBED` blocks holds as many different codes as
-half of llama.cpp's blocks do, whatever the weights (chance: 2^-DESCRIBED), while the tensor as a whole uses more.
+A tensor quantized from already quantized values lacks codes too, because each of its blocks contains few different
+values: 16 if they came from four bits. This is reported if none of `DESCRIBED` blocks contains as many different codes
+as the median block of llama.cpp does for any weights (probability by chance: 2^-DESCRIBED), while the tensor as a whole
+uses more.
 """
 
 from __future__ import annotations
@@ -25,17 +27,17 @@ from ..llama import Llama, LlamaRefused
 from ..support.text import quoted
 from .content import DESCRIBED, Content, codes_by_side, finding_at
 
-#: α, for each code of each tensor: less than once in 10^12 files of 100 tensors and 256 codes.
+#: α for each code of each tensor: less than one false report in 10^12 files of 100 tensors and 256 codes.
 _ALPHA = 1e-17
-#: Values of a distribution: fewer where blocks are superblocks, which hold most codes, and some of which llama.cpp
-#: quantizes slowly. And of the first look, whether llama.cpp uses a code at all.
+#: Number of values per distribution; smaller for superblocks, which contain most codes, and which llama.cpp quantizes
+#: slowly for some types. `_FIRST_LOOK` values tell which codes llama.cpp uses at all.
 _VALUES, _OF_SUPERBLOCKS, _FIRST_LOOK, _COLUMNS = 1 << 18, 1 << 16, 1 << 14, 256
 _MOST_NAMED = 6
 
-if TYPE_CHECKING:  # NumPy imports its generators when they are first named
+if TYPE_CHECKING:  # naming a generator makes NumPy import all of them
     Draw = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
 
-#: Weights from bounded ones to ones with outliers.
+#: Distributions of weights, from bounded ones to ones with outliers.
 _WEIGHTS: tuple[Draw, ...] = (
     lambda rng, shape: rng.standard_normal(shape),
     lambda rng, shape: rng.uniform(-1, 1, shape),
@@ -45,8 +47,11 @@ _WEIGHTS: tuple[Draw, ...] = (
 
 
 def unused_codes(contents: Sequence[Content], llama: Llama) -> Iterator[Finding]:
-    """A finding for each type of which tensors lack codes. Tensors with codes on one side of zero alone are skipped:
-    that is a finding by itself. Raises EnvironmentFault."""
+    """Yield a finding for each type with tensors that lack codes.
+
+    Tensors with codes on one side of zero only are skipped, because they get a finding of their own. Raises
+    EnvironmentFault.
+    """
     by_type: dict[BlockFormat, list[Content]] = {}
     for content in contents:
         fmt, scan = content.tensor.type.format, content.scan
@@ -64,7 +69,7 @@ def unused_codes(contents: Sequence[Content], llama: Llama) -> Iterator[Finding]
 
 
 def _missing(content: Content, fmt: BlockFormat) -> npt.NDArray[np.bool_]:
-    """bool[2^bits]: the codes that do not occur."""
+    """Return bool[2^bits]: the codes that do not occur."""
     assert content.scan is not None
     return np.asarray(content.scan.codes[: 1 << fmt.bits] == 0)
 
@@ -80,7 +85,7 @@ class _Used:
         self._usual = 0.0
 
     def missed(self, content: Content, missing: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Those of the missing codes that llama.cpp would have used."""
+        """Return the missing codes that llama.cpp would have used."""
         assert content.scan is not None
         if not (missing & self._ever).any():
             return missing & False
@@ -94,19 +99,19 @@ class _Used:
         return np.asarray(missing & (n * np.log1p(-least) < np.log(_ALPHA)))
 
     def few_values(self, content: Content) -> bool:
-        """Whether the blocks of a tensor hold so few different codes that they were made of quantized values."""
+        """Whether the blocks contain so few different codes that the tensor was quantized from quantized values."""
         if content.different is None or content.scan is None:
             return False
         used = int((content.scan.codes > 0).sum())
         return content.scan.blocks >= DESCRIBED and content.different < min(self._usual, used)
 
     def _blocks(self, draw: Draw, values: int) -> npt.NDArray[np.bool_]:
-        """bool[blocks, 2^bits]: which codes each of llama.cpp's blocks holds."""
+        """Return bool[blocks, 2^bits]: the codes that each of llama.cpp's blocks contains."""
         fmt, low = self._fmt, self._fmt.low
         x = draw(np.random.default_rng(0), (values // _COLUMNS, _COLUMNS)).astype(np.float32)
         try:
             made = self._llama.quantize(fmt.type_id, x)
-        except LlamaRefused:  # it makes the type with an importance matrix alone
+        except LlamaRefused:  # it makes this type only with an importance matrix
             made = self._llama.quantize(fmt.type_id, x, np.ones(_COLUMNS, np.float32))
         codes = np.asarray(fmt.codes(made.reshape(-1, fmt.block_bytes))).reshape(-1, fmt.block_size)
         held = np.zeros((len(codes), 1 << fmt.bits), np.bool_)
@@ -117,7 +122,7 @@ class _Used:
 def _finding(
     fmt: BlockFormat, found: Sequence[tuple[Content, npt.NDArray[np.bool_]]], n_judged: int, used: _Used
 ) -> Finding:
-    """One finding for all tensors of a type that lack codes."""
+    """Make one finding for all tensors of a type that lack codes."""
     first, codes = found[0]
     name = quoted(first.tensor.name)
     if len(found) == 1:
@@ -137,6 +142,6 @@ def _finding(
     if again := [content.different for content, _ in found if used.few_values(content)]:
         what += (
             f"; {len(again):,} of {len(found):,} hold at most {max(filter(None, again))} different codes in a block of "
-            f"{fmt.block_size}, as values do that had been quantized before"
+            f"{fmt.block_size}, as tensors quantized from quantized values do"
         )
     return finding_at(first, 0, "codes-unused", "the codes that llama.cpp's quantizer uses for random weights", what)

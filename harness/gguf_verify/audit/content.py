@@ -1,8 +1,8 @@
-"""What the tensors hold: every block decoded by us and by llama.cpp in one pass, compared and tallied.
+"""Content of tensors: every block decoded by us and by llama.cpp in one pass, compared and counted.
 
-`kernels/emulator/scan.hpp` does it with the `unpack` and `value` of `kernels/formats/`, which the kernels decode with.
-The descriptions in `gguf_verify.formats` decode a hundred times slower: they are compared with llama.cpp on some blocks
-of each tensor, and in the tests on every code and scale.
+`kernels/emulator/scan.hpp` does this with `unpack` and `value` of `kernels/formats/`, which the kernels decode with.
+The format descriptions in `gguf_verify.formats` decode a hundred times slower: they are compared with llama.cpp on some
+blocks of each tensor, and in the tests on every code and scale.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from .fingerprint import patterns_of
 Floats = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
-#: Blocks of a tensor that NumPy decodes as well, after the format's description.
+#: Number of blocks per tensor that NumPy decodes as well, from the format's description.
 DESCRIBED = 64
-#: Types of which every value is valid.
+#: Types in which every value is valid.
 INTEGERS = ("I8", "I16", "I32", "I64")
-#: Types → held while their scanners are compiled.
+#: Type name → lock held while its scanner is compiled.
 _COMPILING: dict[str, threading.Lock] = {}
 
 
 @dataclass(frozen=True)
 class BadBlock:
-    """A block that a finding is about.
+    """A block with a finding.
 
     Args:
-        row, block: its place in the tensor. In a type without blocks, `block` is the number of the value.
+        row, block: its place in the tensor. In a type without blocks, `block` is the index of the value.
         what: what is wrong, in words.
-        got, expected: our value and llama.cpp's, where they differ.
+        got, expected: our value and llama.cpp's, if they differ.
         culprit: who is at fault.
     """
 
@@ -61,15 +61,15 @@ class BadBlock:
 
 @dataclass(frozen=True)
 class Content:
-    """What is known of one tensor's content.
+    """Results of scanning one tensor.
 
     Args:
-        tensor: which one.
-        scan: the counts; None where there is nothing to judge (integers, an empty tensor) or nothing can be judged.
+        tensor: the tensor.
+        scan: the counts; None if there is nothing to judge (integers, an empty tensor) or nothing can be judged.
         unverified: why nothing can be judged, or "".
-        described: numbers of the sampled blocks that `gguf_verify.formats` decodes differently from llama.cpp.
+        described: indices of the sampled blocks that `gguf_verify.formats` decodes differently from llama.cpp.
         bad: the first blocks that are not finite, and the first that are decoded differently.
-        different: how many different codes a sampled block holds at most; None where that was not looked at.
+        different: the largest number of different codes in a sampled block; None if not counted.
     """
 
     tensor: Tensor
@@ -81,17 +81,17 @@ class Content:
 
     @property
     def differing(self) -> list[int]:
-        """Numbers of the first blocks that are decoded differently from llama.cpp."""
+        """Indices of the first blocks that are decoded differently from llama.cpp."""
         return sorted({*(self.scan.first_differing if self.scan else ()), *self.described})
 
     @property
     def n_differing(self) -> int:
-        """How many such blocks there are, at least."""
+        """Lower bound of the number of such blocks."""
         return max(self.scan.differing if self.scan else 0, len(self.differing))
 
 
 def scanner_options(kind: TensorType) -> list[str]:
-    """What the compiler is told of a type that is scanned."""
+    """Return the compiler options for the scanner of a type."""
     fmt = kind.format
     if fmt is None:
         element = ELEMENTS[kind.name]
@@ -102,15 +102,15 @@ def scanner_options(kind: TensorType) -> list[str]:
 
 
 def scanner(kind: TensorType) -> bytes:
-    """The scanner compiled for a type: a shared library. Where a thread compiles it already, that is waited for. Raises
+    """Compile the scanner of a type, a shared library; waits if another thread is compiling it. Raises
     EnvironmentFault."""
     with _COMPILING.setdefault(kind.name, threading.Lock()):
         return sound_library(kernel_root(), '#include "emulator/scan.hpp"\n', scanner_options(kind))
 
 
 def compile_scanners(tensors: Sequence[Tensor], wanted: Callable[[], bool]) -> None:
-    """Compile what `contents` needs for these tensors, as long as it is wanted, for those who will ask for it: they are
-    told what does not compile."""
+    """Compile the scanners for these tensors ahead of `contents`, as long as `wanted` is true. Errors are ignored here:
+    they are raised when the scanner is used."""
 
     def one(kind: TensorType) -> None:
         if wanted():
@@ -130,7 +130,7 @@ def contents(
 ) -> Generator[Content]:
     """Scan tensors in llama.cpp's process, in order.
 
-    Raises EnvironmentFault where llama.cpp dies or nothing compiles, LlamaRefused where the file was changed.
+    Raises EnvironmentFault if llama.cpp dies or a scanner does not compile, LlamaRefused if the file changed.
     """
     scanners: dict[str, ScannerOf] = {}
     scanned = [t for t in tensors if _to_scan(t)]
@@ -151,7 +151,7 @@ def contents(
 
 
 def _unscanned(left: deque[Tensor]) -> Iterator[Content]:
-    """The contents of the tensors before the next one that is scanned."""
+    """Yield the contents of tensors up to the next one that is scanned."""
     while left and not _to_scan(left[0]):
         tensor = left.popleft()
         harmless = not tensor.nbytes or tensor.type.name in INTEGERS
@@ -176,14 +176,17 @@ def _content(tensor: Tensor, found: Scanned, differs: Indices) -> Content:
     return replace(content, bad=(not_finite, differing))
 
 
-#: Indices of blocks, and the most different codes of a block.
+#: Indices of blocks, and the largest number of different codes in a block.
 _Described = tuple[Indices, int | None]
 _NOT_DESCRIBED: _Described = (np.empty(0, np.int64), None)
 
 
 def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[_Described]:
-    """For each tensor the indices of the sampled blocks that NumPy, after the format's description, decodes differently
-    from llama.cpp, and the most different codes that one of them holds. All blocks of a type are decoded together."""
+    """Decode the sampled blocks by the formats' descriptions, all blocks of a type together.
+
+    Returns for each tensor the indices of blocks that differ from llama.cpp's decoding, and the largest number of
+    different codes in a block.
+    """
     out = [_NOT_DESCRIBED] * len(tensors)
     for fmt in {t.type.name: t.type.format for t in tensors}.values():
         if fmt is None:
@@ -204,12 +207,12 @@ def _described(tensors: Sequence[Tensor], scanned: Sequence[Scanned]) -> list[_D
 
 
 def _unequal(ours: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
-    """Which bits differ. Any NaN equals any other NaN."""
+    """Compare bits. Any NaN equals any other NaN."""
     return np.asarray((ours.view(np.uint32) != theirs.view(np.uint32)) & ~(np.isnan(ours) & np.isnan(theirs)))
 
 
 def content_findings(content: Content) -> Iterator[Finding]:
-    """What a scan found wrong: one finding for each rule, with the first block that it is about."""
+    """Yield one finding for each rule that a scan found broken, at the first such block."""
     tensor, scan = content.tensor, content.scan
     if scan is None:
         return
@@ -235,13 +238,13 @@ def content_findings(content: Content) -> Iterator[Finding]:
         yield finding_at(content, scan.first_subnormal, "scale-subnormal", "scales that are normal numbers", found)
 
 
-#: Codes that are not zero from which their signs are judged. Were the signs of weights independent, and one of them as
-#: rare as 1 %, all of so many would have the same with a probability of 0.99^4096, less than 1e-17.
+#: Least number of nonzero codes for judging their signs. If the signs of weights were independent and one of them as
+#: rare as 1 %, all of these would have the same sign with probability 0.99^4096, less than 1e-17.
 _SIGNED_CODES = 4096
 
 
 def codes_by_side(content: Content) -> tuple[int, int]:
-    """How many codes of a quantized tensor without minima lie below and above the one that means zero."""
+    """Count the codes below and above the one that means zero, in a quantized tensor without minima."""
     fmt, scan = content.tensor.type.format, content.scan
     assert fmt is not None
     assert scan is not None
@@ -250,10 +253,10 @@ def codes_by_side(content: Content) -> tuple[int, int]:
 
 
 def sign_findings(contents: Sequence[Content]) -> Iterator[Finding]:
-    """Tensors whose weights all have one sign: a finding each, or one of the type where all of its tensors are so.
+    """Yield a finding for each tensor whose weights all have one sign; one for a type if all its tensors are like that.
 
-    Judged are types without a minimum, whose weights are d·(code - offset). The scale's sign is one for a block,
-    so codes of both sides are weights of both signs.
+    Only types without a minimum are judged, whose weights are d·(code - offset). A block has one scale with one sign,
+    so codes on both sides are weights of both signs.
     """
     by_type: dict[str, list[tuple[Content, bool]]] = {}
     for content in contents:
@@ -261,22 +264,22 @@ def sign_findings(contents: Sequence[Content]) -> Iterator[Finding]:
         if fmt is None or scan is None or fmt.has_min:
             continue
         below, above = codes_by_side(content)
-        # codes of blocks whose scale is zero stand for nothing, whatever they are
+        # codes of blocks with a scale of zero mean nothing
         if below + above - scan.zero_scales * fmt.block_size >= _SIGNED_CODES:
             by_type.setdefault(fmt.name, []).append((content, not below or not above))
     for name, judged in by_type.items():
         wrong = [content for content, one_sided in judged if one_sided]
         if len(wrong) == len(judged) > 1:
-            found = f"all {len(judged)} tensors of {name} have codes on one side of zero alone"
+            found = f"all {len(judged)} tensors of {name} have codes on only one side of zero"
             yield finding_at(wrong[0], 0, "signs-lost", "codes of both signs", found)
             continue
         for content in wrong:
-            found = f"{quoted(content.tensor.name)} ({name}) has codes on one side of zero alone"
+            found = f"{quoted(content.tensor.name)} ({name}) has codes on only one side of zero"
             yield finding_at(content, 0, "one-sided", "codes of both signs", found)
 
 
 def _raw_block(tensor: Tensor, number: int) -> tuple[int, int, npt.NDArray[np.uint8]]:
-    """Row, block and uint8[1, block_bytes]."""
+    """Return row, block and uint8[1, block_bytes]."""
     row, block = divmod(number, tensor.blocks_per_row)
     return row, block, np.array(tensor.blocks(row, row + 1)[:, block])
 
@@ -305,9 +308,7 @@ def _differing(tensor: Tensor, number: int, theirs: Floats) -> BadBlock:
         ours = fmt.decode(raw)[0] if fmt else decode_elements(tensor.type.name, raw[0])
     unequal = _unequal(ours, theirs)
     if not unequal.any():
-        words = (
-            "the header in kernels/formats decodes it otherwise than llama.cpp's to_float; the Python decoder does not"
-        )
+        words = "the header in kernels/formats decodes it differently from llama.cpp; the Python decoder does not"
         return BadBlock(row, block, words, culprit="verifier")
     i = int(np.argmax(unequal))
     what = f"value {i} decodes differently from llama.cpp's to_float"
@@ -323,7 +324,7 @@ def _place(tensor: Tensor, bad: BadBlock) -> str:
 
 
 def finding_at(content: Content, number: int, slug: str, expected: str, found: str) -> Finding:
-    """A finding of a tensor whose place is the block of this number."""
+    """Make a finding at the block of this index."""
     tensor = content.tensor
     row, block = divmod(number, tensor.blocks_per_row)
     start = tensor.block_offset(row, block)

@@ -1,10 +1,10 @@
-"""Matrices that are copies of others of the file, byte for byte: a converter that wrote one of them twice.
+"""Matrices that are byte-for-byte copies of others in the file: a converter wrote one of them twice.
 
-Tensors whose scans found the same figures are compared. Some copies are intended:
+Tensors are compared if their scans found the same figures. Some copies are intended:
 
-- Vectors and biases, and what holds one value, may be the same in many layers.
-- Matrices of the vocabulary serve as the embeddings, the output and those of layers that predict further tokens.
-- A layer may be repeated as a whole, as merges do that make a model deeper, or layers that share their weights.
+- Vectors, biases and tensors of one value may be equal in many layers.
+- Vocabulary matrices serve as the embeddings, the output and those of layers that predict further tokens.
+- A whole layer may be repeated, in merges that make a model deeper, or in layers that share their weights.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ..support.text import quoted
 from .content import Content, finding_at
 from .zeros import is_constant, is_vocabulary, is_weights
 
-#: Smaller matrices may be the same by chance, or by their first values.
+#: Smaller matrices may be equal by chance or by initialization.
 _LEAST_BYTES = 1 << 10
 _PIECE = 1 << 24
 
 
 def copy_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding]:
-    """A finding for each matrix that is a copy of one before it."""
+    """Yield a finding for each matrix that is a copy of an earlier one."""
     if model.metadata.get("general.type") == "imatrix":
         return
     known: dict[Hashable, list[Tensor]] = {}
@@ -49,7 +49,7 @@ def copy_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding
 
 
 def _figures(content: Content) -> Hashable | None:
-    """What copies have in common; None for a tensor that is allowed to be a copy."""
+    """Return a key that copies share; None for a tensor that may be a copy."""
     tensor, scan = content.tensor, content.scan
     if scan is None or tensor.nbytes < _LEAST_BYTES or not is_weights(tensor) or is_constant(content):
         return None
@@ -60,21 +60,19 @@ def _figures(content: Content) -> Hashable | None:
 
 
 def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors of a size have the same bytes."""
+    """Whether two tensors of equal size have the same bytes."""
     mine, theirs = one.raw, other.raw
-    return all(
-        (mine[at : at + _PIECE] == theirs[at : at + _PIECE]).all() for at in range(0, len(mine), _PIECE)
-    )  # fmt: skip
+    return all((mine[at : at + _PIECE] == theirs[at : at + _PIECE]).all() for at in range(0, len(mine), _PIECE))
 
 
 def _layer(tensor: Tensor) -> int:
-    """-1 of a tensor that is in none."""
+    """Return the tensor's layer; -1 if it is in none."""
     match = BLOCK.match(tensor.name)
     return int(match[1]) if match else -1
 
 
 def _repeated_layers(contents: Sequence[Content], copies: Sequence[tuple[Content, Tensor]]) -> set[tuple[int, int]]:
-    """Pairs of a layer and an earlier one of which it is a copy in all matrices."""
+    """Return the pairs of a layer and an earlier one of which all its matrices are copies."""
     matrices: dict[int, set[str]] = {}
     for content in contents:
         if _figures(content) is not None:

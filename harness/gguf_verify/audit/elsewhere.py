@@ -1,4 +1,4 @@
-"""Who examines tensors in place of this process: what they are told, and what they are asked."""
+"""Interface for examining tensors outside this process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .sources import Source
 
 @dataclass(frozen=True)
 class Examined:
-    """What is examined, as this process has it open.
+    """The open files to examine.
 
     Args:
         model: the file.
-        source: what it was quantized from, if that is compared.
-        importance: the importance matrix for that, if there is one.
-        versions: see `Llama.versions`; None where llama.cpp takes no part.
-        digests: of the model's parts; the first call may take long.
+        source: the source to compare it with, or None.
+        importance: the importance matrix for that comparison, or None.
+        versions: see `Llama.versions`; None if llama.cpp is not used.
+        digests: returns the digests of the model's parts; the first call may take long.
     """
 
     model: Model
@@ -35,26 +35,26 @@ class Examined:
 
 
 class Examiners(Protocol):
-    """Those who examine tensors. Results come in the tensors' order.
+    """Examines tensors. Results come in the tensors' order.
 
-    Both raise EnvironmentFault, LlamaRefused and MalformedFile, after all that came before it in that order.
+    Both methods raise EnvironmentFault, LlamaRefused and MalformedFile, after all results before it in that order.
     """
 
     def contents(self, tensors: Sequence[Tensor], on_bytes: Callable[[int], object]) -> Generator[Content]:
-        """As `content.contents`."""
+        """Like `content.contents`."""
         ...
 
     def comparisons(self, tensors: Sequence[Tensor]) -> Generator[Comparison]:
-        """With the source, as `source.compare`."""
+        """Compare with the source, like `source.compare`."""
         ...
 
 
-#: Who examines what is open; they may, as long as the block lasts.
+#: Opens examiners for the open files; they are usable inside the block.
 Elsewhere = Callable[[Examined], AbstractContextManager[Examiners]]
 
 
 def runs_of(tensors: Sequence[Tensor], n: int) -> Iterator[tuple[Tensor, ...]]:
-    """Consecutive tensors together, so many that each run but the last has more than the n-th part of all bytes."""
+    """Group consecutive tensors: each group but the last has more than 1/n of all bytes."""
     some, nbytes, most = list[Tensor](), 0, sum(t.nbytes for t in tensors) // n
     for i, tensor in enumerate(tensors, 1):
         some.append(tensor)

@@ -1,4 +1,4 @@
-"""The part of an audit that needs llama.cpp's process: every block scanned, and compared with a source."""
+"""The part of an audit that needs llama.cpp's process: scanning every block, and comparing with a source."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .zeros import zero_findings
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-#: The contents of tensors, in order; told of bytes that are done.
+#: Yields the contents of tensors in order; calls the second argument with the number of bytes done.
 Scanning = Callable[[Sequence[Tensor], Callable[[int], object]], Generator[Content]]
 
 
 class Examination:
-    """The part of an audit that needs llama.cpp's process. Where a fault ends it, the fault and all results stay."""
+    """The part of an audit that needs llama.cpp's process. A fault that ends it is kept, with all results so far."""
 
     def __init__(
         self, model: Model, llama: Llama | WithoutLlama, threads: int, progress: bool, sampled: Sampled | None = None
@@ -47,22 +47,25 @@ class Examination:
         self.comparisons: list[Comparison] = []
         self.findings: list[Finding] = []
         self.unverified: list[tuple[str, str]] = []
-        #: Who scans and compares; None: this process of llama.cpp's.
+        #: Scans and compares instead of llama.cpp's process here, unless None.
         self.examiners: Examiners | None = None
         self.fault: str | None = None
-        #: Who is at fault for that.
+        #: Culprit of `fault`.
         self.culprit: Culprit = "environment"
 
     def read(
-        self, tensors: Sequence[Tensor], told: Callable[[Content], object] = lambda _content: None,
-        parts: Iterable[Sequence[Tensor]] | None = None, scan: Scanning | None = None,
-    ) -> None:  # fmt: skip
-        """Scan every tensor, or what was drawn of them.
+        self,
+        tensors: Sequence[Tensor],
+        told: Callable[[Content], object] = lambda _content: None,
+        parts: Iterable[Sequence[Tensor]] | None = None,
+        scan: Scanning | None = None,
+    ) -> None:
+        """Scan every tensor, or the sample of them.
 
         Args:
-            told: gets what is known of each tensor as it comes.
-            parts: the tensors in parts, which are scanned one after the other; it may end before all of them.
-            scan: who scans a part; None: the examiners, or llama.cpp's process.
+            told: called with the result for each tensor.
+            parts: the tensors in groups, to scan one after the other; it may end early.
+            scan: scans a group; None: the examiners, or llama.cpp's process.
         """
         if scan is None and self.examiners is not None:
             scan = self.examiners.contents
@@ -109,7 +112,7 @@ class Examination:
             next_one()
 
     def compare(self, tensors: Sequence[Tensor], source: Source, importance: Importance | None = None) -> None:
-        """Compare every tensor with its source, quantized with the importance matrix, if there is one."""
+        """Compare every tensor with its source, quantized with the importance matrix if there is one."""
         if self.fault or not isinstance(self.llama, Llama):
             return
         llama = self.llama
@@ -133,7 +136,7 @@ class Examination:
         self.findings += comparison_findings(self.comparisons, self.model, source)
 
     def fingerprints(self) -> tuple[Fingerprint, ...]:
-        """One for each covered type that the model holds."""
+        """Return one fingerprint for each supported type in the model."""
         by_type: dict[BlockFormat, list[Scan]] = {fmt: [] for fmt in FORMATS.values()}
         for content in self.contents:
             fmt = content.tensor.type.format
@@ -143,7 +146,7 @@ class Examination:
 
     @contextmanager
     def _bar(self, what: str, tensors: Sequence[Tensor]) -> Iterator[tqdm[Any]]:
-        """A progress bar in bytes. A fault that ends the work inside it is kept."""
+        """Show a progress bar in bytes. A fault that ends the work inside is kept."""
         with progress_bar(what, sum(t.nbytes for t in tensors), "B", self.progress) as bar:
             try:
                 yield bar

@@ -1,10 +1,10 @@
-"""Whether a tensor that was not made of its source was made of other rows of it, or of another tensor.
+"""Search for the rows or the tensor that a wrong tensor was really made from.
 
-Converters exchange tensors of one shape (gate and up), and permute rows for a rotary embedding twice or by the wrong
-number of heads. A row of the file is the quantized form of that row of the source from which it is nearest, if it is
-nearer than `_NEAR` of the row's own length: types of one bit leave some 0.3 of the squares, and rows that have nothing
-to do with each other are at twice the length. Some rows are looked up among all rows, which names the fault; where the
-whole order can be found, llama.cpp quantizes the source's rows in that order, which proves it.
+Converters exchange tensors of one shape (gate and up), and permute rows for a rotary embedding twice or with the wrong
+number of heads. A row of the file is taken for the quantization of the nearest row of the source if its squared
+distance is below `_NEAR` of that row's squared length: types of one bit leave about 0.3, and unrelated rows are at
+about 2. Some rows are searched among all rows, which identifies the fault. If the whole order can be found, llama.cpp
+quantizes the source's rows in that order, which proves it.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from ..support.text import quoted
 
 Floats = npt.NDArray[np.float32]
 Order = npt.NDArray[np.int64]
-#: What llama.cpp makes of an origin, compared with the tensor.
+#: Quantizes an origin by llama.cpp and compares the result with the tensor.
 Remake = Callable[[Origin], Requantized]
 
-#: Squared distance over the squared length of a source's row, below which a row was made of it.
+#: Limit of the squared distance over the squared length of the source's row, for a row to count as made from it.
 _NEAR = 0.5
-#: Rows that are looked up: from the first differing one on, and evenly from all.
+#: Number of rows to search for: from the first differing one on, and evenly spaced.
 _FROM_FIRST, _EVENLY = 8, 24
-#: Columns that rows are compared in, and rows of a tensor whose whole order is looked up.
+#: Number of columns to compare rows in, and of rows in a tensor up to which the whole order is searched.
 _COLUMNS, _MOST_ROWS = 256, 8192
-#: Rows that are decoded together.
+#: Rows decoded at a time.
 _CHUNK = 4096
-#: Share of the rows that do not fit their own place which must fit another one.
+#: Fraction of the misplaced rows that must match another place.
 _SHARE = 0.9
 _NAMED = 3
 
 
 def exchanged(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Origin], remake: Remake) -> str:
-    """What a tensor was made of instead of its own rows of the source, in words; "" where that is not found.
+    """Describe what a tensor was made from instead of its own source rows; "" if not found.
 
     Args:
-        first: the row of the first block that is not as it should be.
-        others: tensors of the source of its shape; its own comes first.
+        first: row of the first wrong block.
+        others: tensors of the source with this shape; the tensor's own comes first.
     """
     others = [o for o in others if o.type.name in FLOAT_TYPES or o.type.format is not None]
-    with np.errstate(all="ignore"):  # values need not be finite; what is not, is near nothing
+    with np.errstate(all="ignore"):  # values may not be finite; those are near nothing
         return _found(tensor, fmt, first, others, remake)
 
 
 def _found(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Origin], remake: Remake) -> str:
-    """As `exchanged`, of tensors that are decoded here."""
+    """Implement `exchanged`, for tensors that can be decoded here."""
     picked = np.unique([*range(first, min(first + _FROM_FIRST, tensor.n_rows)), *evenly(tensor.n_rows, _EVENLY)])
     columns = np.asarray(evenly(tensor.k, _COLUMNS))
     rows = _decoded(tensor, fmt, picked, columns)
@@ -61,14 +61,17 @@ def _found(tensor: Tensor, fmt: BlockFormat, first: int, others: Sequence[Origin
         near = _near(rows, _picked(other, picked, columns))
         if near.size and near.mean() >= _SHARE:
             proven = not remake(other).differing
-            return f"is{', byte for byte,' if proven else ''} what llama.cpp makes of the source's {quoted(other.name)}"
+            return (
+                f"is{', byte for byte,' if proven else ''} llama.cpp's quantization of the source's "
+                f"{quoted(other.name)}"
+            )
     return _other_rows(tensor, fmt, others[:1], picked, columns, rows, remake)
 
 
 def _other_rows(
     tensor: Tensor, fmt: BlockFormat, own: Sequence[Origin], picked: Order, columns: Order, rows: Floats, remake: Remake
-) -> str:  # fmt: skip
-    """Likewise of the rows of its own tensor of the source in another order."""
+) -> str:
+    """Search for the rows of the tensor's own source in another order."""
     if not own or tensor.n_rows < 2:
         return ""
     (origin,) = own
@@ -83,47 +86,49 @@ def _other_rows(
         pairs = [(r, int(s)) for r, s in enumerate(order) if r != s]
         before = order if origin.order is None else origin.order[order]
         if not remake(replace(origin, order=before)).differing:
-            what = "is, byte for byte, what llama.cpp makes of the source's rows in another order"
+            what = "is, byte for byte, llama.cpp's quantization of the source's rows in another order"
         what += f" ({len(pairs):,} of {tensor.n_rows:,} moved)"
     said = [f"row {r} is the source's row {s}" for r, s in pairs[:_NAMED]]
     return f"{what}: {', '.join(said)}{' …' if len(pairs) > _NAMED else ''}"
 
 
 def _whole_order(tensor: Tensor, fmt: BlockFormat, origin: Origin, columns: Order) -> Order:
-    """For each row the source's nearest, or its own where none is near."""
+    """Return for each row the nearest row of the source, or the row itself if none is near."""
     every = np.arange(tensor.n_rows)
-    order = np.concatenate([
-        _nearest(_decoded(tensor, fmt, every[at : at + _CHUNK], columns), origin, columns)
-        for at in range(0, tensor.n_rows, _CHUNK)
-    ])  # fmt: skip
+    order = np.concatenate(
+        [
+            _nearest(_decoded(tensor, fmt, every[at : at + _CHUNK], columns), origin, columns)
+            for at in range(0, tensor.n_rows, _CHUNK)
+        ]
+    )
     return np.where(order < 0, every, order)
 
 
 def _decoded(tensor: Tensor, fmt: BlockFormat, picked: Order, columns: Order) -> Floats:
-    """float32[rows, columns] of the tensor."""
+    """Decode rows of the tensor, float32[rows, columns]."""
     raw = np.concatenate([tensor.blocks(int(r), int(r) + 1) for r in picked])
     values = np.asarray(fmt.decode(raw.reshape(-1, fmt.block_bytes)), np.float32)
     return np.nan_to_num(values.reshape(len(picked), -1)[:, columns])
 
 
 def _picked(origin: Origin, picked: Order, columns: Order) -> Floats:
-    """float32[rows, columns] of the source."""
+    """Return rows of the source, float32[rows, columns]."""
     return np.concatenate([origin.rows(int(r), int(r) + 1)[:, columns] for r in picked])
 
 
 def _near_each(rows: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
-    """Which rows are near the source's in the same place; a row of zeros is near none."""
+    """Whether each row is near the source's row at the same place; a row of zeros is near none."""
     length = (theirs.astype(np.float64) ** 2).sum(axis=1)
     return np.asarray(((rows.astype(np.float64) - theirs) ** 2).sum(axis=1) < _NEAR * length)
 
 
 def _near(rows: Floats, theirs: Floats) -> npt.NDArray[np.bool_]:
-    """Likewise, of the rows that hold anything."""
+    """The same, only for rows that are not all zeros."""
     return _near_each(rows, theirs)[rows.any(axis=1)]
 
 
 def _nearest(rows: Floats, origin: Origin, columns: Order) -> Order:
-    """For each row the nearest one of the source, -1 where none is near."""
+    """Return for each row the nearest row of the source, -1 if none is near."""
     best = np.full(len(rows), np.inf)
     found = np.full(len(rows), -1, np.int64)
     own = (rows.astype(np.float64) ** 2).sum(axis=1)

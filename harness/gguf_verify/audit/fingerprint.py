@@ -1,14 +1,15 @@
-"""The producer's fingerprint: what the codes of a tensor's blocks say about the quantizer that wrote them.
+"""The producer's fingerprint: what the codes in a tensor's blocks say about the quantizer that wrote them.
 
-A pattern says which codes a block with d ≠ 0 contains. It follows from how a quantizer chooses the scale. The share of
-blocks that fit is measured, and nothing else is concluded: a pattern that every block fits does not prove the producer;
-a pattern that many blocks do not fit excludes it.
+A pattern says which codes a block with d ≠ 0 contains; it follows from the quantizer's choice of the scale. The share
+of matching blocks is measured, and nothing else is concluded: a pattern that all blocks match does not prove the
+producer; a pattern that many blocks do not match excludes it.
 
 Sources: ggml/src/ggml-quants.c of llama.cpp v0.5.0. `quantize_row_*_ref`: the scale is the signed extreme over
 -2^(bits-1), which gives that value code 0 (Q4_0, Q5_0); (max - min) over 2^bits - 1, which gives both ends a code
 (Q4_1, Q5_1); max|x| over 127 (Q8_0, with an importance matrix too). `make_qx_quants`, with an importance matrix, tries
-scales around the signed extreme over -2^(bits-1), between which the extreme has code 0 or 1. `make_qkx3_quants` does so
-around (max - min) over 2^bits - 1: the greatest value has one of the two highest codes (measured, 8,192 blocks each).
+scales around the signed extreme over -2^(bits-1), between which the extreme has code 0 or 1. `make_qkx3_quants` tries
+scales around (max - min) over 2^bits - 1: the largest value has one of the two highest codes (measured, 8,192 blocks
+each).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from ..llama import Scan
 
 @dataclass(frozen=True)
 class Pattern:
-    """A pattern of the codes of a block.
+    """A pattern in the codes of a block.
 
     Args:
-        producer: whose blocks fit it.
+        producer: the quantizer whose blocks match it.
         text: the pattern in words.
-        all, any, none: masks of the codes of which all, at least one and none occur. Bit c is code c; of signed bytes
+        all, any, none: masks of the codes of which all, at least one, and none occur. Bit c is code c; for signed bytes
             bit 0 is -128, bit 1 is -127, bit 2 is 127 and bit 3 is any other.
     """
 
@@ -51,7 +52,7 @@ def _codes(*codes: int) -> int:
 
 
 def patterns_of(fmt: BlockFormat) -> tuple[Pattern, ...]:
-    """The patterns that are known for a format, the narrowest producer first. None is known for superblocks."""
+    """Return the known patterns of a format, the narrowest first. None are known for superblocks."""
     if not fmt.legacy:
         return ()
     top = (1 << fmt.bits) - 1
@@ -75,12 +76,12 @@ def patterns_of(fmt: BlockFormat) -> tuple[Pattern, ...]:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Which patterns the blocks of one type fit.
+    """The patterns that the blocks of one type match.
 
     Args:
         type: name of the type.
-        blocks: how many have d ≠ 0.
-        obeying: pairs of a pattern and how many blocks fit it.
+        blocks: number of blocks with d ≠ 0.
+        obeying: pairs of a pattern and the number of blocks that match it.
     """
 
     type: str
@@ -89,12 +90,12 @@ class Fingerprint:
 
     @property
     def consistent(self) -> Pattern | None:
-        """The first pattern that every block fits; None where there is none, or no block."""
+        """The first pattern that every block matches; None if there is none, or no block."""
         return next((pattern for pattern, n in self.obeying if self.blocks and n == self.blocks), None)
 
 
 def fingerprint(fmt: BlockFormat, scans: Sequence[Scan]) -> Fingerprint:
-    """The fingerprint of the tensors of one type, which were scanned with the masks of `patterns_of`."""
+    """Compute the fingerprint of the tensors of one type, which were scanned with the masks of `patterns_of`."""
     patterns = patterns_of(fmt)
     totals = [sum(scan.obeying[i] for scan in scans) for i in range(len(patterns))]
     return Fingerprint(

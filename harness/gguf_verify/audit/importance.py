@@ -1,15 +1,15 @@
-"""Importance matrices: how much the quantizer is told to care about each column of each tensor.
+"""Importance matrices: the weight of each column of each tensor in llama.cpp's quantization.
 
 Files of llama-imatrix, read as llama.cpp's quantize reads them (tools/quantize/quantize.cpp, `load_imatrix`, and
-common/imatrix-loader.cpp; commit 0a32c5e, of which v0.5.0 has the same rules):
+common/imatrix-loader.cpp; commit 0a32c5e; v0.5.0 has the same rules):
 
 - GGUF: tensors `NAME.in_sum2`, float32[experts, K] of sums of squared activations, and `NAME.counts`, float32[experts].
-  The importance is sum / round(count) for each expert; 1 where the count is zero.
-- The older format (.dat), little-endian: int32 number of entries; of each int32 length of the name, name, int32 calls,
-  int32 number of values, float32 values. The importance is value / calls, or the value where there were none. Later
-  entries of a name replace earlier ones. What follows them (chunks, data set) is not needed.
+  The importance is sum / round(count) for each expert; 1 if the count is zero.
+- The older format (.dat), little-endian: int32 number of entries; for each entry int32 length of the name, name, int32
+  calls, int32 number of values, float32 values. The importance is value / calls, or the value if calls is zero. Later
+  entries of a name replace earlier ones. The data after the entries (chunks, data set) is not needed.
 
-Nothing of a file is believed: every length is compared with the bytes that are left before anything is read.
+Files are untrusted: every length is compared with the remaining bytes before anything is read.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from ..support.text import printable, quoted
 Floats = npt.NDArray[np.float32]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
-#: Entries of a file: more than any model has tensors.
+#: Limit of entries in a file: more than any model has tensors.
 MAX_ENTRIES = 1 << 17
-#: Bytes of a name: ggml keeps 63.
+#: Limit of a name in bytes: ggml keeps 63.
 MAX_NAME = 1 << 10
 _I32 = struct.Struct("<i")
 
@@ -53,10 +53,10 @@ class Importance:
     entries: Mapping[str, Floats]
 
     def of(self, tensor: Tensor) -> Floats | None:
-        """float32[matrices, K] for a tensor; None where the file has no entry for it, with which llama.cpp quantizes
-        without importance.
+        """Return float32[matrices, K] for a tensor; None if the file has no entry for it, in which case llama.cpp
+        quantizes without importance.
 
-        Raises ValueError where the entry has another size: llama.cpp refuses that, but for the embedding.
+        Raises ValueError if the entry has another size: llama.cpp rejects that, except for the embedding.
         """
         entry = self.entries.get(tensor.name)
         if entry is None:
@@ -70,7 +70,7 @@ class Importance:
 
 
 def read_importance(path: Path) -> Importance:
-    """Read a file of either format. Raises MalformedFile, in one line."""
+    """Read a file of either format. Raises MalformedFile with one line."""
     mapped = Mapped(path)
     try:
         gguf = mapped.size >= 4 and mapped.read()[:4].tobytes() == b"GGUF"
@@ -107,7 +107,7 @@ def _of_gguf(path: Path, model: Model) -> dict[str, Floats]:
         if not len(n) or not len(values) or len(values) % len(n):
             raise _malformed(path, f"{quoted(name)} has {len(values):,} sums for {len(n):,} counts")
         if not np.isfinite(n).all() or (np.abs(n) > 2.0**62).any():
-            raise _malformed(path, f"a count of {quoted(name)} is no number of tokens")
+            raise _malformed(path, f"a count of {quoted(name)} is not a valid number of tokens")
         rounded = np.trunc(n.astype(np.float64) + np.copysign(0.5, n)).astype(np.float32)[:, None]  # lround
         of_experts = values.astype(np.float32).reshape(len(n), -1)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

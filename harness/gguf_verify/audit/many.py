@@ -1,4 +1,4 @@
-"""Audits of several files: which they are, and what they come to together."""
+"""Audits of several files: finding the files, and the combined result."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from ..support.errors import (
 from ..support.text import printable
 from .record import Audit
 
-#: Exit codes from the worst on: that of several files is the first which one of them has.
+#: Exit codes from worst to best; that of several files is the worst of theirs.
 PRECEDENCE = (EXIT_MALFORMED, EXIT_MISMATCH, EXIT_ENVIRONMENT, EXIT_USAGE, EXIT_UNVERIFIED, EXIT_VERIFIED)
-#: Files that one command audits.
+#: Limit of files per command.
 MAX_FILES = 10_000
 
 
 @dataclass(frozen=True)
 class Unopened:
-    """A file that could not be audited at all, and why in one line."""
+    """A file that could not be audited at all, and the reason in one line."""
 
     path: Path | Address
     why: str
@@ -47,9 +47,9 @@ class Audits:
     """The audits of several files, in order.
 
     Args:
-        audits: one a file, or a split model.
-        seconds: how long all took.
-        command: the command that repeats them.
+        audits: one per file or split model.
+        seconds: total time.
+        command: the command line that repeats them.
     """
 
     audits: tuple[Audit | Unopened, ...]
@@ -59,31 +59,34 @@ class Audits:
 
     @property
     def exit_code(self) -> int:
-        """The worst of all, in the order of `PRECEDENCE`."""
+        """The worst exit code, in the order of `PRECEDENCE`."""
         codes = {a.exit_code for a in self.audits}
         return next((code for code in PRECEDENCE if code in codes), EXIT_VERIFIED)
 
     @property
     def verdicts(self) -> Counter[str]:
-        """How many files have each verdict."""
+        """Number of files by verdict."""
         return Counter(a.verdict for a in self.audits)
 
     @property
     def verdict(self) -> str:
-        """That of the worst file."""
+        """The verdict of the worst file."""
         code = self.exit_code
         words = Counter(a.verdict for a in self.audits if a.exit_code == code)
         return min(words, key=lambda word: (word == "clean", word != "warnings", word)) if words else "clean"
 
     @property
     def opened(self) -> tuple[Audit, ...]:
-        """Those of files that could be opened."""
+        """The audits of files that could be opened."""
         return tuple(a for a in self.audits if isinstance(a, Audit))
 
 
 def gguf_files(paths: Sequence[Path | Address]) -> list[Path | Address]:
-    """The files that are named, and every *.gguf in the folders that are named, each once; of a split model in a folder
-    the first part alone, if it is there. Raises UsageError where a folder holds none, or there are too many."""
+    """List the given files and every *.gguf in the given folders, each once.
+
+    Of a split model in a folder, only the first part is listed, if it is there. Raises UsageError if a folder holds no
+    such file, or there are too many.
+    """
     found: dict[Path | Address, Path | Address] = {}
     for path in paths:
         if isinstance(path, Address):
@@ -110,8 +113,8 @@ def _in_folder(folder: Path) -> Iterator[Path]:
 
 
 def audit_each(paths: Sequence[Path | Address], run: Callable[[Path | Address], Audit]) -> tuple[Audit | Unopened, ...]:
-    """Audit each file; one that cannot be opened keeps no other from being audited. Raises UsageError where none can be
-    audited for the same reason."""
+    """Audit each file; a file that cannot be opened does not stop the others. Raises UsageError if none can be audited
+    for the same reason."""
     done: list[Audit | Unopened] = []
     for path in paths:
         try:

@@ -1,24 +1,24 @@
-"""What can be known of a quantized tensor whose importance matrix is not at hand.
+"""Judgement of a quantized tensor whose importance matrix is unknown.
 
 llama.cpp quantizes with weights: it minimizes Σ w·(x - y)² over a block, where w > 0 grows with the importance of the
 column (ggml/src/ggml-quants.c of llama.cpp v0.5.0: `make_qx_quants`, `make_qkx3_quants`, `quantize_row_*_impl`). The
-weights are not known, and still much of the result is, because it holds for every choice of them:
+weights are unknown, but much of the result holds for every choice of them:
 
-- **Codes.** A code is a single value's, so the best one under given scales is the nearest, whatever the weights. Types
-  of superblocks, and the non-linear ones, round the codes after the scale was stored, so each code is the nearest under
-  the stored scale. In Q4_0, Q4_1, Q5_0 and Q5_1 the scale is fitted to the codes afterwards, so there is some scale
-  (and minimum) under which all of them are the nearest: a system of inequalities, linear in 1/d and m/d, that has a
-  solution or not.
-- **Fitted scales.** The fit makes Σ w·q·(x - d·q - m) zero, and where m is fitted too, Σ w·(x - d·q - m). With w > 0
-  the first is possible only if the residuals times q take both signs; both together only if no straight line in q
-  separates the residuals of one sign from those of the other.
-- **Distance.** A tensor's rows share one importance for each column. So the columns whose errors are small in most rows
-  are those that count, and w is estimated as the inverse of a column's usual error. Zeros are always a candidate, so a
-  row or block that is further from its source than zeros are, under equal weights and under the estimated ones, was
-  not made of it.
+- **Codes.** A code belongs to a single value, so under given scales the best code is the nearest, whatever the weights.
+  Types with superblocks, and the non-linear ones, round the codes after the scale was stored, so each code is the
+  nearest under the stored scale. In Q4_0, Q4_1, Q5_0 and Q5_1 the scale is fitted to the codes afterwards, so there is
+  some scale (and minimum) under which all codes are the nearest: a system of inequalities, linear in 1/d and m/d, that
+  either has a solution or not.
+- **Fitted scales.** The fit makes Σ w·q·(x - d·q - m) zero and, if m is fitted too, Σ w·(x - d·q - m). With w > 0 the
+  first is possible only if the residuals times q take both signs; both together only if no straight line in q separates
+  the positive residuals from the negative ones.
+- **Distance.** A tensor's rows share one importance per column. So columns with small errors in most rows are the
+  important ones, and w is estimated as the inverse of a column's usual error. Zeros are always a candidate, so a row or
+  block that is further from its source than zeros are, under equal weights and under the estimated ones, was not made
+  from it.
 
-What is merely unlike the rest of its tensor is an outlier, and no proof: see `OUTLIER`. Grids (IQ1, IQ2, IQ3) choose
-groups of values at once by their weights, so nothing but the distance is judged for them.
+A block that is merely unlike the rest of its tensor is an outlier, and proves nothing: see `OUTLIER`. Grids (IQ1, IQ2,
+IQ3) choose groups of values at once by their weights, so only the distance is judged for them.
 """
 
 from __future__ import annotations
@@ -40,32 +40,33 @@ Rows = Callable[[int, int], npt.NDArray[np.float32]]
 #: Rows of the tensor, uint8[stop - start, blocks of a row, block bytes].
 Blocks = Callable[[int, int], Bytes]
 
-#: Robust standard deviations of the logarithm of a block's distance, from its tensor's median, beyond which a block is
-#: an outlier. Measured: of 1.2 million right blocks of trained weights (two small models, twelve types, importances of
-#: three and of six orders of magnitude) none was one, and none broke a rule.
+#: A block is an outlier if the logarithm of its distance deviates from its tensor's median by more than this many
+#: robust standard deviations. Measured: of 1.2 million correct blocks of trained weights (two small models, twelve
+#: types, importances of three and of six orders of magnitude) none was one, and none broke a rule.
 OUTLIER = 30.0
-#: Likewise beyond which a block that is further than zeros are cannot be one that the quantizer gave up on.
+#: The same unit: a block further from the source than zeros are, and beyond this, cannot be one that the quantizer set
+#: to zero.
 _FAR = 8.0
-#: A block is an outlier, too, where the factor that would fit it best is as much from its tensor's median, nearly two;
-#: nearer than this to the source no other factor is needed.
+#: A block is also an outlier if the logarithm of its best-fitting factor deviates this much from the tensor's median (a
+#: factor of nearly two). Blocks nearer to the source than `_NEAR` need no other factor.
 _FACTOR, _NEAR = 0.6, 0.15
-#: Rows from which columns' usual errors are estimated, and the least number that tells anything.
+#: Number of rows to estimate columns' usual errors from, and the least number that allows an estimate.
 _ESTIMATED, _FEWEST = 256, 16
 _U = 2.0**-24
-#: Values of a chunk: some two hundred bytes are needed for each, in each thread.
+#: Values per chunk: each needs some two hundred bytes, in each thread.
 _CHUNK = 1 << 17
 _MOST_THREADS = 8
-#: Values of a row: the longest known has 53,248.
+#: Limit of values in a row: the longest known has 53,248.
 MAX_K = 1 << 20
-#: Values whose errors are held to estimate the columns' usual ones.
+#: Number of values whose errors are held to estimate the columns' usual ones.
 _HELD = 1 << 24
-#: Blocks whose pairs of values are looked at together: 32·32·8 bytes each, a few times.
+#: Blocks whose pairs of values are examined together: 32·32·8 bytes each, a few times.
 _PAIRED = 1 << 10
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Blocks of one kind that cannot be right: how many, and the number of the first; -1 where there is none."""
+    """Wrong blocks of one kind: their number, and the index of the first (-1 if there is none)."""
 
     count: int = 0
     first: int = -1
@@ -73,15 +74,15 @@ class Kind:
 
 @dataclass(frozen=True)
 class Judgement:
-    """A tensor against its source, for any importance.
+    """A tensor judged against its source, for any importance.
 
     Args:
         codes: blocks with a code that is not the nearest.
         scales: blocks with a scale that fits no weights, or is zero where another was possible.
-        far: blocks that are further from the source than zeros are, by themselves or with all of their row.
-        outliers: blocks that are unlike the rest and break none of these rules.
-        worst: the largest deviation of a block from its tensor's median, in robust standard deviations.
-        checked: whether codes and scales could be judged one by one: not in grids.
+        far: blocks further from the source than zeros are, alone or with their whole row.
+        outliers: blocks that are unlike the rest but break none of these rules.
+        worst: largest deviation of a block from its tensor's median, in robust standard deviations.
+        checked: whether codes and scales could be judged one by one; false for grids.
     """
 
     codes: Kind = Kind()
@@ -97,11 +98,17 @@ class Judgement:
 
 
 def judge(
-    fmt: BlockFormat, rows: Rows, blocks: Blocks, n_rows: int, k: int, n_matrices: int = 1, threads: int = 1,
+    fmt: BlockFormat,
+    rows: Rows,
+    blocks: Blocks,
+    n_rows: int,
+    k: int,
+    n_matrices: int = 1,
+    threads: int = 1,
     on_bytes: Callable[[int], object] = lambda _n: None,
-) -> Judgement:  # fmt: skip
-    """Judge n_rows rows of k values, which hold so many matrices one after the other, each with importances of its
-    own."""
+) -> Judgement:
+    """Judge n_rows rows of k values. They hold n_matrices matrices one after the other, each with its own
+    importances."""
     levels = _levels(fmt)
     per_row, of_matrix = k // fmt.block_size, n_rows // n_matrices
     step = max(1, _CHUNK // k)
@@ -115,7 +122,7 @@ def judge(
 
             def look(start: int, weights: Doubles = weights, last: int = first + of_matrix) -> _Distances:
                 stop = min(start + step, last)
-                with np.errstate(all="ignore"):  # scales and values need not be finite; what is not, is never right
+                with np.errstate(all="ignore"):  # scales and values may not be finite; those never pass
                     return piece(start, stop, weights)
 
             def piece(start: int, stop: int, weights: Doubles) -> _Distances:
@@ -152,17 +159,17 @@ class _Found:
 
 
 def _levels(fmt: BlockFormat) -> Doubles | None:
-    """The codes that a value can have, ascending; None of a grid, whose values do not choose theirs alone."""
+    """Return the possible codes of a value, ascending; None for a grid, in which values do not choose codes alone."""
     if fmt.stored_bits == fmt.bits:
         return np.arange(fmt.low, fmt.low + (1 << fmt.bits), dtype=np.float64)
-    if fmt.stored_bits:  # bits of its own, which a table makes a code of: whatever the bytes are, no other occurs
+    if fmt.stored_bits:  # a table maps the bits to codes: random bytes show all of them
         drawn = np.random.default_rng(0).integers(0, 256, (64, fmt.block_bytes), np.uint8)
         return np.unique(fmt.codes(drawn)).astype(np.float64)
     return None
 
 
 def _half_error(d: Doubles) -> Doubles:
-    """The relative error of a half that is d."""
+    """Return the relative rounding error of a half with the value d."""
     with np.errstate(divide="ignore"):
         return np.maximum(2.0**-11, np.where(d == 0, 0, 2.0**-25 / np.abs(d)))
 
@@ -176,10 +183,10 @@ def _check_codes(fmt: BlockFormat, levels: Doubles, x: Doubles, raw: Bytes, code
     d = fmt.scales(flat).astype(np.float64)[..., None]
     m = fmt.minima(flat).astype(np.float64)[..., None]
     steps = levels
-    if fmt.offset:  # d·(code - offset), of which the minimum is no field
+    if fmt.offset:  # d·(code - offset): the minimum is not a field
         q, steps, m = q - fmt.offset, levels - fmt.offset, np.zeros_like(m)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        # the search may have used the scale before it was rounded to a half
+        # the quantizer's search may have used the scale before it was rounded to a half
         names = fmt.dtype.names or ()
         stored = fmt.view(flat)["d"].astype(np.float64).reshape(-1, 1, 1) if "d" in names else d
         rho = _half_error(stored)
@@ -213,18 +220,18 @@ def _chunks(numbers: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def _nearest(levels: Doubles, t: Doubles) -> Doubles:
-    """The nearest level of each t."""
+    """Return the nearest level of each t."""
     if (np.diff(levels) == 1).all():
         return np.asarray(np.clip(np.rint(t), levels[0], levels[-1]))
     return np.asarray(levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, t)])
 
 
 def _zero_scales(x: Doubles, d: Doubles, m: Doubles, levels: Doubles) -> Bools:
-    """Blocks with a scale of zero over values that the least other scale of the block could have held."""
+    """Find blocks with a scale of zero over values that the block's smallest other scale could have represented."""
     most = max(abs(levels[0]), abs(levels[-1]))
     size = np.abs(d[..., 0])
     least = np.where(size > 0, size, np.inf).min(axis=-1, keepdims=True)
-    # a half that is not zero is at least 2^-24, and rounds to it from half of that on
+    # the smallest nonzero half is 2^-24; half of it already rounds up to it
     least = np.where(np.isfinite(least), least, 2.0**-24)
     return np.asarray(((size == 0) & (np.abs(x - m).max(axis=-1) > 2 * most * least)).any(axis=-1))
 
@@ -233,12 +240,12 @@ _ROUND = 0.5 + 2.0**-16
 
 
 def _bounds(q: Doubles, low: float, high: float) -> tuple[Doubles, Doubles]:
-    """From where to where a number rounds to q, the ends of the range being open."""
+    """Return the interval of numbers that round to q; it is unbounded at the ends of the range of codes."""
     return np.where(q <= low, -np.inf, q - _ROUND), np.where(q >= high, np.inf, q + _ROUND)
 
 
 def _roundable_through_zero(x: Doubles, q: Doubles, low: float, high: float, sign: Doubles) -> Bools:
-    """Whether one s makes every s·x round to its q; x, q are [n, values] and sign[n, 1] is that of s."""
+    """Whether one s makes every s·x round to its q; x and q are [n, values], sign[n, 1] is the sign of s."""
     below, above = _bounds(q, low, high)
     x = x * np.where(sign == 0, 1, sign)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -251,8 +258,8 @@ def _roundable_through_zero(x: Doubles, q: Doubles, low: float, high: float, sig
 def _roundable(x: Doubles, q: Doubles, low: float, high: float, _sign: Doubles) -> Bools:
     """Whether some s > 0 and t make every s·x - t round to its q.
 
-    For a given s each value allows an interval of t, and intervals of a line have a common point where each two have
-    (Helly). Each pair bounds s from one side, so what is left for s is an interval.
+    For a given s, each value allows an interval of t, and intervals on a line have a common point if each two of them
+    have (Helly's theorem). Each pair bounds s from one side, so the possible s form an interval.
     """
     below, above = _bounds(q, low, high)
     rise = x[:, :, None] - x[:, None, :]
@@ -266,8 +273,8 @@ def _roundable(x: Doubles, q: Doubles, low: float, high: float, _sign: Doubles) 
 
 
 def _fitted(residual: Doubles, q: Doubles, tolerance: Doubles, through_zero: Bools) -> Bools:
-    """Whether there are weights for which no other scale (and minimum) is better. All [n, values]."""
-    up, down = residual > -tolerance, residual < tolerance  # what may be zero counts as either
+    """Whether weights exist for which no other scale (and minimum) is better. All arrays are [n, values]."""
+    up, down = residual > -tolerance, residual < tolerance  # a residual that may be zero counts as both
     # through zero: the signs of q·residual
     more, less = (np.where(q > 0, up, down) & (q != 0)).any(axis=1), (np.where(q > 0, down, up) & (q != 0)).any(axis=1)
     one = (more & less) | (q == 0).all(axis=1)
@@ -286,13 +293,13 @@ def _fitted(residual: Doubles, q: Doubles, tolerance: Doubles, through_zero: Boo
 
 @dataclass
 class _Distances:
-    """Of each block, in as few bytes as possible, since an embedding has tens of millions.
+    """Distances of each block, in few bytes, because an embedding has tens of millions of blocks.
 
     Args:
-        weighted: its distance over that of zeros, under the estimated weights, float32.
+        weighted: squared distance relative to that of zeros, under the estimated weights, float32.
         further: whether it is further than zeros are, under these and under equal weights.
-        row: likewise its whole row.
-        infinite: whether it is made of zeros and is none, or is not finite.
+        row: the same for its whole row.
+        infinite: whether it is nonzero over a source of zeros, or not finite.
         factor, equal_factor: the factors that would fit it best, under both weights, float32.
     """
 
@@ -305,7 +312,7 @@ class _Distances:
 
 
 def _weights(fmt: BlockFormat, rows: Rows, blocks: Blocks, first: int, n_rows: int, k: int) -> Doubles:
-    """float64[k]: the inverse of the squared error that a column usually has, relative to its block."""
+    """Return float64[k]: the inverse of a column's usual squared error, relative to its block."""
     if n_rows < _FEWEST:
         return np.ones(k)
     picked = np.unique(
@@ -320,7 +327,7 @@ def _weights(fmt: BlockFormat, rows: Rows, blocks: Blocks, first: int, n_rows: i
 
 
 def _column_errors(fmt: BlockFormat, rows: Rows, blocks: Blocks, row: int, k: int) -> Doubles:
-    """float64[k]: the squared errors of a row, relative to the mean square of their block; 1 where that is none."""
+    """Return float64[k]: squared errors of a row, relative to the mean square of their block; 1 if that is zero."""
     x = rows(row, row + 1).astype(np.float64)
     y = fmt.decode(blocks(row, row + 1)).reshape(1, k).astype(np.float64)
     size = (x**2).reshape(-1, fmt.block_size).mean(axis=1).repeat(fmt.block_size)
@@ -353,7 +360,7 @@ def _distances(fmt: BlockFormat, x: Doubles, y: Doubles, weights: Doubles) -> _D
 
 
 def _unlikely(d: _Distances) -> tuple[Bools, Bools, float]:
-    """Blocks that are too far, outliers, and the largest deviation."""
+    """Return the blocks that are too far, the outliers, and the largest deviation."""
     with np.errstate(invalid="ignore", divide="ignore"):
         logs = np.log(d.weighted)
         usual = np.isfinite(logs)

@@ -1,13 +1,13 @@
-"""Blocks that are larger than all others of their tensor by orders of magnitude, as a flipped bit makes them.
+"""Blocks that are larger than all others of their tensor by orders of magnitude, as after a flipped bit.
 
-The highest bit of a half's exponent makes a scale below 2 larger by 2^16, that of a float32's by up to 2^128. The
-`LARGEST` largest blocks of a tensor are sorted: where one is `LIMIT` times the next, it and those above it are a
-finding. Trained weights spread widely, but without such a gap: the largest of gemma3-270m is 9.3 (a norm of F32), that
-of its matrices is smaller, and that of tiny Llamas in F32, F16 and Q8_0 is 1.6. The limit is a hundred times that. The
-next bit of a half's exponent makes a scale larger by 2^8 only: that is not found.
+The highest bit of a half's exponent multiplies a scale below 2 by 2^16, that of a float32's by up to 2^128. The
+`LARGEST` largest blocks of a tensor are sorted: if one is `LIMIT` times the next, it and those above it are a finding.
+Trained weights spread widely, but without such a gap: the largest ratio in gemma3-270m is 9.3 (a norm in F32), that of
+its matrices is smaller, and that of tiny Llamas in F32, F16 and Q8_0 is 1.6. The limit is a hundred times that. The
+next bit of a half's exponent multiplies a scale by 2^8 only, which is not detected.
 
-The scan knows the largest scale of a tensor, and some of its blocks tell what is usual. Scales are read again only
-where the largest one is that far from usual.
+The scan knows the largest scale of a tensor, and some of its blocks give the usual size. Scales are read again only if
+the largest one is that far from usual.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from .content import Content, finding_at
 
 Floats = npt.NDArray[np.float32]
 
-#: How many times a block is the next one, at least.
+#: Least ratio of a block's size to the next one's that is reported.
 LIMIT = 1 << 10
-#: Blocks that are sorted; fewer than these can be found.
+#: Number of blocks that are sorted; fewer outliers than this can be found.
 LARGEST = 16
-#: Blocks of a tensor that tell what is usual.
+#: Number of blocks that give a tensor's usual size.
 _USUAL = 64
-#: A scale of a group is up to so many times the one that its superblock stores.
+#: Largest ratio of a group's scale to the scale stored in its superblock.
 _OF_GROUP = 128
 _PIECE = 1 << 24
 
 
 def outlier_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding]:
-    """A finding for each tensor with blocks that are far larger than all of its others."""
-    if model.metadata.get("general.type") == "imatrix":  # squares of activations, which have such columns
+    """Yield a finding for each tensor with blocks that are far larger than all its others."""
+    if model.metadata.get("general.type") == "imatrix":  # squares of activations do have such columns
         return
     for content in contents:
-        if content.tensor.name.startswith("rope_"):  # factors: 1e30 stands for a frequency that is not used
+        if content.tensor.name.startswith("rope_"):  # factors: 1e30 marks an unused frequency
             continue
         if not _suspect(content):
             continue
@@ -55,7 +55,7 @@ def outlier_findings(contents: Sequence[Content], model: Model) -> Iterator[Find
 
 
 def _suspect(content: Content) -> bool:
-    """Whether the largest scale or minimum of a tensor is far from what is usual."""
+    """Whether the largest scale or minimum of a tensor is far from the usual one."""
     tensor, scan = content.tensor, content.scan
     if scan is None or scan.scale is None or scan.not_finite or scan.blocks < _USUAL:
         return False
@@ -74,7 +74,7 @@ def _suspect(content: Content) -> bool:
 
 
 def largest_blocks(tensor: Tensor) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Sizes of the largest blocks that are not zero, in descending order, and their numbers."""
+    """Return the sizes of the largest nonzero blocks, in descending order, and their indices."""
     sizes, numbers = np.empty(0, np.float32), np.empty(0, np.int64)
     raw, step = tensor.raw.reshape(-1, tensor.type.block_bytes), max(1, _PIECE // tensor.type.block_bytes)
     for first in range(0, len(raw), step):
@@ -87,7 +87,7 @@ def largest_blocks(tensor: Tensor) -> tuple[Floats, npt.NDArray[np.int64]]:
 
 
 def _sizes(tensor: Tensor, blocks: npt.NDArray[np.uint8]) -> Floats:
-    """The size of each block, of `uint8[n, block_bytes]`: its largest scale, or what it adds, in units of a code."""
+    """Return the size of each block of uint8[n, block_bytes]: its largest scale, or its minimum in units of a code."""
     fmt = tensor.type.format
     if fmt is None:
         values = np.abs(decode_elements(tensor.type.name, np.ascontiguousarray(blocks).reshape(-1)))

@@ -1,7 +1,7 @@
-"""Where a block stands in its tensor and in the file, and which block was asked for.
+"""Positions of blocks in tensors and files, and the look-up of a requested block.
 
-A tensor of element type (F32, F16, …) has no blocks: there a "block" is a window of 32 elements of a row, the last of
-which may be shorter.
+A tensor of an element type (F32, F16, …) has no blocks: there, a "block" is a window of 32 elements of a row, of which
+the last may be shorter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..gguf.records import Range
 from ..support.errors import UsageError
 from ..support.text import printable, quoted
 
-#: Elements in a window of a tensor that has no blocks.
+#: Number of elements in a window of a tensor without blocks.
 WINDOW = 32
 
 _SUGGESTED, _SEARCHED = 3, 10_000
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """How a tensor is cut into blocks: values and bytes of a whole one, and how many a row has."""
+    """The division of a tensor into blocks: values and bytes of a whole block, and blocks per row."""
 
     values: int
     nbytes: int
@@ -41,7 +41,7 @@ class Grid(NamedTuple):
 
 
 def grid(tensor: Tensor) -> Grid:
-    """Blocks of the type, or windows of elements."""
+    """Return the division into blocks of the type, or into windows of elements."""
     kind = tensor.type
     if kind.quantized:
         return Grid(kind.block_size, kind.block_bytes, tensor.blocks_per_row)
@@ -53,7 +53,7 @@ def _place(tensor: Tensor, row: int, block: int) -> Place:
 
 
 def extent(tensor: Tensor, row: int, block: int) -> tuple[int, int, int]:
-    """Absolute offset, end, and number of values. Raises IndexError for a block that the tensor does not have."""
+    """Return absolute offset, end, and number of values of a block. Raises IndexError if the block does not exist."""
     cut = grid(tensor)
     if not (0 <= row < tensor.n_rows and 0 <= block < cut.per_row):
         raise IndexError(f"row {row}, block {block} of {quoted(tensor.name)}")
@@ -68,12 +68,12 @@ def neighbour(tensor: Tensor, flat: int) -> Place | None:
 
 
 def parse_offset(text: str) -> int:
-    """A byte offset as a user writes it: decimal, or hexadecimal after 0x. Raises UsageError."""
+    """Parse a byte offset: decimal, or hexadecimal after 0x. Raises UsageError."""
     if re.fullmatch(r"[0-9]{1,20}", text):
         return int(text)
     if re.fullmatch(r"0[xX][0-9a-fA-F]{1,16}", text):
         return int(text, 16)
-    raise UsageError(f"--offset must be a byte of the file, such as 107184 or 0x1a2b0, not {quoted(text)}")
+    raise UsageError(f"--offset must be a byte offset in the file, such as 107184 or 0x1a2b0, not {quoted(text)}")
 
 
 def find_block(
@@ -84,21 +84,21 @@ def find_block(
     offset: int | None = None,
     part: int = 0,
 ) -> tuple[Tensor, int, int]:
-    """The block that was asked for: tensor, row, and block in the row.
+    """Find the requested block: tensor, row, and block in the row.
 
     Args:
         tensor_name: as in the file, or as `printable` shows it.
-        row: of the tensor; without it `block` counts through the whole tensor.
+        row: row of the tensor; without it, `block` counts through the whole tensor.
         block: 0 by default.
-        offset: an absolute byte offset in the file instead: the block that holds this byte.
-        part: index of the file that `offset` is in, in a split model.
+        offset: instead, an absolute byte offset in the file: find the block that holds this byte.
+        part: index of the file that `offset` refers to, in a split model.
 
-    Raises UsageError, one line, for what does not exist, with what does; for a byte that is not a tensor's data with
-    the field that owns it.
+    Raises UsageError, in one line, for anything that does not exist, with the alternatives; for a byte outside the
+    tensors' data, with the field that owns it.
     """
     if offset is not None:
         if not (tensor_name is None and row is None and block is None):
-            raise UsageError("--offset says which block by itself: leave out --tensor, --row and --block")
+            raise UsageError("--offset selects the block alone: remove --tensor, --row and --block")
         return _at_offset(model, offset, part)
     if tensor_name is None:
         raise UsageError("which block? --tensor NAME --block B, --tensor NAME --row R --block B, or --offset BYTE")
@@ -128,8 +128,8 @@ def _named(model: Model, name: str) -> Tensor:
         return tensor
     if not model.tensors:
         raise UsageError(f"there is no tensor {quoted(name)}: the file has none")
-    # A name that no shell can pass on is given as it was shown, in which no two look the same. Only so many names are
-    # compared, since a hostile file may have a great many.
+    # A name that no shell can pass on is given in its escaped form, which is unique. Only `_SEARCHED` names are
+    # compared, because a hostile file may have a great many.
     shown = {printable(other): other for other in islice(model.tensors, _SEARCHED)}
     if name in shown:
         return model.tensors[shown[name]]
@@ -147,8 +147,9 @@ def _at_offset(model: Model, offset: int, part: int) -> tuple[Tensor, int, int]:
         raise UsageError(f"there is no part {part + 1}: the model has {len(model.parts)}")
     file = model.parts[part]
     if not 0 <= offset < file.size:
-        raise UsageError(f"byte {offset} is outside {printable(file.path.name, 64)}, which has bytes 0 to "
-                         f"{file.size - 1}")  # fmt: skip
+        raise UsageError(
+            f"byte {offset} is outside {printable(file.path.name, 64)}, which has bytes 0 to {file.size - 1}"
+        )
     owned = _owner(file, offset)
     if owned.kind != "data":
         raise UsageError(f"byte {offset} is {describe_byte(file, offset)}, not a tensor's data")
@@ -162,7 +163,7 @@ def _owner(file: GgufFile, offset: int) -> Range:
 
 
 def describe_byte(file: GgufFile, offset: int) -> str:
-    """The field that owns a byte of the file, in words. Raises IndexError for a byte that the file does not have."""
+    """Describe the field that owns a byte of the file. Raises IndexError for a byte outside the file."""
     if not 0 <= offset < file.size:
         raise IndexError(f"byte {offset} of {file.size}")
     owned = _owner(file, offset)
@@ -182,8 +183,8 @@ def describe_byte(file: GgufFile, offset: int) -> str:
         case "padding":
             return f"padding after the {'data of tensor ' + owner if owned.owner else 'header'} {extent}"
         case "gap":
-            return f"in a gap that no tensor owns {extent}"
+            return f"in a gap between tensors {extent}"
         case "trailing":
-            return f"behind the last tensor {extent}"
+            return f"after the last tensor {extent}"
         case kind:
             return f"the {kind} in the file's header {extent}"

@@ -1,8 +1,8 @@
-"""Ranges of remote files: so many bytes and no more, in so much time and no more, from servers that are not trusted.
+"""Fetching of byte ranges of remote files, with limits on size and time, from untrusted servers.
 
-The sessions are fsspec's, and so is what resolves hf:// to an address of the hub. fsspec's own `cat_file` reads
-whatever a server answers, which may be the whole file or no end: here every answer is checked before its body is read,
-and a body is read up to the length that was asked for.
+The sessions and the resolution of hf:// addresses are fsspec's. Its own `cat_file` reads whatever a server answers,
+which may be the whole file or endless. Here every answer is checked before its body is read, and a body is read only up
+to the requested length.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from ..support.errors import EnvironmentFault, HarnessError, NoSuchFile
 from ..support.text import printable
 from .redirects import MOST, STATUS, Redirects, RefusedRedirect
 
-#: Bytes of one request; seconds until its answer has come, and seconds until there is a connection.
+#: Bytes per request; seconds until its answer is complete, and seconds until the connection is made.
 MOST_BYTES, REQUEST_LIMIT, CONNECT_LIMIT = 4 << 20, 60.0, 15.0
-#: Requests at the same time.
+#: Number of simultaneous requests.
 AT_ONCE = 16
-#: Seconds before a request is repeated that a server could not answer now.
+#: Seconds to wait before each repetition of a request that the server could not answer yet.
 PAUSES = (0.5, 2.0)
-#: Bytes that a file may have: the most that common file systems hold of a sparse one.
+#: Largest file size in bytes: common file systems hold no larger sparse file.
 MOST_SIZE = 1 << 43
 _BUSY = (429, 500, 502, 503, 504)
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 
 
 class Span(NamedTuple):
-    """Bytes `start` up to, not including, `stop` of the file of that number."""
+    """Bytes `start` up to, not including, `stop` of the file with index `file`."""
 
     file: int
     start: int
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 
 class _Again(Exception):
-    """The server may answer later; `why` in words."""
+    """The server may answer later; `why` says what happened."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -53,10 +53,10 @@ class _File:
 
     Args:
         address: as the user gave it.
-        url, headers: where it was found, and what has to be sent there.
-        at: where redirects led, which is asked from then on; "" before the first answer.
-        size: -1 before the first answer.
-        tag: what the server says of the version.
+        url, headers: its location, and the headers to send there.
+        at: the location after redirects, used from then on; "" before the first answer.
+        size: in bytes; -1 before the first answer.
+        tag: the server's version tag (ETag).
     """
 
     address: Address
@@ -68,13 +68,13 @@ class _File:
 
 
 def why_missing() -> str | None:
-    """None where remote files can be read, else one line that says what to install."""
+    """Return None if remote files can be read, otherwise one line that says what to install."""
     names = ("fsspec", "aiohttp", "huggingface_hub")
     missing = [name for name in names if find_spec(name) is None]
     if not missing:
         return None
     are = "is" if len(missing) == 1 else "are"
-    said = f"a remote file is read by {' and '.join(missing)}, which {are} not installed (the extra 'remote')"
+    said = f"remote files need {' and '.join(missing)}, which {are} not installed (the extra 'remote')"
     return f"{said}; run: pip install {' '.join(missing)}"
 
 
@@ -82,12 +82,12 @@ class Ranges:
     """Fetches ranges of files. Use it as a context manager.
 
     Args:
-        seconds: until everything has to be fetched.
-        redirects: hosts that servers may redirect to.
+        seconds: time limit for everything together.
+        redirects: further hosts that servers may redirect to.
     """
 
     def __init__(self, seconds: float, redirects: Sequence[str] = ()) -> None:
-        """Raises EnvironmentFault where fsspec is not installed."""
+        """Raises EnvironmentFault if fsspec is not installed."""
         if missing := why_missing():
             raise EnvironmentFault(missing)
         import fsspec
@@ -96,25 +96,28 @@ class Ranges:
         self._request_limit = min(REQUEST_LIMIT, seconds)
         self._seconds = seconds
         self._redirects = Redirects(redirects)
-        # an encoded answer could be a megabyte for each byte of it; each is asked for, and accepted, as it is alone
+        # Compressed answers are refused: one byte could expand to a megabyte. So plain ones are requested and accepted.
         self._fs = fsspec.filesystem(
-            "https", skip_instance_cache=True, get_client=self._client,
+            "https",
+            skip_instance_cache=True,
+            get_client=self._client,
             client_kwargs={
                 "timeout": ClientTimeout(self._request_limit, sock_connect=min(CONNECT_LIMIT, seconds)),
-                "auto_decompress": False, "trust_env": True,
+                "auto_decompress": False,
+                "trust_env": True,
             },
-        )  # fmt: skip
+        )
         self._session: Any = None
         self._files: list[_File] = []
         self._until: float | None = None
-        #: Bytes that were fetched, and requests that fetched them.
+        #: Bytes fetched so far, and the number of requests.
         self.fetched, self.requests = 0, 0
 
     def __enter__(self) -> Self:
         return self
 
     async def _client(self, **options: Any) -> Any:
-        """The session, as fsspec makes it, which resolves names by `Redirects`."""
+        """Make the session as fsspec does, but resolve names by `Redirects`."""
         import aiohttp
 
         resolver: Any = self._redirects
@@ -125,35 +128,36 @@ class Ranges:
             self._run(self._session.close)
 
     def add(self, address: Address) -> int:
-        """The number of a further file. Raises NoSuchFile, EnvironmentFault."""
+        """Register a file; returns its index. Raises NoSuchFile, EnvironmentFault."""
         url, headers = (address.url, {}) if address.scheme != "hf" else self._on_the_hub(address)
         self._redirects.given(url, address.scheme == "hf")
         self._files.append(_File(address, url, headers))
         return len(self._files) - 1
 
     def add_beside(self, file: int, name: str) -> int:
-        """The number of the file of that name beside another one."""
+        """Register the file of this name beside another one; returns its index."""
         of = self._files[file]
         self._files.append(_File(of.address.beside(name), Address(of.url).beside(name).url, of.headers))
         return len(self._files) - 1
 
     def start_of(self, file: int, nbytes: int) -> tuple[bytes, int]:
-        """The first bytes, as many as there are, and the size of the file. Raises as `fetch`."""
+        """Return the first bytes of a file, up to `nbytes`, and the file's size. Raises as `fetch`."""
         got: list[bytes] = []
         self.fetch([Span(file, 0, nbytes)], lambda _span, body: got.append(body))
         return got[0], self._files[file].size
 
     def fetch(self, spans: Sequence[Span], take: Callable[[Span, bytes], object]) -> None:
-        """Give each range to `take` as it comes, in any order; only a file's first may be shorter, if the file is.
+        """Pass each range to `take` as it arrives, in any order; only a file's first range may be shorter, if the file
+        is.
 
-        Raises NoSuchFile where there is no such file; EnvironmentFault where the server does not serve it, or not in
-        ranges, or says what cannot be.
+        Raises NoSuchFile if the file does not exist; EnvironmentFault if the server refuses it, does not support
+        ranges, or gives contradictory answers.
         """
         if spans:
             self._run(self._all, spans, take)
 
     def _run(self, work: Callable[..., Coroutine[Any, Any, None]], *args: object) -> None:
-        """Run it in fsspec's thread, and wait."""
+        """Run a coroutine in fsspec's thread, and wait."""
         from fsspec.asyn import sync
 
         sync(self._fs.loop, work, *args)
@@ -222,7 +226,7 @@ class Ranges:
             size, nbytes = self._expected(file, span.start, stop, response)
             tag = response.headers.get("ETag")
             if file.size >= 0 and (size, tag) != (file.size, file.tag):
-                raise _fault(file.address, "the file was changed while it was fetched")
+                raise _fault(file.address, "the file changed while it was fetched")
             body = await _read(response, nbytes)
             self.fetched += len(body)
             if len(body) != nbytes:
@@ -231,7 +235,8 @@ class Ranges:
             return body
 
     async def _reached(self, session: Any, file: _File, asked: dict[str, str]) -> tuple[str, Any]:
-        """Where redirects lead, and what is answered there. Raises as aiohttp, RefusedRedirect, ValueError."""
+        """Follow redirects; returns the final address and its answer. Raises aiohttp's errors, RefusedRedirect,
+        ValueError."""
         from yarl import URL
 
         url, first = URL(file.at or file.url), URL(file.url)
@@ -241,50 +246,50 @@ class Ranges:
             location = response.headers.get("Location")
             if response.status not in STATUS or location is None:
                 return str(url), response
-            response.close()  # the body of a redirect may have no end
+            response.close()  # the body of a redirect may be endless
             to = url.join(URL(location))
             self._redirects.check(url, to)
             url = to
         raise RefusedRedirect("without end")
 
     def _expected(self, file: _File, start: int, stop: int, response: Any) -> tuple[int, int]:
-        """The file's size and the bytes of the answer. Raises HarnessError where it is not what was asked for."""
+        """Return the file's size and the length of the answer. Raises HarnessError if it is not the requested range."""
         where, status = file.address, response.status
         length = response.content_length
         said = response.headers.get("Content-Range", "")
         if status in (404, 410):
             raise NoSuchFile(f"{printable(str(where), 200)}: the server has no such file ({status})", "no-such-file")
         if status in (401, 403):
-            raise _fault(where, f"the server gives no access ({status})")
+            raise _fault(where, f"the server denies access ({status})")
         if status == 416 and start == 0 and said.strip() == "bytes */0":
             return 0, 0
         if status not in (200, 206):
             raise _fault(where, f"the server answers {status}")
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise _fault(where, "the server sends the file encoded, so there are no ranges of it")
+            raise _fault(where, "the server sends the file encoded, which has no ranges")
         if status == 200:
             if start == 0 and length is not None and length <= stop:  # all of a small file
                 return length, length
-            raise _fault(where, "the server does not serve ranges, so only all of it can be audited: download it first")
+            raise _fault(where, "the server does not support ranges: download the file and audit it")
         match = _RANGE.fullmatch(said.strip())
         if match is None:
-            raise _fault(where, f"the server says 'Content-Range: {printable(said, 60)}', which names no range")
+            raise _fault(where, f"the server sent an invalid 'Content-Range: {printable(said, 60)}'")
         first, last, size = map(int, match.groups())
         right = first == start and last == min(stop, size) - 1 and first <= last
         if not right or (length is not None and length != last + 1 - first):
             sent = "" if length is None else f" in {length:,} bytes"
-            raise _fault(where, f"asked for bytes {start} to {stop - 1}, the server sends {printable(said, 80)}{sent}")
+            raise _fault(where, f"requested bytes {start} to {stop - 1}, the server sent {printable(said, 80)}{sent}")
         if size > MOST_SIZE:
-            raise _fault(where, f"the server says that the file has {size:,} bytes, which no file here can have")
+            raise _fault(where, f"the server reports a size of {size:,} bytes, more than any file here can have")
         return size, last + 1 - first
 
     def _on_the_hub(self, address: Address) -> tuple[str, dict[str, str]]:
-        """Where a file of the Hugging Face hub is, and the headers with the user's token, if there is one."""
+        """Return the address of a file on the Hugging Face hub, and headers with the user's token, if there is one."""
         import fsspec
         from huggingface_hub.errors import HfHubHTTPError
         from huggingface_hub.utils import build_hf_headers
 
-        missing = "the hub has no such repository or revision, or it is private and there is no token for it"
+        missing = "no such repository or revision on the hub, or it is private and there is no token for it"
         try:
             fs = fsspec.filesystem("hf", skip_instance_cache=True)
             return fs.url(address.url), build_hf_headers(token=getattr(fs, "token", None), library_name="gguf-verify")
@@ -295,19 +300,19 @@ class Ranges:
             raise _fault(address, f"the hub answers {status}" if status else "the hub does not answer") from None
         except (FileNotFoundError, NotImplementedError, ValueError):
             raise NoSuchFile(f"{printable(str(address), 200)}: {missing}", "no-such-file") from None
-        except Exception as error:  # of the client that it uses, which has changed before
+        except Exception as error:  # from the HTTP client, which differs between versions
             raise _fault(address, f"the hub does not answer ({type(error).__name__})") from None
 
 
 async def _read(response: Any, nbytes: int) -> bytes:
-    """The body, of so many bytes at most."""
+    """Read the body, at most `nbytes` bytes."""
     got = bytearray()
     while len(got) <= nbytes:
         some = await response.content.read(min(1 << 16, nbytes + 1 - len(got)))
         if not some:
             return bytes(got)
         got += some
-    response.close()  # it would go on
+    response.close()  # the body would go on
     return bytes(got[:nbytes])
 
 
@@ -316,17 +321,17 @@ def _fault(address: Address, why: str) -> EnvironmentFault:
 
 
 def _why(error: Exception) -> str:
-    """An error of aiohttp in words, without the address, which may hold secrets."""
+    """Describe an aiohttp error without the address, which may hold secrets."""
     import aiohttp
 
     match error:
         case aiohttp.ClientConnectorCertificateError():
-            return f"its certificate is not valid: {printable(str(error.certificate_error), 200)}"
+            return f"invalid certificate: {printable(str(error.certificate_error), 200)}"
         case aiohttp.ClientConnectorSSLError():
-            return f"no connection by TLS: {printable(str(error.os_error), 200)}"
+            return f"no TLS connection: {printable(str(error.os_error), 200)}"
         case aiohttp.ClientConnectorError():
             return f"no connection: {printable(str(error.os_error), 200)}"
         case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError() | ValueError():
-            return "the server redirects to what is no address of a file, or the address is none"
+            return "the address, or a redirect's target, is invalid"
         case _:
-            return f"the answer is no valid HTTP ({type(error).__name__})"
+            return f"the answer is not valid HTTP ({type(error).__name__})"

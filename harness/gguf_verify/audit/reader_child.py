@@ -1,5 +1,4 @@
-"""One other reader in a process of its own: it is started, asked and answers within time limits, and how it ended is
-told."""
+"""Another reader in its own process, with time limits for starting and answering; reports how it ended."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from ..support.errors import EnvironmentFault
 from ..support.text import printable
 from .readings import Reading, Seen, Verdict, stripped
 
-#: Seconds that a reader may take to start.
+#: Time limit for starting a reader, in seconds.
 START_LIMIT = 60.0
 
 BROKE: Verdict = "broke"
@@ -64,7 +63,7 @@ class ReaderChild(Spawned):
         super().close(seconds)
 
     def greet(self) -> None:
-        """Wait, once, until it is ready. Raises EnvironmentFault where it does not start."""
+        """Wait, once, until the reader is ready. Raises EnvironmentFault if it does not start."""
         if self.version:
             return
         self._arm(START_LIMIT)
@@ -73,7 +72,7 @@ class ReaderChild(Spawned):
         except (EOFError, OSError):
             hello = Hello(error=self._death().said)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            hello = Hello(error="its first message is not valid")
+            hello = Hello(error="its first message is invalid")
         finally:
             self._disarm()
         if hello.version is None:
@@ -81,28 +80,28 @@ class ReaderChild(Spawned):
         self.version = printable(hello.version, 60)
 
     def ask(self, files: Sequence[OpenFile], which: int, memory: int, time_limit: float, load: Load = "") -> None:
-        """Ask about one of the files of a model. Raises EnvironmentFault where they cannot be handed over."""
+        """Send a request about one file of a model. Raises EnvironmentFault if the files cannot be passed on."""
         (paths,) = self._given.give(files)
         request = {"path": paths[which], "memory": memory, "load": load, **self._given.announced()}
         self._arm(time_limit)
         self._since = self.printed
-        with contextlib.suppress(OSError):  # dead: its answer will say so
+        with contextlib.suppress(OSError):  # it died: `answer` reports that
             self.link.send_bytes(json.dumps(request).encode())
             self._given.hand_over(self.link)
 
     def answer(self) -> Reading:
-        """What it sees. Raises nothing: a reader that a file has taken over may send anything."""
+        """Receive the reading. Raises nothing: a reader controlled by a hostile file may send anything."""
         try:
             return self._reading(_ANSWER.decode(self.link.recv_bytes(MAX_ANSWER)))
         except (EOFError, OSError):
             return self._death()
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            return Reading(self.name, "broke", "sent an answer that is not valid")
+            return Reading(self.name, "broke", "sent an invalid answer")
         finally:
             self._disarm()
 
     def _reading(self, answer: Answer) -> Reading:
-        """Raises ValueError where the answer contradicts itself."""
+        """Convert an answer. Raises ValueError if it contradicts itself."""
         if answer.refused is not None:
             return Reading(self.name, "refused", self._said(answer.refused, 200))
         if answer.stopped is not None:
@@ -110,7 +109,7 @@ class ReaderChild(Spawned):
             return Reading(self.name, "stopped", printable(answer.stopped, 200))
         if answer.tensors is None or answer.data_offset is None:
             raise ValueError("neither a verdict nor tensors")
-        shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # few different ones, of which each is kept once
+        shapes: dict[tuple[int, ...], tuple[int, ...]] = {}  # deduplicates the few different shapes
 
         def shape_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
             return shapes.get(sizes) or shapes.setdefault(sizes, stripped(sizes))
@@ -125,11 +124,11 @@ class ReaderChild(Spawned):
         )
 
     def _said(self, text: str, most: int) -> str:
-        """A reader's message, on one line."""
+        """Return a reader's message on one line."""
         return printable(" ".join(self._given.named(text_of(text[:MAX_SAID])).split()), most)
 
-    # A child may hang in the middle of an answer, where a time limit on the link would not notice it. So a timer kills
-    # the child, and the thread that waits for it reads the end of the stream.
+    # A child may hang in the middle of an answer, which a time limit on the link would not detect. So a timer kills
+    # the child, and the waiting thread reads the end of the stream.
 
     def _arm(self, seconds: float) -> None:
         self._time_limit = seconds
@@ -149,7 +148,7 @@ class ReaderChild(Spawned):
         self.kill()
 
     def _death(self) -> Reading:
-        """How it ended, and its last lines of output."""
+        """Describe how the process ended, with its last lines of output."""
         self.hang_up()  # if it is still running, it ends now
         if not self._hung.is_set():
             self.wait(5)
@@ -159,7 +158,7 @@ class ReaderChild(Spawned):
         if self._hung.is_set():
             return Reading(self.name, "stopped", f"hung: no answer in {self._time_limit:g} s")
         if reason := self.stopped_for:
-            return Reading(self.name, "stopped", f"was killed, since it {reason}")
+            return Reading(self.name, "stopped", f"was killed because it {reason}")
         words = self._last_words()
         how, verdict = f"ended (exit code {code})", BROKE
         if code < 0:
@@ -169,6 +168,6 @@ class ReaderChild(Spawned):
         return Reading(self.name, verdict, f"{how}: {words}" if words else how)
 
     def _last_words(self) -> str:
-        """The last lines that it printed about this file. Source files are named without their folders."""
+        """Return the last lines that it printed about this file. Source files are shown without their folders."""
         lines = [re.sub(r"\S*/(?=[^/\s]+:\d+: )", "", line) for line in self.last_lines(4096, self._since)]
         return printable(self._given.named(" | ".join(lines[-2:])), 200)

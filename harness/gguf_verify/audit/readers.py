@@ -1,9 +1,8 @@
-"""gguf-py and llama.cpp as readers of the same file.
+"""gguf-py and llama.cpp as independent readers of the same file.
 
-Both run in child processes. A hostile file may crash a reader: that is a finding. It may also make a reader hang, or
-exhaust its memory: the reader is then stopped, and what it would have seen is not compared, which is said as something
-that could not be verified. Where our parser has refused the file, the readers get a short grace only: nothing that they
-could say would make it readable.
+Both run in child processes. If a hostile file crashes a reader, that is a finding. If a reader hangs or exhausts its
+memory, it is stopped, and its view of the file is reported as not compared. If our parser has refused the file, the
+readers get only a short time: nothing that they find would make the file readable.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from ..support.text import printable
 from .reader_child import ReaderChild
 from .readings import LLAMA, Reading, to_load, with_loading
 
-#: The other readers, in the order of every report.
+#: The other readers, in the order of all reports.
 READERS = ("gguf-py", LLAMA)
 
-#: Seconds that a reader may take for one file.
+#: Time limit of a reader for one file, in seconds.
 TIME_LIMIT = 60.0
-#: Seconds that a reader may take at least for a file that our parser has refused: each takes less than 0.1 s for an
-#: ordinary file of 100 MB, and more than our parser took is of no use.
+#: Least time limit for a file that our parser has refused, in seconds: a reader takes less than 0.1 s for an ordinary
+#: file of 100 MB, and waiting much longer than our parser took gains nothing.
 GRACE = 2.0
-#: Bytes of memory that a reader may take for one file, besides the file's own size.
+#: Memory limit of a reader for one file in bytes, besides the file's own size.
 MEMORY = 2 << 30
 
 
 class Readers:
     """gguf-py and llama.cpp, each in a process that serves many files, one after the other.
 
-    Use it as a context manager: leaving it ends the processes, also while another thread reads. They start at the
-    first file, and again after a file that broke them, or when the thread that started them has ended (the system then
+    Use it as a context manager: leaving it ends the processes, even while another thread reads. They start with the
+    first file, and again after a file that broke them, or after the thread that started them has ended (the system then
     ends them).
 
     Args:
@@ -73,7 +72,7 @@ class Readers:
         self.close()
 
     def close(self) -> None:
-        """End both processes, whatever they are doing. They are not started again."""
+        """End both processes, whatever they are doing. They cannot be started again."""
         self._closed = True
         self._end()
 
@@ -84,20 +83,20 @@ class Readers:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes that run now, by reader."""
+        """Process ids of the running readers."""
         return {name: child.pid for name, child in self._children.items()}
 
     def versions(self) -> dict[str, str]:
-        """The version of each reader. Raises EnvironmentFault where one cannot be started."""
+        """Return the version of each reader. Raises EnvironmentFault if one cannot be started."""
         return {child.name: child.version for child in self._start()}
 
     def read_model(self, model: Model) -> tuple[tuple[Reading, ...], ...]:
-        """The readings of each part of a model, which llama.cpp also loads, if it is one. Raises as `read`."""
+        """Read each part of a model with each reader; llama.cpp also loads a real model. Raises as `read`."""
         loading = to_load(model)
         files = [part.mapped for part in model.parts]
         first = with_loading(self._read(files, load=loading.load), loading)
         broken = next((r for r in first if r.reader == LLAMA and r.verdict == "broke"), None)
-        if broken is not None and loading.load:  # its header alone may not break llama.cpp
+        if broken is not None and loading.load:  # the header alone may not crash it
             first = tuple(
                 replace(r, loads=False, not_loaded=f"llama.cpp {broken.said}")
                 if r.reader == LLAMA and r.verdict == "accepted"
@@ -107,11 +106,13 @@ class Readers:
         return first, *(self._read(files, which) for which in range(1, len(files)))
 
     def read(self, file: Path | str | Mapped, seconds: float | None = None) -> tuple[Reading, ...]:
-        """A file, by its path or open, as both see it, in the order of `READERS`. They read at the same time, for so
-        many seconds at most, if that is less than the time limit.
+        """Read a file, given as a path or open, with all readers at the same time; results in the order of `READERS`.
 
-        What the file does to a reader is in its Reading. Raises EnvironmentFault where a reader cannot be started,
-        ValueError after close().
+        Args:
+            seconds: time limit, if lower than the readers' own.
+
+        Crashes and refusals are part of the results. Raises EnvironmentFault if a reader cannot be started, ValueError
+        after close().
         """
         if isinstance(file, Mapped):
             return self._read([file], seconds=seconds)
@@ -125,7 +126,7 @@ class Readers:
     def _read(
         self, files: Sequence[Mapped], which: int = 0, load: Load = "", seconds: float | None = None
     ) -> tuple[Reading, ...]:
-        """One of the files of a model, and what llama.cpp also loads, without memory for the weights."""
+        """Read one file of a model; llama.cpp also loads `load`, without memory for the weights."""
         children = self._start()
         limit = self._time_limit if seconds is None else min(seconds, self._time_limit)
         try:
@@ -133,7 +134,7 @@ class Readers:
                 child.ask(files, which, self._memory, limit, load)
             readings = self._answers(children)
         except BaseException:
-            self._end()  # or an answer that comes later would be taken for the answer to the next question
+            self._end()  # a late answer would be taken for the answer to the next request
             raise
         with self._lock:
             for reading in readings:
@@ -142,14 +143,14 @@ class Readers:
         return readings
 
     def _answers(self, children: Sequence[ReaderChild]) -> tuple[Reading, ...]:
-        """The answers, received as they come, so that no reader's time limit runs on while another is waited for."""
+        """Collect the answers as they come, so that no reader's time limit runs out while another is waited for."""
         waiting = list(children)
         readings = {}
         while waiting:
             links = [child.link for child in waiting]
             try:
                 ready = wait(links)
-            except OSError:  # closed meanwhile: each child's answer will say how it ended
+            except OSError:  # closed meanwhile: each child's `answer` reports how it ended
                 ready = list(links)
             for child in [child for child in waiting if child.link in ready]:
                 waiting.remove(child)
@@ -157,7 +158,7 @@ class Readers:
         return tuple(readings[name] for name in self._names)
 
     def _start(self) -> tuple[ReaderChild, ...]:
-        """Both children, ready."""
+        """Return all children, started and ready."""
         with self._lock:
             if self._closed:
                 raise ValueError("the readers are closed")

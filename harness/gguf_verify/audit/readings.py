@@ -1,4 +1,4 @@
-"""What a reader sees in a file, and how the readers' verdicts compare with each other and with ours."""
+"""Readings of a file by different readers, and their comparison with each other and with ours."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Verdict = Literal["accepted", "refused", "broke", "stopped"]
 LLAMA = "llama.cpp"
 _TOKENIZER = "tokenizer.ggml.model"
 
-#: By reader, the rules for which it refuses a file that we accept. No other finding explains a refusal.
+#: Reader → rules for which it refuses files that we accept. No other finding explains a refusal.
 EXPLAIN = {
     "gguf-py": ("bad-utf8",),
     "llama.cpp": ("nested-array", "offset-order", "gap", "zero-with-data", "padding-cut"),
@@ -30,11 +30,11 @@ class Seen(NamedTuple):
     """A tensor as a reader sees it.
 
     Args:
-        name: as far as the reader read it; bytes that are not UTF-8 are surrogates.
+        name: the name as the reader read it; bytes that are not UTF-8 are surrogates.
         shape: row length first, without trailing ones, so () for a single value.
         type_id: ggml's number of its type.
         offset: absolute byte offset of its data.
-        nbytes: of its data.
+        nbytes: size of its data in bytes.
     """
 
     name: str
@@ -46,17 +46,16 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What one reader makes of one file.
+    """One reader's result for one file.
 
     Args:
         reader: one of `READERS`.
-        verdict: "broke" where it crashed; "stopped" where it hung, ran out of memory or found more than it can tell.
+        verdict: "broke" if it crashed; "stopped" if it hung, ran out of memory or found more than it can report.
         said: why it refused; how it broke, such as "crashed (SIGABRT): last line of output"; why it was stopped, such
-            as "hung: no answer in 60 s"; or what it left out. Escaped.
-        data_offset: absolute byte offset that its tensor offsets are relative to; None where it did not accept the
-            file.
+            as "hung: no answer in 60 s"; or what it skipped. Escaped.
+        data_offset: absolute byte offset that tensor offsets are relative to; None if it did not accept the file.
         tensors: in the reader's order.
-        loads: whether it also loads the file as a model; None where that was not tried.
+        loads: whether it also loads the file as a model; None if not tried.
         not_loaded: why not, in its own words, or why it was not tried. Escaped.
     """
 
@@ -70,7 +69,7 @@ class Reading:
 
     @property
     def words(self) -> str:
-        """What it did with the file, and with how many tensors, for a report."""
+        """The result in words, with the number of tensors, for a report."""
         if self.verdict != "accepted":
             return self.verdict + (f": {self.said}" if self.said else "")
         n = len(self.tensors)
@@ -82,28 +81,28 @@ class Reading:
 
 
 class Loading(NamedTuple):
-    """What llama.cpp is to load of a model, or why nothing."""
+    """What llama.cpp should load of a model, or why nothing."""
 
     load: Load
     why: str = ""
 
 
 def to_load(model: Model) -> Loading:
-    """What llama.cpp can be expected to load: a model, or a vocabulary alone, but no adapter, no projector, no
-    importance matrix, and no collection of tensors that does not call itself a model."""
+    """Decide what llama.cpp can be expected to load: a model, or a vocabulary alone; but no adapter, projector or
+    importance matrix, and no collection of tensors that does not declare itself a model."""
     kind = model.metadata.get("general.type")
     if kind is not None and kind != "model":
         return Loading("", f"general.type is {quoted(kind) if isinstance(kind, str) else 'no string'}, not model")
     named = {"general.architecture", "general.type", _TOKENIZER} & set(model.metadata)
     if not named and "token_embd.weight" not in model.tensors:
-        return Loading("", "the file does not say that it is a model")
+        return Loading("", "the file does not declare itself a model")
     if model.tensors:
         return Loading("model")
     return Loading("vocabulary") if _TOKENIZER in model.metadata else Loading("", "the file holds no tensors")
 
 
 def with_loading(readings: Sequence[Reading], loading: Loading) -> tuple[Reading, ...]:
-    """Readings that say why llama.cpp did not load the file, where that was not tried."""
+    """Add to the readings why llama.cpp did not load the file, if that was not tried."""
     return tuple(
         replace(r, not_loaded=loading.why) if r.reader == LLAMA and loading.why and r.verdict == "accepted" else r
         for r in readings
@@ -111,7 +110,7 @@ def with_loading(readings: Sequence[Reading], loading: Loading) -> tuple[Reading
 
 
 def stripped(shape: Iterable[int]) -> tuple[int, ...]:
-    """A shape without its trailing ones, which ggml adds up to four dimensions: () for a single value."""
+    """Remove a shape's trailing ones, which ggml adds up to four dimensions; () is a single value."""
     out = list(shape)
     while out and out[-1] == 1:
         out.pop()
@@ -119,12 +118,12 @@ def stripped(shape: Iterable[int]) -> tuple[int, ...]:
 
 
 def compare(file: GgufFile, readings: Sequence[Reading], explained: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings where the two readers' verdicts or tensors differ from ours; none where all three agree.
+    """Return findings where a reader's verdict or tensors differ from ours; none if all agree.
 
     Args:
         file: our own reading of the file, refused or not.
         readings: the other readers' readings of the same bytes.
-        explained: our findings on the file. Those that `EXPLAIN` names are reasons for a reader's refusal.
+        explained: our findings on the file. Those listed in `EXPLAIN` are reasons for a reader's refusal.
     """
     found = [f for reading in readings for f in _beside(file, reading, explained)]
     if file.refused is not None:
@@ -135,32 +134,32 @@ def compare(file: GgufFile, readings: Sequence[Reading], explained: Sequence[Fin
 
 
 def _beside(file: GgufFile, reading: Reading, explained: Sequence[Finding]) -> list[Finding]:
-    """Our verdict compared with one reader's."""
+    """Compare our verdict with one reader's."""
     who, said = reading.reader, f": {reading.said}" if reading.said else ""
     refused = file.refused
-    # The cause of our refusal is the likeliest cause of the reader's too; otherwise no place in the file is known.
+    # The cause of our refusal is probably the cause of the reader's too; otherwise no place in the file is known.
     start, stop = (refused.start, refused.stop) if refused else (0, file.size)
     if reading.verdict == "stopped":
-        return []  # nothing is known: `not_compared` says so
+        return []  # nothing is known: see `not_compared`
     if reading.verdict == "broke":
         return [finding("reader-broke", start, stop, f"{who} to accept or refuse the file", f"{who} {reading.said}")]
     if refused is not None:
         if reading.verdict == "refused":
             return []
         note = f"{who} accepts it with {_count(reading)}" + (f" ({reading.said})" if reading.said else "")
-        return [finding("reader-verdict", start, stop, f"{who} to refuse the file, as {refused.id} does", note)]
+        return [finding("reader-verdict", start, stop, f"{who} to refuse the file for {refused.id}", note)]
     if reading.verdict == "accepted":
         return _differing(file, ours(file), reading) + _not_loaded(file, reading)
     expected, found = f"a file that {who} reads", f"{who} refuses it{said}"
     reasons = [f for f in explained if f.id.split("-", 2)[-1] in EXPLAIN.get(who, ()) and f.part == file.part]
     if reasons:
         at = reasons[0]
-        return [finding("reader-verdict", at.start, at.stop, expected, f"{found}; {at.id} says why")]
+        return [finding("reader-verdict", at.start, at.stop, expected, f"{found}; {at.id} explains it")]
     return [finding("llama-refuses" if who == "llama.cpp" else "gguf-py-refuses", start, stop, expected, found)]
 
 
 def _not_loaded(file: GgufFile, reading: Reading) -> list[Finding]:
-    """A finding where llama.cpp does not load the file as a model."""
+    """Return a finding if llama.cpp does not load the file as a model."""
     if reading.loads is not False:
         return []
     unknown = for_another_program(reading.not_loaded)
@@ -173,18 +172,18 @@ def _not_loaded(file: GgufFile, reading: Reading) -> list[Finding]:
 
 
 def not_compared(readings: Sequence[Reading]) -> list[tuple[str, str]]:
-    """What could not be judged because a reader was stopped: pairs of name and reason."""
-    return [(f"what {r.reader} sees", f"not compared: {r.said}") for r in readings if r.verdict == "stopped"]
+    """Return pairs of name and reason for comparisons that were skipped because a reader was stopped."""
+    return [(f"{r.reader}'s view of the file", f"not compared: {r.said}") for r in readings if r.verdict == "stopped"]
 
 
 def ours(file: GgufFile) -> Reading:
-    """Our own reading of a file that we accept, as a Reading of "gguf-verify"."""
+    """Return our own reading of a file that we accept, as a Reading of "gguf-verify"."""
     tensors = tuple(Seen(t.name, stripped(t.shape), t.type.type_id, t.offset, t.nbytes) for t in file.tensors.values())
     return Reading("gguf-verify", "accepted", "", file.data_offset, tensors)
 
 
 def _differing(file: GgufFile, one: Reading, other: Reading) -> list[Finding]:
-    """One finding for the first difference between two readings; none where they see the same tensors."""
+    """Return one finding for the first difference between two readings; none if they see the same tensors."""
     differing = [(i, a, b) for i, (a, b) in enumerate(zip_longest(one.tensors, other.tensors)) if a != b]
     a_start, b_start = one.data_offset or 0, other.data_offset or 0
     if one.tensors and other.tensors and a_start != b_start:
@@ -202,7 +201,7 @@ def _differing(file: GgufFile, one: Reading, other: Reading) -> list[Finding]:
             field = next(k for k in range(len(a)) if a[k] != b[k])
             expected, found = _shown(a, field), f"{other.reader} sees {_shown(b, field)} in tensor {i}{more}"
         start, stop, owner = _place(file, i, field)
-    return [finding("reader-differs", start, stop, f"{expected}, as {one.reader} does", found, owner)]
+    return [finding("reader-differs", start, stop, f"{expected}, as {one.reader} sees", found, owner)]
 
 
 def _count(reading: Reading) -> str:
@@ -210,7 +209,7 @@ def _count(reading: Reading) -> str:
 
 
 def _shown(seen: Seen, field: int) -> str:
-    """One field of a tensor, by its place in Seen."""
+    """Describe one field of a tensor, given its index in Seen."""
     kind = tensor_type(seen.type_id)
     return (
         f"the name {quoted(seen.name)}",
@@ -222,7 +221,7 @@ def _shown(seen: Seen, field: int) -> str:
 
 
 def _place(file: GgufFile, index: int, field: int) -> tuple[int, int, str]:
-    """Start, end and owner of a field of a tensor's description, by our own parse. The size belongs to all of it."""
+    """Return start, end and owner of a field of a tensor's description in our parse. The size maps to all of it."""
     tensors = list(file.tensors.values())
     if index < len(tensors):
         described = tensors[index].described

@@ -1,4 +1,4 @@
-"""What an audit is asked for, and what it found: the record with its verdict, its sentence and its exit code."""
+"""Options and result of an audit: the record with its verdict, its sentence and its exit code."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ AuditVerdict = Literal[
 
 @dataclass
 class AuditOptions:
-    """The choices of the command line, whose help explains them.
+    """Options of an audit; the help of the command line explains them.
 
     Args:
         llama: let llama.cpp decode and read the file.
-        today: the day that waivers are compared with; None for today in UTC.
-        sandbox: how llama.cpp's process and the readers' are confined: "auto", "bubblewrap", "landlock" or "none".
-        seed: of the sample of a remote file; by default a new one for each audit.
-        redirects: hosts that the server of a remote file may redirect to.
+        today: the date to compare waivers with; None for today in UTC.
+        sandbox: isolation of llama.cpp's process and the readers': "auto", "bubblewrap", "landlock" or "none".
+        seed: seed of the sample of a remote file; by default a new one for each audit.
+        redirects: further hosts that the server of a remote file may redirect to.
     """
 
     tensor: str | None = None
@@ -84,17 +84,17 @@ def _gguf_version() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AuditHeader:
-    """The versions of what read the file, and what was read.
+    """Versions of the software that read the file, and the files that were read.
 
     Args:
-        llama_cpp, llama_cpp_python, ggml: None where llama.cpp's process told nothing.
-        file, source, imatrix: paths; the last two are None where none was given.
+        llama_cpp, llama_cpp_python, ggml: None if llama.cpp's process did not report them.
+        file, source, imatrix: paths; the last two are None if not given.
         size: bytes of all parts.
-        sha256, source_sha256: a digest for each part; None where they were not computed.
-        imatrix_sha256: the digest of the importance matrix.
-        architecture: None where the file was refused.
-        threads: that llama.cpp's decoders took.
-        sandbox: how its process and the readers' were confined, in words.
+        sha256, source_sha256: one digest for each part; None if not computed.
+        imatrix_sha256: digest of the importance matrix.
+        architecture: None if the file was refused.
+        threads: number of threads of llama.cpp's decoders.
+        sandbox: isolation of its process and the readers', in words.
     """
 
     gguf_verify: str = field(default_factory=project_version)
@@ -119,31 +119,31 @@ class AuditHeader:
 
 @dataclass(repr=False)
 class Audit(Shown):
-    """What an audit found.
+    """The result of an audit.
 
     Args:
-        path: the file that was named.
+        path: the requested file.
         files: that file, or all parts of a split model.
         header: versions, sizes, digests.
         findings: all findings, sorted by part and offset.
         contents: one for each tensor.
-        fingerprints: one for each covered type.
-        readings: what other readers saw, by part.
-        comparisons: with the source's tensors, where a source was given.
-        source_keys: how many keys agree with the source's; None where no source was given.
-        unmapped: tensors of the source that no name of GGUF is known for, with the reason.
-        unverified: what could not be judged: pairs of name and reason.
+        fingerprints: one for each supported type.
+        readings: other readers' readings, by part.
+        comparisons: comparisons with the source's tensors, if a source was given.
+        source_keys: comparison with the source's keys; None if no source was given.
+        unmapped: tensors of the source without a known GGUF name, with the reason.
+        unverified: pairs of name and reason for everything that could not be judged.
         refused: the finding for which the parser refused the file, or None.
         strict: whether warnings count as errors.
-        left_out: what was not checked, and why, where the user or this machine left it out.
-        n_tensors: how many the model has. `contents` holds fewer where the user selected some.
-        fault: why the audit ended early, where this machine could not finish it.
-        changed: whether a file was changed while it was read, so that the findings need not be true of it.
-        seconds: how long it took.
-        command: the command that repeats it.
-        waivers: what became of the waivers that are about this file.
+        left_out: pairs of name and reason for checks skipped by the user or for lack of software.
+        n_tensors: number of tensors in the model. `contents` has fewer if the user selected some.
+        fault: why the audit ended early, if this machine could not finish it.
+        changed: whether a file changed while it was read, so that the findings may be wrong.
+        seconds: duration.
+        command: the command line that repeats it.
+        waivers: the use of each waiver for this file.
         waived: the findings that a waiver covers.
-        sample: what was looked at of a remote file; None of a file that was read as a whole.
+        sample: the sample of a remote file; None for a file that was read as a whole.
     """
 
     path: Path | Address
@@ -171,9 +171,9 @@ class Audit(Shown):
 
     @property
     def exit_code(self) -> int:
-        """4 where the file was refused; 3 where it was changed meanwhile; 1 for an error, or for a warning if strict; 3
-        where the audit ended early; 5 where something could not be judged, or a sample alone was; else 0. Findings that
-        are waived do not count."""
+        """4 if the file was refused; 3 if it changed meanwhile; 1 for an error, or for a warning if strict; 3 if the
+        audit ended early; 5 if something could not be judged, or only a sample was; otherwise 0. Waived findings do
+        not count."""
         if self.refused is not None:
             return EXIT_MALFORMED
         if self.changed:
@@ -187,12 +187,12 @@ class Audit(Shown):
 
     @property
     def counts(self) -> Counter[str]:
-        """How many findings there are of each severity."""
+        """Number of findings by severity."""
         return Counter(f.severity for f in self.findings)
 
     @property
     def verdict(self) -> AuditVerdict:
-        """In a word or two. "clean" is said of a file with no error and no warning, of which everything was checked."""
+        """The verdict. "clean" means no error and no warning in a file of which everything was checked."""
         code = self.exit_code
         if code == EXIT_VERIFIED or (code == EXIT_UNVERIFIED and self.sample is not None and not self.unverified):
             if self.waived:
@@ -210,7 +210,7 @@ class Audit(Shown):
 
     @property
     def sentence(self) -> str:
-        """What the verdict means for this file, in a line."""
+        """The meaning of the verdict for this file, in one line."""
         n = self.counts
         left = ", ".join(dict.fromkeys(name for name, _ in self.left_out))
         match self.verdict:
@@ -242,7 +242,7 @@ class Audit(Shown):
         return said + self._of_source() + (f"; an audit {self.sample.sentence}" if self.sample else "")
 
     def _of_source(self) -> str:
-        """How much of the file is what llama.cpp makes of its source, for the end of a sentence."""
+        """Say how many tensors are proven to be made from the source, for the end of a sentence."""
         if not self.comparisons or self.verdict in ("refused", "broken off"):
             return ""
         outcomes = Counter(c.outcome for c in self.comparisons)
@@ -253,7 +253,7 @@ class Audit(Shown):
 
     @property
     def words(self) -> str:
-        """The verdict as reports say it: only what has no waived finding is "clean"."""
+        """The verdict as reports show it; "clean" alone means that there is no waived finding."""
         n = len(self.waived)
         of = " in the sample" if self.sample else ""
         return (

@@ -1,7 +1,7 @@
-"""Which redirects of a server are followed: those that stay at its host, and others where the user said so.
+"""Policy for redirects: those within a host are followed, others only if the user allowed them.
 
 A redirect never leads from a public address to one of this machine or of a private network. Names are checked when they
-are resolved for a connection, so that a name cannot stand for another address by then.
+are resolved for the connection, so that a name cannot change its address after the check.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 #: The Hugging Face hub and the servers that it redirects to for large files: these domains and what is below them.
 _HUB = ("huggingface.co", "hf.co")
 STATUS = (301, 302, 303, 307, 308)
-#: In a chain.
+#: Limit of redirects in a chain.
 MOST = 10
 
 
 class RefusedRedirect(Exception):
-    """A redirect is not followed; `why` in words that follow "the server redirects"."""
+    """A redirect is not followed; `why` is the reason, as the end of a sentence "the server redirects …"."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -30,18 +30,18 @@ class Redirects:
     """Decides on redirects, and resolves names for aiohttp's connections.
 
     Args:
-        allowed: hosts that the user allows beside those of the given addresses.
+        allowed: hosts that the user allows besides those of the given addresses.
     """
 
     def __init__(self, allowed: Sequence[str] = ()) -> None:
         self._allowed = {_plain(host) for host in allowed}
         self._given, self._led_to = set[str](), set[str]()
         self._hub = False
-        #: Whether a given address is one of this machine or of a private network.
+        #: Whether a given address belongs to this machine or a private network.
         self._internal = False
 
     def given(self, url: str, of_hub: bool) -> None:
-        """The user gave this address; `of_hub` by hf://, which stands for it."""
+        """Register an address of the user; `of_hub` if it was given as hf://."""
         from yarl import URL
 
         host = _plain(URL(url).raw_host)
@@ -50,9 +50,9 @@ class Redirects:
         self._internal = self._internal or is_internal(host)
 
     def check(self, before: Any, to: Any) -> None:
-        """That a redirect between these addresses (`yarl.URL`) is followed. Raises RefusedRedirect."""
+        """Check that a redirect between two addresses (`yarl.URL`) may be followed. Raises RefusedRedirect."""
         if to.scheme not in ("http", "https") or not to.host:
-            raise RefusedRedirect("to what is no address of a file")
+            raise RefusedRedirect("to an invalid address")
         if before.scheme == "https" and to.scheme != "https":
             raise RefusedRedirect("to an address without TLS")
         host = _plain(to.raw_host)
@@ -66,26 +66,26 @@ class Redirects:
 
     def _check_internal(self, host: str) -> None:
         if not self._internal:
-            raise RefusedRedirect(f"to {host[:200]!a}, which lies on this machine or in a private network")
+            raise RefusedRedirect(f"to {host[:200]!a}, an address of this machine or of a private network")
 
     async def resolve(self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET) -> list[Any]:
-        """Addresses of a name, as aiohttp's resolvers give them. Raises OSError, RefusedRedirect."""
+        """Resolve a name in the form of aiohttp's resolvers. Raises OSError, RefusedRedirect."""
         from aiohttp import ThreadedResolver
 
         found: list[Any] = [*await ThreadedResolver().resolve(host, port, family)]
         name, internal = _plain(host), any(is_internal(each["host"]) for each in found)
         if name in self._given:
             self._internal = self._internal or internal
-        elif name in self._led_to and internal:  # another one is that of a proxy
+        elif name in self._led_to and internal:  # any other name is a proxy's
             self._check_internal(name)
         return found
 
     async def close(self) -> None:
-        """Nothing: aiohttp's resolvers have it."""
+        """Do nothing; part of aiohttp's interface of resolvers."""
 
 
 def is_internal(host: str) -> bool:
-    """Whether a host is given as an address of this machine, of a private network, or of no single public machine."""
+    """Whether a host is an address of this machine or a private network, or no single public machine's address."""
     try:
         address = _address(host)
     except OSError:
@@ -96,7 +96,7 @@ def is_internal(host: str) -> bool:
 
 
 def _address(host: str) -> IPv4Address | IPv6Address:
-    """Also of "127.1" and "0x7f000001", which sockets take. Raises OSError for a name."""
+    """Parse an address, also "127.1" and "0x7f000001", which sockets accept. Raises OSError for a name."""
     try:
         return ip_address(host)
     except ValueError:

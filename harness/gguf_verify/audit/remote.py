@@ -1,8 +1,8 @@
-"""A remote model, of which the headers and a sample of blocks are fetched.
+"""A remote model: its headers and a sample of blocks are fetched.
 
-Each file has a copy here that is as long and holds its header: all other bytes are a hole, which takes no room. So the
-parser, the rules of split models and other readers read it as any file. A header's length is known when it is parsed:
-the copy is parsed again, with more bytes, as long as the parser comes to bytes that the copy lacks.
+Each file gets a local copy of the same length that holds its header; the rest is a hole, which takes no disk space. So
+the parser, the rules for split models and other readers read it like any file. The length of a header is known only
+after parsing, so the copy is extended and parsed again until the header is complete.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ..support.text import printable
 from .ranges import MOST_BYTES, Ranges, Span
 from .sample import PIECE, Sample, Sampled, draw, write_at
 
-#: Bytes that are fetched of a header at first: of a first part, which has the vocabulary, and of a later one.
+#: Bytes of a header to fetch first: for a first part, which holds the vocabulary, and for a later one.
 FIRST, FIRST_OF_LATER = 1 << 20, 1 << 17
-#: Bytes of a header at most; known ones have fewer than 20 MB.
+#: Limit of a header in bytes; known ones have fewer than 20 MB.
 MOST_HEADER = 1 << 26
-#: Parts whose headers are fetched at the same time.
+#: Number of parts whose headers are fetched at the same time.
 _PARTS = 8
-_MORE = 4  # times as many bytes, where a header is longer
+_MORE = 4  # growth factor of the bytes fetched of a longer header
 
 
 class _Copy(NamedTuple):
-    """A file's copy: its number among the ranges, where it is from, and how many bytes it holds from the start."""
+    """The local copy of a file: its index in `Ranges`, its address, and the number of leading bytes that it holds."""
 
     number: int
     address: Address
@@ -46,22 +46,20 @@ class _Copy(NamedTuple):
 
 
 class Remote:
-    """A remote model's copies. Use it as a context manager.
+    """The local copies of a remote model. Use it as a context manager.
 
     Args:
-        address: of the file, or of the first part of a split model.
-        seconds: for everything that is fetched.
-        progress: whether a bar is shown.
-        redirects: hosts that the server may redirect to.
+        address: address of the file, or of the first part of a split model.
+        seconds: time limit for everything that is fetched.
+        progress: whether to show a bar.
+        redirects: further hosts that the server may redirect to.
     """
 
-    def __init__(
-        self, address: Address, seconds: float, progress: bool = False, redirects: Sequence[str] = ()
-    ) -> None:  # fmt: skip
-        """Raises EnvironmentFault where fsspec is not installed."""
+    def __init__(self, address: Address, seconds: float, progress: bool = False, redirects: Sequence[str] = ()) -> None:
+        """Raises EnvironmentFault if fsspec is not installed."""
         self.address = address
         self._progress = progress
-        self._stack = ExitStack()  # what follows may fail: then it is left at once
+        self._stack = ExitStack()  # closes everything if a later step fails
         self._ranges = self._stack.enter_context(Ranges(seconds, redirects))
         self._folder = Path(tempfile.mkdtemp(dir=scratch.shared(FETCHED)))
         self._stack.callback(scratch.remove_folder, self._folder)
@@ -77,10 +75,10 @@ class Remote:
         self._stack.close()
 
     def open(self) -> Path:
-        """Fetch all headers; the copy of the file that was named.
+        """Fetch all headers; returns the copy of the requested file.
 
-        Raises NoSuchFile, EnvironmentFault as `Ranges.fetch`; EnvironmentFault also for a header that does not end. A
-        part that the server does not have has no copy, which is said when the model is opened.
+        Raises NoSuchFile, EnvironmentFault as `Ranges.fetch`; EnvironmentFault also for a header that is too long. A
+        part that the server does not have gets no copy, which is reported when the model is opened.
         """
         first = self._copy(self._ranges.add(self.address), self.address, FIRST)
         with parse(first) as file:
@@ -91,7 +89,7 @@ class Remote:
         return first
 
     def _later(self, names: Sequence[str]) -> None:
-        """Fetch the headers of later parts, up to one that is missing."""
+        """Fetch the headers of later parts, until one is missing."""
 
         def found(number: int, name: str) -> bool:
             try:
@@ -114,7 +112,7 @@ class Remote:
                 made.truncate(size)
         except OSError as error:
             raise EnvironmentFault(
-                f"{printable(str(address), 200)}: no file of {size:,} bytes can be made here: {error.strerror}",
+                f"{printable(str(address), 200)}: cannot make a file of {size:,} bytes here: {error.strerror}",
                 "remote-file",
             ) from None
         write_at(path, 0, body)
@@ -125,8 +123,8 @@ class Remote:
                     break
             if held >= MOST_HEADER:
                 raise EnvironmentFault(
-                    f"{printable(str(address), 200)}: the header does not end within {MOST_HEADER >> 20} MiB, and no "
-                    "more is fetched: download the file and audit it",
+                    f"{printable(str(address), 200)}: the header does not end within {MOST_HEADER >> 20} MiB; no more "
+                    "is fetched: download the file and audit it",
                     "remote-file",
                 )
             stop = min(held * _MORE, size, MOST_HEADER)
@@ -137,12 +135,12 @@ class Remote:
         return path
 
     def named(self, model: Model) -> None:
-        """Tell the model's files where they are from."""
+        """Set the addresses of the model's files."""
         for part in model.parts:
             part.address = self._copies[part.path.name].address
 
     def sample(self, model: Model, tensors: Sequence[Tensor], seed: int) -> Sampled:
-        """Fetch a sample of the blocks of tensors. Raises as `Ranges.fetch`."""
+        """Fetch a sample of the tensors' blocks. Raises as `Ranges.fetch`."""
         drawn, left = draw(tensors, seed)
         copies = [self._copies[part.path.name] for part in model.parts]
         path = self._folder / "sample"
@@ -168,8 +166,15 @@ class Remote:
         of_blocks = sum(t.nbytes // t.type.block_bytes for t in (*(d.tensor for d in drawn), *left))
         partly = [len(d.pieces) for d in drawn if len(d.pieces) < d.of]
         sample = Sample(
-            seed, self._ranges.fetched, model.size, self._ranges.requests, blocks, of_blocks, PIECE,
-            min(partly) if partly else None, max((d.of for d in drawn), default=0),
-        )  # fmt: skip
+            seed,
+            self._ranges.fetched,
+            model.size,
+            self._ranges.requests,
+            blocks,
+            of_blocks,
+            PIECE,
+            min(partly) if partly else None,
+            max((d.of for d in drawn), default=0),
+        )
         mapped = self._stack.enter_context(closing(Mapped(path)))
         return Sampled.of(sample, tensors, drawn, left, mapped, offsets)

@@ -1,8 +1,8 @@
-"""The header of a safetensors file, read from untrusted bytes.
+"""Parser for the untrusted header of a safetensors file.
 
-The format: a length of eight bytes, little-endian; a JSON object of that length, name → {dtype, shape, data_offsets};
+The format: a length in eight bytes, little-endian; a JSON object of that length, name → {dtype, shape, data_offsets};
 the data, to which the offsets are relative (https://huggingface.co/docs/safetensors, format 0.4 and later, which limits
-the header to 100 MB, and has neither holes nor overlaps).
+the header to 100 MB, and allows neither holes nor overlaps).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..support.text import printable, quoted
 
 MAX_HEADER = 100_000_000
 MAX_DIMENSIONS = 8
-#: dtype → bytes of a value. Others are named, and their tensors are not compared.
+#: dtype → bytes of a value. Tensors of other dtypes are listed but not compared.
 SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "I16": 2, "U16": 2, "F16": 2, "BF16": 2,
     "I32": 4, "U32": 4, "F32": 4, "F64": 8, "I64": 8, "U64": 8,
@@ -30,7 +30,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor: its dtype, its shape as PyTorch has it (rows first), and where its data start in the file."""
+    """A tensor: its dtype, its shape as in PyTorch (rows first), and the absolute offset of its data in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Entry:
 
 
 def read_header(mapped: Mapped) -> dict[str, Entry]:
-    """Every tensor of a file by name. Raises MalformedFile, in one line."""
+    """Return the tensors of a file by name. Raises MalformedFile with one line."""
     raw, path = mapped.read(), mapped.path
     if mapped.size < 8:
         raise _malformed(path, f"it has {mapped.size} bytes, fewer than the eight of a header's length")
@@ -75,7 +75,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], int
     except (TypeError, KeyError, ValueError):
         right = False
     if not right:
-        raise _malformed(path, f"the entry of {quoted(name)} is no dtype, shape and data_offsets")
+        raise _malformed(path, f"the entry of {quoted(name)} is not a valid dtype, shape and data_offsets")
     return printable(dtype, 20), tuple(shape), start, stop
 
 
@@ -84,7 +84,7 @@ def _size(n: object) -> bool:
 
 
 def read_json(raw: bytes, path: Path) -> dict[str, Any]:
-    """A JSON object without doubled names. Raises MalformedFile."""
+    """Parse a JSON object without duplicate names. Raises MalformedFile."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -95,9 +95,9 @@ def read_json(raw: bytes, path: Path) -> dict[str, Any]:
     try:
         made = json.loads(raw, object_pairs_hook=once)
     except (ValueError, RecursionError, OverflowError) as error:
-        raise _malformed(path, f"its header is no JSON: {printable(str(error), 100)}") from None
+        raise _malformed(path, f"its header is not JSON: {printable(str(error), 100)}") from None
     if not isinstance(made, dict):
-        raise _malformed(path, "its header is no JSON object")
+        raise _malformed(path, "its header is not a JSON object")
     return made
 
 

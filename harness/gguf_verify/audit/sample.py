@@ -1,9 +1,8 @@
-"""Which blocks of a remote model are looked at, and what a sample of them says.
+"""Sampling of the blocks of a remote model, and what the sample can tell.
 
-A tensor is cut into pieces of `PIECE` bytes, in whole blocks. Of each tensor so many pieces are drawn, each set of them
-as likely as any other, by a generator that starts from the seed and the tensor's name. They stand one after the other
-in a file of this machine, where they are scanned as any tensor is; then the numbers of blocks become those of the
-tensor.
+A tensor is divided into pieces of `PIECE` bytes, in whole blocks. For each tensor, pieces are sampled uniformly without
+replacement, by a generator seeded with the seed and the tensor's name. They are stored one after the other in a local
+file, which is scanned like any tensor; then block numbers are translated to those in the tensor.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from ..gguf.mapped import Mapped
 from ..gguf.records import Finding
 from .content import BadBlock, Content
 
-#: Bytes of a piece, pieces of a tensor, and pieces of all: each is one request.
+#: Bytes per piece, pieces per tensor, and pieces in total: each is one request.
 PIECE, OF_TENSOR, OF_ALL = 1 << 13, 8, 1 << 12
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The pieces of a tensor.
+    """The sampled pieces of a tensor.
 
     Args:
-        tensor: of the model.
-        blocks: that a piece has; the tensor's last one may have fewer.
-        pieces: numbers of those that were drawn, ascending.
-        of: how many pieces the tensor has.
+        tensor: the model's tensor.
+        blocks: number of blocks in a piece; the tensor's last piece may have fewer.
+        pieces: indices of the sampled pieces, ascending.
+        of: number of pieces in the tensor.
     """
 
     tensor: Tensor
@@ -42,7 +41,7 @@ class Drawn:
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """Where the pieces start and stop in the file."""
+        """Start and stop offsets of the pieces in the file."""
         t, size = self.tensor, self.blocks * self.tensor.type.block_bytes
         stop = t.offset + t.nbytes
         starts = (t.offset + number * size for number in self.pieces)
@@ -53,13 +52,13 @@ class Drawn:
         return sum(stop - start for start, stop in self.spans)
 
     def number(self, of_sample: int) -> int:
-        """The number in the tensor of a block of the sample."""
+        """Translate the index of a block in the sample to that in the tensor."""
         piece, rest = divmod(of_sample, self.blocks)
         return self.pieces[piece] * self.blocks + rest
 
 
 def draw(tensors: Sequence[Tensor], seed: int) -> tuple[list[Drawn], list[Tensor]]:
-    """The pieces of each tensor that holds blocks to be decoded; and tensors that are left out, of too many."""
+    """Sample pieces of each tensor with blocks to decode; also returns the tensors skipped if there are too many."""
     scanned = [t for t in tensors if t.nbytes and (t.type.format is not None or t.type.name in FLOAT_TYPES)]
     chosen = scanned
     if len(scanned) > OF_ALL:
@@ -77,24 +76,24 @@ def draw(tensors: Sequence[Tensor], seed: int) -> tuple[list[Drawn], list[Tensor
 
 
 def _generator(seed: int, name: str) -> random.Random:
-    """Python's own, whose draws do not change between versions of NumPy."""
+    """Return one of Python's own generators, whose output does not change between versions of NumPy."""
     digest = hashlib.sha256(f"{seed} {name}".encode("utf-8", "surrogateescape")).digest()
     return random.Random(int.from_bytes(digest, "little"))
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What an audit of a remote model looked at.
+    """The sample of an audit of a remote model.
 
     Args:
-        seed: that the pieces were drawn by.
-        fetched, size: bytes that were fetched, and those of all files.
-        requests: that fetched them.
-        blocks, of_blocks: that were decoded, and those of all tensors that were to be looked at. A value of a type
-            without blocks is one.
-        piece_bytes: bytes of a piece at most.
-        pieces: the fewest pieces that were drawn of a tensor that has more; None where all of all were drawn.
-        most_pieces: how many the largest tensor has.
+        seed: seed of the sample.
+        fetched, size: bytes fetched, and bytes of all files.
+        requests: number of requests.
+        blocks, of_blocks: number of blocks decoded, and of all blocks in the selected tensors. A value of a type
+            without blocks counts as one.
+        piece_bytes: largest size of a piece in bytes.
+        pieces: least number of pieces sampled from a tensor that has more; None if all pieces were sampled.
+        most_pieces: number of pieces in the largest tensor.
     """
 
     seed: int
@@ -109,27 +108,27 @@ class Sample:
 
     @property
     def share(self) -> str:
-        """Of the blocks, in words that never round to all of them or to none."""
+        """The share of decoded blocks in words, never rounded to all or to none."""
         if self.blocks == self.of_blocks:
             return "all"
         percent = 100 * self.blocks / self.of_blocks
         return f"{min(max(percent, 0.01), 99.9):.2f} %"
 
     def missed(self, affected: float) -> float:
-        """The probability at most that no piece is drawn of those with a fault, which are this share of a tensor's
-        pieces: that of draws with repetition."""
+        """Bound the probability that none of the faulty pieces is sampled, where `affected` is their share of a
+        tensor's pieces: that of sampling with replacement."""
         return 0.0 if self.pieces is None else float((1 - affected) ** self.pieces)
 
     @property
     def sentence(self) -> str:
-        """What the verdict is of, in a few words."""
+        """What the verdict covers, in a few words."""
         return (
             f"of the header and of {self.blocks:,} of {self.of_blocks:,} blocks ({self.share}), not of the whole file"
         )
 
     @property
     def words(self) -> str:
-        """What was fetched and drawn."""
+        """What was fetched and sampled."""
         of = (
             "all of their blocks"
             if self.pieces is None
@@ -137,32 +136,32 @@ class Sample:
         )
         return (
             f"{self.fetched:,} of {self.size:,} bytes were fetched, by {self.requests:,} requests; of each tensor "
-            f"{of}, drawn with seed {self.seed}"
+            f"{of}, sampled with seed {self.seed}"
         )
 
     @property
     def untold(self) -> str:
-        """What such an audit cannot tell."""
-        unseen = "padding, gaps, equal rows, runs of zeros, outliers, copies and the SHA-256 were not looked at"
+        """What such an audit cannot detect."""
+        unseen = "padding, gaps, equal rows, runs of zeros, outliers, copies and the SHA-256 were not checked"
         if self.pieces is None:
             return unseen
         one = 100 * (1 - self.pieces / self.most_pieces)
         missed = ", ".join(f"{share:g} % of them {100 * self.missed(share / 100):.2g} %" for share in (1, 10, 50))
         return (
-            "the probability that a fault is missed, by how many pieces of its tensor have it: one of the largest "
+            "the probability of missing a fault, by the number of affected pieces: one of the largest "
             f"tensor's {min(one, 99.99):.2f} %, {missed} at most; {unseen}"
         )
 
 
 @dataclass(frozen=True)
 class Sampled:
-    """The pieces, in a file of this machine.
+    """The sampled pieces, in a local file.
 
     Args:
-        sample: what was drawn.
-        drawn: of each tensor that has blocks to be decoded.
-        left: tensors of which nothing was drawn.
-        tensors: those that are to be scanned: of drawn ones the pieces, as one row; all others as they are.
+        sample: the sample's figures.
+        drawn: the sampled pieces by tensor name.
+        left: tensors that were not sampled.
+        tensors: the tensors to scan: the pieces of sampled ones as one row; all others unchanged.
     """
 
     sample: Sample
@@ -171,9 +170,16 @@ class Sampled:
     tensors: Sequence[Tensor]
 
     @classmethod
-    def of(cls, sample: Sample, tensors: Sequence[Tensor], drawn: Sequence[Drawn], left: Sequence[Tensor],
-           mapped: Mapped, offsets: Sequence[int]) -> Sampled:  # fmt: skip
-        """The pieces of `drawn` lie at `offsets` of `mapped`."""
+    def of(
+        cls,
+        sample: Sample,
+        tensors: Sequence[Tensor],
+        drawn: Sequence[Drawn],
+        left: Sequence[Tensor],
+        mapped: Mapped,
+        offsets: Sequence[int],
+    ) -> Sampled:
+        """Make the record; the pieces of `drawn` lie at `offsets` of `mapped`."""
         pieces = {
             d.tensor.name: replace(
                 d.tensor, shape=(d.nbytes // d.tensor.type.block_bytes * d.tensor.type.block_size,), offset=at,
@@ -186,7 +192,7 @@ class Sampled:
         return cls(sample, {d.tensor.name: d for d in drawn}, left, looked)
 
     def placed(self, content: Content) -> Content:
-        """What the scan of a tensor's pieces found, with the numbers that its blocks have in the tensor."""
+        """Translate the block numbers in the result of a scan of pieces to those in the tensor."""
         drawn, scan = self.drawn.get(content.tensor.name), content.scan
         if drawn is None or scan is None:
             return content
@@ -199,22 +205,30 @@ class Sampled:
             return replace(bad, row=row, block=block)
 
         scan = replace(
-            scan, first_not_finite=places(scan.first_not_finite), first_differing=places(scan.first_differing),
+            scan,
+            first_not_finite=places(scan.first_not_finite),
+            first_differing=places(scan.first_differing),
             first_subnormal=drawn.number(scan.first_subnormal) if scan.first_subnormal >= 0 else -1,
-            duplicate_rows=None, duplicate=None, zeros_at_start=0, zeros_at_end=0, runs=0, first_runs=[], repeats=[],
-        )  # fmt: skip
+            duplicate_rows=None,
+            duplicate=None,
+            zeros_at_start=0,
+            zeros_at_end=0,
+            runs=0,
+            first_runs=[],
+            repeats=[],
+        )
         bad = tuple(tuple(map(place, some)) for some in content.bad)
         return replace(
             content, tensor=drawn.tensor, scan=scan, described=tuple(places(content.described)), bad=(bad[0], bad[1])
         )
 
     def said(self, found: Finding) -> Finding:
-        """A finding of the pieces."""
+        """Mark a finding as one in the sample."""
         return replace(found, found=f"in the sample, {found.found}")
 
 
 def write_at(path: Path, at: int, body: bytes) -> None:
-    """Bytes to their place in a file that exists."""
+    """Write bytes at an offset of an existing file."""
     with open(path, "r+b", buffering=0) as file:
         file.seek(at)
         file.write(body)

@@ -1,7 +1,7 @@
-"""Compares each tensor with the source: are its bytes what llama.cpp makes of what it was quantized from?
+"""Comparison of each tensor with its source: are its bytes llama.cpp's quantization of the source?
 
-With the importance matrix, or where none was used, they are or they are not. Where one was used and is not at hand,
-`optimality` judges what holds for every importance.
+If the importance matrix is given, or none was used, the answer is yes or no. If one was used but is not given,
+`optimality` judges what holds for every importance matrix.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ from .optimality import MAX_K, Judgement, Kind, judge
 from .sources import Source
 from .xray import XRay, llama_values, xray
 
-#: Keys that llama.cpp writes when it quantized with an importance matrix.
+#: Key that llama.cpp writes when it quantizes with an importance matrix.
 IMPORTANCE_KEY = "quantize.imatrix.file"
-#: An importance changes nearly every block: with equal importance, at most 4 % stay (measured, every type). So where
-#: more than this share of the blocks are as llama.cpp makes them without one, none was used.
+#: An importance matrix changes nearly every block: at most 4 % stay the same (measured, every type). So if more than
+#: this share of the blocks equals llama.cpp's result without a matrix, none was used.
 _SAME = 0.5
 _F16, _BF16 = 1, 30
 
-#: "same": every byte. "differs": it is not what llama.cpp makes. "possible": it is what llama.cpp may make with some
-#: importance matrix. "impossible": with none. "missing": the source has no such tensor. "not compared": `unverified`
-#: says why.
+#: "same": every byte. "differs": not llama.cpp's result. "possible": llama.cpp may give it with some importance matrix.
+#: "impossible": it cannot with any. "missing": the source has no such tensor. "not compared": see `unverified`.
 Outcome = Literal["same", "differs", "possible", "impossible", "missing", "not compared"]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One tensor against its source.
+    """One tensor compared with its source.
 
     Args:
         tensor: the file's tensor.
-        source: the source's tensor of that name and shape, where there is one.
-        result: the comparison with what llama.cpp makes; None where they could not be compared.
+        source: the source's tensor of that name and shape, or None.
+        result: the comparison with llama.cpp's result; None if they could not be compared.
         unverified: why they could not be compared, or "".
-        xrays: the first block that differs, as in the file and as llama.cpp makes it; None where a type has no blocks,
-            and where nothing says how llama.cpp would make it.
-        judgement: what holds of it for every importance; None where that was not asked.
-        with_importance: it was quantized anew with the importance matrix that was given.
-        through: the type that the source's values were rounded to before, or "".
-        instead: what it was made of instead of its source, in words, where that was found; or "".
+        xrays: the first block that differs, in the file and in llama.cpp's result; None for a type without blocks, or
+            if llama.cpp's parameters are unknown.
+        judgement: the judgement for every importance matrix; None if not requested.
+        with_importance: whether the given importance matrix was used.
+        through: the type that the source's values were rounded to first, or "".
+        instead: what the tensor was really made from, in words, if found; otherwise "".
     """
 
     tensor: Tensor
@@ -68,7 +67,7 @@ class Comparison:
 
     @property
     def outcome(self) -> Outcome:
-        """In a word."""
+        """The outcome of the comparison."""
         if self.unverified:
             return "not compared"
         if self.source is None or self.result is None:
@@ -81,19 +80,19 @@ class Comparison:
 
     @property
     def first(self) -> tuple[int, int] | None:
-        """Row and block of the first difference."""
+        """Row and block of the first difference; None if there is none."""
         if self.result is None or not self.result.differing:
             return None
         return divmod(self.result.first, self.tensor.blocks_per_row)
 
     @property
     def error(self) -> float | None:
-        """The relative error of the decoded values: the root of Σ(x - y)² / Σx²; None where nothing was quantized."""
+        """Relative error of the decoded values: the root of Σ(x - y)² / Σx²; None if nothing was quantized."""
         return self._relative(None if self.result is None else self.result.error)
 
     @property
     def made_error(self) -> float | None:
-        """Likewise of what llama.cpp makes of the source, which is what the type reaches on these values."""
+        """Relative error of llama.cpp's own result, the error that the type reaches on these values."""
         return self._relative(None if self.result is None else self.result.made_error)
 
     def _relative(self, error: float | None) -> float | None:
@@ -102,11 +101,15 @@ class Comparison:
 
 
 def compare(
-    tensor: Tensor, source: Source, llama: Llama, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None,
+    tensor: Tensor,
+    source: Source,
+    llama: Llama,
+    threads: int = 1,
+    on_bytes: Callable[[int], object] = lambda _n: None,
     importance: Importance | None = None,
-) -> Comparison:  # fmt: skip
-    """Quantize the source's tensor as llama.cpp does, and compare; without the importance matrix that seems to have
-    been used, judge what holds for every one. Raises EnvironmentFault where llama.cpp dies."""
+) -> Comparison:
+    """Quantize the source's tensor as llama.cpp does, and compare. If an importance matrix seems to have been used but
+    is not given, judge what holds for every one. Raises EnvironmentFault if llama.cpp dies."""
     if tensor.name in source.reasons:
         return Comparison(tensor, unverified=source.reasons[tensor.name])
     origin = source.tensors.get(tensor.name)
@@ -116,11 +119,11 @@ def compare(
         return Comparison(tensor, origin, Requantized(0, -1, b""))
     same = origin.type == tensor.type
     if not same and (tensor.type.format is None and tensor.type.name not in FLOAT_TYPES):
-        why = "llama.cpp quantizes nothing to it" if tensor.type.name in NO_TO_FLOAT else "is not covered"
+        why = "llama.cpp does not quantize to it" if tensor.type.name in NO_TO_FLOAT else "is not covered"
         return Comparison(tensor, origin, unverified=f"type {tensor.type.name}: {why}")
     if not same and (origin.type.name in NO_TO_FLOAT and origin.type.name not in FLOAT_TYPES):
         return Comparison(
-            tensor, origin, unverified=f"llama.cpp has no conversion from {origin.type.name}, the source's"
+            tensor, origin, unverified=f"llama.cpp has no conversion from {origin.type.name}, the source's type"
         )
     fmt = None if same else tensor.type.format
     try:
@@ -157,10 +160,15 @@ def compare(
 
 
 def _requantized(
-    tensor: Tensor, origin: Origin, source: Source, llama: Llama, threads: int, on_bytes: Callable[[int], object],
+    tensor: Tensor,
+    origin: Origin,
+    source: Source,
+    llama: Llama,
+    threads: int,
+    on_bytes: Callable[[int], object],
     weights: np.ndarray | None,
-) -> Comparison:  # fmt: skip
-    """Against what llama.cpp makes; of a converted source also by way of a file in half precision."""
+) -> Comparison:
+    """Compare with llama.cpp's result; for a converted source, also with results by way of a half-precision file."""
     first = Comparison(
         tensor,
         origin,
@@ -178,7 +186,7 @@ def _requantized(
 
 
 def _may_be_weighted(compared: Comparison, fmt: BlockFormat, llama: Llama) -> bool:
-    """Whether an importance matrix can be why the tensor is not what llama.cpp makes without one."""
+    """Whether an importance matrix may be the reason that the tensor differs from llama.cpp's result without one."""
     result = compared.result
     assert result is not None
     blocks = compared.tensor.n_rows * compared.tensor.blocks_per_row - result.zeros
@@ -187,7 +195,8 @@ def _may_be_weighted(compared: Comparison, fmt: BlockFormat, llama: Llama) -> bo
 
 
 def uses_importance(fmt: BlockFormat, llama: Llama) -> bool:
-    """Whether llama.cpp makes other blocks of the type with an importance: it is asked to."""
+    """Whether an importance matrix changes llama.cpp's blocks of the type: llama.cpp quantizes random data with and
+    without one."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((16, 256), np.float32)
     weights = np.exp(rng.standard_normal(256)).astype(np.float32)
@@ -216,7 +225,7 @@ def _xrays(compared: Comparison, llama: Llama) -> tuple[XRay, XRay] | None:
 
 
 def comparison_findings(comparisons: Sequence[Comparison], model: Model, source: Source) -> Iterator[Finding]:
-    """What the comparisons found wrong, and the tensors that only one of the files has."""
+    """Yield findings of the comparisons, and of tensors that only one of the files has."""
     named = IMPORTANCE_KEY in model.metadata
     for c in comparisons:
         if c.outcome == "missing":
@@ -230,8 +239,14 @@ def comparison_findings(comparisons: Sequence[Comparison], model: Model, source:
     yield from _possible([c for c in comparisons if c.outcome == "possible"], named)
     for name, other in source.tensors.items():
         if name not in model.tensors:
-            yield finding("source-left", 0, 0, "every tensor of the source", f"no {quoted(name)}, which the source "
-                          f"({printable(source.path.name)}) holds as {other.type.name}", name)  # fmt: skip
+            yield finding(
+                "source-left",
+                0,
+                0,
+                "every tensor of the source",
+                f"no {quoted(name)}, which the source ({printable(source.path.name)}) holds as {other.type.name}",
+                name,
+            )
 
 
 def _missing(c: Comparison, source: Source) -> Finding:
@@ -254,10 +269,10 @@ def _differs(c: Comparison, named: bool) -> Finding:
     pair = f"{tensor.mapped.read()[start:stop].tobytes().hex()} for {c.result.block.hex()}"
     because = ""
     if c.with_importance:
-        because = "; with the importance matrix that was given"
+        because = "; with the given importance matrix"
     elif named and tensor.type.quantized:
-        because = "; the metadata name an importance matrix, but too many blocks are as they are made without one"
-    what = f"what llama.cpp makes of {c.source.type.name} as {tensor.type.name}"
+        because = "; the metadata list an importance matrix, but too many blocks equal the result without one"
+    what = f"llama.cpp's conversion of {c.source.type.name} to {tensor.type.name}"
     found = (
         f"{c.result.differing:,} of {blocks:,} {unit}s of {quoted(tensor.name)} differ, the first row {row} "
         f"{unit} {block}: {pair}{because}"
@@ -270,7 +285,7 @@ def _exchanged(c: Comparison) -> Finding:
     tensor = c.tensor
     start = tensor.block_offset(*c.first)
     found = f"{quoted(tensor.name)} {c.instead}"
-    expected = f"what llama.cpp makes of the source's {quoted(tensor.name)}"
+    expected = f"llama.cpp's quantization of the source's {quoted(tensor.name)}"
     of = finding("source-exchanged", start, start + tensor.type.block_bytes, expected, found, tensor.name)
     return replace(of, part=tensor.part)
 
@@ -293,20 +308,20 @@ def _broken_rules(c: Comparison) -> Iterator[Finding]:
     yield from at(j.codes, "source-codes", "the nearest code of each value", "have codes that are not the nearest")
     yield from at(j.scales, "source-scale", "a scale that fits its codes", "have scales that no weights explain")
     yield from at(j.far, "source-far", "values near the source's", "are further from the source than zeros are")
-    yield from at(j.outliers, "source-outlier", "blocks like the tensor's others", "are unlike the others of it")
+    yield from at(j.outliers, "source-outlier", "blocks like the tensor's others", "are unlike its others")
 
 
 def _possible(comparisons: Sequence[Comparison], named: bool) -> Iterator[Finding]:
-    """One note for all tensors that need an importance matrix to be what llama.cpp makes."""
+    """Yield one note for all tensors that llama.cpp could only have made with an importance matrix."""
     if not comparisons:
         return
     tensor = comparisons[0].tensor
     n = len(comparisons)
     tensors = f"{n} tensor{'' if n == 1 else 's'}, the first {quoted(tensor.name)},"
-    said = "the metadata name one" if named else "the metadata name none"
-    found = f"{tensors} as some importance matrix may make {'it' if n == 1 else 'them'} ({said}); not proven"
+    said = "the metadata list one" if named else "the metadata list none"
+    found = f"{tensors} {'is' if n == 1 else 'are'} possible with some importance matrix ({said}); not proven"
     start = tensor.offset
-    expected = "the bytes that llama.cpp makes without one, or --imatrix"
+    expected = "llama.cpp's bytes without one, or --imatrix"
     yield replace(
         finding("source-importance", start, start + tensor.nbytes, expected, found, tensor.name), part=tensor.part
     )

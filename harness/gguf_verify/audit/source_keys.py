@@ -1,9 +1,9 @@
-"""Compares the keys of a file with those of its source: a model with another rope base has the same tensors.
+"""Comparison of a file's keys with its source's: a model with another rope base has the same tensors.
 
-Keys may differ by this rule. The quantizer and the splitter write `general.file_type`, `general.quantization_version`,
+Some keys may differ. The quantizer and the splitter write `general.file_type`, `general.quantization_version`,
 `general.alignment`, `general.tensor_extra.*`, `quantize.*` and `split.*`. The other `general.*` describe the model in
-words (names, authors, licences, tags), but for its architecture, its type and the sampling. All else is what programs
-compute with, and must be the source's.
+words (names, authors, licences, tags), except for its architecture, its type and the sampling. Everything else is used
+in computations, and must equal the source's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..support.text import quoted
 _WRITTEN = ("general.file_type", "general.quantization_version", "general.alignment")
 _WRITTEN_BELOW = ("general.tensor_extra.", "quantize.", "split.")
 _DESCRIBES, _COMPUTED_WITH = "general.", ("general.architecture", "general.type", "general.sampling.")
-#: Bytes of a long text that are looked at to show it.
+#: Number of bytes of a long text to decode for display.
 _SHOWN = 256
 
 
 @dataclass(frozen=True)
 class SourceKeys:
-    """A file's keys against its source's.
+    """A comparison of a file's keys with its source's.
 
     Args:
-        compared: how many keys were compared.
-        differing: how many of them differ, or are in one of the files alone.
+        compared: number of keys compared.
+        differing: number of keys that differ, or that only one of the files has.
         why: why none were compared, or "".
     """
 
@@ -40,23 +40,23 @@ class SourceKeys:
 
     @property
     def words(self) -> str:
-        """For a report."""
+        """The comparison in words, for a report."""
         if self.why:
             return f"keys not compared: {self.why}"
         n = self.compared
         some = f"{self.differing:,} of {n:,} keys differ{'s' if self.differing == 1 else ''}"
-        return some if self.differing else f"all {n:,} keys that were compared agree"
+        return some if self.differing else f"all {n:,} compared keys agree"
 
 
 def may_differ(key: str) -> bool:
-    """Whether a quantized file may have another value of a key than its source."""
+    """Whether a quantized file's value of a key may differ from its source's."""
     if key in _WRITTEN or key.startswith(_WRITTEN_BELOW):
         return True
     return key.startswith(_DESCRIBES) and not key.startswith(_COMPUTED_WITH)
 
 
 def compare_keys(model: Model, source: Mapping[str, object] | None) -> tuple[SourceKeys, list[Finding]]:
-    """How many keys agree, and a finding for each that does not; `source` is None where the source has no such keys."""
+    """Compare the keys; returns counts and a finding for each that differs. `source` is None if it has no such keys."""
     if source is None:
         return SourceKeys(why="safetensors hold none"), []
     names = [key for key in dict.fromkeys((*model.metadata, *source)) if not may_differ(key)]
@@ -79,7 +79,7 @@ def _key(model: Model, source: Mapping[str, object], key: str) -> Iterator[Findi
 
 
 def _unlike(ours: object, theirs: object) -> tuple[str, str] | None:
-    """Two values, as far as they differ, in words; None where they are equal. A NaN equals any other."""
+    """Return two values in words, reduced to their difference; None if they are equal. Any NaN equals any other."""
     if isinstance(ours, float) and isinstance(theirs, float) and ours != ours and theirs != theirs:
         return None
     if _is_array(ours) and _is_array(theirs):
@@ -117,7 +117,7 @@ def _is_array(value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, memoryview):  # a text that is too long to be held
+    if isinstance(value, memoryview):  # a text too long to be copied
         value = bytes(value[:_SHOWN]).decode(errors="replace")
     if isinstance(value, str):
         return quoted(value)

@@ -1,10 +1,10 @@
-"""What a model was quantized from: a GGUF file, split or not, or a file or folder of safetensors.
+"""The source of a quantized model: a GGUF file, split or not, or a file or folder of safetensors.
 
-Names of safetensors are those of the model's framework. gguf-py's table says what each is called in GGUF. llama.cpp's
-converter also changes some values (convert_hf_to_gguf.py of v0.5.0): for the architecture `llama`, to which Mistral's
-models belong too, it orders the rows of Q and K anew, so that the two halves of a rotated pair are neighbours
-(`LlamaModel.permute`); for `qwen2` and `qwen3` it changes nothing. What other architectures change is not known here.
-What cannot be compared has a reason, and is counted.
+Names in safetensors are those of the model's framework; gguf-py's table maps them to GGUF names. llama.cpp's converter
+also changes some values (convert_hf_to_gguf.py of v0.5.0): for the architecture `llama`, which includes Mistral's
+models, it reorders the rows of Q and K, so that the two halves of a rotated pair become neighbours
+(`LlamaModel.permute`); for `qwen2` and `qwen3` it changes nothing. The changes for other architectures are not known
+here. Every tensor that cannot be compared gets a reason, and is counted.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from ..support.partial_import import submodule
 from ..support.text import printable, quoted
 from .safetensors import read_header, read_json
 
-#: Bytes of an index, of which one of a thousand shards has about ten million.
+#: Size limit of an index in bytes; one of a thousand shards has about ten million.
 MAX_INDEX = 64 << 20
-#: Architectures whose conversion is known → whether Q and K are permuted.
+#: Architectures whose conversion is known → whether it permutes Q and K.
 PERMUTED = {"llama": True, "qwen2": False, "qwen3": False}
 #: dtype → ggml's number.
 _TYPES = {"F32": 0, "F16": 1, "BF16": 30}
-#: Tensors that the converter leaves out: they are computed anew, or belong to training.
+#: Tensors that the converter drops: they are recomputed, or belong to training.
 _LEFT_OUT = (".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq")
 
 
 @dataclass
 class Source:
-    """What a model was made from, open.
+    """The source of a model, open.
 
     Args:
-        path: as it was named.
+        path: the path as given.
         kind: "GGUF" or "safetensors".
-        tensors: by their names in GGUF.
+        tensors: GGUF name → tensor.
         reasons: GGUF name → why that tensor cannot be compared.
-        unmapped: names in the source's own files of tensors that no name of GGUF is known for, and why.
-        converted: whether a converter stands between the source and a file of llama.cpp, which may round values.
-        files: that it is of.
-        metadata: its keys; None of safetensors, which have none.
+        unmapped: pairs of a name in the source's own files without a known GGUF name, and the reason.
+        converted: whether a converter, which may round values, stands between the source and llama.cpp's file.
+        files: the source's files.
+        metadata: its keys; None for safetensors, which have none.
     """
 
     path: Path
@@ -63,12 +63,12 @@ class Source:
     _stack: ExitStack = field(default_factory=ExitStack)
 
     def sha256(self) -> tuple[str, ...]:
-        """The digest of each file."""
+        """Return the digest of each file."""
         return tuple(mapped.sha256() for mapped in self.files)
 
     @property
     def changed(self) -> bool:
-        """Whether a file is no longer the one that was opened."""
+        """Whether a file changed since it was opened."""
         return any(mapped.changed for mapped in self.files)
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Source:
 
 
 def open_source(path: Path, model: Model) -> Source:
-    """Open what `model` was made from. Raises MalformedFile, NoSuchFile and EnvironmentFault, in one line."""
+    """Open the source of `model`. Raises MalformedFile, NoSuchFile and EnvironmentFault with one line."""
     if path.is_dir() or path.name.endswith((".safetensors", ".safetensors.index.json")):
         return _safetensors(path, model)
     source = open_model(path)
@@ -94,7 +94,7 @@ def open_source(path: Path, model: Model) -> Source:
 
 
 def _shards(path: Path) -> list[Path]:
-    """The files of a source, in order; several only where an index names them."""
+    """Return the files of a source, in order; several only if an index lists them."""
     if path.name.endswith(".safetensors"):
         return [path]
     if path.is_dir():
@@ -106,7 +106,7 @@ def _shards(path: Path) -> list[Path]:
             if len(found) == 1:
                 return found
             what = f"{len(found)} safetensors files and no index" if found else "no safetensors file"
-            raise MalformedFile(f"{printable(str(path))}: a folder with {what}; name the file")
+            raise MalformedFile(f"{printable(str(path))}: a folder with {what}; give the file's path")
         path = index
     mapped = Mapped(path)
     try:
@@ -116,11 +116,13 @@ def _shards(path: Path) -> list[Path]:
     finally:
         mapped.close()
     if not isinstance(files, dict) or not files or not all(isinstance(f, str) for f in files.values()):
-        raise MalformedFile(f"{printable(str(path))}: its weight_map is no map of tensors to files")
+        raise MalformedFile(f"{printable(str(path))}: its weight_map is not a map of tensors to files")
     names = sorted(set(files.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise MalformedFile(f"{printable(str(path))}: {quoted(name)} is no name of a safetensors file beside it")
+            raise MalformedFile(
+                f"{printable(str(path))}: {quoted(name)} is not the name of a safetensors file beside it"
+            )
     return [path.with_name(name) for name in names]
 
 
@@ -135,12 +137,12 @@ def _safetensors(path: Path, model: Model) -> Source:
             except NoSuchFile as error:
                 if shard == path:
                     raise
-                raise MalformedFile(str(error), error.id) from None  # it is the index that names it
+                raise MalformedFile(str(error), error.id) from None  # the index lists it, so the index is malformed
             stack.callback(mapped.close)
             files.append(mapped)
             for name, entry in read_header(mapped).items():
                 if name in entries:
-                    raise MalformedFile(f"{printable(str(shard))}: {quoted(name)} is in another file, too")
+                    raise MalformedFile(f"{printable(str(shard))}: {quoted(name)} is in another file too")
                 entries[name] = mapped, entry
         tensors, reasons, unmapped = _mapped(entries, model)
         return Source(path, "safetensors", tensors, reasons, unmapped, True, tuple(files), _stack=stack)
@@ -152,16 +154,18 @@ def _safetensors(path: Path, model: Model) -> Source:
 def _mapped(
     entries: Mapping[str, tuple[Mapped, Any]], model: Model
 ) -> tuple[dict[str, Origin], dict[str, str], tuple[tuple[str, str], ...]]:
-    """Tensors by GGUF name; GGUF names that are not compared, with the reason; and names that are not mapped."""
+    """Map tensors to GGUF names; returns them, GGUF names that cannot be compared with reasons, and unmapped names."""
     architecture = model.architecture or ""
     constants = submodule("gguf.constants")
     number = next((a for a, name in constants.MODEL_ARCH_NAMES.items() if name == architecture), None)
     if number is None or architecture not in PERMUTED:
-        why = f"what the conversion of the architecture {quoted(architecture)} changes is not known"
+        why = f"the conversion of architecture {quoted(architecture)} is not known"
         return {}, dict.fromkeys(model.tensors, why), tuple((name, why) for name in entries)
     blocks = model.metadata.get(f"{architecture}.block_count")
     if isinstance(blocks, bool) or not isinstance(blocks, int) or not 0 < blocks <= 1 << 14:
-        raise MalformedFile(f"{printable(str(model.path))}: no {architecture}.block_count, which names need")
+        raise MalformedFile(
+            f"{printable(str(model.path))}: no {architecture}.block_count, which the mapping of names needs"
+        )
     table = submodule("gguf.tensor_mapping").get_tensor_name_map(number, blocks)
     tensors: dict[str, Origin] = {}
     reasons: dict[str, str] = {}
@@ -175,7 +179,7 @@ def _mapped(
             continue
         kind = tensor_type(_TYPES[entry.dtype]) if entry.dtype in _TYPES else None
         if kind is None:
-            reasons[name] = f"the source's is {entry.dtype}, which is not F32, F16 or BF16"
+            reasons[name] = f"its source is {entry.dtype}, not F32, F16 or BF16"
             continue
         if name in tensors:
             reasons[name] = "several tensors of the source have this name"
@@ -188,13 +192,13 @@ def _mapped(
         tensors.pop(name, None)
     if unmapped:
         for name in model.tensors.keys() - tensors.keys() - reasons.keys():
-            reasons[name] = "no tensor of the source has its name, and some have names that gguf-py does not know"
+            reasons[name] = "no tensor of the source has its name, but some have names unknown to gguf-py"
     return tensors, reasons, tuple(unmapped)
 
 
 def _origin(
     name: str, called: str, kind: TensorType, entry: Any, mapped: Mapped, model: Model, permuted: bool
-) -> Origin:  # fmt: skip
+) -> Origin:
     shape = tuple(reversed(entry.shape))
     while len(shape) > 1 and shape[-1] == 1:
         shape = shape[:-1]
@@ -213,13 +217,13 @@ def _heads(model: Model, of_k: bool) -> int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if value is not None:
-            raise ValueError(f"{key} differs by layer, so the order of its rows is not known")
-    raise ValueError(f"without {prefix} the order of its rows is not known")
+            raise ValueError(f"{key} differs by layer, so the order of its rows is unknown")
+    raise ValueError(f"without {prefix} the order of its rows is unknown")
 
 
 def _order(shape: tuple[int, ...], heads: int) -> npt.NDArray[np.int64]:
-    """The row of the source for each row: `LlamaModel.permute`, applied to the rows' numbers."""
+    """Return the source's row for each row: `LlamaModel.permute`, applied to row numbers."""
     rows = shape[1] if len(shape) == 2 else 0
     if heads < 1 or not rows or rows % (2 * heads):
-        raise ValueError(f"{rows} rows are not {heads} heads of pairs, so their order is not known")
+        raise ValueError(f"{rows} rows are not {heads} heads of pairs, so their order is unknown")
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).reshape(-1)

@@ -1,6 +1,6 @@
-"""The x-ray of a block: its bytes, what each of them means, and its values beside llama.cpp's. Nothing is printed.
+"""The x-ray of a block: its bytes, their meaning, and its values beside llama.cpp's. Nothing is printed.
 
-Which block it may be, and what a block is where a type has none: see `places`.
+See `places` for selecting a block, and for "blocks" of types without any.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class XRay:
-    """A block.
+    """The x-ray of one block.
 
     Args:
         file: path of the file; `part` is its index in a split model.
         tensor, type, shape: as in the file; the name is not escaped.
         n_rows, blocks_per_row: of the tensor.
-        row, block: which one; `block` counts in its row.
+        row, block: the block's position; `block` counts in its row.
         first: index in the row of its first value.
-        n_values: how many values it has.
-        offset: absolute byte offset in the file; it ends before `stop`.
-        in_file: the bytes are the file's, not some that the caller gave for this place.
+        n_values: number of its values.
+        offset, stop: absolute byte range in the file, half-open.
+        in_file: the bytes are the file's, not given by the caller for this position.
         previous, next: the neighbours in the file; None at the tensor's ends.
         raw: its bytes.
         elements: it is a window of elements, not a block.
-        rule: how a value comes from its code, "" where our decode does not cover the type.
+        rule: the formula of a value from its code; "" if our decoder does not support the type.
         fields: of the struct, in file order; empty likewise.
-        scale: d; None where groups of values have scales of their own.
-        minimum: m of `d·q + m`; None where there is none.
-        minimum_is: "stored", or what it is computed as, or "".
-        scales, minima: of each group, multiplied out; empty where the block is one group, or has no minima.
-        codes: as stored, before any offset; the bits of elements. Empty where our decode does not cover the type.
-        parts: of the codes, high bits first.
+        scale: d; None if groups of values have their own scales.
+        minimum: m of `d·q + m`; None if there is none.
+        minimum_is: "stored", or its formula, or "".
+        scales, minima: of each group, multiplied out; empty if the block is one group, or has no minima.
+        codes: as stored, before any offset; for elements their bits. Empty if our decoder does not support the type.
+        parts: parts of the codes, high bits first.
         items: for each value the item that holds the low bits of its code, as an integer.
-        sources: for each value where its code's bits stand, in words.
-        ours, theirs: the decoded values, float32; None where there is no decode, or llama.cpp was not asked.
-        differs: values whose bits differ; any NaN equals any NaN.
-        asked: the byte that was asked for, in words, or "".
+        sources: for each value the location of its code's bits, in words.
+        ours, theirs: the decoded values, float32; None without a decoder, or if llama.cpp was not used.
+        differs: indices of values whose bits differ; any NaN equals any NaN.
+        asked: the requested byte, in words, or "".
         notes: what is missing and why.
     """
 
@@ -91,15 +91,15 @@ class XRay:
 
     @property
     def flat(self) -> int:
-        """Number of the block in the tensor."""
+        """Index of the block in the tensor."""
         return self.row * self.blocks_per_row + self.block
 
 
 def llama_values(llama: Llama, tensor: Tensor, row: int, block: int) -> Floats | None:
-    """llama.cpp's `to_float` of a block, float32[values]; None where llama.cpp has no conversion from the type.
+    """Return llama.cpp's `to_float` of a block, float32[values]; None if llama.cpp has no conversion from the type.
 
-    Raises IndexError for a block that the tensor does not have, EnvironmentFault where llama.cpp dies, MalformedFile
-    where the file has shrunk.
+    Raises IndexError if the block does not exist, EnvironmentFault if llama.cpp dies, MalformedFile if the file has
+    shrunk.
     """
     start, stop, n = extent(tensor, row, block)
     if tensor.type.name in NO_TO_FLOAT:
@@ -116,16 +116,16 @@ def xray(
     raw: bytes | None = None,
     asked: int | None = None,
 ) -> XRay:
-    """The x-ray of one block.
+    """Make the x-ray of one block.
 
     Args:
-        tensor, row, block: as `find_block` gives them.
-        theirs: llama.cpp's values, float32[values of the block], see `llama_values`; None where there are none.
-        raw: bytes to look at instead of the file's, such as what llama.cpp makes of the source in this place.
-        asked: absolute offset of the byte that was asked for.
+        tensor, row, block: as returned by `find_block`.
+        theirs: llama.cpp's values, float32[values of the block], see `llama_values`; None if there are none.
+        raw: bytes to examine instead of the file's, such as llama.cpp's own result for this block.
+        asked: absolute offset of the requested byte.
 
-    Raises IndexError for a block that the tensor does not have, ValueError for `theirs` or `raw` of another size,
-    MalformedFile where the file has shrunk.
+    Raises IndexError if the block does not exist, ValueError if `theirs` or `raw` has the wrong size, MalformedFile if
+    the file has shrunk.
     """
     start, stop, n = extent(tensor, row, block)
     content = tensor.mapped.read()[start:stop].tobytes() if raw is None else raw
@@ -138,24 +138,45 @@ def xray(
     read = read_block(kind.name, content, start)
     ours = read.values
     return XRay(
-        file=str(tensor.mapped.path), part=tensor.part, tensor=tensor.name, type=kind.name, shape=tensor.shape,
-        n_rows=tensor.n_rows, blocks_per_row=grid(tensor).per_row, row=row, block=block,
-        first=block * grid(tensor).values, n_values=n, offset=start, stop=stop, in_file=raw is None,
-        previous=neighbour(tensor, flat - 1), next=neighbour(tensor, flat + 1),
-        raw=content, elements=not kind.quantized, rule=read.rule, fields=read.fields, scale=read.scale,
-        minimum=read.minimum, minimum_is=read.minimum_is, scales=read.scales, minima=read.minima,
-        codes=read.codes, parts=read.parts,
-        items=read.items, sources=read.sources,
+        file=str(tensor.mapped.path),
+        part=tensor.part,
+        tensor=tensor.name,
+        type=kind.name,
+        shape=tensor.shape,
+        n_rows=tensor.n_rows,
+        blocks_per_row=grid(tensor).per_row,
+        row=row,
+        block=block,
+        first=block * grid(tensor).values,
+        n_values=n,
+        offset=start,
+        stop=stop,
+        in_file=raw is None,
+        previous=neighbour(tensor, flat - 1),
+        next=neighbour(tensor, flat + 1),
+        raw=content,
+        elements=not kind.quantized,
+        rule=read.rule,
+        fields=read.fields,
+        scale=read.scale,
+        minimum=read.minimum,
+        minimum_is=read.minimum_is,
+        scales=read.scales,
+        minima=read.minima,
+        codes=read.codes,
+        parts=read.parts,
+        items=read.items,
+        sources=read.sources,
         ours=None if ours is None else tuple(ours.tolist()),
         theirs=None if theirs is None else tuple(theirs.tolist()),
         differs=() if ours is None or theirs is None else tuple(differing(ours, theirs)),
         asked="" if asked is None else _asked(read.fields, what, start, stop, asked),
         notes=tuple(_notes(kind.name, ours, theirs)),
-    )  # fmt: skip
+    )
 
 
 def differing(a: Floats | Sequence[float], b: Floats | Sequence[float]) -> list[int]:
-    """Indices of the values whose float32 bits differ; any NaN equals any NaN."""
+    """Return the indices of values whose float32 bits differ; any NaN equals any NaN."""
     x, y = np.asarray(a, np.float32), np.asarray(b, np.float32)
     differs = (x.view(np.uint32) != y.view(np.uint32)) & ~(np.isnan(x) & np.isnan(y))
     return [int(i) for i in np.flatnonzero(differs)]
@@ -164,16 +185,16 @@ def differing(a: Floats | Sequence[float], b: Floats | Sequence[float]) -> list[
 def _notes(kind: str, ours: Floats | None, theirs: Floats | None) -> list[str]:
     notes = []
     if ours is None:
-        notes.append(f"our decode does not cover {kind}: the fields are not known here")
+        notes.append(f"our decoder does not support {kind}: its fields are unknown here")
     if theirs is None and kind in NO_TO_FLOAT:
         notes.append(f"llama.cpp has no conversion from {kind} to compare with")
     elif theirs is None:
-        notes.append("llama.cpp's values are not at hand")
+        notes.append("llama.cpp's values are not available")
     return notes
 
 
 def _asked(fields: Sequence[FieldBytes], what: str, start: int, stop: int, asked: int) -> str:
-    """Such as `byte 10 of the block, qs[2]: bits of x[18] and x[2]`."""
+    """Describe a byte, such as `byte 10 of the block, qs[2]: bits of x[18] and x[2]`."""
     if not start <= asked < stop:
         raise ValueError(f"byte {asked} is not in the {what}, which has bytes {start} to {stop - 1}")
     words = f"byte {asked - start} of the {what}"
@@ -197,11 +218,11 @@ def _asked(fields: Sequence[FieldBytes], what: str, start: int, stop: int, asked
 
 
 def to_dict(x: XRay) -> dict[str, Any]:
-    """The x-ray as plain objects that JSON can hold.
+    """Convert the x-ray to plain objects that JSON can hold.
 
-    Bytes are hex. Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity"; names are not escaped,
-    but what was no UTF-8 in them. Keys are those of `XRay`; a field has name, type, count, doc, start, stop, offset,
-    hex and values; a neighbour row, block and offset; a part of the codes name, high, low and values.
+    Bytes are hex. Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names are not escaped,
+    except for bytes that are not UTF-8. Keys are those of `XRay`; a field has name, type, count, doc, start, stop,
+    offset, hex and values; a neighbour has row, block and offset; a part of the codes has name, high, low and values.
     """
     plain = {
         **{name: getattr(x, name) for name in x.__dataclass_fields__ if name not in ("raw", "items")},
@@ -227,6 +248,6 @@ def _safe(value: Any) -> Any:
         return [_safe(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, str):  # a name that was no UTF-8 holds surrogates, which JSON text cannot
+    if isinstance(value, str):  # bytes that are not UTF-8 are surrogates, which JSON cannot hold
         return value.encode("utf-8", "backslashreplace").decode()
     return value

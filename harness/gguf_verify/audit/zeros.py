@@ -1,22 +1,22 @@
-"""Runs of bytes that are zero or repeat, and matrices whose values are all the same: weights that were never written.
+"""Runs of bytes that are zero or repeat, and matrices of one value: weights that were never written.
 
-A download that was preallocated and never finished has the right size and zeros in its place; so has a file of which a
-file system lost blocks. `kernels/emulator/scan.hpp` finds the runs of each tensor, and here those of neighbours in the
-file are joined, with the padding between them. A run is a finding if at least `RUN_BYTES` of it lie in matrices, where
-no known use explains them:
+An unfinished download into a preallocated file has the right size and zeros for the missing data, and so has a file of
+which a file system lost blocks. `kernels/emulator/scan.hpp` finds the runs of each tensor; here the runs of adjacent
+tensors are joined, across the padding between them. A run is a finding if at least `RUN_BYTES` of it lie in matrices
+and no known use explains them:
 
 - Vectors and biases may be zero. A norm's weights may not: they would make a layer's input zero.
-- The second matrix of an adapter may be, which begins as zeros: an adapter that was not trained changes nothing.
-- Up to `DEAD_ROWS` whole rows may be: neurons that never fire, tokens that were never trained.
-- Whole rows of the vocabulary may be that stand for no ordinary token, or are its last ones: padding. The last rows of
-  another matrix may be, where they are few: its size was rounded up.
+- The second matrix of an adapter may be zero, its initial value: an untrained adapter changes nothing.
+- Up to `DEAD_ROWS` whole rows may be zero: neurons that never fire, tokens that were never trained.
+- Whole rows of the vocabulary may be zero if they belong to no ordinary token, or are its last ones: padding. A few
+  last rows of another matrix may be zero: its size was rounded up.
 
-Runs of bytes that repeat after 64 or fewer, as a pattern that fills memory or text does, are judged in the same way,
-each by itself: equal blocks make up whole rows too. The last bytes of the block before such a row often belong to the
-pattern, so that parts of blocks do not count.
+Runs of bytes that repeat after at most 64 bytes, as patterns that fill memory and text do, are judged in the same way,
+each alone: equal blocks can make up whole rows too. The last bytes of the block before such a row often belong to the
+pattern, so partial blocks do not count.
 
-Whole means that a run starts and ends with a row, which lost pieces of a file do by chance alone. Zeros in Q4_0 or Q5_0
-are no zero bytes, since llama.cpp's quantizer writes -0 as their scale: what is said of matrices goes by the values.
+"Whole" means that a run starts and ends with a row; lost pieces of a file do so only by chance. Zeros in Q4_0 or Q5_0
+are not zero bytes, because llama.cpp's quantizer writes -0 as their scale. So matrices are judged by their values.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from ..llama.worker.tensor_scan import DEAD_ROWS, RUN_BYTES
 from ..support.text import quoted
 from .content import Content, finding_at
 
-#: Bytes between two tensors that are looked at: padding.
+#: Largest gap in bytes between two tensors whose runs are joined: padding.
 _BETWEEN = 1 << 16
-#: The last rows of a matrix that may be padding: of a vocabulary half of them, else one in so many.
+#: Share of a matrix's last rows that may be padding: for a vocabulary one in two, for others one in sixteen.
 _PADDED_VOCABULARY, _PADDED = 2, 16
 #: gguf-py's `TokenType.NORMAL`.
 _ORDINARY = 1
 _MOST_NAMED = 4
-#: Bytes of a pattern that are shown.
+#: Number of bytes of a pattern to show.
 _SHOWN = 16
 
 
 @dataclass(frozen=True)
 class Zeros:
-    """Bytes of one tensor that are zero, or repeat, counted from its first byte."""
+    """A range of bytes of one tensor that are zero, or repeat, counted from its first byte."""
 
     tensor: Tensor
     start: int
@@ -62,16 +62,16 @@ class Zeros:
 
     @property
     def rows(self) -> tuple[int, int] | None:
-        """The rows that it consists of; None where it starts or ends within one."""
+        """The range of rows that it consists of; None if it starts or ends inside one."""
         first, within = divmod(self.start, self.tensor.row_bytes)
         stop, beyond = divmod(self.stop, self.tensor.row_bytes)
         return None if within or beyond else (first, stop)
 
 
 def zero_findings(contents: Sequence[Content], model: Model) -> Iterator[Finding]:
-    """A finding for each run of bytes that are zero or repeat, and for each matrix, or norm, of one value that is in no
-    run of zeros."""
-    if model.metadata.get("general.type") == "imatrix":  # no weights: columns that saw no activation are zero
+    """Yield a finding for each run of bytes that are zero or repeat, and for each matrix or norm of one value that is
+    not part of a reported run of zeros."""
+    if model.metadata.get("general.type") == "imatrix":  # not weights: columns without activations are zero
         return
     named: set[str] = set()
     for run in _runs(contents):
@@ -93,7 +93,7 @@ def _stop(tensor: Tensor) -> int:
 
 
 def _runs(contents: Sequence[Content]) -> Iterator[list[Zeros]]:
-    """Runs of zero bytes in the order of the file, each as its pieces in consecutive tensors."""
+    """Yield runs of zero bytes in file order, each as its pieces in consecutive tensors."""
     for _, of_part in groupby(sorted(contents, key=_place), key=lambda c: c.tensor.part):
         run: list[Zeros] = []
         for content in of_part:
@@ -121,13 +121,13 @@ def _place(content: Content) -> tuple[int, int]:
 
 
 def _touch(first: Tensor, second: Tensor) -> bool:
-    """Whether nothing but zeros lies between two tensors."""
+    """Whether only zeros lie between two tensors."""
     start, stop = _stop(first), second.offset
     return 0 <= stop - start <= _BETWEEN and not first.mapped.read()[start:stop].any()
 
 
 def _explained(zeros: Zeros, model: Model) -> bool:
-    """Whether zeros of a tensor have a known use."""
+    """Whether a known use explains zeros of a tensor."""
     tensor, rows = zeros.tensor, zeros.rows
     if not is_weights(tensor):
         return True
@@ -142,20 +142,20 @@ def _explained(zeros: Zeros, model: Model) -> bool:
 
 
 def is_weights(tensor: Tensor) -> bool:
-    """Whether a tensor is a matrix of weights, by its shape and llama.cpp's names; else its values may be the same."""
+    """Whether a tensor is a matrix of weights, by its shape and llama.cpp's names; others may have equal values."""
     dimensions = sum(n > 1 for n in tensor.shape)
     other = tensor.name.endswith((".bias", ".lora_b")) or "norm" in tensor.name
     return may_be_matrix(tensor) and dimensions > 1 and not other
 
 
 def is_vocabulary(tensor: Tensor, model: Model) -> bool:
-    """Whether the rows of a matrix are those of tokens."""
+    """Whether the rows of a matrix belong to tokens."""
     embedding = model.tensors.get("token_embd.weight")
     return len(tensor.shape) == 2 and embedding is not None and tensor.n_rows == embedding.n_rows
 
 
 def _ordinary(model: Model, first: int, stop: int) -> int:
-    """How many of the rows stand for tokens that are not special, unused or bytes."""
+    """Count the rows that belong to tokens which are not special, unused or bytes."""
     types = model.metadata.get("tokenizer.ggml.token_type")
     tokens = model.metadata.get("tokenizer.ggml.tokens")
     if isinstance(types, np.ndarray):
@@ -176,7 +176,7 @@ def _run(run: Sequence[Zeros]) -> Finding:
 
 
 def _named(zeros: Zeros) -> str:
-    """A tensor and which of its bytes are zero, in words."""
+    """Describe a tensor and the range of its zero bytes."""
     tensor, name = zeros.tensor, quoted(zeros.tensor.name)
     if zeros.whole:
         return f"all of {name}"
@@ -212,13 +212,13 @@ def _repeats(content: Content, model: Model) -> Iterator[Finding]:
 
 
 def is_constant(content: Content) -> bool:
-    """Whether the rows of a matrix are all the same."""
+    """Whether the rows of a matrix are all equal."""
     scan = content.scan
     return scan is not None and (scan.zero_blocks == scan.blocks or scan.duplicate_rows == content.tensor.n_rows - 1)
 
 
 def _constant(content: Content) -> str | None:
-    """What a matrix consists of whose values, or rows, are all the same, or a norm of zeros; None of other tensors."""
+    """Describe a matrix whose values or rows are all equal, or a norm of zeros; None for other tensors."""
     tensor, scan = content.tensor, content.scan
     if scan is None or not scan.blocks:
         return None

@@ -1,4 +1,4 @@
-"""Compares a certificate with files, with this installation, and with a signature."""
+"""Comparison of a certificate with files, with this installation, and with a signature."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from . import materials, signing
 from .materials import of_the_system
 from .records import Project, Statement
 
-#: What became of a comparison.
+#: The outcome of a comparison.
 Outcome = Literal["matches", "differs", "not checked"]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One comparison: what, its outcome, and a remark."""
+    """One comparison: its subject, the outcome, and a remark."""
 
     what: str
     outcome: Outcome
@@ -31,15 +31,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was compared with a certificate."""
+    """All comparisons with a certificate."""
 
     statement: Statement
     lines: tuple[Line, ...]
 
     @property
     def exit_code(self) -> int:
-        """1 where something differs or the certified verdict is a mismatch; else 0 where everything matches and a whole
-        run is verified without waivers; else 5."""
+        """1 if something differs or the certified verdict is a mismatch; otherwise 0 if everything matches and a whole
+        run is verified without waivers; otherwise 5."""
         said = self.statement.predicate
         outcomes = {line.outcome for line in self.lines}
         if "differs" in outcomes or said.exit_code == EXIT_MISMATCH:
@@ -50,14 +50,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class Installed:
-    """This installation: the project's digest, and those of llama.cpp's libraries or why they are not known."""
+    """This installation: the project's digest, and llama.cpp's library digests or the reason they are unknown."""
 
     project: Project
     libraries: dict[str, str] | str
 
 
 def installed() -> Installed:
-    """Of this process. Raises EnvironmentFault where the project's own files cannot be read."""
+    """Return this process's installation. Raises EnvironmentFault if the project's own files cannot be read."""
     try:
         libraries: dict[str, str] | str = materials.llama_libraries()
     except EnvironmentFault as fault:
@@ -67,7 +67,7 @@ def installed() -> Installed:
 
 @dataclass(frozen=True)
 class Signature:
-    """How a signature is to be checked: the file, who may sign, and the name that must have signed ("" for any)."""
+    """A signature to check: its file, the file of allowed signers, and the required signer ("" for any)."""
 
     file: Path
     allowed: Path
@@ -75,21 +75,27 @@ class Signature:
 
 
 def compare(
-    statement: Statement, content: bytes, folder: Path, model: Sequence[Path] = (), kernel: Sequence[Path] = (),
-    signature: Signature | None = None, unsigned: bool = False, here: Installed | None = None,
-) -> Checked:  # fmt: skip
-    """Compare a certificate with everything that it names.
+    statement: Statement,
+    content: bytes,
+    folder: Path,
+    model: Sequence[Path] = (),
+    kernel: Sequence[Path] = (),
+    signature: Signature | None = None,
+    unsigned: bool = False,
+    here: Installed | None = None,
+) -> Checked:
+    """Compare a certificate with everything that it lists.
 
     Args:
-        content: its bytes.
-        folder: that the recorded names are looked up in, where no file is given.
+        content: the certificate's bytes.
+        folder: where recorded names are looked up if no file is given.
         model: the model's files, or the first part; empty to look them up.
-        kernel: files of the kernel; others of its files are looked up beside them.
-        signature: None where there is none to check.
-        unsigned: that there is none is no reason for doubt.
-        here: this installation; None to look.
+        kernel: files of the kernel; its other files are looked up beside them.
+        signature: the signature to check, or None.
+        unsigned: accept a certificate without a signature.
+        here: this installation; None to inspect it.
 
-    Raises UsageError where a file that is given cannot be read, EnvironmentFault without ssh-keygen.
+    Raises UsageError if a given file cannot be read, EnvironmentFault if ssh-keygen is missing.
     """
     said = statement.predicate
     digests = {subject.name: subject.digest.sha256 for subject in statement.subject}
@@ -101,7 +107,7 @@ def compare(
         *_files("kernel", of_kernel, kernel, _kernel_places(said.kernel.shipped, folder)),
     ]
     for name, why in said.kernel.unknown.items():
-        lines.append(Line(f"kernel: {name}", "not checked", f"the certificate does not know it: {why}"))
+        lines.append(Line(f"kernel: {name}", "not checked", f"unknown to the certificate: {why}"))
     if not said.kernel.shipped and said.sandbox.kind != "bubblewrap":
         lines.append(Line("kernel: boundary", "not checked", f"not confined: {said.sandbox.by}"))
     here = here or installed()
@@ -113,7 +119,7 @@ def compare(
         words = f"good, by {found.signer}" if found.good else found.why
         lines.append(Line("signature", "matches" if found.good else "differs", words))
     elif not unsigned:
-        why = "anybody could have written this; give --allowed-signers, or --unsigned if you trust where it came from"
+        why = "anyone could have written this; give --allowed-signers, or --unsigned if you trust where it came from"
         lines.append(Line("signature", "not checked", why))
     return Checked(statement, tuple(lines))
 
@@ -126,7 +132,8 @@ def _beside(folder: Path) -> _Places:
 
 
 def _kernel_places(shipped: bool, folder: Path) -> _Places:
-    """Where a file of the kernel may lie: below the folder, and those of shipped kernels in this installation."""
+    """Return a function that lists the places of a kernel's file: below the folder, and, for shipped kernels, in this
+    installation."""
 
     def places(name: str) -> list[Path]:
         found = _beside(folder)(name)
@@ -138,14 +145,16 @@ def _kernel_places(shipped: bool, folder: Path) -> _Places:
 
 
 def _safe(name: str) -> bool:
-    """Whether a name from a certificate stays below a folder."""
+    """Whether a name from a certificate stays inside its folder."""
     path = PurePosixPath(name)
     return bool(name) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Places) -> list[Line]:
-    """Every file that the certificate names, and every file that was given, which must be one of them. A file is
-    compared with the one at its place, and stands for one alone."""
+    """Compare every file that the certificate lists, and every given file, which must be one of them.
+
+    A file is compared with the recorded file at the same place, and counts for one recorded file only.
+    """
     found: dict[str, Line] = {}
     lines, roots = [], []
     for path in given:
@@ -169,17 +178,17 @@ def _files(what: str, wanted: dict[str, str], given: Sequence[Path], places: _Pl
         tried = [(path, file_digest(path)) for path in (beside or places(name))]
         digests = [d for _, d in tried if d is not None]
         if not digests:
-            found[name] = Line(f"{what}: {name}", "not checked", "there is no such file; give its path")
+            found[name] = Line(f"{what}: {name}", "not checked", "not found; give its path")
         elif digest in digests:
             found[name] = Line(f"{what}: {name}", "matches")
         else:
             found[name] = Line(f"{what}: {name}", "differs", f"{digests[0][:16]}… is not {digest[:16]}…")
-    told = {line.what for line in found.values() if line.outcome == "differs"}  # so that nothing is said twice
+    told = {line.what for line in found.values() if line.outcome == "differs"}  # so that nothing is reported twice
     return [*found.values(), *(line for line in lines if line.what not in told)]
 
 
 def _at_place(path: Path, names: Iterable[str]) -> list[str]:
-    """Those of the names that agree with a path in the most parts from the end, at least in the last one."""
+    """Return the names that share the most trailing parts with a path; at least the last part must agree."""
 
     def agrees(name: str) -> int:
         parts = zip(reversed(PurePosixPath(name).parts), reversed(path.parts), strict=False)
@@ -195,7 +204,7 @@ def _within(name: str, top: PurePosixPath) -> bool:
 
 
 def _system(certified: dict[str, str]) -> Line:
-    """Files of the system: those of another machine, or after an update, are no fault of the kernel's."""
+    """Compare files of the system. Differences (another machine, an update) are no fault of the kernel."""
     other = [path for path, digest in certified.items() if not of_the_system(path) or file_digest(path) != digest]
     if not other:
         return Line("system", "matches", f"{len(certified)} files that the kernel's loader and compilers opened")

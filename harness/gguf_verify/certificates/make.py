@@ -1,4 +1,4 @@
-"""Makes a certificate of a report, and of what was collected before and after its run."""
+"""Construction of a certificate from a report and the digests collected before and after its run."""
 
 from __future__ import annotations
 
@@ -20,35 +20,39 @@ from .records import PREDICATE_TYPE, STATEMENT_TYPE, Statement, System
 
 
 def certify(
-    report: Report, before: Materials, after: Materials, rungs: tuple[str, ...] | None = None, given: str = "",
+    report: Report,
+    before: Materials,
+    after: Materials,
+    rungs: tuple[str, ...] | None = None,
+    given: str = "",
     finished: datetime | None = None,
-) -> Statement:  # fmt: skip
-    """The certificate of a run.
+) -> Statement:
+    """Make the certificate of a run.
 
     Args:
-        before, after: collected before and after the run.
-        rungs: that were asked for; None for all that there are for such a kernel.
+        before, after: digests collected before and after the run.
+        rungs: the requested rungs; None for all that apply to such a kernel.
         given: the kernel as it was typed.
         finished: when the run ended; None for now.
 
-    Raises EnvironmentFault where there is nothing to certify: the run was interrupted or its budget was spent, a file
-    changed meanwhile, data were drawn, or one call was made alone.
+    Raises EnvironmentFault if there is nothing to certify: the run was interrupted or cut short by its time limit, a
+    file changed during the run, the data were random, or only one call was made.
     """
     if report.ended_by in EXIT_INTERRUPTED:
-        raise EnvironmentFault("no certificate is written of a run that was interrupted")
+        raise EnvironmentFault("no certificate: the run was interrupted")
     if report.ended_by == "budget":
-        raise EnvironmentFault("no certificate is written of a run whose budget was spent: what it left was chance")
+        raise EnvironmentFault("no certificate: the time limit cut the run short, so only a random sample was checked")
     if report.drawn is not None:
-        raise EnvironmentFault("no certificate is written of drawn data: it would be of no model")
+        raise EnvironmentFault("no certificate: the run used random data, not a model")
     changed = report.fault or before.difference(after)
     if changed:
-        raise EnvironmentFault(f"no certificate is written: {changed}")
+        raise EnvironmentFault(f"no certificate: {changed}")
     try:
         before = before.with_opened(report.environment.kernel.opened)
     except EnvironmentFault as fault:
-        raise EnvironmentFault(f"no certificate is written: {fault}") from None
+        raise EnvironmentFault(f"no certificate: {fault}") from None
     if report.environment.options.only_call:
-        raise EnvironmentFault("no certificate is written of one call")
+        raise EnvironmentFault("no certificate: only one call was made")
     e = report.environment
     model, sha256 = _model_names(e.file.path, len(e.file.sha256), before), e.file.sha256
     subjects = [*zip(model, sha256, strict=True), *before.kernel.items()]
@@ -104,7 +108,7 @@ def certify(
 
 
 def _model_names(path: str, parts: int, materials: Materials) -> list[str]:
-    """Names of the model's files that no file of the kernel has."""
+    """Return names of the model's files that collide with no file of the kernel."""
     found = [shown_name(part) for part in part_paths(Path(path), parts)]
     above = ""
     while any(f"{above}{name}" in materials.kernel for name in found):
@@ -113,7 +117,7 @@ def _model_names(path: str, parts: int, materials: Materials) -> list[str]:
 
 
 def _command(command: str, names: dict[str, str]) -> str:
-    """The command line with the names of files as the certificate has them."""
+    """Replace file names in a command line by those of the certificate."""
     for given, name in names.items():
         if given and given != name:
             command = command.replace(quoted(given), quoted(name))
@@ -121,7 +125,7 @@ def _command(command: str, names: dict[str, str]) -> str:
 
 
 def _named(options: Options) -> dict[str, str]:
-    """The files of a kernel that are named beside it, without folders that others do not have."""
+    """Map a kernel's further files, as typed, to names without this machine's folders."""
     declared = {options.declare: shown_name(options.declare)} if options.declare else {}
     return declared | {",".join(options.loads): ",".join(map(shown_name, options.loads))}
 
@@ -130,7 +134,7 @@ def _asked(report: Report, asked: tuple[str, ...] | None) -> dict[str, Any]:
     o, whole = report.environment.options, rungs_for(report.environment.kernel.computes)
     rungs = whole if asked is None else asked
     missing = [name for name in whole if name not in rungs]
-    left_out = [f"rungs that were not asked for: {', '.join(missing)}"] if missing else []
+    left_out = [f"rungs not requested: {', '.join(missing)}"] if missing else []
     left_out += report.shortened
     left_out += [
         f"{rung.sampled.what} of large matrices that were not sampled, in the {rung.name} rung (--thorough judges all)"

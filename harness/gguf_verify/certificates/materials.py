@@ -1,7 +1,8 @@
-"""What a verdict depends on, by digest: the kernel's sources, this project's files, llama.cpp's libraries.
+"""Digests of everything that a verdict depends on: the kernel's sources, this project's files, llama.cpp's libraries.
 
-They are collected before a run and again after it, with what was opened for the kernel during the run. A file that was
-touched in between is not certified, also where it holds the same bytes again: what ran may have been something else.
+They are collected before a run and again after it, together with the files that were opened for the kernel during the
+run. A file that was touched in between is not certified, even if its content is the same again: the run may have used
+other content.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from ..support.sources import combined, file_digest
 from ..support.version import project_version
 from .records import Project
 
-#: Folders of the package that hold no source of it; kernels are counted apart.
+#: Folders of the package that hold no sources; kernels are counted separately.
 _SKIPPED = {"__pycache__", "_kernels"}
 _SYSTEM = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/etc/", "/opt/", "/nix/store/", "/gnu/store/")
 
 
 @dataclass(frozen=True)
 class Materials:
-    """Digests, and what tells whether a file was touched.
+    """Digests, and the file status that reveals a change.
 
     Args:
-        kernel: file of the kernel → digest; names are relative, the one that was named is first.
+        kernel: file of the kernel → digest; names are relative, and the file named on the command line is first.
         packages: installed packages that the kernel's sources import, or of which a file was mapped → version.
-        unknown: what the kernel is made of and is not known → why.
+        unknown: parts of the kernel without a digest → why.
         shipped: the kernel is one of the project's.
-        kernel_name: as `--kernel` takes it, without folders that others do not have.
-        project: of this installation.
+        kernel_name: the kernel as for `--kernel`, without this machine's folders.
+        project: this installation.
         libraries: shared library of llama.cpp → digest.
-        system: path → digest of each file of the system that was opened for the kernel.
-        places: path without links → name of each file of the kernel; that of the main file first.
-        touched: file → what changes when it is written to.
+        system: path → digest of each system file that was opened for the kernel.
+        places: resolved path → name of each file of the kernel, the main file first.
+        touched: file → status fields that change when the file is written to.
     """
 
     kernel: dict[str, str]
@@ -56,25 +57,25 @@ class Materials:
     touched: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def difference(self, later: Materials) -> str:
-        """What was touched between this and a later collection, in words; "" for nothing."""
+        """Describe what changed between this and a later collection; "" for nothing."""
         for path in sorted({*self.touched, *later.touched}):
             if self.touched.get(path) != later.touched.get(path):
-                return f"{Path(path).name} was changed while the run went on"
-        return "" if self == later else "what the verdict depends on was changed while the run went on"
+                return f"{Path(path).name} changed during the run"
+        return "" if self == later else "something that the verdict depends on changed during the run"
 
     def with_opened(self, opened: OpenedFiles) -> Materials:
-        """These and the files that were opened for the kernel during a run. Raises EnvironmentFault where one changed
-        while the run went on."""
+        """Add the files that were opened for the kernel during a run. Raises EnvironmentFault if one changed during the
+        run."""
         files, unknown, system = {**self.kernel}, {**self.unknown}, {**self.system}
         for path, sha256 in opened.files.items():
             real = os.path.realpath(path)
             if path == UNSEEN:
-                unknown["the files that its processes opened"] = "they were hidden"
+                unknown["files opened by its processes"] = "hidden"
             elif sha256 is None:
-                why = "it cannot be read, or was replaced while the run went on"
+                why = "it cannot be read, or was replaced during the run"
                 unknown[Path(path).name] = why if os.path.isabs(path) else "the system does not list them"
             elif sha256 != file_digest(path) or (real in self.places and self.kernel[self.places[real]] != sha256):
-                raise EnvironmentFault(f"{Path(path).name} was changed while the run went on")
+                raise EnvironmentFault(f"{Path(path).name} changed during the run")
             elif of_the_system(path):
                 system[path] = sha256
             elif real not in self.places:
@@ -85,12 +86,12 @@ class Materials:
 
 
 def of_the_system(path: str) -> bool:
-    """Whether a file lies in a folder of the system, whose name says nothing of a user."""
+    """Whether a file is in a system folder, whose name reveals nothing about the user."""
     return os.path.normpath(path) == path and path.startswith(_SYSTEM)
 
 
 def shown_name(path: Path | str) -> str:
-    """A file's name for others: relative to the current folder where it lies in it, else the last part alone."""
+    """Return a file's name for certificates: relative to the current folder if it is below that, else the last part."""
     absolute = Path(os.path.abspath(path))
     try:
         return absolute.relative_to(Path.cwd()).as_posix()
@@ -99,9 +100,9 @@ def shown_name(path: Path | str) -> str:
 
 
 def collect(kernel: str = DEFAULT_KERNEL, further: Further | None = None) -> Materials:
-    """The materials of a run with this kernel, as `--kernel` takes it, and what else is said of it.
+    """Collect the digests for a run of a kernel (as given to `--kernel`) and its further options.
 
-    Raises EnvironmentFault where llama.cpp or a source of the project cannot be read.
+    Raises EnvironmentFault if llama.cpp or a source of the project cannot be read.
     """
     touched: dict[str, tuple[int, ...]] = {}
     project = _project(touched)
@@ -124,8 +125,10 @@ def collect(kernel: str = DEFAULT_KERNEL, further: Further | None = None) -> Mat
 
 
 def _placed(main: str, name: str, taken: dict[str, str]) -> str:
-    """The name of a kernel's file from its place beside the kernel's main file. What lies outside of the main file's
-    folder keeps its last part alone: the folders above are this machine's."""
+    """Return the name of a kernel's file, given its path relative to the kernel's main file.
+
+    A file outside the main file's folder keeps only its last part: the folders above are specific to this machine.
+    """
     beside = str(PurePosixPath(main).parent / name)
     if ".." not in PurePosixPath(name).parts and not os.path.isabs(name) and beside not in taken:
         return beside
@@ -137,8 +140,8 @@ def _placed(main: str, name: str, taken: dict[str, str]) -> str:
 
 
 def project() -> Project:
-    """This installation: one digest of pairs of name and sha256 of every file of the package and of `kernels/`, sorted,
-    as JSON (`support.sources.combined`). Caches of Python are left out. Raises EnvironmentFault."""
+    """Return this installation's digest: one digest over the sorted pairs (name, SHA-256) of every file of the package
+    and of `kernels/`, as JSON (`support.sources.combined`), without Python's caches. Raises EnvironmentFault."""
     return _project({})
 
 
@@ -157,18 +160,18 @@ def _below(root: Path) -> list[str]:
 
 
 def llama_libraries(touched: dict[str, tuple[int, ...]] | None = None) -> dict[str, str]:
-    """Name → digest of each shared library of llama.cpp that its process loads. Raises EnvironmentFault where it is not
-    installed or does not start."""
+    """Return name → digest of each shared library that llama.cpp's process loads. Raises EnvironmentFault if llama.cpp
+    is not installed or does not start."""
     with Llama() as llama:
         paths = llama.versions()["libraries"]
     found = {Path(path).name: _digest(Path(path), {} if touched is None else touched) for path in paths}
     if not found:
-        raise EnvironmentFault("llama.cpp's process does not tell which libraries it has loaded")
+        raise EnvironmentFault("llama.cpp's process does not report the libraries that it has loaded")
     return found
 
 
 def llama_version() -> str:
-    """The installed version of llama-cpp-python; "" where there is none."""
+    """Return the installed version of llama-cpp-python; "" if it is not installed."""
     try:
         return metadata.version("llama-cpp-python")
     except metadata.PackageNotFoundError:
@@ -178,7 +181,7 @@ def llama_version() -> str:
 def _digest(path: Path, touched: dict[str, tuple[int, ...]]) -> str:
     digest = file_digest(path)
     if digest is None:
-        raise EnvironmentFault(f"cannot read {path.name}, which a certificate needs the digest of")
+        raise EnvironmentFault(f"cannot read {path.name}, whose digest a certificate needs")
     now = path.stat()
     touched[os.path.abspath(path)] = (now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
     return digest

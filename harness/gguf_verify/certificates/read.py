@@ -1,7 +1,7 @@
-"""A certificate as bytes: the one form that it is written in, and the reader, which trusts nothing that it reads.
+"""The canonical form of a certificate, and its reader, which trusts nothing in the file.
 
-The form is JSON in UTF-8 with sorted keys, an indent of one blank and a newline at the end. Any other spelling of the
-same statement is refused, so that no key can stand there twice and the signed bytes are the only ones.
+The form is JSON in UTF-8 with sorted keys, an indent of one blank and a newline at the end. Any other form of the same
+statement is rejected, so that no key can occur twice, and the signed bytes are unique.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..support.files import open_regular
 from ..support.text import printable
 from .records import PREDICATE_TYPE, STATEMENT_TYPE, Statement
 
-#: Bytes of a certificate, and of a signature, that are read at most.
+#: Size limit of a certificate in bytes.
 MOST_BYTES = 4 << 20
 #: Verdict → its exit code.
 _CODES = {
@@ -28,20 +28,20 @@ _CODES = {
 
 
 class NotACertificate(HarnessError):
-    """A file is no certificate, or contradicts itself."""
+    """A file is not a certificate, or contradicts itself."""
 
     exit_code = EXIT_MALFORMED
 
 
 def canonical(statement: Statement) -> bytes:
-    """The bytes of a certificate, which are signed."""
+    """Return the bytes of a certificate, which are signed."""
     made: Any = msgspec.to_builtins(statement)
     return (json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def read_bytes(path: Path, what: str, most: int = MOST_BYTES) -> bytes:
-    """A regular file's bytes. Raises UsageError where it cannot be read, NotACertificate where it has more than
-    `most`."""
+    """Return a regular file's bytes. Raises UsageError if it cannot be read, NotACertificate if it has more than `most`
+    bytes."""
     shown = printable(path.name, 100)
     try:
         with open_regular(path) as file:
@@ -56,55 +56,54 @@ def read_bytes(path: Path, what: str, most: int = MOST_BYTES) -> bytes:
 
 
 def read_certificate(path: Path) -> tuple[Statement, bytes]:
-    """A certificate and its bytes. Raises UsageError where there is no such file, NotACertificate where it is none."""
+    """Return a certificate and its bytes. Raises UsageError if there is no such file, NotACertificate if it is none."""
     raw = read_bytes(path, "certificate")
     return parse(raw, printable(path.name, 100)), raw
 
 
 def parse(raw: bytes, shown: str = "this") -> Statement:
-    """The statement of these bytes. Raises NotACertificate, naming the flaw."""
+    """Parse a certificate. Raises NotACertificate, naming the error."""
     try:
         statement = msgspec.json.decode(raw, type=Statement)
         same = canonical(statement) == raw
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise NotACertificate(f"{shown} is no certificate: {printable(str(error), 200)}") from None
+        raise NotACertificate(f"{shown} is not a certificate: {printable(str(error), 200)}") from None
     if not same:
         raise NotACertificate(
-            f"{shown} is no certificate: it is not in the form that certificates are written in, so its keys may be "
-            "unknown or stand there twice"
+            f"{shown} is not a certificate: it is not in canonical form, so its keys may be unknown or occur twice"
         )
     flaw = _contradiction(statement)
     if flaw:
-        raise NotACertificate(f"{shown} is no certificate: {flaw}")
+        raise NotACertificate(f"{shown} is not a certificate: {flaw}")
     return statement
 
 
 def _contradiction(statement: Statement) -> str:
-    """What in a statement cannot be true together; "" for nothing."""
+    """Describe the first contradiction in a statement; "" if there is none."""
     said = statement.predicate
     if statement.type != STATEMENT_TYPE or statement.predicate_type != PREDICATE_TYPE:
-        return f"its predicate is {printable(statement.predicate_type, 100)}, and this program knows {PREDICATE_TYPE}"
+        return f"its predicate is {printable(statement.predicate_type, 100)}; this program reads {PREDICATE_TYPE}"
     names = [subject.name for subject in statement.subject]
     parts = [*said.model.files, *said.kernel.files]
     if len({*names}) != len(names) or sorted(parts) != sorted(names):
         return "its subjects are not the files of its model and kernel, each once"
     if not said.model.files or not (said.kernel.files or said.kernel.unknown):
-        return "it names no file of its model, or none of its kernel"
+        return "it lists no file of its model, or none of its kernel"
     if _CODES.get(said.verdict) != said.exit_code:
         return f"the verdict {printable(said.verdict, 40)} does not have the exit code {said.exit_code}"
     if not {*said.culprits} <= {*CULPRITS}:
-        return "it blames somebody who is not known"
+        return "it names an unknown culprit"
     verdicts = [rung.verdict for rung in said.rungs]
     if said.exit_code == EXIT_VERIFIED:
         if said.not_climbed or not verdicts or not {*verdicts} <= {"passed", "waived"} or said.culprits:
-            return "it is verified, and one of its rungs is not"
+            return "its verdict is verified, but that of one of its rungs is not"
         if tuple(rung.name for rung in said.rungs) != said.asked.rungs:
-            return "it is verified, and not all of its rungs were climbed"
+            return "its verdict is verified, but not all of its rungs were run"
         if (said.verdict == "waived") != ("waived" in verdicts):
-            return "its verdict says otherwise about waivers than its rungs"
+            return "its verdict and its rungs disagree about waivers"
     if said.exit_code == EXIT_MISMATCH and "failed" not in verdicts:
-        return "it is a mismatch, and none of its rungs failed"
+        return "its verdict is a mismatch, but none of its rungs failed"
     for rung in said.rungs:
         if rung.verdict == "passed" and (rung.failures or rung.unverified or not any(rung.checked.values())):
-            return f"the rung {printable(rung.name, 40)} passed, and its counts say otherwise"
+            return f"the rung {printable(rung.name, 40)} passed, but its counts say otherwise"
     return ""

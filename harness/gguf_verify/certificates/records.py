@@ -1,8 +1,8 @@
-"""The records of a certificate: an in-toto Statement v1 with a predicate of this project.
+"""Records of a certificate: an in-toto Statement v1 with a predicate of this project.
 
-https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The predicate's type has a version, which is
-raised whenever a field is added, removed or changes its meaning. Names of files are relative, with "/" between folders;
-sizes are in bytes, digests are sha256 in hex.
+https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The predicate type has a version, which is raised
+whenever a field is added, removed or changes its meaning. File names are relative, with "/" between folders; sizes are
+in bytes; digests are SHA-256 in hex.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ PREDICATE_TYPE = f"urn:gguf-verify:certificate:{VERSION}"
 # `$` also matches before a newline at the end, hence the lengths
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$", max_length=64)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
-#: Seconds in UTC, RFC 3339.
+#: A time in UTC, with seconds, RFC 3339.
 Moment = Annotated[str, msgspec.Meta(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z$", max_length=20)]
-#: A number, or one that is not finite.
+#: A number, finite or not.
 Number = float | Annotated[str, msgspec.Meta(pattern="^(NaN|-?Infinity)$", max_length=9)]
 
 
 class Digest(msgspec.Struct, frozen=True):
-    """in-toto's DigestSet, of which sha256 alone is used."""
+    """in-toto's DigestSet, with sha256 only."""
 
     sha256: Sha256
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """A file that the verdict is about."""
+    """A file that the verdict depends on."""
 
     name: str
     digest: Digest
 
 
 class Project(msgspec.Struct, frozen=True, kw_only=True):
-    """The gguf-verify that found the verdict.
+    """The version of gguf-verify that produced the verdict.
 
     Args:
         version: of the package.
-        sha256: one digest of all its files and of the sources of its kernels; see `materials.project`.
-        files: how many they are.
+        sha256: one digest of all its files and kernel sources; see `materials.project`.
+        files: number of these files.
     """
 
     version: str
@@ -67,19 +67,19 @@ class CertifiedKernel(msgspec.Struct, frozen=True, kw_only=True):
     """The kernel.
 
     Args:
-        name: as `--kernel` takes it.
-        shipped: it is one of this project's, so that its sources are the project's kernels.
-        files: names of subjects: every file that it is known to be made of, the one that was named first. They include
-            what its loader and its compilers opened.
+        name: the kernel as given to `--kernel`.
+        shipped: it is one of this project's kernels, so its sources are the project's.
+        files: names of subjects: every file that the kernel is known to consist of, the one named on the command line
+            first. They include the files that its loader and its compilers opened.
         packages: installed packages that it imports → version.
-        unknown: what it is made of and is not known → why.
-        definition: that it declares.
-        judged_by: what judges it, where that is no definition of the project; None elsewhere.
+        unknown: parts of the kernel without a digest → why.
+        definition: the declared definition.
+        judged_by: what judges it, if not a definition of the project; otherwise None.
         order: its declared order of summation, in words.
         covers: the quantized types that it multiplies.
         beside: type → the project's kernel that multiplied matrices of that type in its place.
-        system: path → digest of each file of the system that its loader and its compilers opened; not there for a
-            kernel of this project.
+        system: path → digest of each system file that its loader and its compilers opened; absent for a kernel of this
+            project.
     """
 
     name: str
@@ -96,8 +96,8 @@ class CertifiedKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """llama.cpp: versions, the features of its build, where it ran, and name → digest of each shared library that its
-    process had loaded."""
+    """llama.cpp: versions, build features, where it ran, and name → digest of each shared library that its process
+    loaded."""
 
     llama_cpp_python: str
     llama_cpp: str
@@ -108,7 +108,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class System(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions of what else took part, and the processor or card that the project's own kernels ran on."""
+    """Versions of other software, and the processor or GPU that the project's own kernels ran on."""
 
     machine: str
     platform: str
@@ -119,8 +119,8 @@ class System(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for: the fields of `results.Options` that a verdict may depend on, with the prompt's digest in its
-    place; and `left_out`, what of a whole verification was not asked for, in words."""
+    """The request: the fields of `results.Options` that a verdict may depend on, with the prompt's digest in place of
+    the prompt; and `left_out`, the parts of a whole verification that were not requested, in words."""
 
     rungs: tuple[str, ...]
     prompt_sha256: Sha256
@@ -137,8 +137,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CertifiedRung(msgspec.Struct, frozen=True, kw_only=True):
-    """A rung: its verdict, counts by kind, how many things were not verified, failed or were waived, and whose output →
-    the largest share of its bound."""
+    """A rung: its verdict, counts by kind, the number of unverified, failed and waived checks, and the largest
+    utilisation of the bound by origin of the output."""
 
     name: str
     verdict: RungVerdict
@@ -151,14 +151,14 @@ class CertifiedRung(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predicate(msgspec.Struct, frozen=True, kw_only=True):
-    """What was run, by what, and what was found.
+    """What was run, with which software, and the result.
 
     Args:
-        verdict, words, exit_code: as the report has them.
-        culprits: who is at fault → for how much.
+        verdict, words, exit_code: as in the report.
+        culprits: culprit → number of failures.
         finished: when the run ended.
-        command: repeats the run, with the files' names as they are here.
-        envelope: for which products beside the model's own it holds, and what was not covered.
+        command: repeats the run, with file names as in this certificate.
+        envelope: the products beside the model's own that the verdict covers, and what was not covered.
     """
 
     verdict: ReportVerdict

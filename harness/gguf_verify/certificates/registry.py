@@ -1,7 +1,7 @@
 """The registry: a page and a feed of the certificates in a folder.
 
-Every `*.json` of the folder must be a certificate. Where `NAME.json.sig` lies beside it, it must be a good signature of
-somebody in the folder's `allowed_signers`; one without is listed as not signed. Texts of a certificate are escaped.
+Every `*.json` in the folder must be a certificate. A signature `NAME.json.sig` beside it must be a good one by a signer
+in the folder's `allowed_signers`; a certificate without one is listed as not signed. Text from certificates is escaped.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from . import signing
 from .read import NotACertificate, read_certificate
 from .records import Predicate
 
-#: The version of the feed, raised whenever a field changes its meaning or is removed.
+#: Version of the feed, raised whenever a field changes its meaning or is removed.
 VERSION = 1
 SIGNERS = "allowed_signers"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A certificate as the registry lists it.
+    """A certificate in the registry.
 
     Args:
         certificate, sha256: the file's name and digest.
-        model, kernel: names; `kernel_sha256` is of the kernel's first file, `model_sha256` of the model's parts.
-        engine: what the kernel belongs to: its folder or file, or "gguf-verify" for shipped kernels.
-        device: what it ran on.
+        model, kernel: names; `kernel_sha256` is that of the kernel's first file, `model_sha256` those of the parts.
+        engine: the kernel's origin: its folder or file, or "gguf-verify" for shipped kernels.
+        device: where the kernel ran.
         verdict: in words.
         exit_code: of the run.
-        envelope: type → the tokens, rows and columns at which it was right beside the model's own.
-        left_out: what of a whole verification was not asked for.
+        envelope: type → the tokens, rows and columns beside the model's own at which the kernel was correct.
+        left_out: parts of a whole verification that were not requested.
         finished: RFC 3339, UTC.
         project: version of gguf-verify; `llama_cpp` that of the reference.
-        signed_by: the signer, or "" for nobody.
+        signed_by: the signer, or "" if not signed.
     """
 
     certificate: str
@@ -62,8 +62,8 @@ class Entry:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Newest first. Raises HarnessError, naming the file, for one that is no certificate or whose signature is bad; a
-    signature without its certificate is an error, too."""
+    """Return the entries, newest first. Raises HarnessError, naming the file, for an invalid certificate, a bad
+    signature, or a signature without its certificate."""
     found = []
     for path in sorted(folder.glob("*.json")):
         statement, content = read_certificate(path)
@@ -77,29 +77,34 @@ def entries(folder: Path) -> list[Entry]:
         found.append(_entry(path, content, statement.predicate, digests, signer))
     for signature in folder.glob("*.sig"):
         if not signature.with_suffix("").is_file():
-            raise NotACertificate(f"{signature.name} is the signature of no certificate")
+            raise NotACertificate(f"{signature.name} has no certificate beside it")
     return sorted(found, key=lambda entry: (entry.finished, entry.certificate), reverse=True)
 
 
 def _entry(path: Path, content: bytes, said: Predicate, digests: dict[str, str], signer: str) -> Entry:
     file, named = said.kernel.name.rpartition(":")[0], said.kernel.files
     return Entry(
-        certificate=path.name, sha256=hashlib.sha256(content).hexdigest(),
+        certificate=path.name,
+        sha256=hashlib.sha256(content).hexdigest(),
         engine="gguf-verify" if said.kernel.shipped else file.partition("/")[0],
-        kernel=said.kernel.name, kernel_sha256="" if said.kernel.shipped or not named else digests[named[0]],
-        model=said.model.files[0], model_sha256=tuple(digests[name] for name in said.model.files),
+        kernel=said.kernel.name,
+        kernel_sha256="" if said.kernel.shipped or not named else digests[named[0]],
+        model=said.model.files[0],
+        model_sha256=tuple(digests[name] for name in said.model.files),
         device=said.host.words + ("" if said.host.name else f", {said.system.machine}"),
-        verdict=said.words, exit_code=said.exit_code,
-        envelope={
-            e.type: {"M": e.tokens, "N": e.rows, "K": e.columns} for e in said.envelope if e.under_test
-        },
-        left_out=said.asked.left_out, finished=said.finished, project=said.project.version,
-        llama_cpp=said.reference.llama_cpp, signed_by=signer,
-    )  # fmt: skip
+        verdict=said.words,
+        exit_code=said.exit_code,
+        envelope={e.type: {"M": e.tokens, "N": e.rows, "K": e.columns} for e in said.envelope if e.under_test},
+        left_out=said.asked.left_out,
+        finished=said.finished,
+        project=said.project.version,
+        llama_cpp=said.reference.llama_cpp,
+        signed_by=signer,
+    )
 
 
 def feed(found: list[Entry]) -> str:
-    """The JSON feed: {"schema", "entries": [the fields of `Entry`]}."""
+    """Return the JSON feed: {"schema", "entries": [the fields of `Entry`]}."""
     made: dict[str, Any] = {"schema": VERSION, "entries": [asdict(entry) for entry in found]}
     return json.dumps(made, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
 
@@ -111,7 +116,7 @@ _HEAD = (
 
 
 def table(found: list[Entry], folder: str) -> Iterator[str]:
-    """The rows of a page in Markdown, with links to the certificates in `folder`."""
+    """Yield the rows of a Markdown table, with links to the certificates in `folder`."""
     yield f"| {' | '.join(_HEAD)} |"
     yield "|---" * len(_HEAD) + "|"
     for entry in found:
@@ -119,30 +124,42 @@ def table(found: list[Entry], folder: str) -> Iterator[str]:
             f" (without {_cell('; '.join(entry.left_out))})" if entry.left_out else ""
         )
         name = f"[{entry.sha256[:12]}]({folder}/{_link(entry.certificate)})"
-        yield "| " + " | ".join((
-            verdict, _cell(entry.kernel), _cell(entry.engine), _cell(entry.model), _cell(entry.device),
-            _cell("; ".join(f"{kind}: {_holds(where)}" for kind, where in entry.envelope.items())) or "–",
-            f"{_cell(entry.project)}, {_cell(entry.llama_cpp)}", entry.finished[:10],
-            _cell(entry.signed_by) or "not signed", name,
-        )) + " |"  # fmt: skip
+        yield (
+            "| "
+            + " | ".join(
+                (
+                    verdict,
+                    _cell(entry.kernel),
+                    _cell(entry.engine),
+                    _cell(entry.model),
+                    _cell(entry.device),
+                    _cell("; ".join(f"{kind}: {_holds(where)}" for kind, where in entry.envelope.items())) or "–",
+                    f"{_cell(entry.project)}, {_cell(entry.llama_cpp)}",
+                    entry.finished[:10],
+                    _cell(entry.signed_by) or "not signed",
+                    name,
+                )
+            )
+            + " |"
+        )
 
 
 def _holds(where: dict[str, str]) -> str:
-    """Ranges in short: the first and the last number of each."""
+    """Shorten ranges to the first and the last number of each."""
     ends = {name: re.findall(r"\d+", spans) for name, spans in where.items()}
     return ", ".join(f"{name} {found[0]} to {found[-1]}" for name, found in ends.items() if found)
 
 
 def _cell(text: str) -> str:
-    """Text of a certificate in a table of Markdown: neither markup, nor HTML, nor a link."""
+    """Escape text from a certificate for a Markdown table: no markup, HTML or link survives."""
     shown = html.escape(printable(text, 200))
     return "".join(f"&#{ord(c)};" if c in "\\`*_{}[]()#+!|~:@^$=" else c for c in shown)
 
 
 def _link(name: str) -> str:
-    """A file's name in a link; the folder's own names are letters, digits and dashes. Raises NotACertificate."""
+    """Check a file's name for use in a link: letters, digits, "-", "_" and ".". Raises NotACertificate."""
     if not all(c.isascii() and (c.isalnum() or c in "-_.") for c in name):
         raise NotACertificate(
-            f"a certificate of the registry has a name of letters, digits, '-', '_' and '.': {printable(name, 80)}"
+            f"the name of a certificate may hold letters, digits, '-', '_' and '.' only: {printable(name, 80)}"
         )
     return name

@@ -1,6 +1,6 @@
-"""The JSON schema of a certificate, made from its records.
+"""The JSON schema of a certificate, generated from its records.
 
-python -m gguf_verify.certificates.schema     # writes schemas/certificate.schema.json; a test says if it is old
+python -m gguf_verify.certificates.schema     # writes schemas/certificate.schema.json; a test checks it is up to date
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PATH = Path(__file__).parent / "schemas" / "certificate.schema.json"
 
 
 def certificate_schema() -> dict[str, Any]:
-    """JSON Schema 2020-12."""
+    """Return the schema, JSON Schema 2020-12."""
     (_, components) = msgspec.json.schema_components([Statement], ref_template="#/$defs/{name}")
     defs: dict[str, Any] = {name: _closed(component) for name, component in components.items()}
     statement = defs.pop("Statement")
@@ -31,7 +31,7 @@ def certificate_schema() -> dict[str, Any]:
 
 
 def _closed(schema: Any) -> Any:
-    """Every field is there, but those that may be unset, and no other."""
+    """Require every field, except those that may be unset, and forbid others."""
     if isinstance(schema, list):
         return [_closed(item) for item in schema]
     if not isinstance(schema, dict):
@@ -46,7 +46,7 @@ def _closed(schema: Any) -> Any:
 
 
 def text() -> str:
-    """What the file holds."""
+    """Return the content of the schema file."""
     return json.dumps(certificate_schema(), indent=2, ensure_ascii=False) + "\n"
 
 

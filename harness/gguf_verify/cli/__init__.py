@@ -1,6 +1,6 @@
 """The command line: arguments in, exit code out. stdout is the result, stderr is progress and errors.
 
-This is the top room, which may import every other. Each command is one module with one `command.Command` record.
+This is the top layer: it may import every other. Each command is one module with one `command.Command` record.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ..support.output import delivered
 from ..support.supported import check_machine
 from .interrupts import as_started_alone, interruptible
 
-#: The command of a command line that names none.
+#: The command that runs when the command line names none.
 DEFAULT = "verify"
-#: Read by NumPy's library when it is loaded.
+#: OpenBLAS reads this environment variable once, when NumPy loads it.
 _BLAS = "OPENBLAS_NUM_THREADS"
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | No
         run: runs them and returns the exit code; may raise HarnessError (default: the commands of `gguf-verify`).
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    for stream in (sys.stdout, sys.stderr):  # a name from a file must not break a terminal that cannot show it
+    for stream in (sys.stdout, sys.stderr):  # a file's name may hold characters that the terminal cannot encode
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     _open_standard_streams()
@@ -53,9 +53,9 @@ def _exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
         say(f"{error} [{error.id}]" if error.id else str(error), error.details)
         return error.exit_code
     except KeyboardInterrupt as error:
-        say(f"interrupted by {signal_of(error)}: there is no result")
+        say(f"interrupted by {signal_of(error)}; no result")
         return EXIT_INTERRUPTED[signal_of(error)]
-    except Exception as error:  # before a command has begun, while NumPy is loaded, or in a measure
+    except Exception as error:  # raised outside a command's own handling: imports, measures
         if (reached := limit_reached(error)) is None:
             raise
         say(reached)
@@ -63,7 +63,7 @@ def _exit_code(argv: list[str], run: Callable[[list[str]], int]) -> int:
 
 
 def _open_standard_streams() -> None:
-    """The caller may have closed standard streams: the first files that are opened would get their numbers."""
+    """Open /dev/null for closed standard streams; otherwise the next opened files would get their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -72,7 +72,7 @@ def _open_standard_streams() -> None:
 
 
 def _run(argv: list[str]) -> int:
-    # imported late, so that an interrupt while NumPy and the rest are loaded is answered too
+    # Imported late so that a signal during the slow imports (NumPy and others) is handled too.
     from .command import find
 
     if argv[:1] == ["help"] and not os.path.exists("help"):
@@ -91,9 +91,11 @@ def _run(argv: list[str]) -> int:
 
 @contextmanager
 def _one_thread_of_blas() -> Iterator[None]:
-    """NumPy, where it is loaded in this block, multiplies by one thread, unless the user chose a number. Products are
-    shared out among threads here, and a thread of OpenBLAS that has nothing to do spins: it takes its core from them,
-    and from llama.cpp."""
+    """Limit OpenBLAS to one thread if NumPy is loaded inside this block and the user set no number of threads.
+
+    The harness runs products in threads of its own. An idle thread of OpenBLAS spins, and so takes a core away from
+    them and from llama.cpp.
+    """
     if _BLAS in os.environ:
         yield
         return
@@ -101,11 +103,11 @@ def _one_thread_of_blas() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[_BLAS]  # a kernel in a process of its own has as many as it likes
+        del os.environ[_BLAS]  # a kernel in its own process may use as many as it likes
 
 
 def _check_first(word: str) -> None:
-    """That the first word of a command line, which is no command, may be a model. Raises UsageError."""
+    """Check that the first word, which is no command, may be a model. Raises UsageError."""
     from ..support.errors import UsageError
     from ..support.near import nearest
     from ..support.text import printable
@@ -114,14 +116,14 @@ def _check_first(word: str) -> None:
     shown = printable(word, 200)
     if "://" in word[:20]:
         raise UsageError(
-            f"{shown} is a URL, of which only `gguf-verify audit` reads a sample: fetch the file first (for example "
-            "with curl -LO) and give its path",
+            f"{shown} is a URL; only `gguf-verify audit` reads URLs (and only a sample). Download the file first, for "
+            "example with curl -LO, and give its path",
             "url",
         )
     if not word.startswith("-") and not {".", "/"} & set(word) and not os.path.exists(word):
         known = list(commands())
         raise UsageError(
-            f"'{shown}' is no command and no file; {nearest(word, known)}commands: {', '.join(known)}; a model is "
-            "given by its path",
+            f"'{shown}' is neither a command nor a file; {nearest(word, known)}commands: {', '.join(known)}; to verify "
+            "a model, give its path",
             "unknown-command",
         )

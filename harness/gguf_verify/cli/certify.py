@@ -1,4 +1,4 @@
-"""`--certificate FILE` and `--sign-with KEY` of `verify`."""
+"""The options `--certificate FILE` and `--sign-with KEY` of `verify`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .files import check_outputs
 
 @dataclass(frozen=True)
 class Certificates:
-    """The certificate that a run was asked for, and what was collected before the run.
+    """The certificate that was requested for a run, and the digests that were collected before the run.
 
     Args:
-        path: of the certificate.
-        key: to sign it with; None not to sign.
-        kernel, further: as they were typed.
-        rungs: that were asked for; None for all.
+        path: file of the certificate.
+        key: private key to sign it with; None not to sign.
+        kernel, further: the kernel and its other files, as they were typed.
+        rungs: the requested rungs; None for all.
         before: digests of everything that the verdict depends on.
     """
 
@@ -39,12 +39,15 @@ class Certificates:
 
     @classmethod
     def asked_for(cls, args: argparse.Namespace, rungs: Sequence[str] | None, further: Further) -> Certificates | None:
-        """None where none was asked for. Raises UsageError where it cannot be written or signed, EnvironmentFault where
-        llama.cpp or the project's files cannot be read."""
+        """Collect the digests before the run; None if no certificate is requested.
+
+        Raises UsageError if the certificate cannot be written or signed, and EnvironmentFault if llama.cpp or the
+        project's files cannot be read.
+        """
         path, key, kernel = args.certificate, args.sign_with, args.kernel
         if path is None:
             if key is not None:
-                raise UsageError("--sign-with signs a certificate: name its file by --certificate")
+                raise UsageError("--sign-with needs --certificate FILE: the file to sign")
             return None
         if key is not None:
             check_outputs({**args.outputs, "--sign-with": signature_path(path)}, args.inputs)
@@ -52,8 +55,11 @@ class Certificates:
         return cls(path, key, kernel, further, None if rungs is None else tuple(rungs), collect(kernel, further))
 
     def write(self, report: Report, exit_code: int) -> int:
-        """Write it, and its signature. Returns the exit code: `exit_code`, but 3 in place of 0 where it was not
-        written, which is said. A certificate or signature of an earlier run does not stay in its place."""
+        """Write the certificate and its signature.
+
+        A certificate or signature of an earlier run is removed first, so that none stays beside a new verdict. Returns
+        `exit_code`; if nothing could be written, prints why and returns 3 in place of 0.
+        """
         signature = signature_path(self.path)
         try:
             for made in (signature, self.path):

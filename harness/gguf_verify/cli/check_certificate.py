@@ -1,4 +1,4 @@
-"""`gguf-verify check-certificate FILE`: what a certificate says, and whether these files are what it is about."""
+"""`gguf-verify check-certificate FILE`: print a certificate and compare its digests with files."""
 
 from __future__ import annotations
 
@@ -20,36 +20,58 @@ from .common import Parser, internal_errors, print_lines
 _WIDTH, _LABEL = 80, 12
 _EPILOG = """\
 exit codes:
-  0  everything that the certificate names was compared and is the same, the signature
-     is good, and the certified verdict is that of a whole run, verified without waivers
-  1  something differs, the signature is bad, or the certified verdict is a mismatch
-  2  usage: a file cannot be read
+  0  every file of the certificate was compared and is identical, the signature is good,
+     and the certified verdict is that of a whole run, verified without waivers
+  1  a file differs, the signature is bad, or the certified verdict is a mismatch
+  2  usage error: a file cannot be read
   3  this machine cannot check the signature: ssh-keygen is not installed
-  4  the file is no certificate
-  5  something could not be compared, or the certified verdict is neither
+  4  the file is not a certificate
+  5  something could not be compared, or the certified verdict is none of the above
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
-        prog="gguf-verify check-certificate", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
-        description="Compare a certificate of --certificate with the files that it is about, with this installation\n"
-        "and with a signature.",
-    )  # fmt: skip
+        prog="gguf-verify check-certificate",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
+        description="Compare a certificate of --certificate with the files that it lists, with this installation and\n"
+        "with a signature.",
+    )
     add = parser.add_argument
     add("certificate", type=Path, metavar="FILE", help="the certificate")
-    add("--model", type=Path, action="append", default=[], metavar="PATH",
-        help="the model's file, or its first part; may be repeated (default: the recorded name in --root)")  # fmt: skip
-    add("--kernel", type=Path, nargs="+", default=[], metavar="FILE",
-        help="files of the kernel; others are looked for beside them (default: recorded names in --root)")  # fmt: skip
-    add("--root", type=Path, metavar="DIR",
-        help="the folder that recorded names are relative to (default: the certificate's)")  # fmt: skip
+    add(
+        "--model",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="the model's file, or its first part; may be repeated (default: the recorded name under --root)",
+    )
+    add(
+        "--kernel",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="files of the kernel; others are searched beside them (default: recorded names under --root)",
+    )
+    add(
+        "--root",
+        type=Path,
+        metavar="DIR",
+        help="folder that recorded names are relative to (default: the certificate's folder)",
+    )
     add("--signature", type=Path, metavar="FILE.sig", help="the signature (default: FILE.sig beside the certificate)")
-    add("--allowed-signers", type=Path, metavar="FILE",
-        help="who may sign, as ssh-keygen(1) has it; checks the signature")  # fmt: skip
-    add("--signer", default="", metavar="NAME", help="who must have signed (default: any of the allowed signers)")
-    add("--unsigned", action="store_true", help="do not ask for a signature: you trust where the certificate came from")
+    add(
+        "--allowed-signers",
+        type=Path,
+        metavar="FILE",
+        help="check the signature against these allowed signers, a file as in ssh-keygen(1)",
+    )
+    add("--signer", default="", metavar="NAME", help="the signer to require (default: any of the allowed signers)")
+    add("--unsigned", action="store_true", help="do not require a signature: you trust where the certificate came from")
     return parser
 
 
@@ -67,14 +89,14 @@ def run(argv: list[str]) -> int:
 def _signature(args: argparse.Namespace) -> Signature | None:
     if args.allowed_signers is None:
         if args.signature is not None or args.signer:
-            raise UsageError("--signature and --signer need --allowed-signers: it says whose keys they may be")
+            raise UsageError("--signature and --signer need --allowed-signers, which lists the accepted keys")
         return None
     if args.unsigned:
         raise UsageError("--unsigned and --allowed-signers contradict each other")
     return Signature(args.signature or signature_path(args.certificate), args.allowed_signers, args.signer)
 
 
-# ---- what is printed -------------------------------------------------------------------------------------------------
+# ---- the printed report ----------------------------------------------------------------------------------------------
 
 
 def _told(checked: Checked) -> Iterator[str]:
@@ -125,7 +147,7 @@ def _facts(said: Predicate) -> Iterator[tuple[str, str]]:
 
 
 def _compared(lines: tuple[Line, ...]) -> Iterator[str]:
-    """Files that match are counted; everything else has a line."""
+    """One line counts the matching files; everything else gets its own line."""
     for what in ("model", "kernel"):
         same = [line for line in lines if line.what.startswith(f"{what}: ") and line.outcome == "matches"]
         if same:
@@ -145,6 +167,8 @@ def _wrapped(label: str, text: str) -> Iterator[str]:
 
 
 COMMAND = Command(
-    "check-certificate", "compare a certificate with the files that it is about, and check its signature",
-    build_parser, run,
-)  # fmt: skip
+    "check-certificate",
+    "compare a certificate with the files that it lists, and check its signature",
+    build_parser,
+    run,
+)

@@ -1,4 +1,4 @@
-"""What a command is, and the registry of all of them."""
+"""The record of a command, and the registry of all commands."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Command:
     it (`support.plugins`).
 
     Args:
-        name: as it is typed.
-        summary: one line, for the list of commands.
-        parser: makes the parser of its arguments.
-        run: takes its arguments and returns the exit code. Raises HarnessError.
+        name: the command as it is typed.
+        summary: one line for the list of commands.
+        parser: builds the argument parser.
+        run: takes the arguments and returns the exit code. Raises HarnessError.
     """
 
     name: str

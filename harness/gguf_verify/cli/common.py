@@ -1,4 +1,4 @@
-"""What the commands share: options, checks, and delivery of the result."""
+"""Options, checks and delivery of results that the commands share."""
 
 from __future__ import annotations
 
@@ -38,42 +38,51 @@ from .interrupts import came, undisturbed
 MOST_THREADS = 512
 MOST_PROMPT_BYTES = 1 << 24
 
-#: What the exit codes mean, for the help of every command; the meaning of 0 and 1 is the command's own.
+#: Help text on the exit codes of every command; each command gives its own meaning of 0 and 1.
 EXIT_CODES = """\
 exit codes:
   0  {verified}
   1  {mismatch}
-  2  usage: the command line asks for something that does not exist
+  2  usage error: the command line is invalid
   3  this machine cannot run the check (no such device, a failed build, llama.cpp crashed); SIGTERM or SIGHUP
   4  the file is malformed
   5  not everything could be verified
   130  Ctrl-C
-What was found before a signal came is reported; if that is a mismatch, the code is 1.
+After a signal, results so far are reported; if one is a mismatch, the code is 1.
 """
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """Options of every command that looks at a model."""
+    """Add the options that every command on a model takes."""
     add = parser.add_argument
-    add("-t", "--threads", type=int, default=0, metavar="N", help="threads (default: one for each core)")
-    add("--time-limit", type=float, default=900.0, metavar="S",
-        help="end the run when llama.cpp has not answered for this many seconds (default: %(default)g)")  # fmt: skip
-    add("--sandbox", choices=MODES, default="auto",
-        help="what confines your own kernel, its compiler, llama.cpp and gguf-py: bubblewrap, the boundary; landlock, "
-        "a guard against accidents; none; auto takes the first that works here, and the report says which "
-        "(default: %(default)s)")  # fmt: skip
+    add("-t", "--threads", type=int, default=0, metavar="N", help="number of threads (default: one per core)")
+    add(
+        "--time-limit",
+        type=float,
+        default=900.0,
+        metavar="S",
+        help="end the run if llama.cpp does not answer for S seconds (default: %(default)g)",
+    )
+    add(
+        "--sandbox",
+        choices=MODES,
+        default="auto",
+        help="isolation of your own kernel, its compiler, llama.cpp and gguf-py: bubblewrap (a boundary), landlock (a "
+        "guard against accidents) or none; auto takes the first that works here, and the report names it "
+        "(default: %(default)s)",
+    )
     add("--version", action=_ShowVersion, nargs=0, help="show the version")
 
 
 def add_prompt(parser: argparse.ArgumentParser, default: str) -> None:
-    """`-p` and `-f`, of commands that evaluate a prompt; `prompt_of` reads them."""
+    """Add `-p` and `-f`, for commands that evaluate a prompt; `prompt_of` reads them."""
     prompt = parser.add_mutually_exclusive_group()
     prompt.add_argument("-p", "--prompt", default=None, help=f"the prompt (default: {default!r})")
-    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="a file that holds the prompt")
+    prompt.add_argument("-f", "--file", type=Path, metavar="FILE", help="read the prompt from this file")
 
 
 def prompt_of(args: argparse.Namespace, default: str) -> str:
-    """The prompt that was asked for. Raises UsageError where it is no text."""
+    """Return the requested prompt. Raises UsageError if it is not text."""
     if args.file is None:
         prompt = default if args.prompt is None else str(args.prompt)
         if any("\ud800" <= c <= "\udfff" for c in prompt):
@@ -86,52 +95,56 @@ def prompt_of(args: argparse.Namespace, default: str) -> str:
 
 
 def add_ray(parser: argparse.ArgumentParser, what: str) -> None:
-    """`--ray`, of commands that can do so in several processes."""
+    """Add `--ray`; `what` says what the command does in several processes."""
     parser.add_argument(
-        "--ray", metavar="ADDRESS",
-        help=f"{what} in processes of Ray: of the cluster at this address (HOST:PORT, ray://HOST:PORT or auto), or "
+        "--ray",
+        metavar="ADDRESS",
+        help=f"{what} in Ray processes: of the cluster at this address (HOST:PORT, ray://HOST:PORT or auto), or "
         "local ones",
-    )  # fmt: skip
+    )
 
 
-#: Processes that `--jobs` may ask for.
+#: Largest value of `--jobs`.
 MOST_JOBS = 256
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """`--jobs`, of commands that judge in several processes of this machine."""
+    """Add `--jobs`, for commands that judge in several processes of this machine."""
     parser.add_argument(
-        "-j", "--jobs", type=int, default=None, metavar="N",
-        help="judge tensors and GEMMs in N processes of this machine (default: in several where a GPU multiplies a "
-        "large model, else in one)",
-    )  # fmt: skip
+        "-j",
+        "--jobs",
+        type=int,
+        default=None,
+        metavar="N",
+        help="judge tensors and GEMMs in N processes of this machine (default: several if a GPU computes a large "
+        "model, otherwise one)",
+    )
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line that says what may be meant. Raises UsageError instead of ending the
-    process."""
+    """A parser whose errors are one line that suggests a correction. It raises UsageError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
         raise UsageError(f"{printable(message, 600)}; see {self.prog} --help", "usage")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse's. Raises UsageError."""
+        """Parse like argparse, and check that outputs overwrite no input. Raises UsageError."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
             first = str(unknown[0])
             near = nearest(first.partition("=")[0], self._option_string_actions) if first.startswith("-") else ""
-            flags = "there is no option" if first.startswith("-") else "nothing takes the argument"
+            flags = "unknown option" if first.startswith("-") else "unexpected argument"
             raise UsageError(f"{flags} {printable(first, 100)}; {near}see {self.prog} --help", "usage")
         take_files(found, self)
         return found
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Write a help text. argparse hides that it could not be written."""
+        """Write a help text. argparse's own method hides a failed write."""
         write(message)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """argparse's own message has no "did you mean", and differs between versions of Python."""
+        """Raise our own message: argparse's has no "did you mean", and differs between versions of Python."""
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             what = "/".join(action.option_strings) or action.metavar or action.dest
@@ -140,20 +153,20 @@ class Parser(argparse.ArgumentParser):
 
 
 class LateEpilog(Parser):
-    """A parser whose epilog is made when its help is shown."""
+    """A parser whose epilog is built only when its help is shown."""
 
     def __init__(self, *args: Any, late_epilog: Callable[[], str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._late_epilog = late_epilog
 
     def format_help(self) -> str:
-        """The help, with the epilog."""
+        """Return the help text, with the epilog."""
         self.epilog = self._late_epilog()
         return super().format_help()
 
 
 class _ShowVersion(argparse.Action):
-    """argparse's own takes the version itself, which would be looked up for every command."""
+    """Show the version. argparse's own action needs the version at once, a look-up that every command would pay for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_args: object) -> None:
         write_lines(f"gguf-verify {project_version()}")
@@ -161,20 +174,22 @@ class _ShowVersion(argparse.Action):
 
 
 def on_terminal() -> bool:
-    """Whether somebody can see progress."""
+    """Whether standard error is a terminal, so that progress can be seen."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def spell(argv: Sequence[str]) -> str:
-    """The command line that ends in `argv`, for repeating it: with the command's name, where there was one."""
+    """Return the command line to repeat a run with `argv`, including the command's name if one was typed."""
     given = sys.argv[1:] if sys.argv[-len(argv) :] == argv else argv
     return " ".join([program(), *map(quoted, given)])
 
 
 @contextlib.contextmanager
 def internal_errors(verbose: bool) -> Iterator[None]:
-    """A fault of ours must not look like a mismatch, which exit code 1 means: it becomes an EnvironmentFault. What
-    the package logs is said where `verbose` is."""
+    """Turn unexpected exceptions into EnvironmentFault: exit code 1 of an uncaught one would look like a mismatch.
+
+    If `verbose`, also print the package's log.
+    """
     log = logging.getLogger("gguf_verify")
     said = _Said()
     if verbose:
@@ -194,7 +209,7 @@ def internal_errors(verbose: bool) -> Iterator[None]:
 
 
 def _internal(error: Exception, verbose: bool) -> BaseException:
-    """What is raised in its place: the signal that came, if one did."""
+    """Return the exception to raise instead: the signal's, if one came."""
     if (interrupt := came()) is not None:
         return interrupt
     if verbose:
@@ -203,7 +218,7 @@ def _internal(error: Exception, verbose: bool) -> BaseException:
 
 
 class _Said(logging.Handler):
-    """Says each record on standard error, as every other line."""
+    """A log handler that prints each record on standard error like every other line."""
 
     def emit(self, record: logging.LogRecord) -> None:
         say(printable(record.getMessage(), 600))
@@ -213,14 +228,14 @@ class _Said(logging.Handler):
 
 
 def check_ranges(*limits: tuple[str, float, float, float]) -> None:
-    """Each (flag, value, least, most). Raises UsageError."""
+    """Check each (flag, value, least, most). Raises UsageError."""
     for flag, value, low, high in limits:
         if not low <= value <= high:
             raise UsageError(f"{flag} must be from {low} to {high}")
 
 
 def check_regex(pattern: str | None, flag: str = "--tensor") -> None:
-    """Raises UsageError where a pattern is no regular expression."""
+    """Raise UsageError if a pattern is not a regular expression."""
     try:
         re.compile(pattern or "")
     except re.error as error:
@@ -229,21 +244,21 @@ def check_regex(pattern: str | None, flag: str = "--tensor") -> None:
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
 
-#: The files that reports are to be written to.
+#: Requested report files: writer → path.
 Files = Mapping[Writer, Path]
 
 
 def add_reports(parser: argparse.ArgumentParser, *kinds: Kind) -> None:
-    """A flag for each writer that can write one of these kinds of result."""
+    """Add the flag of each writer that can write one of these kinds of result."""
     for writer in writers():
         if writer.flag is not None and not writer.renders.keys().isdisjoint(kinds):
             parser.add_argument(writer.flag, type=output, metavar="FILE", help=writer.help)
 
 
 def asked_for(args: argparse.Namespace, kind: Kind) -> Files:
-    """The reports that were asked for of a kind of result.
+    """Return the requested report files for a kind of result.
 
-    Raises UsageError where one of them cannot be of this kind.
+    Raises UsageError if one of them cannot show this kind.
     """
     flags = {w: path for w in writers() if w.flag is not None and (path := getattr(args, w.argument, None)) is not None}
     for writer, path in flags.items():
@@ -254,25 +269,31 @@ def asked_for(args: argparse.Namespace, kind: Kind) -> Files:
     return flags
 
 
-#: Columns of a report that is piped.
+#: Width in columns of a report that goes to a pipe.
 PIPED_WIDTH = 80
-#: A narrower terminal gets this width, below which tables are of no use.
+#: Least width in columns: below it tables are unreadable, so a narrower terminal gets this width.
 LEAST_WIDTH = 40
 
 
 def form(verbose: bool = False, byte_map: bool = False, piped_width: int | None = None) -> Form:
-    """How standard output shows a report: in colour, with block characters and no wider than the terminal, if it is
-    one and can; else plain and as wide as `piped_width`, or unwrapped."""
+    """Return how standard output shows a report.
+
+    On a terminal: its width, and colour and block characters if it supports them. Otherwise plain, `piped_width`
+    columns wide, or unwrapped if that is None.
+    """
     shown = sys.stdout is not None and sys.stdout.isatty()
     able = shown and os.environ.get("TERM") != "dumb"
     return Form(
-        verbose=verbose, byte_map=byte_map, colour=able and not os.environ.get("NO_COLOR"), blocks=shows_blocks(),
+        verbose=verbose,
+        byte_map=byte_map,
+        colour=able and not os.environ.get("NO_COLOR"),
+        blocks=shows_blocks(),
         width=max(LEAST_WIDTH, shutil.get_terminal_size().columns) if shown else piped_width,
-    )  # fmt: skip
+    )
 
 
 def error_form() -> Form:
-    """How standard error shows lines: as `form`, by what standard error is."""
+    """Return how standard error shows lines: like `form`, for standard error."""
     shown = on_terminal()
     able = shown and os.environ.get("TERM") != "dumb"
     width = shutil.get_terminal_size().columns if shown else PIPED_WIDTH
@@ -287,9 +308,9 @@ def shows_blocks() -> bool:
 
 
 def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, files: Files | None = None) -> int:
-    """The result to standard output, and to the files that were asked for; returns the exit code.
+    """Write the result to standard output and to the requested files; returns the exit code.
 
-    If something cannot be written, one line reports it, and a run without other faults ends with 3.
+    A failed write is reported in one line, and turns exit code 0 into 3.
     """
     with undisturbed():
         write(terminal(kind, result, form() if shown is None else shown))
@@ -297,7 +318,7 @@ def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, 
 
 
 def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) -> int:
-    """The result to the files that were asked for; returns the exit code, as `deliver`."""
+    """Write the result to the requested files; returns the exit code as `deliver` does."""
     for writer, path in (files or {}).items():
         try:
             check_kernel(path, result)
@@ -313,12 +334,12 @@ def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) ->
 
 
 def check_kernel(path: Path, result: Any) -> None:
-    """That an output is none of the files that the kernel was found to be made of. Raises EnvironmentFault."""
+    """Check that an output does not overwrite a file that the kernel was built from. Raises EnvironmentFault."""
     if isinstance(result, Report) and overwrites(path, map(Path, result.environment.kernel.opened.files)):
-        raise EnvironmentFault(f"{printable(str(path))} is not written: the kernel is made of it")
+        raise EnvironmentFault(f"{printable(str(path))} is not written: the kernel was built from it")
 
 
 def print_lines(*lines: str, exit_code: int = EXIT_VERIFIED) -> int:
-    """Lines to standard output; returns the exit code."""
+    """Write lines to standard output; returns the exit code."""
     write_lines(*lines)
     return exit_code

@@ -1,4 +1,4 @@
-"""`gguf-verify completion SHELL`: a script that completes commands, options and files in a shell."""
+"""`gguf-verify completion SHELL`: print a completion script for a shell."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ for example:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
-        prog="gguf-verify completion", formatter_class=argparse.RawDescriptionHelpFormatter, epilog=_EPILOG,
-        description="Print a script that completes gguf-verify's commands, options and files in a shell.",
-    )  # fmt: skip
+        prog="gguf-verify completion",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EPILOG,
+        description="Print a completion script for gguf-verify's commands, options and files.",
+    )
     parser.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
     return parser
 
@@ -39,12 +41,12 @@ def run(argv: list[str]) -> int:
     except ImportError:
         raise EnvironmentFault("completion needs shtab, which is not installed: pip install shtab") from None
     if args.shell not in shtab.SUPPORTED_SHELLS:
-        raise EnvironmentFault(f"the installed shtab writes no completion for {args.shell}: pip install -U shtab")
+        raise EnvironmentFault(f"the installed shtab does not support {args.shell}: pip install -U shtab")
     return print_lines(shtab.complete(_whole(shtab), args.shell))
 
 
 def _whole(shtab: ModuleType) -> argparse.ArgumentParser:
-    """One parser of every command. A command line that names none is `verify`'s, so its options stand beside them."""
+    """Build one parser of all commands. `verify` is the default command, so its options are at the top level too."""
     found = commands()
     whole = argparse.ArgumentParser(prog="gguf-verify")
     for action in found["verify"].parser()._actions:
@@ -62,4 +64,4 @@ def _whole(shtab: ModuleType) -> argparse.ArgumentParser:
     return whole
 
 
-COMMAND = Command("completion", "print a script that completes the command line in a shell", build_parser, run)
+COMMAND = Command("completion", "print a completion script for a shell", build_parser, run)

@@ -1,4 +1,4 @@
-"""`gguf-verify explain ID`: the meaning of an id of a message, finding, fault, culprit, sandbox or verdict."""
+"""`gguf-verify explain ID`: explain an id of a message, finding, fault, culprit, sandbox or verdict."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .command import Command
 from .common import Parser, print_lines
 
 _WIDTH = 80
-_EFFECTS = {"refuse": "the file is refused, exit code 4", "error": "an error, exit code 1",
+_EFFECTS = {"refuse": "the file is rejected, exit code 4", "error": "an error, exit code 1",
             "warning": "a warning; with --strict an error", "note": "a note"}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What an id means.
+    """The explanation of an id.
 
     Args:
-        id: as messages and reports show it.
-        kind: what sort of thing it is, in the plural.
-        what: what it says.
-        why: why it matters, or how it comes.
-        fix: what to do.
+        id: the id as messages and reports show it.
+        kind: plural name of the sort of thing it is, such as "findings".
+        what: what it means.
+        why: why it matters, or what causes it.
+        fix: what to do about it.
     """
 
     id: str
@@ -42,97 +42,97 @@ class Explanation:
     fix: str
 
 
-#: Culprit → what it means, why, what to do.
+#: Culprit → what it means, why it matters, what to do.
 _CULPRITS = {
     "kernel": (
-        "The kernel under test is wrong: an output is outside what correct arithmetic of its definition can give.",
+        "The kernel under test is incorrect: an output is outside the bound on correct arithmetic of its definition.",
         "The bound is derived from the declared arithmetic in any order of summation, so no correct kernel exceeds it. "
-        "Sums in half that it cannot judge are judged by the orders that kernels have: a correct kernel fails that "
-        "with a probability of 10⁻⁹ at most.",
-        "Follow the diagnosis; the block, the bytes, the got and expected values of the first failure are in the "
-        "report.",
+        "Sums in half precision that the bound cannot judge are judged by the summation orders of real kernels: a "
+        "correct kernel fails that with a probability of at most 10⁻⁹.",
+        "Follow the diagnosis. The report shows the block, the bytes, and the actual and expected values of the first "
+        "failure.",
     ),
     "oracle": (
-        "The function by which the kernel's author defines the product raised, or gave values that cannot be used.",
+        "The function that the kernel's author defines the product by raised, or returned unusable values.",
         "Without it nothing can be judged.",
-        "Correct the Oracle of the kernel's declaration.",
+        "Correct the Oracle in the kernel's declaration.",
     ),
     "definition": (
-        "The declared definition cannot represent these values, such as a sum above the largest half.",
+        "The declared definition cannot represent these values, for example a sum above the largest half.",
         "No kernel of this definition gives a finite product here.",
-        "Choose another definition for this model, or report the overflow to whoever defined it.",
+        "Choose another definition for this model, or report the overflow to the authors of the definition.",
     ),
     "file": (
-        "The file holds what no reader can give a meaning to, such as a scale that is not a number.",
-        "Every kernel and llama.cpp give wrong outputs with it.",
-        "Run `gguf-verify audit` on it, and convert or download it again.",
+        "The file holds a value without a meaning to any reader, such as a scale that is not a number.",
+        "Every kernel and llama.cpp compute wrong outputs from it.",
+        "Run `gguf-verify audit` on the file, and convert or download it again.",
     ),
     "llama.cpp": (
-        "llama.cpp gave an output outside its own bound, refused the model or crashed.",
+        "llama.cpp computed an output outside its own bound, refused the model or crashed.",
         "The reference itself cannot be trusted for this product.",
         "Try another version or another --reference, and report it to llama.cpp with the repeat command.",
     ),
     "verifier": (
-        "A decoder of gguf-verify gives other values than llama.cpp and than a second, independent decoder of its own.",
-        "What it judges with such a decoder means nothing for this type.",
-        "Install gguf-verify again, or undo the change to its formats; else report it with the block's bytes.",
+        "A decoder of gguf-verify disagrees with llama.cpp and with a second, independent decoder of gguf-verify.",
+        "Results for this type mean nothing while its decoder is in doubt.",
+        "Install gguf-verify again, or undo local changes to its formats; otherwise report it with the block's bytes.",
     ),
     "environment": (
         "This machine cannot run the check: no such device, a failed build, or no memory.",
-        "Nothing is known about the kernel.",
-        "See the message; `gguf-verify explain host-not-usable` where it is about a GPU.",
+        "Nothing was learned about the kernel.",
+        "Read the message; if it is about a GPU, see `gguf-verify explain host-not-usable`.",
     ),
     "coverage": (
-        "Something should have been checked and nothing covers it.",
-        "Nothing measured is never a pass.",
-        "See what the report names as not verified; drop -x and --budget, or give the run the time that it needs, "
-        "where it was ended.",
+        "Checks that should have run were not reached.",
+        "A check that measured nothing is never a pass.",
+        "See what the report lists as not verified. If the run was cut short, remove -x and --budget, or give it more "
+        "time.",
     ),
 }
 #: Verdict → exit code, what it means, what to do.
 _VERDICTS = {
-    "verified": ("0", "Every rung passed, and something was measured in each.", "The report says for what it holds."),
-    "mismatch": ("1", "Something is shown to be wrong.", "See who is at fault, and the diagnosis."),
-    "broken off": ("3", "A rung could not be run to its end, or the file was changed meanwhile.", "See the message."),
+    "verified": ("0", "Every rung passed, and each measured something.", "The report says what the verdict holds for."),
+    "mismatch": ("1", "Something was proved wrong.", "See the culprit (at fault) and the diagnosis."),
+    "broken off": ("3", "A rung could not be completed, or the file changed during the run.", "Read the message."),
     "not everything verified": (
         "5",
-        "Nothing is shown to be wrong, and something could not be judged.",
-        "The report names each thing that was not verified.",
+        "Nothing was proved wrong, but something could not be judged.",
+        "The report lists everything that was not verified.",
     ),
     "interrupted": (
         "130 by Ctrl-C, 3 by SIGTERM and SIGHUP",
-        "The run was ended before its last rung, and nothing was wrong by then; a known mismatch stays one.",
-        "Run it again; the report names the rungs that were not begun.",
+        "The run ended before its last rung without a mismatch so far. (A mismatch found before would be the verdict.)",
+        "Run it again; the report lists the rungs that did not start.",
     ),
 }
-#: What `--sandbox` takes → what it keeps out, what it does not, what to do.
+#: `--sandbox` mode → what it blocks, what it does not block, what to do.
 _SANDBOXES = {
     "bubblewrap": (
-        "The boundary: a process gets an empty root with the system's programs, Python, this project, copies of the "
-        "kernel's folder and the GPU's devices, all of it read-only, and a private folder, and may make listed system "
-        "calls only.",
-        "It keeps out your files, terminals, sockets, processes and the network. It does not keep out faults of the "
-        "operating system's kernel and of a GPU's driver.",
-        "A kernel's modules lie in its folder, in PYTHONPATH or are installed; libraries may lie in LD_LIBRARY_PATH, "
+        "The boundary: a process gets an empty root with read-only system programs, Python, this project, copies of "
+        "the kernel's folder and the GPU's devices, and one private writable folder; it may make listed system calls "
+        "only.",
+        "It keeps out your files, terminals, sockets, processes and the network. It does not protect against bugs in "
+        "the operating system's kernel or in a GPU's driver.",
+        "Put a kernel's modules in its folder or in PYTHONPATH, or install them; libraries may be in LD_LIBRARY_PATH, "
         "headers in CPATH.",
     ),
     "landlock": (
-        "The accident guard: a process writes into its private folder alone, has no TCP, and may make listed system "
+        "The accident guard: a process can write to its private folder only, has no TCP, and may make listed system "
         "calls only.",
-        "It keeps a program from doing harm by mistake. It does not keep out what you may read, the names of your "
+        "It stops a program from doing harm by mistake. It does not hide files that you may read, the names of your "
         "processes, and what the report lists: it is no boundary against hostile code.",
-        "Install bubblewrap and libseccomp. Where user namespaces are refused, the report says how to allow them.",
+        "Install bubblewrap and libseccomp. If user namespaces are refused, the report says how to allow them.",
     ),
     "none": (
-        "Nothing confines the processes; they are still ended with the run, and their memory and output are limited.",
-        "They may do all that you may do, so a verdict on hostile code is worth nothing.",
-        "Leave out --sandbox none, unless you trust the kernel, the file and llama.cpp.",
+        "Nothing isolates the processes; they still end with the run, and their memory and output are limited.",
+        "They may do everything that you may do, so a verdict on hostile code is worthless.",
+        "Do not use --sandbox none unless you trust the kernel, the file and llama.cpp.",
     ),
 }
 
 
 def explanations() -> dict[str, Explanation]:
-    """Id → explanation, of every id that messages and reports show."""
+    """Return id → explanation for every id that messages and reports show."""
     return {e.id: e for e in _all()}
 
 
@@ -146,7 +146,7 @@ def _all() -> Iterator[Explanation]:
     for m in MESSAGES.values():
         yield Explanation(m.id, "messages", m.what, m.why, m.fix)
     for fault in FAULTS:
-        why = "The diagnosis computed what a kernel with this fault gives, and it is what this kernel gave."
+        why = "The diagnosis simulated a kernel with this fault; this kernel's outputs match it."
         yield Explanation(fault.id, "faults", _sentence(fault.words), why, _sentence(fault.fix))
     for seen in OBSERVED.values():
         yield Explanation(seen.id, "faults", _sentence(seen.words), seen.how, _sentence(seen.fix))
@@ -160,7 +160,7 @@ def _sentence(words: str) -> str:
 
 
 def find_explanation(given: str) -> Explanation:
-    """The explanation of an id, also without the number or the name of a finding. Raises UsageError."""
+    """Return the explanation of an id; a finding's number or slug alone is enough. Raises UsageError."""
     known = explanations()
     by_name = {name.lower(): e for name, e in known.items()}
     for rule in RULES.values():
@@ -168,9 +168,7 @@ def find_explanation(given: str) -> Explanation:
     name = given.strip("[]").lower().replace(" ", "-")
     if name not in by_name:
         near = nearest(name, by_name)
-        raise UsageError(
-            f"no id is called '{printable(given, 80)}'; {near}`gguf-verify explain` lists all of them", "usage"
-        )
+        raise UsageError(f"unknown id '{printable(given, 80)}'; {near}`gguf-verify explain` lists all ids", "usage")
     return by_name[name]
 
 
@@ -178,10 +176,10 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
         prog="gguf-verify explain",
-        description="Print what an id of a message, finding, fault, culprit, sandbox or verdict means; without an id, "
-        "list all.",
+        description="Explain an id of a message, finding, fault, culprit, sandbox or verdict; without an id, list all "
+        "ids.",
     )
-    parser.add_argument("id", nargs="?", metavar="ID", help="such as unknown-kernel, mismatch or GGUF-013")
+    parser.add_argument("id", nargs="?", metavar="ID", help="an id, such as unknown-kernel, mismatch or GGUF-013")
     return parser
 
 
@@ -207,4 +205,4 @@ def _listed() -> Iterator[str]:
         yield "  " + textwrap.shorten(f"{e.id}: {e.what}", _WIDTH - 2, placeholder=" …")
 
 
-COMMAND = Command("explain", "say what an id of a message or report means, and what to do", build_parser, run)
+COMMAND = Command("explain", "explain an id of a message or report, and what to do about it", build_parser, run)

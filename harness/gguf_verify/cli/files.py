@@ -1,8 +1,8 @@
-"""The files that a command line names: an output never takes the place of an input.
+"""Check that no output of a command line overwrites one of its inputs.
 
-An option that writes a file has the type `output`. Every other word of a command line, and of a configuration, may name
-an input: so no command lists its inputs, and none can forget one. `support.files` refuses what only a run knows, such
-as a header of a kernel, when an output is written.
+An option that writes a file has the type `output`. Every other word of the command line or of a configuration is
+treated as a possible input, so commands need no list of inputs and cannot forget one. `support.files` refuses
+overwriting inputs that only the run discovers, such as a kernel's header, when an output is written.
 """
 
 from __future__ import annotations
@@ -20,18 +20,21 @@ import msgspec
 from ..support.errors import UsageError
 from ..support.text import printable
 
-#: Names of files that are read of a folder that a command line names: models, libraries, cases.
+#: Names of files that are read from a folder on the command line: models, libraries, cases.
 _OF_FOLDERS = ("*.safetensors", "*.index.json", "*.so", "*.so.*", "*.npy", "w.bin", "case.json")
 
 
 def output(text: str) -> Path:
-    """The type of an argument that names a file to write."""
+    """Type of an argument that names a file to write."""
     return Path(text)
 
 
 def files_of(value: Any, folder: Path = Path()) -> Iterator[Path]:
-    """The files that a value may name, relative to a folder: a word, FILE of FILE:NAME, what lists and records hold,
-    and what belongs to such a file by its name, such as a kernel's declaration."""
+    """Yield the files that a value may name, relative to `folder`.
+
+    Words name files, also as FILE of FILE:NAME; lists and records are searched. Files that belong to such a file by
+    name, such as a kernel's declaration, are included.
+    """
     if isinstance(value, str | os.PathLike):
         word = os.fspath(value)
         ends = [i for i, c in enumerate(word) if c == ":"][:64]
@@ -58,8 +61,7 @@ def _with_companions(path: Path) -> Iterator[Path]:
 
 
 def take_files(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Add what a command line names to it: `outputs`, flag → path, and `inputs`. Raises UsageError as
-    `check_outputs`."""
+    """Set `args.outputs` (flag → path) and `args.inputs` (possible inputs). Raises UsageError as `check_outputs`."""
     written = {a.dest: a for a in actions_of(parser) if a.type is output}
     given = vars(args).items()
     outputs = {"/".join(written[d].option_strings): v for d, v in given if d in written and v is not None}
@@ -69,7 +71,7 @@ def take_files(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Non
 
 
 def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a parser, and of those of its commands."""
+    """Yield the arguments of a parser and of its subcommands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
@@ -78,7 +80,7 @@ def actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
-    """That each can be written, and takes the place of no model, no input and no other one. Raises UsageError."""
+    """Check that each output can be written and overwrites no model, input or other output. Raises UsageError."""
     known = [*inputs]
     for flag, path in outputs.items():
         shown, parent = printable(str(path)), path.absolute().parent
@@ -95,7 +97,7 @@ def check_outputs(outputs: Mapping[str, Path], inputs: Iterable[Path]) -> None:
 
 
 def overwrites(path: Path, inputs: Iterable[Path]) -> bool:
-    """Whether an output would take the place of one of these files, or of what is read of one of these folders."""
+    """Whether an output would overwrite one of these files, or a file that is read from one of these folders."""
     return path.exists() and any(_is_or_holds(given, path) for given in inputs)
 
 
@@ -105,5 +107,5 @@ def _is_or_holds(given: Path, path: Path) -> bool:
             return given.exists() and path.samefile(given)
         real = path.resolve()
         return real.is_relative_to(given.resolve()) and any(map(real.match, _OF_FOLDERS))
-    except OSError:  # a name that is no path
+    except OSError:  # not a valid path
         return False

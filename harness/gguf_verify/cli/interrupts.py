@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP end a command as an exception does, once, so that what was found can be reported."""
+"""Signal handling: Ctrl-C, SIGTERM and SIGHUP raise an exception, once, so that results so far can be reported."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from ..support import scratch
 from ..support.errors import EXIT_INTERRUPTED, Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: A second Ctrl-C ends the process at once, but not one that comes with the first: a shell and `timeout` may both send
-#: the signal, and a process that is ending must not be killed for that.
+#: Seconds within which a repeated signal is ignored: a shell and `timeout` may both send the first one. A later second
+#: Ctrl-C ends the process at once.
 _TOGETHER = 1.0
-#: Signals that stay ignored: those that a user has ignored (nohup, a shell's background job, a daemon without a
-#: terminal), and two that Python ignores itself. `subprocess` restores these two for what it starts.
+#: Signals that stay ignored if they are: those that users ignore on purpose (nohup, a shell's background job, a daemon
+#: without a terminal), and two that Python ignores itself and `subprocess` restores in child processes.
 _STAY_IGNORED = {
     *_SIGNALS, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGPIPE, signal.SIGXFSZ,
 }  # fmt: skip
 
 
 def as_started_alone() -> None:
-    """Undo what the caller of the command line left to it: ignored signals, of which SIGCHLD keeps a process from
-    waiting for its children, and blocked ones. One that came while it was blocked is handled as any other."""
+    """Undo inherited signal settings: ignored signals (ignoring SIGCHLD breaks waiting for children), and blocked ones.
+
+    A signal that came while it was blocked is then handled as usual.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     for number in signal.valid_signals() - _STAY_IGNORED:
@@ -38,8 +40,10 @@ def as_started_alone() -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise Interrupted and SIGINT KeyboardInterrupt in the main thread, the first that comes. A
-    signal that is ignored (nohup, a shell's background job) stays so."""
+    """Raise Interrupted on SIGTERM and SIGHUP and KeyboardInterrupt on SIGINT, in the main thread, at the first signal.
+
+    A signal that is ignored (nohup, a shell's background job) stays ignored.
+    """
     global _state
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -61,8 +65,10 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """A signal raises nothing here, where a result that is known is delivered. A second one, later, ends the process at
-    once, as ever: whoever reads may never do so."""
+    """Raise nothing on a signal while a finished result is delivered.
+
+    A second, later signal still ends the process at once: the reader of a pipe may never read.
+    """
     state = _state
     if state is None:
         yield
@@ -75,8 +81,10 @@ def undisturbed() -> Iterator[None]:
 
 
 def came() -> BaseException | None:
-    """What the signal that came raises; None where none did. An import that it ended may have made an ImportError of
-    it: NumPy's compiled modules do so of any exception."""
+    """Return the exception of the signal that came, or None.
+
+    A caller needs it where an import was interrupted: NumPy's compiled modules turn any exception into an ImportError.
+    """
     if _state is None or _state.first is None:
         return None
     name = _state.first[1]
@@ -91,8 +99,8 @@ class _State:
         self.hook = sys.unraisablehook
 
     def take(self, number: int, _frame: FrameType | None) -> None:
-        """The handler of all signals."""
-        if os.getpid() != self.pid:  # a fork, which has set no handlers of its own yet
+        """Handle a signal."""
+        if os.getpid() != self.pid:  # a forked child that has not set its own handlers yet
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -107,10 +115,10 @@ class _State:
             for each in _SIGNALS:
                 signal.signal(each, signal.SIG_IGN)
             scratch.remove()
-            os._exit(EXIT_INTERRUPTED[name])  # the processes that were started end with their parent
+            os._exit(EXIT_INTERRUPTED[name])  # child processes end with their parent
 
     def unraisable(self, what: sys.UnraisableHookArgs) -> None:
-        """Where the exception was raised in a callback or a destructor, which cannot pass it on, it is raised again."""
+        """Send the signal again if its exception was raised in a callback or destructor, which cannot propagate it."""
         if not issubclass(what.exc_type, KeyboardInterrupt):
             self.hook(what)
             return

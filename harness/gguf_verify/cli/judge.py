@@ -1,4 +1,4 @@
-"""`gguf-verify judge --tensor T --x x.npy --y y.npy MODEL.gguf`: a product that some engine has computed."""
+"""`gguf-verify judge --tensor T --x x.npy --y y.npy MODEL.gguf`: judge a product that any engine has computed."""
 
 from __future__ import annotations
 
@@ -34,22 +34,29 @@ examples:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
-        prog="gguf-verify judge", formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="gguf-verify judge",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Judge a product y = x·Wᵀ that any engine has computed, from captured arrays.",
-        epilog=_EPILOG + EXIT_CODES.format(verified="every output is right", mismatch="an output is wrong"),
-    )  # fmt: skip
+        epilog=_EPILOG
+        + EXIT_CODES.format(verified="every output is within its bound", mismatch="an output is outside its bound"),
+    )
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL.gguf|CASE", help="the file that holds the weights, or a saved case")
-    add("--tensor", metavar="NAME", help="the weights' name, exactly")
+    add("--tensor", metavar="NAME", help="exact name of the weights' tensor")
     add("--x", type=Path, metavar="X.npy", help="float32[M, K]: the activations, before any quantization")
     add("--y", type=Path, metavar="Y.npy", help="float32[M, N] or float16[M, N]: the outputs")
-    add("--definition", metavar="NAME",
-        help="the definition that the engine claims to compute; auto finds the one that fits (default: auto, or the "
-        "case's own)")  # fmt: skip
-    add("--rows", metavar="A:B", help="the rows of the tensor that y is of: from A up to B - 1 (default: all)")
-    add("--fast-math", action="store_true",
-        help="the engine quantizes activations with approximate division, which may change some codes: allow for "
-        "these")  # fmt: skip
+    add(
+        "--definition",
+        metavar="NAME",
+        help="the definition that the engine claims to compute; auto finds one that fits (default: auto, or the "
+        "case's own)",
+    )
+    add("--rows", metavar="A:B", help="the rows of the tensor that y was computed from: A to B - 1 (default: all)")
+    add(
+        "--fast-math",
+        action="store_true",
+        help="tolerate codes changed by approximate division, for engines that quantize activations with fast-math",
+    )
     add("-v", "--verbose", action="store_true", help="show the traceback of an internal error")
     add_reports(parser, Kind.JUDGEMENT)
     add_common(parser)
@@ -64,16 +71,22 @@ def run(argv: list[str]) -> int:
         files = asked_for(args, Kind.JUDGEMENT)
         if args.model.is_dir():
             if any(v is not None for v in (args.tensor, args.x, args.y, args.rows)):
-                raise UsageError("a case holds its tensor, x, y and rows: leave --tensor, --x, --y and --rows out")
+                raise UsageError("a case holds its own tensor, x, y and rows: remove --tensor, --x, --y and --rows")
             judged = judge_case(args.model, args.definition or "", threads=args.threads, fast_math=args.fast_math)
         else:
             missing = [f"--{name}" for name in ("tensor", "x", "y") if getattr(args, name) is None]
             if missing:
-                raise UsageError(f"judge needs {', '.join(missing)}, or a folder that --save-case wrote")
+                raise UsageError(f"judge needs {', '.join(missing)}, or a folder written by --save-case")
             judged = judge_captured(
-                args.model, args.tensor, args.x, args.y, args.definition or AUTO, _rows(args.rows),
-                threads=args.threads, fast_math=args.fast_math,
-            )  # fmt: skip
+                args.model,
+                args.tensor,
+                args.x,
+                args.y,
+                args.definition or AUTO,
+                _rows(args.rows),
+                threads=args.threads,
+                fast_math=args.fast_math,
+            )
         return deliver(Kind.JUDGEMENT, judged, judged.exit_code, files=files)
 
 

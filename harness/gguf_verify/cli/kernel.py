@@ -1,4 +1,4 @@
-"""`gguf-verify kernel FILE.cu:SYMBOL`: a kernel on drawn data, where no model is at hand."""
+"""`gguf-verify kernel FILE.cu:SYMBOL`: verify a kernel on random data, without a model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ examples:
   gguf-verify kernel my_kernel.cu:gemm --type Q4_0 -M 4 -N 512 -K 1024
   gguf-verify kernel my_kernel.cu:gemm --identify     # which definition does it compute?
 
-The kernel is judged as the blocks and layers rungs judge it on a model, and at the same further shapes, values and
-schedules. The verdict holds for the drawn data: "verified on drawn data" is not said of any model.
+The kernel is judged as the blocks and layers rungs judge it on a model, with the same additional shapes, values and
+schedules. The verdict, "verified on drawn data", holds for these random data only, not for any model.
 
 """
 
@@ -33,29 +33,41 @@ schedules. The verdict holds for the drawn data: "verified on drawn data" is not
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
-        prog="gguf-verify kernel", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Verify a kernel on drawn weights and activations, where no model is at hand.",
-        epilog=_EPILOG + EXIT_CODES.format(verified="verified on the drawn data", mismatch="a mismatch was found"),
-    )  # fmt: skip
+        prog="gguf-verify kernel",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Verify a kernel on random weights and activations, without a model.",
+        epilog=_EPILOG + EXIT_CODES.format(verified="verified on the random data", mismatch="a mismatch was found"),
+    )
     add = parser.add_argument
     add(
         "kernel",
         metavar="KERNEL",
-        help="your own, as `gguf-verify --kernel` takes it, such as FILE.cu:SYMBOL; or one of this project",
+        help="your own, as `gguf-verify --kernel` takes it, such as FILE.cu:SYMBOL; or a kernel of this project",
     )
-    add("--type", action="append", default=[], metavar="TYPES",
-        help="types of the weights, such as Q4_0 or Q4_0,Q8_0 (default: all that the kernel declares)")  # fmt: skip
+    add(
+        "--type",
+        action="append",
+        default=[],
+        metavar="TYPES",
+        help="weight types, such as Q4_0 or Q4_0,Q8_0 (default: all that the kernel declares)",
+    )
     add("-M", type=_sizes, default=(), metavar="NUMBERS", help=f"tokens, such as 4 or 1,8,64 (default: {M})")
     add("-N", type=_sizes, default=(), metavar="NUMBERS", help=f"rows of the weights (default: {N})")
     add("-K", type=_sizes, default=(), metavar="NUMBERS", help=f"columns of the weights (default: {K})")
-    add("--reference", default=None, metavar="DEVICE",
-        help=f"where llama.cpp runs: {help_of_references()}; none: do not ask llama.cpp (default: cpu, where llama.cpp "
-        "is installed)")  # fmt: skip
-    add("--rungs", metavar="LIST",
-        help=f"the rungs to run, of {','.join(DRAWN_RUNGS)} (default: those for what the kernel computes)")  # fmt: skip
-    add("--identify", action="store_true",
-        help="instead of running rungs, find which definition the kernel computes")  # fmt: skip
-    add("--tensor", metavar="REGEX", help="verify only drawn matrices whose name matches; a report prints it")
+    add(
+        "--reference",
+        default=None,
+        metavar="DEVICE",
+        help=f"where llama.cpp runs: {help_of_references()}; none: do not compare with llama.cpp (default: cpu if "
+        "llama.cpp is installed)",
+    )
+    add(
+        "--rungs",
+        metavar="LIST",
+        help=f"rungs to run, of {','.join(DRAWN_RUNGS)} (default: those that fit what the kernel computes)",
+    )
+    add("--identify", action="store_true", help="instead of running rungs, find which definition the kernel computes")
+    add("--tensor", metavar="REGEX", help="verify only random matrices whose name matches; reports print the option")
     add_kernel_options(parser)
     add_reports(parser, Kind.RUN, Kind.IDENTIFICATION)
     add_common(parser)
@@ -63,10 +75,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    """ "1,8,64" as numbers."""
+    """Parse "1,8,64" as numbers."""
     words = text.split(",")
     if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
-        raise argparse.ArgumentTypeError(f"{text[:40]!a} is not a number, nor several with commas between them")
+        raise argparse.ArgumentTypeError(f"{text[:40]!a} is neither a number nor a comma-separated list of numbers")
     return tuple(map(int, words))
 
 
@@ -78,7 +90,7 @@ def run(argv: list[str]) -> int:
 
 
 def verified(args: argparse.Namespace) -> int:
-    """Verify, and deliver the report; returns the exit code. Raises HarnessError."""
+    """Verify and deliver the report; returns the exit code. Raises HarnessError."""
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     types = tuple(name.strip() for text in args.type for name in text.split(",") if name.strip())
     drawn = Drawn(types, args.M, args.N, args.K)
@@ -87,30 +99,38 @@ def verified(args: argparse.Namespace) -> int:
     shown = (None, *(rungs or DRAWN_RUNGS))
     if any(writer.rung not in shown for writer in files):
         wrong = next(w for w in files if w.rung not in shown)
-        raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, which is not run")
+        raise UsageError(f"{wrong.flag} shows results of the {wrong.rung} rung, which is not run")
     options = Options(reference=_reference(args), **kernel_options(args))
     command = command_of(drawn, args.kernel, args.host, rungs, options, identify=args.identify)
     if args.identify:
         if args.only_call or args.budget is not None:
-            raise UsageError("--only-call and --budget belong to rungs, not to --identify")
+            raise UsageError("--only-call and --budget apply to rungs, not to --identify")
         found = identify_model(drawn, args.kernel, args.host, options, command, args.ray, args.jobs)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(
-        drawn, args.kernel, args.host, rungs, options, command, watcher=watcher(args, options), interrupted_report=True,
-        ray=args.ray, jobs=args.jobs,
-    )  # fmt: skip
+        drawn,
+        args.kernel,
+        args.host,
+        rungs,
+        options,
+        command,
+        watcher=watcher(args, options),
+        interrupted_report=True,
+        ray=args.ray,
+        jobs=args.jobs,
+    )
     return deliver_run(report, args.verbose, files)
 
 
 def _reference(args: argparse.Namespace) -> str:
-    """`--reference`, where llama.cpp need not be installed."""
+    """Return `--reference`, or its default, which depends on whether llama.cpp is installed."""
     asked: str | None = args.reference
     if asked is not None:
         return asked
     if args.llama is not None or why_missing() is None:
         return Options().reference
-    say(f"llama.cpp is not installed, so nothing is compared with it; to compare: {INSTALL}")
+    say(f"llama.cpp is not installed, so the kernel is not compared with it; to compare: {INSTALL}")
     return NONE
 
 
-COMMAND = Command("kernel", "verify a kernel on drawn data, where no model is at hand", build_parser, run)
+COMMAND = Command("kernel", "verify a kernel on random data, without a model", build_parser, run)

@@ -1,4 +1,4 @@
-"""What standard error shows of a run while it goes on: each failure as it is found, a line for each rung as it ends."""
+"""Live output on standard error: each failure as it is found, and a line for each rung as it ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..verification import Watcher
 
 
 class Live(Watcher):
-    """Prints as the run goes on.
+    """Prints failures and rungs while the run goes on.
 
     Args:
-        shown: how lines are written.
+        shown: format of the lines.
     """
 
     def __init__(self, shown: Form) -> None:
@@ -28,13 +28,13 @@ class Live(Watcher):
         self._shown = 0
 
     def failed(self, result: RungResult, failure: Failure) -> None:
-        """A failure, in the words of the report; not one that would repeat what was shown."""
+        """Print a failure in the words of the report, unless it repeats one already shown."""
         if self._distinct.adds(result, failure):
             self._shown += 1
             self._print(rendered(failure_lines(result, failure, self._form), self._form))
 
     def ends(self, _report: Report, result: RungResult) -> None:
-        """A line for the rung, and one that says how many failures were not shown."""
+        """Print a line for the rung, after one that says how many failures were not shown."""
         if result.n_failures > self._shown:
             more = f"… {self._shown:,} of {result.n_failures:,} failures of the {result.name} rung are shown"
             self._print(rendered([Text(more)], self._form))
@@ -42,7 +42,7 @@ class Live(Watcher):
         self._print(rendered([rung_line(result, self._form)], self._form))
 
     def begins(self, report: Report, rung: Rung) -> None:
-        """Nothing: a rung that takes long shows a bar."""
+        """Print nothing: a long rung shows a bar."""
 
     def _print(self, text: str) -> None:
         if sys.stderr is not None:

@@ -1,4 +1,4 @@
-"""`gguf-verify new-kernel my.cu --type Q4_K`: a kernel to begin from, which is verified at once."""
+"""`gguf-verify new-kernel my.cu --type Q4_K`: write a kernel to start from, and verify it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ examples:
   gguf-verify new-kernel my_kernel.cu --type Q4_K --semantics q8_1
   gguf-verify new-kernel my_kernel.py --type Q6_K
 
-The new kernel is naive, complete and right. Make it fast, and run `gguf-verify kernel my_kernel.cu:gemm` after each
+The new kernel is naive, complete and correct. Make it faster, and run `gguf-verify kernel my_kernel.cu:gemm` after each
 step.
 
 """
@@ -31,23 +31,37 @@ step.
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
-        prog="gguf-verify new-kernel", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Write a naive kernel to begin from, with what it declares, and verify it on drawn data.",
-        epilog=_EPILOG + EXIT_CODES.format(verified="written, and verified on drawn data", mismatch="a mismatch"),
-    )  # fmt: skip
+        prog="gguf-verify new-kernel",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Write a naive kernel to start from, with its declaration, and verify it on random data.",
+        epilog=_EPILOG + EXIT_CODES.format(verified="written, and verified on random data", mismatch="a mismatch"),
+    )
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="a new file: FILE.cu for CUDA C++, FILE.py for Python")
-    add("--type", choices=list(FORMATS), default="Q4_0", metavar="TYPE",
-        help=f"the weights' type: {', '.join(FORMATS)} (default: %(default)s)")  # fmt: skip
-    add("--semantics", choices=SEMANTICS, default=SEMANTICS[0],
-        help="the definition: f32 multiplies decoded weights by the activations as they are, q8_1 multiplies integers, "
-        "with activations quantized to Q8_1 (default: %(default)s)")  # fmt: skip
-    add("--takes", choices=TAKES, default="",
-        help="dtype of the activations (default: float32 with f32, blocks with q8_1; float32 with q8_1: the kernel "
-        "quantizes them itself)")  # fmt: skip
+    add(
+        "--type",
+        choices=list(FORMATS),
+        default="Q4_0",
+        metavar="TYPE",
+        help=f"the weights' type: {', '.join(FORMATS)} (default: %(default)s)",
+    )
+    add(
+        "--semantics",
+        choices=SEMANTICS,
+        default=SEMANTICS[0],
+        help="the definition: f32 multiplies decoded weights by unchanged activations, q8_1 multiplies integers, with "
+        "activations quantized to Q8_1 (default: %(default)s)",
+    )
+    add(
+        "--takes",
+        choices=TAKES,
+        default="",
+        help="dtype of the activations (default: float32 with f32, blocks with q8_1; float32 with q8_1 means that the "
+        "kernel quantizes them itself)",
+    )
     add("--output", choices=TAKES, default="float32", help="dtype of the outputs (default: %(default)s)")
-    add("--host", choices=HOST_CHOICES, default="auto", help="where it is verified, as `gguf-verify kernel` takes it")
-    add("--sandbox", choices=MODES, default="auto", help="what confines it, as `gguf-verify kernel` takes it")
+    add("--host", choices=HOST_CHOICES, default="auto", help="where the kernel runs, as in `gguf-verify kernel`")
+    add("--sandbox", choices=MODES, default="auto", help="isolation of the kernel, as in `gguf-verify kernel`")
     return parser
 
 
@@ -66,12 +80,12 @@ def run(argv: list[str]) -> int:
 
 
 def write(files: dict[Path, str]) -> None:
-    """Write new files, all or none; one that is there with just this text stays. Raises UsageError."""
+    """Write new files, all or none. A file that exists with the same text is kept. Raises UsageError."""
     new = {}
     for path, text in files.items():
         if path.is_symlink() or path.exists():
             if path == list(files)[-1] or not path.is_file() or path.read_bytes() != text.encode():
-                raise UsageError(f"{printable(str(path), 200)} exists, and nothing is overwritten: choose another name")
+                raise UsageError(f"{printable(str(path), 200)} exists and is not overwritten: choose another name")
         else:
             new[path] = text
     written = []
@@ -86,4 +100,4 @@ def write(files: dict[Path, str]) -> None:
         raise UsageError(f"cannot write {printable(str(path), 200)}: {error.strerror}") from None
 
 
-COMMAND = Command("new-kernel", "write a kernel to begin from, and verify it on drawn data", build_parser, run)
+COMMAND = Command("new-kernel", "write a kernel to start from, and verify it on random data", build_parser, run)

@@ -1,7 +1,7 @@
-"""What a quantization costs, measured against the model that it was made from: see `measure`.
+"""The cost of a quantization, measured against the original model: see `measure`.
 
-The costs are reported beside a verdict and never part of one. The room may import rungs, llama, gguf, formats, results
-and support.
+Costs are reported beside a verdict and are never part of it. This package may import rungs, llama, gguf, formats,
+results and support.
 """
 
 from .costs import Text, measure, open_source, read_text

@@ -1,7 +1,7 @@
-"""The costs of a quantization: each GEMM's relative error, and how far the model's predictions moved.
+"""The cost of a quantization: each GEMM's relative error, and the change of the model's predictions.
 
-The source is the model before it was quantized (F16, BF16 or F32, or of any other types): the same tensors with the
-same shapes, and the same vocabulary.
+The source is the model before quantization (F16, BF16, F32 or any other types): the same tensors with the same shapes,
+and the same vocabulary.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from ..support.files import read_input
 from ..support.text import printable
 from . import gemms, predictions
 
-#: Bytes of a text that is read at most; `llama-perplexity`'s usual text (wiki.test.raw) has 1.3 MB.
+#: Size limit of a text in bytes; the usual text of `llama-perplexity` (wiki.test.raw) has 1.3 MB.
 MOST_TEXT = 1 << 26
-#: Keys that say which vocabulary a model has.
+#: Keys that identify a model's vocabulary.
 _VOCABULARY = ("tokenizer.ggml.model", "tokenizer.ggml.tokens")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text to predict: its name in reports, and its characters."""
+    """A text to predict: its name in reports, and its content."""
 
     name: str
     text: str
 
     @property
     def sha256(self) -> str:
-        """Of its UTF-8."""
+        """SHA-256 of the text in UTF-8."""
         return hashlib.sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def read_text(path: Path | str) -> Text:
-    """A text from a file of UTF-8. Raises UsageError where it cannot be read or is empty."""
+    """Read a text from a UTF-8 file. Raises UsageError if it cannot be read or is empty."""
     path = Path(path)
     shown = printable(path.name, 100)
     try:
@@ -57,20 +57,18 @@ def open_source(path: Path | str, model: Model) -> Model:
 
     Raises:
         MalformedFile: the source cannot be read safely.
-        UsageError: it is another model: another architecture, other tensors or shapes, another vocabulary.
+        UsageError: it is another model: the architecture, the tensors, a shape or the vocabulary differs.
     """
     source = open_model(path)
     difference = _difference(model, source)
     if difference is not None:
         source.close()
-        raise UsageError(
-            f"--source: {printable(source.path.name, 100)} is not what this model was made from: {difference}"
-        )
+        raise UsageError(f"--source: {printable(source.path.name, 100)} is not the source of this model: {difference}")
     return source
 
 
 def _difference(model: Model, source: Model) -> str | None:
-    """The first thing in which two models differ that quantization leaves as it is."""
+    """Describe the first difference between two models that quantization does not explain; None if there is none."""
     if model.architecture != source.architecture:
         names = [printable(m.architecture or "none", 40) for m in (source, model)]
         return f"its architecture is {names[0]}, not {names[1]}"
@@ -90,19 +88,19 @@ def _difference(model: Model, source: Model) -> str | None:
 
 
 def _value(model: Model, key: str) -> bytes | None:
-    """A key's value as it stands in the file."""
+    """Return the bytes of a key's value in the file."""
     first = model.parts[0]
     at = first.value_ranges.get(key)
     return None if at is None else bytes(first.buffer[at.start : at.stop])
 
 
 def measure(run: Run, source: Model, text: Text | None = None) -> QuantizationCosts:
-    """The costs of the run's model against its source. What cannot be measured is named in the result.
+    """Measure the costs of the run's model against its source. The result lists what could not be measured.
 
     Args:
-        run: of the quantized model: its prompt, its backend of llama.cpp, its options.
-        source: as `open_source` gives it.
-        text: whose predictions are compared; None for the run's prompt.
+        run: the run of the quantized model: its prompt, llama.cpp backend and options.
+        source: the model that `open_source` returned.
+        text: the text for the predictions; None for the run's prompt.
     """
     start = time.perf_counter()
     text = text or Text("the run's prompt", run.options.prompt)
@@ -123,12 +121,15 @@ def measure(run: Run, source: Model, text: Text | None = None) -> QuantizationCo
         _check(error)
         left.append(("predictions of tokens", str(error)))
     return QuantizationCosts(
-        source=source.info(), gemms=tuple(found), text=predicted, left=tuple(left),
+        source=source.info(),
+        gemms=tuple(found),
+        text=predicted,
+        left=tuple(left),
         seconds=time.perf_counter() - start,
-    )  # fmt: skip
+    )
 
 
 def _check(error: Exception) -> None:
-    """What this machine or llama.cpp could not do is a line of the report; anything else ends the run."""
+    """Raise an error that ends the run; faults of this machine and of llama.cpp become a line of the report."""
     if isinstance(error, HarnessError) and not isinstance(error, EnvironmentFault | UsageError):
         raise error

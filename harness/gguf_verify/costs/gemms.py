@@ -1,11 +1,11 @@
-"""The relative error that the quantization of a matrix brings into its GEMM.
+"""The relative error of a GEMM that is due to the quantization of its weights.
 
 For activations X[M, K] of the run, the weights W_q[N, K] of the model and W_f[N, K] of its source, both as float32:
 
     error = ‖X·W_qᵀ − X·W_fᵀ‖ / ‖X·W_fᵀ‖
 
-with Frobenius norms over tokens and rows. Activations stay as they are in float32, so this is the error of the weights
-alone: what quantized activations add is the matter of the definitions (see `docs/concepts.md`).
+with Frobenius norms over tokens and rows. Activations stay in float32, so this is the error of the weights alone; the
+error of quantized activations belongs to the definitions (see `docs/concepts.md`).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ..rungs import Run
 
 Floats = npt.NDArray[np.float32]
 
-#: Weights that are decoded at a time: 64 MiB of float32.
+#: Number of weights decoded at a time: 64 MiB of float32.
 _MOST_WEIGHTS = 1 << 24
 _IN_A_LAYER = re.compile(r"((?:enc\.|dec\.)?)(blk\.[0-9]{1,6})\.(.+)", re.DOTALL)
 
 
 def measure(run: Run, source: Model, left: list[tuple[str, str]]) -> list[GemmCost]:
-    """The cost of each GEMM of the run's prompt, in the graph's order. `left` gets what has none, and why.
+    """Measure each GEMM of the run's prompt, in the graph's order. `left` receives each skipped one and the reason.
 
     Raises LlamaRefused, EnvironmentFault.
     """
@@ -52,10 +52,10 @@ def measure(run: Run, source: Model, left: list[tuple[str, str]]) -> list[GemmCo
 
 
 def _cost(run: Run, source: Model, gemm: Gemm) -> GemmCost | str:
-    """The cost of one GEMM, or why it has none."""
+    """Measure one GEMM; returns the reason if it has no cost."""
     tensor, original = run.model.tensors.get(gemm.tensor), source.tensors.get(gemm.tensor)
     if tensor is None or original is None:
-        return "is no tensor of both files"
+        return "is not a tensor of both files"
     fmt, of_source = tensor.type.weights, original.type.weights
     for held, name in ((fmt, tensor.type.name), (of_source, original.type.name)):
         if held is None:
@@ -70,13 +70,21 @@ def _cost(run: Run, source: Model, gemm: Gemm) -> GemmCost | str:
         return f"{label(tensor, gemm.first_row)}: {error}"
     layer, kind = place(gemm.tensor)
     return GemmCost(
-        tensor=gemm.tensor, matrix=matrix_of(tensor, gemm.first_row), layer=layer, kind=kind, type=fmt.name,
-        source_type=of_source.name, m=m, n=n, k=k, error=error,
-    )  # fmt: skip
+        tensor=gemm.tensor,
+        matrix=matrix_of(tensor, gemm.first_row),
+        layer=layer,
+        kind=kind,
+        type=fmt.name,
+        source_type=of_source.name,
+        m=m,
+        n=n,
+        k=k,
+        error=error,
+    )
 
 
 def place(name: str) -> tuple[str, str]:
-    """A tensor's layer, as the file names it ("" outside of layers), and its kind: what its name says beside that."""
+    """Split a tensor's name into its layer ("" outside of layers) and its kind, the rest of the name."""
     found = _IN_A_LAYER.fullmatch(name)
     layer, kind = (found[1] + found[2], found[1] + found[3]) if found else ("", name)
     return layer, kind.removesuffix(".weight")
@@ -87,14 +95,17 @@ def _rows(tensor: Tensor, first: int, n: int) -> npt.NDArray[np.uint8]:
 
 
 def relative_error(
-    x: Floats, rows: npt.NDArray[np.uint8], fmt: WeightFormat, source_rows: npt.NDArray[np.uint8],
+    x: Floats,
+    rows: npt.NDArray[np.uint8],
+    fmt: WeightFormat,
+    source_rows: npt.NDArray[np.uint8],
     source_fmt: WeightFormat,
-) -> float | str:  # fmt: skip
-    """The error of the module's head, or why it is no number.
+) -> float | str:
+    """Compute the relative error of the module's docstring; returns the reason if it is not a number.
 
     Args:
         x: activations, float32[M, K].
-        rows, source_rows: the weights as they lie in their files, uint8[N, row bytes], of the formats beside them.
+        rows, source_rows: the weights as stored in their files, uint8[N, row bytes], in formats `fmt`, `source_fmt`.
     """
     step = max(1, _MOST_WEIGHTS // max(1, x.shape[1]))
     moved = whole = 0.0
@@ -112,7 +123,7 @@ def relative_error(
 
 
 def _decoded(rows: npt.NDArray[np.uint8], fmt: WeightFormat) -> Floats:
-    """float32[N, K]."""
+    """Decode weights to float32[N, K]."""
     if isinstance(fmt, ElementFormat):
         return fmt.decode(rows)
     return fmt.decode(rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), -1)

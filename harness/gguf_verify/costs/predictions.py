@@ -1,16 +1,15 @@
-"""How far a model's predictions are from its source's: both evaluated by llama.cpp itself on the same text.
+"""The difference between a model's predictions and its source's, both evaluated by llama.cpp on the same text.
 
-Definitions are those of llama.cpp's `llama-perplexity` (tools/perplexity/perplexity.cpp): the text's tokens are cut
-into chunks of 512, the first token of a chunk becomes the vocabulary's BOS where the vocabulary adds one, and the
-predictions in the second half of each chunk are scored, which have at least half a chunk before them. With p the
-source's probabilities, q the model's, and t the next token of the text:
+Definitions follow llama.cpp's `llama-perplexity` (tools/perplexity/perplexity.cpp): the text's tokens are cut into
+chunks of 512, and the first token of each chunk is replaced by BOS if the vocabulary adds one. Predictions in the
+second half of each chunk are scored, so that each has at least half a chunk of context. With p the source's
+probabilities, q the model's, and t the next token of the text:
 
     perplexity = exp(mean(−ln q[t]))
-    KL = Σ p·(ln p − ln q), of each prediction; reported are mean, percentiles (linear interpolation) and maximum
-    top-1 agreement = the share of predictions in which p and q have the same most probable token
+    KL = Σ p·(ln p − ln q) of each prediction; reported: mean, percentiles (linear interpolation) and maximum
+    top-1 agreement = fraction of predictions in which p and q have the same most probable token
 
-Unlike there, a text that is shorter than a chunk is one chunk by itself, and the source's logits are not rounded to 16
-bits in between.
+Unlike there, a text shorter than a chunk is one chunk, and the source's logits are not rounded to 16 bits in between.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from ..results import TextCost
 from ..rungs import Run
 from ..rungs.session import opened_llama
 
-#: Tokens of a chunk, unless the text is shorter or the model was trained on fewer.
+#: Tokens per chunk, unless the text is shorter or the model was trained on fewer.
 CHUNK = 512
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
-#: Predictions that are compared at a time: a vocabulary may have 2^18 tokens, of eight bytes each in float64.
+#: Predictions compared at a time: a vocabulary may have 2^18 tokens, each eight bytes in float64.
 _AT_ONCE = 32
 
 Floats = npt.NDArray[np.float32]
@@ -39,8 +38,8 @@ Doubles = npt.NDArray[np.float64]
 
 
 def measure(run: Run, source: Model, name: str, text: str, sha256: str) -> TextCost:
-    """The predictions of the run's model compared with its source's. Raises LlamaRefused, EnvironmentFault."""
-    run.close_session()  # two models at a time are enough
+    """Compare the predictions of the run's model with its source's. Raises LlamaRefused, EnvironmentFault."""
+    run.close_session()  # frees memory: two models are loaded below
     with _Predictor(run, run.model) as model, _Predictor(run, source) as before:
         tokens = model.tokens(text)
         if tokens != before.tokens(text):
@@ -48,7 +47,7 @@ def measure(run: Run, source: Model, name: str, text: str, sha256: str) -> TextC
         size = min(CHUNK, len(tokens), *(p.trained for p in (model, before) if p.trained > 0))
         first = size // 2
         if size - first < 2:
-            raise LlamaRefused(f"the text has {len(tokens)} tokens, which are too few to predict one")
+            raise LlamaRefused(f"the text has {len(tokens)} tokens, too few to predict one")
         chunks = [tokens[at : at + size] for at in range(0, len(tokens) - size + 1, size)]
         for predictor in (model, before):
             predictor.prepare(size)
@@ -83,7 +82,7 @@ class _Predictor:
 
     @property
     def trained(self) -> int:
-        """Tokens of context that it was trained on."""
+        """Context length in tokens that the model was trained on."""
         return int(self._info["n_ctx_train"])
 
     def tokens(self, text: str) -> list[int]:
@@ -93,17 +92,17 @@ class _Predictor:
         self._model.make_context(size)
 
     def beginning(self, chunk: list[int]) -> list[int]:
-        """The chunk as it is evaluated: with BOS in the place of its first token, where the vocabulary adds one."""
+        """Replace the first token of a chunk by BOS if the vocabulary adds one."""
         bos = int(self._info["added_bos"])
         return [bos, *chunk[1:]] if bos >= 0 else chunk
 
     def logits(self, chunk: list[int], first: int) -> Floats:
-        """float32[len(chunk) - first, vocabulary], of the tokens from `first` on."""
+        """Return float32[len(chunk) - first, vocabulary], for the tokens from `first` on."""
         return self._model.evaluate(chunk, first).logits
 
 
 class _Scores:
-    """What each prediction gave."""
+    """Accumulated scores of all predictions."""
 
     def __init__(self) -> None:
         self._divergences: list[float] = []
@@ -112,7 +111,7 @@ class _Scores:
         self._agreed = 0
 
     def add(self, source: Floats, model: Floats, following: list[int]) -> None:
-        """Score predictions, float32[predictions, vocabulary], of the tokens that follow."""
+        """Add the scores of predictions, float32[predictions, vocabulary], given the tokens that follow."""
         if source.shape != model.shape:
             raise LlamaRefused(f"the source predicts {source.shape[1]} tokens, the model {model.shape[1]}")
         for rows, expected in _batches(len(following), np.asarray(following)):
@@ -128,12 +127,19 @@ class _Scores:
     def cost(self, name: str, sha256: str, tokens: int, chunk: int, chunks: int) -> TextCost:
         found = np.asarray(self._divergences)
         return TextCost(
-            text=name, sha256=sha256, tokens=tokens, chunk=chunk, chunks=chunks, scored=len(found),
-            perplexity=_perplexity(self._losses), source_perplexity=_perplexity(self._source_losses),
-            kl_mean=float(found.mean()), kl_max=float(found.max()),
+            text=name,
+            sha256=sha256,
+            tokens=tokens,
+            chunk=chunk,
+            chunks=chunks,
+            scored=len(found),
+            perplexity=_perplexity(self._losses),
+            source_perplexity=_perplexity(self._source_losses),
+            kl_mean=float(found.mean()),
+            kl_max=float(found.max()),
             kl_percentiles={f"{p:g}%": float(np.percentile(found, p)) for p in PERCENTILES},
             top1=self._agreed / len(found),
-        )  # fmt: skip
+        )
 
 
 def _batches(n: int, expected: npt.NDArray[Any]) -> Iterator[tuple[slice, npt.NDArray[Any]]]:

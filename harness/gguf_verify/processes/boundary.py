@@ -1,8 +1,8 @@
 """The boundary: bubblewrap with an empty root, into which only what a process needs is bound, read-only.
 
-A process finds there: the system's programs and libraries (/usr), Python with its packages, this project, what it is
-shown by name, devices without content, GPUs where it may use them, and its own folder. The user's home, sockets, FIFOs,
-terminals and files are not there, so no rule names them; neither is the network, nor any process but its own.
+A process sees the system's programs and libraries (/usr), Python with its packages, this project, the files that it is
+shown by name, devices without content, GPUs if it may use them, and its own folder. The user's home, sockets, FIFOs,
+terminals and files do not exist there, so no rule needs to list them; nor does the network, or any process but its own.
 
 Sources: bwrap(1); the places that ld.so(8), site (Python) and CUDA's driver read.
 """
@@ -29,36 +29,36 @@ from . import syscalls
 if TYPE_CHECKING:
     from .sandbox import Confinement
 
-#: Folders of the system, where bubblewrap is looked for: PATH may name others.
+#: System folders to search for bubblewrap; PATH could list untrusted ones.
 _FOLDERS = "/usr/local/bin:/usr/bin:/bin:/run/current-system/sw/bin"
-#: Folders of the top that may be links into /usr, or folders of their own.
+#: Top-level folders that may be links into /usr, or folders of their own.
 _TOPS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-#: The system's programs and libraries, where they may lie, and what the loader and compilers read beside them.
+#: The system's programs and libraries, and files that the loader and compilers read beside them.
 _INSTALLED = ("/usr", "/opt", "/nix/store", "/gnu/store")
 _SYSTEM = (*_INSTALLED, "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d",
            "/etc/alternatives", "/etc/localtime", "/sys/devices/system/cpu", "/sys/devices/system/node")  # fmt: skip
-#: What drivers of GPUs read beside their devices.
+#: Files that GPU drivers read besides their devices.
 _OF_DEVICES = ("/sys", "/etc/OpenCL", "/etc/vulkan", "/etc/nvidia", "/etc/egl", "/run/opengl-driver")
 _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/kfd", "/dev/dxg")
-#: Settings of the system, which root may write without any capability.
+#: System settings, which root may write without any capability.
 _SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
-#: Variables that list folders of libraries and headers, or name one.
+#: Variables that list folders of libraries and headers, or hold one.
 _LISTS = ("LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")
 _HOMES = ("CUDA_HOME", "CUDA_PATH", "VK_ICD_FILENAMES", "VK_DRIVER_FILES")
-#: Folders of installed packages have one of these names.
+#: Names of folders of installed packages.
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
-#: Bytes that all of /tmp and /dev/shm may hold.
+#: Size limit in bytes of /tmp, and of /dev/shm.
 _ROOM = 1 << 26
 
 
 def interpreter() -> str:
-    """This Python, by a path that leads through no folder that is not bound."""
+    """Return the path of this Python that leads only through bound folders."""
     return os.path.abspath(sys.executable)
 
 
 def spelled_out(variables: dict[str, str]) -> dict[str, str]:
-    """These variables, with folders in them named from the root on: a process inside may run elsewhere, and ".." leads
-    through folders that it does not see."""
+    """Make the folders in these variables absolute: a process inside may run elsewhere, and ".." leads through folders
+    that it does not see."""
     out = dict(variables)
     for name in ("PYTHONPATH", *_LISTS, *_HOMES):
         if name in out:
@@ -67,20 +67,20 @@ def spelled_out(variables: dict[str, str]) -> dict[str, str]:
 
 
 def program() -> str | None:
-    """The path of bubblewrap."""
+    """Return the path of bubblewrap, or None."""
     return shutil.which("bwrap", path=_FOLDERS)
 
 
 @cache
 def version() -> str:
-    """Of bubblewrap, "?" where it says none."""
+    """Return bubblewrap's version, or "?"."""
     done = subprocess.run([program() or "bwrap", "--version"], capture_output=True, text=True, check=False)
     return done.stdout.strip().removeprefix("bubblewrap ") or "?"
 
 
 @cache
 def fault() -> str | None:
-    """Why there is no boundary here, in words, or None."""
+    """Return why there is no boundary here, in words, or None."""
     if program() is None:
         return "bubblewrap is not installed"
     if (why := syscalls.filter_fault()) is not None:
@@ -90,9 +90,13 @@ def fault() -> str | None:
         os.write(handle, syscalls.filter_program(False))
         os.lseek(handle, 0, os.SEEK_SET)
         done = subprocess.run(
-            [*_namespaces(), *_root(()), *_closed(handle), "true"], capture_output=True, text=True, check=False,
-            timeout=60, pass_fds=[handle],
-        )  # fmt: skip
+            [*_namespaces(), *_root(()), *_closed(handle), "true"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            pass_fds=[handle],
+        )
     except (OSError, subprocess.TimeoutExpired):
         return "bubblewrap does not run here"
     finally:
@@ -105,7 +109,7 @@ def fault() -> str | None:
     return f"bubblewrap does not run here: {said}"
 
 
-#: How user namespaces are allowed.
+#: Hint on how to allow user namespaces.
 _ALLOW = (
     "Ubuntu: an AppArmor profile for bwrap, or sysctl kernel.apparmor_restrict_unprivileged_userns=0; Docker: "
     "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
@@ -113,11 +117,11 @@ _ALLOW = (
 
 
 def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
-    """The beginning of a command line that runs the rest of it inside.
+    """Return the beginning of a command line that runs the rest of it inside the boundary.
 
     Args:
-        folder: its own. Unless the confinement names it, files there lie in memory, and are gone with the process.
-        filter_of: descriptor of the program of `syscalls`.
+        folder: the process's own. Unless the confinement gives it, it is in memory, and ends with the process.
+        filter_of: descriptor of the filter program of `syscalls`.
     """
     used = devices_of(confined.devices)
     out = [*_namespaces(), *_root(used)]
@@ -139,7 +143,7 @@ def command(confined: Confinement, folder: Path, filter_of: int) -> list[str]:
 
 
 def _has_copy(path: Path, copies: Mapping[Path, Path]) -> bool:
-    """Whether a process finds a copy in its place. Python itself is never taken from one, wherever it lies."""
+    """Whether a process sees a copy in place of a path. Python itself is never replaced by a copy."""
     if str(path) in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix):
         return False
     places = ((each, copy) for folder, copy in copies.items() for each in (folder, Path(os.path.realpath(folder))))
@@ -147,21 +151,21 @@ def _has_copy(path: Path, copies: Mapping[Path, Path]) -> bool:
 
 
 def devices_of(may_use: bool) -> list[str]:
-    """The files of the GPUs of this machine, if a process may use them."""
+    """Return the device files of this machine's GPUs, if a process may use them."""
     if not may_use:
         return []
     return sorted(path for pattern in _DEVICES for path in glob.glob(pattern))
 
 
 def _namespaces() -> list[str]:
-    # root keeps the right to read files, such as a model in another user's home that it is shown
+    # root keeps the capability to read files, such as a model in another user's home that the process is shown
     root = ["--cap-drop", "ALL", "--cap-add", "CAP_DAC_READ_SEARCH"] if os.geteuid() == 0 else ["--unshare-user"]
     return [program() or "bwrap", "--die-with-parent", "--unshare-ipc", "--unshare-pid", "--unshare-net",
             "--unshare-uts", "--unshare-cgroup-try", "--hostname", "boundary", *root]  # fmt: skip
 
 
 def _root(devices: Iterable[str]) -> list[str]:
-    """What every process finds, and these devices."""
+    """Return the arguments for what every process sees, and for these devices."""
     out: list[str] = []
     for top in _TOPS:
         path = f"/{top}"
@@ -176,7 +180,7 @@ def _root(devices: Iterable[str]) -> list[str]:
         out += ["--size", str(_ROOM), "--tmpfs", path]
     for path in devices:
         out += ["--dev-bind-try", path, path]
-    # CUDA names its threads below /proc, and does not start where it cannot
+    # CUDA writes the names of its threads below /proc, and fails to start if it cannot
     for path in _SETTINGS if devices else ():
         out += ["--ro-bind-try", path, path]
     return out if devices else [*out, "--remount-ro", "/proc"]
@@ -187,15 +191,15 @@ def _closed(filter_of: int) -> list[str]:
 
 
 def python() -> tuple[Path, ...]:
-    """Where this Python and its packages lie, as a process of it will look for them, and the libraries and headers that
-    variables name."""
+    """Return the folders of this Python and its packages, as its processes search them, and those of libraries and
+    headers that environment variables list."""
     named = ("PYTHONPATH", "PATH", "CC", "CXX", *_LISTS, *_HOMES)
     return _python(interpreter(), *(os.environ.get(name, "") for name in named))
 
 
 def path_elsewhere() -> tuple[Path, ...]:
-    """What Python's path names (PYTHONPATH, .pth files) that belongs neither to Python or its packages nor to this
-    project."""
+    """Return entries of Python's path (PYTHONPATH, .pth files) that belong neither to Python or its packages nor to
+    this project."""
     return _elsewhere(interpreter(), os.environ.get("PYTHONPATH", ""))
 
 
@@ -208,8 +212,8 @@ def _elsewhere(program: str, variable: str) -> tuple[Path, ...]:
 
 
 def _holds_packages(folder: Path) -> bool:
-    """Whether it is a folder of packages that the system, this Python or its user installed, and has not only such a
-    name."""
+    """Whether a folder really holds packages that the system, this Python or its user installed, and not only has such
+    a name."""
     homes = (sys.prefix, sys.base_prefix, site.getuserbase(), *_INSTALLED)
     tops = {Path(os.path.realpath(each)) for each in homes}
     return folder.name in _PACKAGES and not tops.isdisjoint(folder.parents)
@@ -236,7 +240,7 @@ def _python(program: str, path: str, *_variables: str) -> tuple[Path, ...]:
 
 
 def _linked(folder: str) -> Iterator[str]:
-    """Where links in a folder of packages lead: some installers link packages, or each of their files."""
+    """Yield the targets of links in a folder of packages: some installers link packages, or each of their files."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_symlink():
@@ -247,7 +251,7 @@ def _linked(folder: str) -> Iterator[str]:
 
 
 def compiler(name: str) -> tuple[Path, ...]:
-    """Where a program lies, with what is installed beside it."""
+    """Return the path of a program, and the folders of files installed with it."""
     path = Path(shutil.which(name) or "")
     if path == Path():
         return ()
@@ -257,17 +261,17 @@ def compiler(name: str) -> tuple[Path, ...]:
 
 
 def _holds_home(folder: str | Path) -> bool:
-    """Whether all that the user has lies below a folder."""
+    """Whether a folder contains the user's home."""
     return Path(os.path.realpath(os.path.expanduser("~"))).is_relative_to(os.path.realpath(folder))
 
 
 def project() -> tuple[Path, ...]:
-    """The folders of this project that its processes read."""
+    """Return the folders of this project that its processes read."""
     return PACKAGE, kernel_root()
 
 
 def _placed(folder: Path, copy: Path, held: Sequence[Path]) -> Iterator[tuple[Path, Path]]:
-    """Where a copy is bound, piece by piece, so that what is bound already stays in sight, or can be bound."""
+    """Yield binds of a copy, split where needed so that paths bound before stay visible or can still be bound."""
     if folder in held:
         return
     if not any(path.is_relative_to(folder) for path in held):
@@ -283,7 +287,7 @@ def _of_devices() -> Iterator[str]:
 
 
 def _ordered(paths: Iterable[Path]) -> list[Path]:
-    """Each path, and where a link of it leads; those that lie below /usr or another one are bound with it."""
+    """Return each path and the target of its links, without those inside /usr or inside another one."""
     every = {Path(os.path.abspath(path)) for path in paths} | {Path(os.path.realpath(path)) for path in paths}
     bound = {path for path in every if path.exists() and path != Path("/")}
     held = bound | {Path(path) for path in _SYSTEM}

@@ -1,7 +1,7 @@
-"""A child process and the socket to it: how it starts, what it may do, how it ended, what it printed last.
+"""A child process and the socket to it: starting, confinement, its end, and its last output.
 
-What the process is asked, how long it may take and what its death means is decided by those who use it. This module is
-imported before NumPy is, so that a child can start early.
+Requests, time limits and the meaning of a process's death are up to the callers. This module is imported before NumPy,
+so that a child can start early.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-#: Seconds for a keeper to end what it keeps, which takes it some milliseconds. After them it is killed, too.
+#: Time limit in seconds for a keeper to end its processes, which takes milliseconds; then it is killed too.
 _PATIENCE = 20.0
-#: Seconds that the last lines of a process are waited for.
+#: Time limit in seconds for waiting for the last output of a process.
 _SETTLES = 2.0
 
 
 class Kept(ABC):
-    """A process, and a keeper that ends all that it started.
+    """A process, and a keeper that ends everything it started.
 
     Args:
-        verbose: what the process prints also goes to standard error.
-        confined: what it may do; None: what we may.
+        verbose: also print the process's output on standard error.
+        confined: what the process may do; None: what we may.
     """
 
     def __init__(self, verbose: bool = False, confined: Confinement | None = None) -> None:
@@ -55,9 +55,9 @@ class Kept(ABC):
         self._verbose, self._confined = verbose, confined
         self._lifeline: int | None = None
         self._log: Log | None = None
-        #: Our copy of the end of the pipe that the keeper reads: it says whether something waits there.
+        #: Our copy of the reading end of the output pipe: it shows whether unread output is waiting.
         self._printed: int | None = None
-        #: Its own folder, where it has one.
+        #: The process's own folder, if it has one.
         self.folder: Path | None = None
         handle = os.memfd_create("gguf-verify-log", os.MFD_CLOEXEC)
         lifeline, theirs = None, None
@@ -86,17 +86,17 @@ class Kept(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """The keeper's."""
+        """The keeper's process id."""
 
     @abstractmethod
     def _kill_keeper(self) -> None: ...
 
     @abstractmethod
     def wait(self, seconds: float | None = None) -> int | None:
-        """Its exit code, or minus the number of the signal that ended it; None if it still runs after that time."""
+        """Return the exit code, or minus the number of the ending signal; None if it still runs after `seconds`."""
 
     def _spec(self, lifeline: int, log: int, kind: str) -> dict[str, Any]:
-        """What the keeper is told. `kind` is that of the sandbox."""
+        """Return the keeper's specification. `kind` is the sandbox's."""
         spec: dict[str, Any] = {"lifeline": lifeline, "log": log, "echo": self._verbose, "printed": self._pipe}
         if self._confined is not None and self.folder is not None:
             spec |= sandbox.spec_of(self._confined, self.folder, kind)
@@ -108,12 +108,12 @@ class Kept(ABC):
 
     @property
     def stopped_for(self) -> str:
-        """Which limit it exceeded, so that it was killed, in words that follow its name; "" if it did not."""
+        """The limit that it exceeded and was killed for, as a verb phrase; "" if none."""
         with self._closing:
             return "" if self._log is None else self._log.reason
 
     def kill(self) -> None:
-        """Kill the process and all that it started, if it still runs. It may take some milliseconds to end."""
+        """Kill the process and everything it started. They may take some milliseconds to end."""
         with self._closing:
             self._let_go()
 
@@ -123,7 +123,7 @@ class Kept(ABC):
             os.close(lifeline)
 
     def close(self, seconds: float | None = None) -> None:
-        """Kill the process, wait so long for its end, and remove its folder."""
+        """Kill the process, wait up to `seconds` for its end, and remove its folder."""
         self.kill()
         if self.wait(_PATIENCE if seconds is None else min(seconds, _PATIENCE)) is None:
             self._kill_keeper()
@@ -142,18 +142,17 @@ class Kept(ABC):
         if self.folder is not None and (self._confined is None or self._confined.folder is None):
             scratch.remove_folder(self.folder)
 
-    # One thread may end the process while another finds it dead and asks for its last lines. A descriptor must not be
-    # used or closed after it was closed: its number may belong to another file by then.
+    # One thread may end the process while another finds it dead and reads its last lines. A descriptor must not be used
+    # or closed twice: its number may belong to another file by then.
 
     @property
     def printed(self) -> int:
-        """Bytes that it printed until now."""
+        """Number of bytes printed so far."""
         with self._closing:
             return 0 if self._log is None else self._log.total
 
     def _settle(self) -> None:
-        """Wait until the keeper has read what the process has printed before, but not for long. The caller has the
-        lock."""
+        """Wait briefly until the keeper has read everything printed so far. The caller holds the lock."""
         end, empty, held = time.monotonic() + _SETTLES, 0, array.array("i", [0])
         while self._printed is not None and empty < 2 and time.monotonic() < end:
             fcntl.ioctl(self._printed, termios.FIONREAD, held)
@@ -161,14 +160,14 @@ class Kept(ABC):
             time.sleep(0.002)
 
     def last_lines(self, nbytes: int, since: int = 0) -> list[str]:
-        """The lines that are not blank in the last bytes that the process printed, without its first `since` bytes;
-        none after `close`."""
+        """Return the nonblank lines in the last `nbytes` bytes of output, without the first `since` bytes; none after
+        `close`."""
         with self._closing:
             self._settle()
             return [] if self._log is None else _lines(self._log.last(nbytes, since))
 
     def first_lines(self) -> list[str]:
-        """The lines that are not blank in the first bytes that the process printed; none after `close`."""
+        """Return the nonblank lines in the first bytes of output; none after `close`."""
         with self._closing:
             return [] if self._log is None else _lines(self._log.first())
 
@@ -181,13 +180,11 @@ class ChildProcess(Kept):
     """A kept process and our end of the socket to it.
 
     Args:
-        stall: seconds after which a message that stops in the middle raises OSError; None waits for ever.
-        verbose, confined: as of `Kept`.
+        stall: seconds after which an interrupted message raises OSError; None waits forever.
+        verbose, confined: as for `Kept`.
     """
 
-    def __init__(
-        self, verbose: bool = False, stall: float | None = None, confined: Confinement | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, verbose: bool = False, stall: float | None = None, confined: Confinement | None = None) -> None:
         self._ours, self._theirs = socket.socketpair()
         if stall is not None:
             seconds, rest = divmod(stall, 1)
@@ -199,17 +196,19 @@ class ChildProcess(Kept):
     @cached_property
     def link(self) -> Connection:
         """Our end of the socket."""
-        from multiprocessing.connection import Connection  # late: a process may start while the caller loads the rest
+        from multiprocessing.connection import (
+            Connection,
+        )  # imported late, so that the process starts while the caller imports the rest
 
         return Connection(self._ours.detach())
 
     def hang_up(self) -> None:
-        """Close our end, once."""
+        """Close our end of the socket."""
         with self._closing:
             self.link.close()
 
     def _release(self) -> None:
-        # the process has ended first, so that a thread that waits for it wakes
+        # the process has ended by now, so a waiting thread wakes up
         self.hang_up()
         super()._release()
 
@@ -235,8 +234,8 @@ class _Program(Kept):
 
     def _run(
         self, command: Sequence[str], lifeline: int, log: int, handles: Sequence[int], environment: dict[str, str]
-    ) -> None:  # fmt: skip
-        """Start a command that gets these descriptors and, beside others, these variables."""
+    ) -> None:
+        """Start a command with these descriptors and additional variables."""
         kind, variables = "none", {**os.environ, **scratch.environment()}
         passed, program = [*handles, lifeline, log, *self._pipe], None
         if self._confined is not None and self.folder is not None:
@@ -256,21 +255,25 @@ class _Program(Kept):
         output = _standard_error()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(keeper.__file__), spec, *command], pass_fds=passed,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                [sys.executable, "-I", "-S", str(keeper.__file__), spec, *command],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
                 env={**variables, "PYTHONPATH": os.pathsep.join(paths), **environment},
-            )  # fmt: skip
+            )
         finally:
             if program is not None:
                 os.close(program)
 
 
 class Command(_Program):
-    """A command that is given no socket.
+    """A command without a socket.
 
     Args:
         command: found on PATH.
-        verbose, confined: as of `Kept`.
+        verbose, confined: as for `Kept`.
     """
 
     def __init__(self, command: Sequence[str], verbose: bool = False, confined: Confinement | None = None) -> None:
@@ -285,36 +288,42 @@ class Spawned(_Program, ChildProcess):
     """The process `python -m MODULE ARGUMENTS… FD`, where FD is its end of the socket.
 
     Args:
-        environment: variables that it gets beside ours, or beside those that one gets that is confined.
-        before: a program and its arguments, which run that command.
-        handles: descriptors that it gets beside the socket, by the same numbers. They stay the caller's.
+        environment: variables in addition to ours, or to those of a confined process.
+        before: a program and its arguments that run the command.
+        handles: descriptors to pass on besides the socket, under the same numbers. They stay the caller's.
     """
 
     def __init__(
-        self, module: str, *arguments: str, environment: dict[str, str] | None = None, verbose: bool = False,
-        stall: float | None = None, before: Sequence[str] = (), confined: Confinement | None = None,
+        self,
+        module: str,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+        verbose: bool = False,
+        stall: float | None = None,
+        before: Sequence[str] = (),
+        confined: Confinement | None = None,
         handles: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._module, self._arguments, self._environment = module, arguments, environment or {}
         self._before, self._handles = tuple(before), tuple(handles)
         super().__init__(verbose, stall, confined)
 
     def _start(self, lifeline: int, log: int) -> None:
         handle = self._theirs.fileno()
-        # -P: the folder where the command runs may come from anywhere, and must not be imported from
+        # -P: do not import from the working directory, which may come from anywhere
         command = [*self._before, boundary.interpreter(), "-P", "-m", self._module, *self._arguments, str(handle)]
         self._run(command, lifeline, log, [handle, *self._handles], self._environment)
 
 
 class Forked(ChildProcess):
-    """A fork of this process that runs a function of its end of the socket, and holds no other descriptor of ours.
+    """A fork of this process that runs a function with its end of the socket, and holds none of our other descriptors.
 
-    bubblewrap starts programs alone, so only the accident guard confines it.
+    bubblewrap can only start programs, so a fork is confined only by the accident guard.
     """
 
     def __init__(
         self, run: Callable[[Connection], None], verbose: bool, stall: float, confined: Confinement | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._run = run
         super().__init__(verbose, stall, confined)
 
@@ -357,7 +366,7 @@ class Forked(ChildProcess):
 
 
 def _standard_error() -> int:
-    """The descriptor that lines are printed to; that of nothing where standard error is no file, as in a notebook."""
+    """Return the descriptor of standard error; /dev/null's if standard error is no file, as in a notebook."""
     try:
         return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):
@@ -365,8 +374,10 @@ def _standard_error() -> int:
 
 
 def _blank_all_but(kept: set[int]) -> None:
-    """Let each descriptor but these and the standard ones be one of /dev/null. They are not closed: an object that owns
-    one may close its number later, which would be another file's by then."""
+    """Point every descriptor but these and the standard ones to /dev/null.
+
+    They are not closed: an object that owns one may close its number later, when it belongs to another file.
+    """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for each in map(int, os.listdir("/proc/self/fd")):
         if each > 2 and each != null and each not in kept:
@@ -376,7 +387,7 @@ def _blank_all_but(kept: set[int]) -> None:
 
 
 def signal_name(code: int) -> str | None:
-    """The name of the signal that an exit code below zero stands for; None for other codes and unknown signals."""
+    """Return the name of the signal of a negative exit code; None for other codes and unknown signals."""
     with contextlib.suppress(ValueError):
         return signal.Signals(-code).name if code < 0 else None
     return None

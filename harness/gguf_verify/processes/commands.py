@@ -1,4 +1,4 @@
-"""Runs commands with a time limit; when one is over, no process of it is left."""
+"""Commands with a time limit; when one ends, none of its processes is left."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: So many bytes of a command's output are kept.
+#: Number of bytes of a command's output to keep.
 _TAIL = 1 << 14
-#: A supervisor that was told to end is killed after so many seconds.
+#: Seconds until a supervisor that was told to end is killed.
 _PATIENCE = 20.0
 
 
 class Stopped(Exception):
-    """The night is being ended: the command was killed, and nobody records it."""
+    """The night is ending: the command was killed, and its result is not recorded."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Ended:
     """How a command ended.
 
     Args:
-        exit_code: minus the signal's number if it died of one; None if its time was over.
+        exit_code: minus the signal's number if a signal ended it; None if it exceeded its time limit.
         seconds: wall time.
-        said: the last lines of its standard error, and of its standard output if that went there too.
+        said: last lines of its standard error, and of its standard output if that was logged too.
     """
 
     exit_code: int | None
@@ -45,20 +45,20 @@ class Ended:
 
 
 class Processes:
-    """The commands that run at the moment. Any thread may call `stop`, and so may a signal's handler."""
+    """The running commands. `stop` may be called from any thread and from a signal handler."""
 
     def __init__(self) -> None:
         self._stopped, self._stop = os.pipe()
         self._stopping = False
 
     def stop(self) -> None:
-        """End all commands; each `run` raises Stopped, now and later."""
+        """End all commands; every `run` raises Stopped, now and later."""
         if not self._stopping:
             self._stopping = True
             os.close(self._stop)
 
     def close(self) -> None:
-        """Free the pipe; no thread may be in `run` any more."""
+        """Free the pipe; no thread may be in `run`."""
         self.stop()
         os.close(self._stopped)
 
@@ -72,12 +72,12 @@ class Processes:
         on_start: Callable[[int], object] = lambda _pid: None,
         grace: float = 0.0,
     ) -> Ended:
-        """Run a command to its end, or until `time_limit` seconds are over.
+        """Run a command to its end, or for at most `time_limit` seconds.
 
         Args:
-            grace: seconds after the time limit in which the command may end by itself: it gets SIGTERM first.
+            grace: seconds after the time limit for the command to end by itself, after SIGTERM.
             command: found on PATH.
-            log: a file that its standard output and error are appended to; without it, its output is dropped.
+            log: file to append its standard output and error to; None discards its output.
             on_start: called with the supervisor's process id.
 
         Raises Stopped.
@@ -90,10 +90,15 @@ class Processes:
         start = time.monotonic()
         try:
             process = subprocess.Popen(
-                supervisor, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL if log is None else subprocess.PIPE,
-                stderr=subprocess.PIPE if log is None else subprocess.STDOUT, pass_fds=[lifeline],
-                start_new_session=True, env=env, cwd=cwd,
-            )  # fmt: skip
+                supervisor,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL if log is None else subprocess.PIPE,
+                stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
+                pass_fds=[lifeline],
+                start_new_session=True,
+                env=env,
+                cwd=cwd,
+            )
         except BaseException:
             os.close(ours)
             raise
@@ -124,7 +129,7 @@ class Processes:
         return Ended(None if over == "time" else code, seconds, said)
 
     def _wait(self, process: subprocess.Popen[bytes], deadline: float) -> str:
-        """Wait until the command is over: "ended", "time" or "stopped"."""
+        """Wait for the end of the command; returns "ended", "time" or "stopped"."""
         pidfd = os.pidfd_open(process.pid)
         try:
             ready = select.poll()
@@ -140,7 +145,7 @@ class Processes:
 
 
 class _Tail:
-    """Reads a pipe in a thread, keeps its last bytes, and copies everything to a log if there is one."""
+    """Reads a pipe in a thread, keeps its last bytes, and copies everything to a log, if there is one."""
 
     def __init__(self, fd: int, log: Path | None) -> None:
         self._kept = b""
@@ -162,14 +167,14 @@ class _Tail:
                 sink.close()
 
     def close(self) -> tuple[str, ...]:
-        """The last lines, once every process that could write has gone."""
+        """Return the last lines, after every process that could write has ended."""
         self._thread.join(_PATIENCE)
         lines = self._kept.decode(errors="replace").replace("\r", "\n").splitlines()
         return tuple(line.strip() for line in lines[-20:] if line.strip())
 
 
 def signal_name(exit_code: int) -> str:
-    """The name of the signal that ended a process, such as "SIGSEGV"."""
+    """Return the name of the signal of a negative exit code, such as "SIGSEGV"."""
     try:
         return signal.Signals(-exit_code).name
     except ValueError:

@@ -1,11 +1,11 @@
-"""Files that a process is given: as descriptors that are open, never as names of this machine.
+"""Files passed to a process as open descriptors, never as paths of this machine.
 
-The process has no name for anything of the user's, so a file need not lie where it can see. It links each one below
-a folder of its own, `given/GROUP/NAME`, to its descriptor, for readers that want a path: files of one group, such as
-the parts of a model, lie side by side under their own names. What is read is the file that was opened here, whatever
-comes to bear its name.
+The process has no path to any of the user's files, so a file need not be visible to it. For readers that need a path,
+it links each file below its own folder, as `given/GROUP/NAME`, to the descriptor. Files of one group, such as the parts
+of a model, lie in one folder under their own names. The file that was opened here is read, even if another file gets
+its name later.
 
-A message says which files the process has from now on; the descriptors of those that it does not have yet follow it.
+A message lists the files that the process has from now on; the descriptors of new ones follow it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ..support import scratch
 from ..support.errors import EnvironmentFault
 from . import boundary, guard, syscalls
 
-#: The key of a message that says which files the process has, and the folder of their links.
+#: Key in a message that lists the process's files, and name of the folder of their links.
 GIVEN = "given"
-#: Descriptors that are sent at once: Linux takes 253.
+#: Number of descriptors sent at once; Linux allows 253.
 _AT_ONCE = 200
 _WORD, _NAMED, _BELOW = re.compile(r"[^\s'\"]+"), re.compile(rf"{GIVEN}/([0-9]+)/"), re.compile(rf"/{GIVEN}/[0-9]+/")
-#: Errors of a socket whose other side is gone.
+#: errno values of a socket whose other side is gone.
 _GONE = (errno.EPIPE, errno.ECONNRESET)
 
 
@@ -39,51 +39,52 @@ class OpenFile(Protocol):
     """A file that is open here.
 
     Args:
-        path: as the user calls it.
-        identity: another one where it is another file, or was changed.
+        path: the user's path of it.
+        identity: changes if the file is another one or was changed.
     """
 
     path: Path
     identity: list[int]
 
     def fileno(self) -> int:
-        """Its descriptor, which stays the caller's."""
+        """Return its descriptor, which stays the caller's."""
         ...
 
 
 class Given:
-    """The files that a process has, as the one that gives them knows them."""
+    """The sender's record of the files that a process has."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[tuple[str, ...], ...], int] = {}
-        #: Of each group, where its files lie here.
+        #: Group → folder of its files here.
         self._folders: list[str] = []
         self._held: set[str] = set()
         self._next: dict[str, OpenFile] | None = None
 
     def give(self, *groups: Sequence[OpenFile]) -> list[list[str]]:
-        """The paths by which the process will know the files of each group, which lie in one folder here. The next
-        message hands them over; the process lets go of all that it has from messages before. They must stay open
-        until then."""
+        """Return the process's paths for the files of each group; the files of a group lie in one folder here.
+
+        The next message passes them on, and replaces all files of earlier messages. They must stay open until then.
+        """
         self._next, paths = {}, []
         for group in groups:
             key = tuple((file.path.name, *map(str, file.identity)) for file in group)
             number = self._numbers.setdefault(key, len(self._folders))
             folder = os.path.dirname(os.path.abspath(group[0].path))
-            self._folders[number : number + 1] = [folder]  # the same files may have got another place
+            self._folders[number : number + 1] = [folder]  # the same files may have moved
             paths.append([f"{GIVEN}/{number}/{file.path.name}" for file in group])
             self._next |= dict(zip(paths[-1], group, strict=True))
         return paths
 
     def announced(self) -> dict[str, Any]:
-        """What the next message says, beside the rest of it."""
+        """Return the fields to add to the next message."""
         if self._next is None:
             return {}
         return {GIVEN: {"all": list(self._next), "new": [path for path in self._next if path not in self._held]}}
 
     def hand_over(self, link: Connection) -> None:
-        """Send what belongs to a message that was sent. Raises OSError where the other side is gone, EnvironmentFault
-        where the system does not let descriptors be sent."""
+        """Send the descriptors of the message that was just sent. Raises OSError if the other side is gone,
+        EnvironmentFault if the system does not allow sending descriptors."""
         given, self._next = self._next, None
         if given is None:
             return
@@ -100,16 +101,16 @@ class Given:
             if error.errno is None or error.errno in _GONE:
                 raise
             why = os.strerror(error.errno)
-            raise EnvironmentFault(f"files cannot be handed to another process: {why}; see ulimit -n") from None
+            raise EnvironmentFault(f"cannot pass files to another process: {why}; see ulimit -n") from None
         except ValueError as error:
-            raise EnvironmentFault(f"files cannot be handed to another process: {error}") from None
+            raise EnvironmentFault(f"cannot pass files to another process: {error}") from None
 
     def forget(self) -> None:
-        """Take the process for one that has no file, after it failed: it gets all of them again."""
+        """Assume after a failure that the process has no files: it gets all of them again."""
         self._held.clear()
 
     def named(self, text: str) -> str:
-        """A text of the process with the user's names of files in place of its own. Takes time linear in the text."""
+        """Replace the process's file names in its text by the user's. Takes time linear in the text."""
 
         def of_user(found: re.Match[str]) -> str:
             number = int(found[1][:9])
@@ -118,33 +119,38 @@ class Given:
         def of_word(found: re.Match[str]) -> str:
             word = found[0]
             if below := [each.start() for each in _BELOW.finditer(word)]:
-                word = word[: word.index("/")] + word[below[-1] + 1 :]  # without the process's own folder
+                word = word[: word.index("/")] + word[below[-1] + 1 :]  # drop the process's own folder
             return _NAMED.sub(of_user, word)
 
         return _WORD.sub(of_word, text)
 
 
 def only_read() -> None:
-    """Keep this process from changing the files that it will be given, unless it is not confined at all: it may open
-    a descriptor's file again, and with the rights of its user, whatever it sees of the file system. So it must write
-    below its own folder alone, and change no file's modes, owners and times.
+    """Keep this process from changing the files that it will be given, unless it is fully unconfined.
 
-    It must be called while there is one thread, and before anything is read that is not trusted.
+    A process can reopen a descriptor's file with the rights of its user, whatever it sees of the file system. So it may
+    write only below its own folder, and change no file's modes, owners and times. Call this while there is only one
+    thread, and before reading anything untrusted.
     """
-    if scratch.VARIABLE in os.environ:  # one that is confined does not have the variable
+    if scratch.VARIABLE in os.environ:  # only an unconfined process has this variable
         return
     devices = boundary.devices_of(True)
     filtered = syscalls.filter_fault() is None
-    guard.apply({
-        "landlock": guard.landlock_abi() > 0, "reads": False, "devices": devices, "limits": {},
-        "filter": syscalls.filter_program(bool(devices), boundary=False).hex() if filtered else "",
-        "writable": [tempfile.gettempdir(), "/dev/shm", "/dev/null", "/dev/zero", "/dev/full"],
-    })  # fmt: skip
+    guard.apply(
+        {
+            "landlock": guard.landlock_abi() > 0,
+            "reads": False,
+            "devices": devices,
+            "limits": {},
+            "filter": syscalls.filter_program(bool(devices), boundary=False).hex() if filtered else "",
+            "writable": [tempfile.gettempdir(), "/dev/shm", "/dev/null", "/dev/zero", "/dev/full"],
+        }
+    )
 
 
 class Taken:
-    """The files that this process was given. It runs in a folder of its own from the first of them on, from which their
-    paths lead."""
+    """The receiver's record of its files. With the first file, the process changes to a folder of its own, to which the
+    files' paths are relative."""
 
     def __init__(self, link: Connection) -> None:
         self._link = link
@@ -152,7 +158,7 @@ class Taken:
         self._handles: dict[str, int] = {}
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Have the files that a message names, and no others; what it has, if it names none. Raises OSError."""
+        """Receive the files listed in a message, and drop all others; no change if it lists none. Raises OSError."""
         given = message.get(GIVEN)
         if given is None:
             return
@@ -178,12 +184,12 @@ class Taken:
             return
         os.chdir(tempfile.mkdtemp(prefix=f"{GIVEN}-", dir=os.environ.get(scratch.VARIABLE)))
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        with contextlib.suppress(OSError, ValueError):  # a model may have very many parts, and each is opened again
+        with contextlib.suppress(OSError, ValueError):  # a model may have many parts, and each is opened again
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         self._here = True
 
     def _received(self, count: int) -> list[int]:
-        """The descriptors that follow a message: fewer where this process cannot have so many."""
+        """Receive the descriptors after a message; fewer if this process cannot hold that many."""
         handles: list[int] = []
         with socket.socket(fileno=os.dup(self._link.fileno())) as ours:
             for at in range(0, count, _AT_ONCE):

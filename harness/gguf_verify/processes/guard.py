@@ -1,12 +1,11 @@
-"""The accident guard: Landlock, a list of allowed system calls, and limits of resources. Only the standard library is
-used.
+"""The accident guard: Landlock, an allow-list of system calls, and resource limits. Uses only the standard library.
 
-It keeps a program from writing files, using the network and taking too much, by mistake or by habit. It does not hide
-the user's files and processes, and so is no boundary against a program that means harm: that is
-`boundary`, under which the limits are set here too.
+It keeps a program from writing files, using the network and exhausting resources by mistake or by habit. It does not
+hide the user's files and processes, so it is no boundary against a malicious program; `boundary` is, and its resource
+limits are set here too.
 
-`apply` restricts the calling process and all that it starts, for good. It is called between fork and exec, by `keeper`
-or in a fork.
+`apply` restricts the calling process and everything it starts, permanently. It is called between fork and exec, by
+`keeper` or in a fork.
 
 Sources: landlock(7), linux/landlock.h, prctl(2), seccomp(2).
 """
@@ -27,13 +26,13 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEVICE = 1 << 14, 1 << 15
 _READS = _EXECUTE | _READ_FILE | _READ_DIR
-#: Rights of a file; the others are of folders.
+#: Rights that apply to files; the others apply to folders.
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEVICE
-#: ABI → how many rights over files it knows.
+#: ABI → number of file system rights it knows.
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _SCOPES = 0b11  # abstract sockets and signals
 _NETWORK = 0b11  # bind and connect of TCP
-#: What may be read of /dev. Terminals are there, too.
+#: Readable paths of /dev, which also contains terminals.
 _SOURCES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/fd")
 
 _CAP_DAC_READ_SEARCH = 2
@@ -41,7 +40,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_CAP_AMBIENT = 38, 2
 
 
 def landlock_abi() -> int:
-    """The version of Landlock that this kernel has; 0 if it has none."""
+    """Return the kernel's Landlock ABI version; 0 if it has none."""
     if platform.system() != "Linux":
         return 0
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(1))))
@@ -63,14 +62,14 @@ class _Filter(ctypes.Structure):
 
 
 def _filter(program: bytes) -> None:
-    """Apply a program that `syscalls` made."""
+    """Install a filter program made by `syscalls`."""
     held = ctypes.create_string_buffer(program, len(program))
     given = _Filter(len(program) // 8, ctypes.addressof(held))
     _called("seccomp", _libc().prctl(_PR_SET_SECCOMP, 2, ctypes.byref(given)))
 
 
 def _without_privileges() -> None:
-    """No program that is run may gain rights, and of root's capabilities only that to read files is left."""
+    """Forbid gaining privileges by running programs, and drop root's capabilities, except that to read files."""
     libc = _libc()
     for number in range(64):
         if number != _CAP_DAC_READ_SEARCH:
@@ -83,7 +82,7 @@ def _without_privileges() -> None:
 
 
 def _landlock(writable: Iterable[str], devices: Iterable[str], reads: bool) -> None:
-    """Only `writable` can be written; with `reads`, nothing of /dev can be read but these."""
+    """Allow writing only to `writable`; with `reads`, allow reading in /dev only `_SOURCES`."""
     abi, libc = landlock_abi(), _libc()
     rights = (1 << _RIGHTS[min(abi, 5)]) - 1
     if not reads:
@@ -117,15 +116,15 @@ def _landlock(writable: Iterable[str], devices: Iterable[str], reads: bool) -> N
     used = list(devices)
     for path in used:
         allow(path, _READ_FILE | _WRITE_FILE | _IOCTL_DEVICE | _READ_DIR)
-    if used:  # CUDA names its threads there, and does not start without
+    if used:  # CUDA writes the names of its threads there, or fails to start
         allow(f"/proc/{os.getpid()}", _READS | _WRITE_FILE | _TRUNCATE)
     _called("landlock", libc.syscall(_RESTRICT_SELF, rules, 0))
     os.close(rules)
 
 
 def limit(limits: Mapping[str, int]) -> None:
-    """Set limits of this process, which it cannot raise again: "memory" (bytes of private memory that can be written),
-    "file_size" (bytes) and "cpu" (seconds). Each process that it starts has them, too."""
+    """Set limits that this process cannot raise again: "memory" (bytes of private writable memory), "file_size" (bytes)
+    and "cpu" (seconds). Child processes inherit them, each with its own count."""
     names = {"memory": resource.RLIMIT_DATA, "file_size": resource.RLIMIT_FSIZE, "cpu": resource.RLIMIT_CPU}
     for name, which in names.items():
         if name in limits:
@@ -136,11 +135,11 @@ def limit(limits: Mapping[str, int]) -> None:
 
 
 def apply(spec: Mapping[str, Any]) -> None:
-    """Restrict this process. Raises OSError where that fails, and it must then not run what is not trusted.
+    """Restrict this process. Raises OSError on failure; the process must then not run untrusted code.
 
     Args:
-        spec: "limits" as of `limit`; "landlock": whether it is applied, with "writable" and "devices" paths, and
-            "reads": whether it is about reading, too; "filter": the program of `syscalls` in hexadecimal, or "".
+        spec: "limits" as for `limit`; "landlock": whether to apply it, with "writable" and "devices" paths, and
+            "reads": whether to restrict reading too; "filter": the program of `syscalls` in hexadecimal, or "".
     """
     limit(spec["limits"])
     if not spec["landlock"] and not spec["filter"]:

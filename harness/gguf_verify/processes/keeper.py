@@ -1,24 +1,24 @@
-"""Runs one command and leaves no process of it behind: `python -I -S keeper.py SPEC COMMAND …`.
+"""Runs one command and leaves none of its processes behind: `python -I -S keeper.py SPEC COMMAND …`.
 
 SPEC is JSON:
 
-    lifeline    a pipe. A byte on it asks the command to end, by SIGTERM. Once its other end is closed (our death closes
-                it too), the command is killed.
-    log         a file that keeps the last of what the command prints, as `Log` writes it; without one, the command
-                prints where this process does.
-    printed     the two ends of the pipe that it prints into.
-    echo        whether that is also printed on standard error, without control characters.
-    confine     what the command may do, for `guard.apply`; without it, all that we may.
-    watch       limits of the command and all that it started, together: "memory" (bytes), "processes" (and threads),
-                "log" (bytes printed), "folder_size" (bytes below "folder"). When one is exceeded, all are killed, and
-                the log says why. Where control groups can be made, one limits the memory as well.
-    fork        whether the command is a fork of this process rather than a program. What it inherits is then not
-                counted as its memory.
-    namespace   whether the command makes a namespace of processes, with bubblewrap, which tells signals as exit codes.
+    lifeline    a pipe. A byte on it ends the command by SIGTERM. When its other end is closed (our death closes it
+                too), the command is killed.
+    log         a file that keeps the last output of the command, as `Log` writes it; without one, the command shares
+                this process's output.
+    printed     the two ends of the pipe for the command's output.
+    echo        whether to also print the output on standard error, without control characters.
+    confine     restrictions of the command, for `guard.apply`; without it, it may do all that we may.
+    watch       limits of the command and everything it started, together: "memory" (bytes), "processes" (and threads),
+                "log" (bytes printed), "folder_size" (bytes below "folder"). If one is exceeded, all are killed, and the
+                log says why. If control groups can be made, one limits the memory as well.
+    fork        whether the command is a fork of this process rather than a program. Memory that it inherits is then not
+                counted.
+    namespace   whether the command makes a process namespace, with bubblewrap, which reports signals as exit codes.
 
-When the command is done, whatever it started is killed. That includes descendants in sessions of their own: as orphans
-they become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's. If a signal ended the
-command, the same signal ends this process. Only the standard library is used.
+When the command ends, everything it started is killed, including descendants in sessions of their own: as orphans they
+become this process's children (PR_SET_CHILD_SUBREAPER). The exit status is the command's. If a signal ended the
+command, the same signal ends this process. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-#: Killed descendants must be gone within so many seconds.
+#: Time limit in seconds for killed descendants to be gone.
 _PATIENCE = 10.0
-#: Seconds between two looks at what the command uses, and between two at its folder.
+#: Seconds between two checks of the command's resources, and of its folder.
 _LOOK, _LOOK_AT_FOLDER = 0.05, 0.5
-#: After so many bytes, nothing more is echoed.
+#: Number of bytes after which output is no longer echoed.
 _MOST_ECHO = 1 << 24
-#: Exit codes of a shell and of bubblewrap for signals begin here.
+#: Exit codes of a shell and of bubblewrap for signals start here.
 _SIGNALS_FROM = 128
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 
 
 class Log:
-    """The first and last bytes that a command printed, and why it was killed, in a file that two processes map.
+    """The first and last bytes of a command's output, and why it was killed, in a file that two processes map.
 
-    The file begins with how many bytes were printed in all (8 bytes), and with the reason in UTF-8, padded with zeros.
-    The first `HEAD` bytes follow, and a ring of `RING` bytes.
+    The file begins with the total number of bytes printed (8 bytes), and the reason in UTF-8, padded with zeros. The
+    first `HEAD` bytes follow, then a ring of `RING` bytes.
     """
 
     REASON, HEAD, RING = 504, 1 << 16, 1 << 16
@@ -65,11 +65,11 @@ class Log:
 
     def __init__(self, handle: int) -> None:
         self._map = mmap.mmap(handle, self.SIZE)
-        self._map.madvise(mmap.MADV_DONTFORK)  # else a command that is a fork could write what we rely on
+        self._map.madvise(mmap.MADV_DONTFORK)  # otherwise a forked command could change it
 
     @property
     def total(self) -> int:
-        """Bytes that were printed in all."""
+        """Total number of bytes printed."""
         return int.from_bytes(self._map[:8], "little")
 
     @property
@@ -82,7 +82,7 @@ class Log:
         self._map[8 : 8 + self.REASON] = words.encode()[: self.REASON].ljust(self.REASON, b"\0")
 
     def add(self, raw: bytes) -> None:
-        """Keep what was printed."""
+        """Add output."""
         total, kept = self.total, raw[-self.RING :]
         head = raw[: max(0, self.HEAD - total)]
         if head:
@@ -94,7 +94,7 @@ class Log:
         self._map[:8] = struct.pack("<Q", total + len(raw))
 
     def last(self, nbytes: int, since: int = 0) -> bytes:
-        """The last `nbytes`, of those that were printed after the first `since`."""
+        """Return the last `nbytes` bytes of the output after the first `since`."""
         total = self.total
         n = max(0, min(nbytes, total - since, self.RING))
         start = (total - n) % self.RING
@@ -102,16 +102,16 @@ class Log:
         return (ring[start:] + ring[:start])[:n]
 
     def first(self) -> bytes:
-        """The first bytes that were printed."""
+        """Return the first bytes of the output."""
         return self._map[8 + self.REASON : 8 + self.REASON + min(self.total, self.HEAD)]
 
     def close(self) -> None:
-        """Unmap it."""
+        """Unmap the file."""
         self._map.close()
 
 
 def _children(pid: int) -> list[int]:
-    """The processes whose parent is this one."""
+    """Return the child processes of a process."""
     out: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -123,7 +123,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _descendants(pid: int) -> list[int]:
-    """What a process started, and what that started, as far as it is seen in one look."""
+    """Return the descendants of a process, as seen at one moment."""
     found: list[int] = []
     left = _children(pid)
     while left:
@@ -133,8 +133,8 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """Of a process: its threads, its bytes of memory that no file holds, with tables of pages, and those of
-    RLIMIT_DATA."""
+    """Return a process's threads, its memory in bytes that no file backs (including page tables), and its bytes that
+    RLIMIT_DATA counts."""
     try:
         with open(f"/proc/{pid}/status", "rb") as f:
             lines = dict(line.split(b":", 1) for line in f.read().splitlines() if b":" in line)
@@ -149,7 +149,7 @@ def _status(pid: int) -> dict[str, int]:
 
 
 def _below(folder: str) -> int:
-    """Bytes that the files below a folder take on the disk; each counts as 4096 at least."""
+    """Return the bytes that files below a folder take on disk; each counts as at least 4096."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -165,8 +165,10 @@ def _signal_all(pids: list[int], number: int) -> None:
 
 
 def kill_all(group: int | None) -> None:
-    """Kill the group, then every orphan that becomes our child, until there is none. They are stopped first, so that
-    what starts processes all the time does not start more than are killed."""
+    """Kill the group, then every orphan that becomes our child, until there is none.
+
+    They are stopped first, so that a process that keeps starting processes cannot outrun this.
+    """
     if group is not None:
         with contextlib.suppress(OSError):
             os.killpg(group, signal.SIGKILL)
@@ -185,7 +187,7 @@ def kill_all(group: int | None) -> None:
 
 
 def _sibling(name: str) -> Any:
-    """A module by its place beside this one; the package is not on the path here."""
+    """Import a module by its path relative to this one; the package is not on the path here."""
     spec = importlib.util.spec_from_file_location(Path(name).name, Path(__file__).parent / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
@@ -195,8 +197,7 @@ def _sibling(name: str) -> Any:
 
 
 def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None, group: Any) -> int:
-    """Start the command in a session of its own, and in a `MemoryGroup` if there is one. If this process is killed,
-    the command is killed too."""
+    """Start the command in its own session, and in a `MemoryGroup` if there is one. It is killed if this process is."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     guard = _sibling("guard") if spec.get("confine") else None
@@ -233,16 +234,16 @@ def _start(run: Callable[[], object], spec: dict[str, Any], output: int | None, 
 
 
 class _Watch:
-    """Looks whether the command stays within its limits."""
+    """Checks whether the command stays within its limits."""
 
     def __init__(self, limits: dict[str, Any], log: Log | None, inherited: int) -> None:
-        """`inherited`: bytes of memory that each process shares with the one that it is a fork of."""
+        """`inherited`: bytes of memory that each process shares with the one that it was forked from."""
         self._limits, self._log, self._inherited = limits, log, inherited
         self._folder_at = 0.0
         self.every = _LOOK if limits else None
 
     def exceeded(self) -> str:
-        """Which limit is exceeded, in words; "" if none."""
+        """Return the exceeded limit, in words; "" if none is."""
         limits = self._limits
         if self._log is not None and self._log.total > limits.get("log", self._log.total):
             return f"printed more than {_bytes(limits['log'])}"
@@ -271,16 +272,16 @@ def _bytes(n: int) -> str:
 
 
 class _Output:
-    """Reads what the command prints."""
+    """Reads the command's output."""
 
     def __init__(self, handle: int, log: Log, echo: bool) -> None:
         self.handle, self._log = handle, log
-        #: Where it is printed, too. Commands to a program that keeps standard error as a log are escaped.
+        #: Stream for the echo. Commands to a CI log are escaped.
         self._echo = _standard_error() if echo else None
         os.set_blocking(handle, False)
 
     def read(self) -> bool:
-        """What is there now. Returns whether more may come."""
+        """Read the available output. Returns whether more may come."""
         try:
             raw = os.read(self.handle, 1 << 16)
         except BlockingIOError:
@@ -295,7 +296,7 @@ class _Output:
         return True
 
     def drain(self) -> None:
-        """What is left when nobody can write any more."""
+        """Read the rest after all writers have ended."""
         rest = select.poll()
         rest.register(self.handle, select.POLLIN)
         with contextlib.suppress(OSError):
@@ -309,7 +310,7 @@ def _standard_error() -> Any:
 
 
 def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
-    """Run the command, which `run` becomes or is; returns how it ended, as `os.waitpid` has it."""
+    """Run the command, which `run` becomes or is; returns its status as `os.waitpid` does."""
     lifeline = spec["lifeline"]
     os.set_inheritable(lifeline, False)
     log, output, theirs = None, None, None
@@ -331,9 +332,9 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
     pid = _start(run, spec, theirs, group)
     if theirs is not None:
         os.close(theirs)
-        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # what waits for the end of our own output must not wait for us
+        os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # so that a reader of our output does not wait for us
     watch = _Watch(limits, log, inherited)
-    reads = select.poll()  # unlike select(), of descriptors above 1023 too
+    reads = select.poll()  # unlike select(), works for descriptors above 1023
     for each in (lifeline, ended, *([output.handle] if output is not None else [])):
         reads.register(each, select.POLLIN)
     status, looked = None, 0.0
@@ -360,9 +361,9 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
                 if log is not None:
                     log.reason = words
                 break
-        # orphans that ended meanwhile stay as they are until the command is over
+        # orphans that have ended stay zombies until the command ends
     if status is None:
-        for kill in (os.killpg, os.kill):  # it may not have made its group yet
+        for kill in (os.killpg, os.kill):  # its group may not exist yet
             with contextlib.suppress(OSError):
                 kill(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
@@ -377,7 +378,7 @@ def keep(run: Callable[[], object], spec: dict[str, Any]) -> int:
 
 
 def end_as(status: int, namespace: bool = False) -> None:
-    """End this process as the command ended; does not return."""
+    """End this process in the same way as the command ended; does not return."""
     code = os.waitstatus_to_exitcode(status)
     if namespace and _SIGNALS_FROM < code <= _SIGNALS_FROM + signal.SIGRTMAX:
         code = _SIGNALS_FROM - code
@@ -391,7 +392,7 @@ def end_as(status: int, namespace: bool = False) -> None:
 
 
 def prepare() -> None:
-    """What a process does before it keeps a command: it answers no signal, since its parent does."""
+    """Prepare this process for keeping a command: ignore signals, which its parent handles."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)

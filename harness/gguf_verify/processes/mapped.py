@@ -1,4 +1,4 @@
-"""The files that processes have mapped, as the system lists them."""
+"""Files that processes have mapped, as the system lists them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from pathlib import Path
 
 from . import boundary
 
-#: In place of files where the system does not say which they are.
+#: Marks processes whose mapped files the system does not show.
 UNSEEN = "/proc/self/maps"
-#: How the names of mapped memory begin that is no file of a folder.
+#: Prefixes of the names of mapped memory that is not a file in a folder.
 _NO_FILES = ("/memfd:", "/dev/", "/SYSV", "/anon_hugepage", "/proc/", "/drm", "/i915")
 
 
 def mapped_files(pid: int) -> set[str]:
-    """Absolute paths of the files that processes have mapped which a process started, directly or not; `UNSEEN` for
-    one whose files may not be seen. The system adds " (deleted)" to the name of a file that was removed or replaced.
+    """Return absolute paths of files mapped by the descendants of a process; `UNSEEN` for one that cannot be inspected.
+    The system adds " (deleted)" to the name of a file that was removed or replaced.
 
-    A process that sees other folders than this one has the names that it knows them by; under bubblewrap they are this
-    machine's, too.
+    A process in another mount namespace has its own names for files; under bubblewrap they equal this machine's.
     """
     found, left, children = set[str](), [(pid, False)], _children()
     while left:
         parent, inside = left.pop()
         for each in children.get(parent, ()):
             try:
-                # bubblewrap itself, not one that the process started
+                # excludes bubblewrap itself, but not one that the process started
                 within = inside or os.path.realpath(f"/proc/{each}/exe") != boundary.program()
                 left.append((each, within))
                 if within:
@@ -38,20 +37,20 @@ def mapped_files(pid: int) -> set[str]:
 
 
 def _mapped(maps: bytes) -> set[str]:
-    """The files of a list: address, rights, offset, device, inode, path."""
+    """Parse a list of mappings: address, rights, offset, device, inode, path."""
     found = set()
-    for line in maps.split(b"\n"):  # a name may hold other ends of lines
+    for line in maps.split(b"\n"):  # a name may contain other line endings
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[4] != b"0" and fields[5].startswith(b"/"):
             path = os.fsdecode(fields[5].replace(rb"\012", b"\n"))
-            # a library may lie in /dev/shm; what processes share there is no code
+            # a library may be in /dev/shm; non-executable files there are shared data
             if not path.startswith(_NO_FILES) or (path.startswith("/dev/shm/") and b"x" in fields[1]):
                 found.add(path)
     return found
 
 
 def _children() -> dict[int, list[int]]:
-    """Process → those that it started, in one look."""
+    """Return process → child processes, at one moment."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():

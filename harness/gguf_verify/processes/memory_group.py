@@ -1,7 +1,7 @@
-"""A limit of memory that the system keeps, where it lets this user make control groups.
+"""A memory limit enforced by the system, if it lets this user make control groups.
 
-What a process takes otherwise than as memory of its own, such as files of a tmpfs, pipes and buffers of sockets, counts
-in a group as well. Only the standard library is used.
+A group also counts memory that is not a process's own, such as files of a tmpfs, pipes and socket buffers. Uses only
+the standard library.
 
 Sources: cgroups(7); Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst of Linux.
 """
@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 _MOUNTED, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-#: Page tables and the like, beside what is limited.
+#: Bytes added to the limit for page tables and the like.
 _OVERHEAD = 64 << 20
-#: Seconds for the last process of a group to be gone.
+#: Time limit in seconds for the last process of a group to be gone.
 _PATIENCE = 2.0
 
 
@@ -25,27 +25,27 @@ class MemoryGroup:
     """A control group that limits memory.
 
     Args:
-        folder: the group.
-        counter: the file in which the system counts the processes that it killed there.
+        folder: the group's folder.
+        counter: name of the file with the system's count of processes killed in the group.
     """
 
     def __init__(self, folder: Path, counter: str) -> None:
         self._folder, self._counter = folder, folder / counter
 
     def enter(self) -> None:
-        """Move this process into the group, with all that it will start. Raises OSError."""
+        """Move this process, and all that it will start, into the group. Raises OSError."""
         (self._folder / "cgroup.procs").write_text("0")
 
     @property
     def exceeded(self) -> bool:
-        """Whether the system killed a process of the group for memory."""
+        """Whether the system killed a process of the group for its memory."""
         with contextlib.suppress(OSError):
             found = re.search(r"(?m)^oom_kill (\d+)", self._counter.read_text())
             return found is not None and found[1] != "0"
         return False
 
     def remove(self) -> None:
-        """Remove the group, whose processes have ended."""
+        """Remove the group after its processes have ended."""
         end = time.monotonic() + _PATIENCE
         while time.monotonic() < end:
             try:
@@ -58,7 +58,7 @@ class MemoryGroup:
 
 
 def make(limit: int) -> MemoryGroup | None:
-    """A group of at most so many bytes; None where none can be made."""
+    """Make a group with a limit in bytes; None if none can be made."""
     with contextlib.suppress(OSError, ValueError):
         for line in _OWN.read_text().splitlines():
             number, controllers, path = line.split(":", 2)
@@ -66,7 +66,7 @@ def make(limit: int) -> MemoryGroup | None:
                 limits = {"memory.limit_in_bytes": limit + _OVERHEAD, "memory.memsw.limit_in_bytes": limit + _OVERHEAD}
                 return _made(_MOUNTED / "memory" / path.lstrip("/"), limits, "memory.oom_control")
             if number == "0":
-                # a group that holds processes cannot hold groups with limits, so it lies beside ours
+                # a group with processes cannot contain groups with limits, so make it beside ours
                 limits = {"memory.max": limit + _OVERHEAD, "memory.swap.max": 0, "memory.oom.group": 1}
                 if (made := _made((_MOUNTED / path.lstrip("/")).parent, limits, "memory.events")) is not None:
                     return made
@@ -74,18 +74,18 @@ def make(limit: int) -> MemoryGroup | None:
 
 
 def _made(parent: Path, limits: dict[str, int], counter: str) -> MemoryGroup | None:
-    """The first of the limits must hold; not every system has the others."""
+    """Make a group. The first limit must take effect; not every system has the others."""
     folder = parent / f"gguf-verify-{os.getpid()}"
     required = next(iter(limits))
     with contextlib.suppress(OSError):
-        folder.rmdir()  # that of a killed process of the same number
+        folder.rmdir()  # left by a killed process with the same id
     try:
         folder.mkdir()
     except OSError:
         return None
     for name, value in limits.items():
         try:
-            if not (folder / name).exists():  # the file system would make it, were it no control group
+            if not (folder / name).exists():  # in an ordinary folder, writing would create it
                 raise FileNotFoundError(name)
             (folder / name).write_text(str(value))
         except OSError:

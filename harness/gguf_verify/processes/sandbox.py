@@ -1,8 +1,8 @@
-"""How processes that are not trusted are confined here, and what that does not cover.
+"""How untrusted processes are confined on this machine, and what that does not cover.
 
-The *boundary* is bubblewrap with an empty root and a list of allowed system calls. Where it cannot be had, Landlock
-*guards against accidents*: it keeps a process from writing, but hides little. In every mode, `keeper` ends what such a
-process started, and counts what it uses.
+The *boundary* is bubblewrap with an empty root and an allow-list of system calls. Without it, Landlock *guards against
+accidents*: it keeps a process from writing, but hides little. In every mode, `keeper` ends everything that such a
+process started, and limits its resources.
 """
 
 from __future__ import annotations
@@ -18,25 +18,46 @@ from typing import Any
 from ..support.errors import EnvironmentFault, UsageError
 from . import boundary, guard, syscalls
 
-#: What `--sandbox` takes: the boundary, or the guard where there is none; one of them, or an error; neither.
+#: Values of `--sandbox`: auto is the boundary, or else the guard; the others are that one, or an error; or neither.
 MODES = ("auto", "bubblewrap", "landlock", "none")
-#: What each kind is called in a report.
+#: Kind → its name in reports.
 _TITLES = {"bubblewrap": "boundary", "landlock": "accident guard", "none": "boundary"}
 _mode = "auto"
-#: GiB of memory that a foreign kernel's processes may take together.
+#: Memory limit of a foreign kernel's processes together, in GiB.
 KERNEL_MEMORY = 16.0
 _kernel_memory = KERNEL_MEMORY
 
-#: Variables that a process that is not trusted gets, and how the names of further ones begin. Others may hold secrets.
-_PASSED = frozenset({
-    "PATH", "LANG", "LANGUAGE", "TZ", "TERM", "USER", "LOGNAME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "CC", "CXX", "CPATH",
-    "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "SOURCE_DATE_EPOCH", "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONHASHSEED", "PYTHONPYCACHEPREFIX",
-})  # fmt: skip
+#: Environment variables passed to untrusted processes, and prefixes of more. Others may hold secrets.
+_PASSED = frozenset(
+    {
+        "PATH",
+        "LANG",
+        "LANGUAGE",
+        "TZ",
+        "TERM",
+        "USER",
+        "LOGNAME",
+        "VIRTUAL_ENV",
+        "LD_LIBRARY_PATH",
+        "CC",
+        "CXX",
+        "CPATH",
+        "CPLUS_INCLUDE_PATH",
+        "C_INCLUDE_PATH",
+        "LIBRARY_PATH",
+        "SOURCE_DATE_EPOCH",
+        "PYTHONPATH",
+        "PYTHONDONTWRITEBYTECODE",
+        "PYTHONUNBUFFERED",
+        "PYTHONUTF8",
+        "PYTHONHASHSEED",
+        "PYTHONPYCACHEPREFIX",
+    }
+)
 _PASSED_FROM = ("LC_", "OMP_", "OPENBLAS_", "MKL_", "GOMP_", "KMP_", "NUMBA_", "CUDA_", "NVIDIA_", "NVRTC_", "CUPY_",
                 "TRITON_", "TORCH_", "PYTORCH_", "GGML_", "LLAMA_CPP_", "GCC_", "COMPILER_", "VK_", "MESA_", "LP_",
                 "HIP_", "ROCR_", "HSA_", "ONEAPI_", "SYCL_", "ZE_")  # fmt: skip
-#: Variables that name folders in which libraries keep files.
+#: Variables with folders in which libraries keep files.
 _FOLDERS = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "CUPY_CACHE_DIR",
             "CUDA_CACHE_PATH", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "NUMBA_CACHE_DIR",
             "MPLCONFIGDIR")  # fmt: skip
@@ -45,21 +66,21 @@ GIB = 1 << 30
 
 
 def machine_memory() -> int:
-    """Bytes of this machine's memory."""
+    """Return this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a process and all that it started may use together, unless it says of each.
+    """Limits of a process and everything it started together, unless stated otherwise.
 
     Args:
-        memory: bytes of memory that no file holds, other than the operands that the verifier shares.
+        memory: bytes of memory not backed by files, without operands that the verifier shares.
         processes: processes and threads.
         file_size: bytes of each file.
         folder_size: bytes of the files in its folder.
         log: bytes that it may print.
-        cpu: seconds of processor time of each process; a limit on waste, since each call has a deadline.
+        cpu: seconds of processor time of each process; it only limits waste, because each call has a deadline.
     """
 
     memory: int = field(default_factory=lambda: machine_memory() * 3 // 4)
@@ -72,18 +93,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Confinement:
-    """What a process may do that is not trusted.
+    """What an untrusted process may do.
 
-    It writes below its own folder alone, and has no network. Inside the boundary it sees no file but those of the
-    system, of Python and of this project, and what it is `shown`; and no process but its own.
+    It can write only below its own folder, and has no network. Inside the boundary it sees only files of the system, of
+    Python and of this project, and those in `shown`; and only its own processes.
 
     Args:
-        limits: of what it uses.
-        devices: whether it may use this machine's GPUs, where it has any. Its memory is then counted, but not limited
-            by the system, since CUDA reserves more than it uses.
-        folder: its own, which is kept after its end; None: one that is removed.
+        limits: its resource limits.
+        devices: whether it may use this machine's GPUs, if any. Its memory is then counted, but not limited by the
+            system, because CUDA reserves more than it uses.
+        folder: its own folder, which is kept; None: one that is removed.
         shown: files and folders that it may read.
-        copies: path → the file or folder that lies there inside the boundary.
+        copies: path → file or folder that takes its place inside the boundary.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -99,8 +120,8 @@ class Sandbox:
 
     Args:
         kind: "bubblewrap", "landlock" or "none".
-        by: what does it, in words.
-        missing: what a confined process can still do that it should not, each in words.
+        by: the mechanism, in words.
+        missing: what a confined process can do although it should not, in words.
     """
 
     kind: str
@@ -116,13 +137,13 @@ class Sandbox:
 
 @contextmanager
 def sandboxed(mode: str, kernel_memory: float | None = None) -> Iterator[Sandbox]:
-    """How processes that start meanwhile are confined, in any thread.
+    """Set how processes that start inside the block are confined, in any thread.
 
     Args:
         mode: one of `MODES`.
-        kernel_memory: GiB that a foreign kernel's processes may take together; None: as before.
+        kernel_memory: memory limit of a foreign kernel's processes together, in GiB; None: unchanged.
 
-    Raises EnvironmentFault where `mode` asks for what this machine does not have, UsageError for what is no mode.
+    Raises EnvironmentFault if this machine does not support `mode`, UsageError if it is not a mode.
     """
     global _mode, _kernel_memory
     before, found = (_mode, _kernel_memory), _sandbox(mode)
@@ -134,25 +155,25 @@ def sandboxed(mode: str, kernel_memory: float | None = None) -> Iterator[Sandbox
 
 
 def of_kernel(shown: tuple[Path, ...] = (), copies: Mapping[Path, Path] | None = None) -> Confinement:
-    """What a process of a foreign kernel may do that starts now. The arguments are as of `Confinement`."""
+    """Return the confinement of a foreign kernel's process that starts now. Arguments are as for `Confinement`."""
     memory = min(int(_kernel_memory * GIB), machine_memory() * 3 // 4)
     return Confinement(Limits(memory=memory), devices=True, shown=shown, copies=copies or {})
 
 
 def current() -> Sandbox:
-    """How processes that start now are confined."""
+    """Return how processes that start now are confined."""
     return _sandbox(_mode)
 
 
 def of_fork() -> Sandbox:
-    """How a fork of this process is confined, which bubblewrap cannot start."""
+    """Return how a fork of this process is confined; bubblewrap cannot start one."""
     return current() if current().kind == "none" else _guard("it is a function of this process")
 
 
 @cache
 def _sandbox(mode: str) -> Sandbox:
     if mode not in MODES:
-        raise UsageError(f"no sandbox is called {mode!r}; there are: {', '.join(MODES)}")
+        raise UsageError(f"unknown sandbox {mode!r}; known sandboxes: {', '.join(MODES)}")
     if mode == "none":
         return Sandbox("none", "none (turned off)", ("do all that you may do",))
     if mode == "landlock":
@@ -161,7 +182,7 @@ def _sandbox(mode: str) -> Sandbox:
         return _guard("")
     why = boundary.fault()
     if why is None:
-        # without Landlock, a process can open a descriptor's file again for writing; before ABI 3, truncate it
+        # Without Landlock, a process can reopen a descriptor's file for writing; before ABI 3, it can truncate it.
         missing = () if guard.landlock_abi() >= 3 else ("change the model's file",)
         return Sandbox("bubblewrap", f"bubblewrap {boundary.version()}", missing)
     if mode == "bubblewrap":
@@ -170,12 +191,12 @@ def _sandbox(mode: str) -> Sandbox:
 
 
 def forget() -> None:
-    """Look again what this machine has."""
+    """Clear the cache, so that the machine is inspected again."""
     _sandbox.cache_clear()
 
 
 def _guard(why_no_boundary: str) -> Sandbox:
-    """What there is without the boundary."""
+    """Return the confinement without the boundary."""
     abi, why_no_filter = guard.landlock_abi(), syscalls.filter_fault()
     by = [*([f"Landlock (ABI {abi})"] if abi else []), *([] if why_no_filter else ["seccomp"])]
     missing = ["read your files", "see your processes"]
@@ -192,21 +213,22 @@ def _guard(why_no_boundary: str) -> Sandbox:
     return Sandbox("landlock" if by else "none", f"{said}{because}", tuple(missing))
 
 
-# ---- what a process is given -----------------------------------------------------------------------------------------
+# ---- environment and limits of a process -----------------------------------------------------------------------------
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """The variables of a process that is not trusted: those that it may need, and its own folder in place of yours."""
+    """Return the variables of an untrusted process: those that it may need, with its own folder in place of the
+    user's."""
     passed = {k: v for k, v in os.environ.items() if k in _PASSED or k.startswith(_PASSED_FROM)}
-    # libraries that look up the user's name find no list of users
+    # libraries that look up the user's name find no user database
     return {"USER": "user", "LOGNAME": "user"} | boundary.spelled_out(passed) | dict.fromkeys(_FOLDERS, str(folder))
 
 
 def spec_of(confined: Confinement, folder: Path, kind: str) -> dict[str, Any]:
-    """`confined` as `keeper` takes it: "confine" and "watch".
+    """Convert `confined` for `keeper`: "confine" and "watch".
 
     Args:
-        kind: of `Sandbox`.
+        kind: that of the `Sandbox`.
     """
     limits, devices = confined.limits, boundary.devices_of(confined.devices)
     of_each = {"file_size": limits.file_size, "cpu": limits.cpu}

@@ -1,10 +1,10 @@
-"""The system calls that a confined process may make: a list of what is allowed, of which libseccomp makes a filter.
+"""System calls that a confined process may make: an allow-list, from which libseccomp makes a filter.
 
-What is not in the list fails with EPERM, so that a program sees a right that it lacks. The list is by purpose, and what
-reaches into other processes, the network, the system's settings or the kernel's rarer parts has no place in it: there
-is no list of what is denied.
+Other calls fail with EPERM, so that a program sees a missing permission. The list is grouped by purpose. Calls that
+reach into other processes, the network, the system's settings or the kernel's rarer parts are not in it; there is no
+deny-list.
 
-Source: syscalls(2) of Linux; seccomp_rule_add(3) of libseccomp. The list holds for NumPy, PyTorch, Triton, CuPy,
+Source: syscalls(2) of Linux; seccomp_rule_add(3) of libseccomp. The list suffices for NumPy, PyTorch, Triton, CuPy,
 llama.cpp, compilers, and, with `devices`, for CUDA's driver.
 """
 
@@ -22,7 +22,7 @@ _FILES = """
     fadvise64 readahead sendfile copy_file_range splice tee umask getxattr lgetxattr fgetxattr listxattr llistxattr
     flistxattr
 """
-#: What changes files that can only be read, as far as the view of them allows it. Landlock does not know of it.
+#: Calls that change metadata of files that can only be read, if the view of the files allows it. Landlock ignores them.
 _OF_METADATA = "chmod fchmod fchmodat fchmodat2 utime utimes utimensat futimesat chown fchown lchown fchownat"
 _EVENTS = """
     poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2
@@ -42,35 +42,35 @@ _PROCESSES = """
     restart_syscall getrlimit setrlimit getrusage times uname sysinfo getcpu capget getrandom getuid geteuid
     getgid getegid getgroups getresuid getresgid setuid setgid setreuid setregid setresuid setresgid
 """
-#: By which a process gives up rights.
+#: Calls by which a process gives up rights.
 _RESTRICTING = "landlock_create_ruleset landlock_add_rule landlock_restrict_self seccomp capset"
 _TIME = """
     clock_gettime clock_getres clock_nanosleep gettimeofday time nanosleep alarm getitimer setitimer timer_create
     timer_settime timer_gettime timer_delete timer_getoverrun
 """
-#: Of pairs of sockets and of those that were handed over: none is made that has an address.
+#: Calls on socket pairs and on inherited sockets; none of them creates a socket with an address.
 _SOCKETS = """
     sendto sendmsg sendmmsg recvfrom recvmsg recvmmsg shutdown getsockopt setsockopt getsockname getpeername
 """
-#: What CUDA's driver makes for other processes of its own; it cannot connect them to anything that is outside.
+#: Calls of CUDA's driver to communicate among its own processes; it cannot connect to anything outside.
 _OF_CUDA = "bind listen accept accept4 memfd_create mknod mknodat"
 
-#: Of fcntl(2): descriptors, flags, locks of records, owners that are asked for, sizes of pipes, seals. Leases and
-#: owners that get signals would reach those who use the same files.
+#: fcntl(2) commands: descriptors, flags, record locks, queries of owners, pipe sizes, seals. Leases and owners that get
+#: signals would affect other users of the same files.
 _COMMANDS = (*range(8), 9, 11, 16, 36, 37, 38, *range(1030, 1035))
 
-#: Kinds of sockets of a pair that send to the other one alone, and the bits that say the kind.
+#: Types of socket pairs whose ends can send only to each other, and the bit mask of the type.
 _CONNECTED, _KINDS = (1, 5), 0xF
 _AF_UNIX = 1
-#: Flags of clone(2) that make namespaces. The flags of clone3 lie in memory, where no filter sees them: glibc makes do
-#: without it.
+#: Flags of clone(2) that make namespaces. clone3 has its flags in memory, where no filter sees them; glibc falls back
+#: to clone.
 _NAMESPACES = 0x7E020080
 _EPERM, _EACCES, _ENOSYS = 1, 13, 38
 
 
 @cache
 def filter_fault() -> str | None:
-    """Why no filter can be made here, or None."""
+    """Return why no filter can be made here, or None."""
     if not os.path.exists("/proc/sys/kernel/seccomp"):
         return "this system has no seccomp"
     try:
@@ -82,13 +82,13 @@ def filter_fault() -> str | None:
 
 @cache
 def filter_program(devices: bool, boundary: bool = True) -> bytes:
-    """The filter, as an array of `struct sock_filter`.
+    """Make the filter, an array of `struct sock_filter`.
 
     Args:
         devices: whether CUDA is used.
-        boundary: whether the process sees only what it may change or what is bound read-only.
+        boundary: whether the process sees only files that it may change or that are bound read-only.
 
-    Raises OSError where libseccomp makes none.
+    Raises OSError if libseccomp fails.
     """
     import pyseccomp as seccomp
 
@@ -102,19 +102,21 @@ def filter_program(devices: bool, boundary: bool = True) -> bytes:
         made.add_rule(seccomp.ALLOW, "fcntl", seccomp.Arg(1, seccomp.EQ, number))
     for kind in _CONNECTED:
         made.add_rule(seccomp.ALLOW, "socketpair", seccomp.Arg(1, seccomp.MASKED_EQ, _KINDS, kind))
-    made.add_rule(seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0))  # of itself, not of another process
+    made.add_rule(
+        seccomp.ALLOW, "prlimit64", seccomp.Arg(0, seccomp.EQ, 0)
+    )  # only its own limits, not another process's
     made.add_rule(seccomp.ALLOW, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, _NAMESPACES, 0))
     made.add_rule(seccomp.ERRNO(_ENOSYS), "clone3")
     if devices:
         made.add_rule(seccomp.ALLOW, "socket", seccomp.Arg(0, seccomp.EQ, _AF_UNIX))
     else:
         made.add_rule(seccomp.ERRNO(_EACCES), "socket")
-        made.add_rule(seccomp.ERRNO(_ENOSYS), "memfd_create")  # memory that no limit counts
+        made.add_rule(seccomp.ERRNO(_ENOSYS), "memfd_create")  # its memory escapes all limits
     with tempfile.TemporaryFile() as file:
         made.export_bpf(file)
         file.seek(0)
         return file.read()
 
 
-#: What libseccomp answers for a name that it does not know.
+#: libseccomp's results for an unknown name.
 _NO_CALL = (-1,)

@@ -1,4 +1,4 @@
-"""Processes and the protocol between them, caches, progress, errors: what every room needs and no room of its own.
+"""Infrastructure for every layer: processes' protocol, caches, progress, errors.
 
-The room may import nothing of this package but itself.
+This package imports nothing of `gguf_verify` but itself.
 """

@@ -1,4 +1,4 @@
-"""Addresses of remote files. What is printed of one holds no password and no query, which may be a signature."""
+"""Addresses of remote files. Printed addresses hold no password and no query: a query may be a signature."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .errors import UsageError
 from .text import printable
 
 _SCHEME = re.compile(r"(hf|https?)://", re.IGNORECASE)
-#: The folder of a run's own one in which copies of remote files are.
+#: Subfolder of a run's private folder that holds copies of remote files.
 FETCHED = "fetched"
-_MOST_NAME = 200  # bytes, which every file system holds
+_MOST_NAME = 200  # bytes; every file system allows that
 
 
 @dataclass(frozen=True)
@@ -22,14 +22,14 @@ class Address:
     """`hf://OWNER/REPO/FILE`, `https://HOST/FILE` or `http://HOST/FILE`.
 
     Args:
-        url: as it was given, secrets included. Only what connects to the server may see it.
+        url: the address as given, secrets included. Show it only to code that connects to the server.
     """
 
     url: str
 
     @classmethod
     def of(cls, text: str) -> Self | None:
-        """The address that a text is; None where it is a path. Raises UsageError for one that names no file."""
+        """Parse an address; returns None if the text is a path. Raises UsageError if the address names no file."""
         if not _SCHEME.match(text):
             return None
         made = cls(text)
@@ -50,11 +50,11 @@ class Address:
 
     @property
     def name(self) -> str:
-        """The file's name, not escaped."""
+        """The file's name, unquoted."""
         return unquote(_path_of(self.url).rpartition("/")[2])
 
     def beside(self, name: str) -> Address:
-        """The address of another file in the same place."""
+        """Return the address of another file in the same folder."""
         parts = urlsplit(self.url)
         folder = parts.path.rpartition("/")[0]
         return Address(urlunsplit(parts._replace(path=f"{folder}/{quote(name, safe='!$&()*+,;=:@~')}")))
@@ -80,5 +80,5 @@ def _without_secrets(url: str) -> str:
 
 
 def located(text: str | Path) -> Path | Address:
-    """What a command line names: an address, or a path. Raises UsageError as `Address.of`."""
+    """Parse a command-line word as an address or a path. Raises UsageError as `Address.of`."""
     return (Address.of(text) if isinstance(text, str) else None) or Path(text)

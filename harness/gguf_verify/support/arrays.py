@@ -1,12 +1,12 @@
-"""One interface to arrays of NumPy and to those of a library whose arrays lie on a card: CuPy.
+"""One interface to NumPy's arrays and to arrays on a GPU (CuPy).
 
-NumPy's functions hand their arguments to the library that these belong to (`__array_ufunc__`, `__array_function__`):
-`np.repeat(a, 2)` is CuPy's where `a` is. So formulas are written once, with NumPy's names. The array API standard's
-namespaces would need every call spelled anew, and have no `frexp`, `ldexp` or `nextafter`. What NumPy does not hand
-over is here: to place an array beside another, and to see bytes as other numbers. CuPy refuses to mix its arrays with
-NumPy's, so nothing crosses between the machine and the card unseen.
+NumPy dispatches its functions to the library of their arguments (`__array_ufunc__`, `__array_function__`):
+`np.repeat(a, 2)` is CuPy's if `a` is. So formulas are written once, with NumPy's names. The array API standard would
+need every call spelled differently, and lacks `frexp`, `ldexp` and `nextafter`. This module holds what NumPy does not
+dispatch: placing an array on the device of another, and viewing bytes as other numbers. CuPy refuses to mix its arrays
+with NumPy's, so every transfer between host and GPU is explicit.
 
-CuPy's own kernels flush float32 numbers below 2^-126 to zero. The steps whose bits matter are a `Rounding`.
+CuPy's own kernels flush float32 numbers below 2^-126 to zero, so steps whose bits matter go through a `Rounding`.
 """
 
 from __future__ import annotations
@@ -18,78 +18,78 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-#: An array of NumPy, or of a library that has its interface.
+#: An array of NumPy, or of a library with the same interface.
 Array = Any
 T = TypeVar("T", bound=npt.NDArray[Any])
 
-#: Bytes of the largest table that `beside` keeps.
+#: Size in bytes of the largest table that `beside` caches.
 _KEPT = 1 << 16
 
 
 class Rounding(Protocol):
-    """What is computed in float32 with one rounding, or none, on arrays of one library: see `semantics.rounding`."""
+    """float32 arithmetic with one rounding or none, on the arrays of one library; see `semantics.rounding`."""
 
     def chain(self, streams: Sequence[Array], start: Array) -> Array:
-        """Products float64[steps, …] of each stream in turn, added to float32[…]."""
+        """Add the products float64[steps, …] of each stream in turn to `start`, float32[…]."""
 
     def multiply_adds(self, a: Array, w: Array) -> Array:
-        """float32[M, n] of float32[K, M] and float32[K, n]."""
+        """Return float32[M, n] from float32[K, M] and float32[K, n]."""
 
     def to_float32(self, values: Array) -> Array:
-        """float64[…] rounded to float32, as float64."""
+        """Round float64[…] to float32; the result is float64."""
 
     def widened(self, values: Array) -> Array:
-        """float32[…] as float64."""
+        """Convert float32[…] to float64."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """A library of arrays that lie on a card.
+    """A library of arrays on a GPU.
 
     Args:
-        module: has `asarray` and `ascontiguousarray` of its own, and `asnumpy`.
-        rounding: its arithmetic in float32.
+        module: its module, with `asarray`, `ascontiguousarray` and `asnumpy`.
+        rounding: its float32 arithmetic.
     """
 
     module: Any
     rounding: Rounding
 
 
-#: The type of a library's arrays → the library.
+#: Array type → library.
 _LIBRARIES: dict[type, Library] = {}
-#: Tables that lie on a card: type of arrays, device, type, shape and bytes → the array there.
+#: Tables copied to a GPU: (array type, device, dtype, shape, bytes) → the array there.
 _TABLES: dict[tuple[Any, ...], Array] = {}
 
 
 def register(kind: type, library: Library) -> None:
-    """From now on arrays of this type are known."""
+    """Register the library of an array type."""
     _LIBRARIES[kind] = library
 
 
 def library_of(array: Array) -> Library | None:
-    """The library of an array on a card; None for NumPy's."""
+    """Return the library of an array on a GPU; None for NumPy's."""
     return None if on_host(array) else _LIBRARIES[type(array)]
 
 
 def on_host(array: Array) -> bool:
-    """Whether it is NumPy's."""
+    """Whether the array is NumPy's."""
     return isinstance(array, (np.ndarray, np.generic))
 
 
 def put(values: npt.NDArray[Any], like: Array) -> Array:
-    """NumPy's array where another one lies."""
+    """Copy a NumPy array to the device of `like`."""
     library = library_of(like)
     return values if library is None or not on_host(values) else library.module.asarray(values)
 
 
 def get(array: Array) -> npt.NDArray[Any]:
-    """Any array as NumPy's."""
+    """Return any array as NumPy's."""
     library = library_of(array)
     return cast(npt.NDArray[Any], array if library is None else library.module.asnumpy(array))
 
 
 def beside(array: Array, table: T) -> T:
-    """A small table where an array lies; it is copied there once."""
+    """Return a small table on the device of `array`; it is copied there once."""
     if on_host(array):
         return table
     if table.nbytes > _KEPT:
@@ -101,23 +101,23 @@ def beside(array: Array, table: T) -> T:
 
 
 def contiguous(array: Array) -> Array:
-    """The same in the order of C."""
+    """Return the array in C order, contiguous."""
     library = library_of(array)
     return np.ascontiguousarray(array) if library is None else library.module.ascontiguousarray(array)
 
 
 def seen_as(array: Array, dtype: npt.DTypeLike) -> Array:
-    """The bytes of the last axis as numbers of another type; copied where they are not contiguous."""
+    """View the bytes of the last axis as numbers of another dtype; copies the array if it is not contiguous."""
     return contiguous(array).view(dtype)
 
 
 def bits_of(packed: Array) -> Array:
-    """uint8[..., n] as bits uint8[..., 8·n], the lowest of each byte first."""
+    """Unpack uint8[..., n] into bits uint8[..., 8·n], the lowest bit of each byte first."""
     flat = np.unpackbits(contiguous(packed).reshape(-1), bitorder="little")
     return flat.reshape(*packed.shape[:-1], 8 * packed.shape[-1])
 
 
 def widened(values: Array) -> Array:
-    """float32[…] as float64, no number flushed to zero."""
+    """Convert float32[…] to float64 without flushing subnormal numbers to zero."""
     library = library_of(values)
     return values.astype(np.float64) if library is None else library.rounding.widened(values)

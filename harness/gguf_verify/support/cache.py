@@ -1,9 +1,9 @@
-"""The cache of builds: where it is, what may be taken from it, and how large it grows.
+"""The cache of builds: its folder, its entries and its size limit.
 
-An entry is two files. The index has the name of a key, and says the SHA-256 of what was made; the content has the name
-of that digest. What is taken is read once, through a descriptor, and compared with the digest: callers get bytes, never
-a path that could lead to something else by the time it is used. Nothing is taken from a folder that another user could
-have written to.
+An entry is two files. The index file is named after the key and holds the SHA-256 of the content; the content file is
+named after that digest. Content is read once, through a descriptor, and compared with the digest: callers get bytes,
+never a path, whose target could change before it is used. Nothing is read from a folder that another user could have
+written to.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from .errors import UsageError, say
 from .folders import fault_of_folder
 from .text import printable
 
-#: Says how large the cache of builds may grow: bytes, or with K, M or G, units of 1024.
+#: Environment variable with the size limit of the cache: bytes, or with K, M or G, units of 1024.
 SIZE_VARIABLE = "GGUF_VERIFY_CACHE_SIZE"
 DEFAULT_SIZE = 1 << 30
 _BUILDS = "builds"
 _INDEX = ".index"
-#: What is being written has such a name; it is a killed writer's if it is older than a day.
+#: Prefix of files being written. One older than a day was left by a killed process.
 _PART = ".part-"
 _A_DAY = 86400.0
 #: A file takes whole pages of its file system.
 _PAGE = 4096
-#: No build is larger.
+#: Size limit of one entry in bytes.
 _LARGEST = 1 << 30
-#: The cache is looked through at the first entry that a process writes, and after so much of its size.
+#: The cache is checked at the first entry that a process writes, and again after this fraction of the limit.
 _SHARE = 16
-#: Entries and temporary files of versions before 0.1 lay beside the folder of builds.
+#: Entries and temporary files of versions before 0.1, which lay beside the folder of builds.
 _OLD = re.compile(r"[0-9a-f]{32}\.(so|o|json|hpp|hpp\.gch|cubin)|tmp[a-z0-9_]{8}")
 
 _log = logging.getLogger("gguf_verify.cache")
 
-#: Folders on a disk that was full when this process wrote there.
+#: Folders whose disk was full when this process wrote there.
 _full: set[Path] = set()
 
 
 @cache
 def tree_hash(root: Path) -> str:
-    """sha256 over every source file of kernels below `root`: part of the key of each compiled kernel."""
+    """Return the SHA-256 over all kernel source files below `root`; it is part of each compiled kernel's key."""
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         if path.suffix in {".cu", ".cuh", ".hpp"}:
@@ -59,19 +59,22 @@ def tree_hash(root: Path) -> str:
     return digest.hexdigest()
 
 
-# ---- where it is -----------------------------------------------------------------------------------------------------
+# ---- location --------------------------------------------------------------------------------------------------------
 
 
 def cache_dir() -> Path:
-    """The cache's folder: $XDG_CACHE_HOME/gguf-verify, private to this user. Where that cannot be, standard error says
-    why, once, and a folder that ends with the run takes its place. Raises UsageError for a size that is none."""
+    """Return the cache's folder: $XDG_CACHE_HOME/gguf-verify, private to this user.
+
+    If that folder cannot be used, prints why, once, and returns a temporary folder that is removed with the run.
+    Raises UsageError if the size limit is invalid.
+    """
     folder = _kept(os.environ.get("XDG_CACHE_HOME") or None, os.environ.get("HOME"), os.geteuid())
     return folder if folder is not None and folder not in _full and size_limit() else scratch.shared("cache")
 
 
 @cache
 def _kept(cache_home: str | None, _home: str | None, _user: int) -> Path | None:
-    """The folder that is kept beyond the run, or None. Its arguments are all that it depends on."""
+    """Return the persistent folder, or None. The arguments are everything the result depends on, for the cache."""
     try:
         base = Path(cache_home) if cache_home else Path.home() / ".cache"
         return _private(base, base / "gguf-verify")
@@ -86,16 +89,16 @@ def _kept(cache_home: str | None, _home: str | None, _user: int) -> Path | None:
 
 
 def _say_unused(why: str) -> None:
-    if not os.environ.get(scratch.VARIABLE):  # a child's parent has said it
-        say(f"the cache of compiled kernels is not used: {why}; a private temporary folder takes its place")
+    if not os.environ.get(scratch.VARIABLE):  # the parent process has printed it already
+        say(f"the cache of compiled kernels is not used: {why}; a private temporary folder is used instead")
 
 
 class _Unfit(Exception):
-    """A folder that others could have written to."""
+    """A folder that other users could have written to."""
 
 
 def _private(base: Path, path: Path) -> Path:
-    """Make the folder private. Raises OSError, _Unfit."""
+    """Create a private folder. Raises OSError, _Unfit."""
     base.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     if why := fault_of_folder(path):
@@ -106,7 +109,7 @@ def _private(base: Path, path: Path) -> Path:
 
 
 def size_limit() -> int:
-    """How many bytes of builds are kept. Raises UsageError."""
+    """Return the size limit of the builds in bytes. Raises UsageError."""
     text = os.environ.get(SIZE_VARIABLE, "")
     if not text:
         return DEFAULT_SIZE
@@ -117,7 +120,7 @@ def size_limit() -> int:
 
 
 def runs_code(folder: Path) -> bool:
-    """Whether the file system of a folder lets libraries be loaded from it: it is not mounted `noexec`."""
+    """Whether libraries can be loaded from a folder: its file system is not mounted `noexec`."""
     return not os.statvfs(folder).f_flag & os.ST_NOEXEC
 
 
@@ -125,7 +128,7 @@ def runs_code(folder: Path) -> bool:
 
 
 def taken(key: Sequence[str], suffix: str) -> bytes | None:
-    """What `kept` kept under this key; None where there is nothing, or not what was kept."""
+    """Return the content that `kept` stored under this key; None if there is none or it was changed."""
     try:
         index = _index(key, suffix)
     except OSError:
@@ -135,24 +138,26 @@ def taken(key: Sequence[str], suffix: str) -> bytes | None:
         return None
     digest = found.decode("ascii", "replace")
     if not re.fullmatch(r"[0-9a-f]{64}", digest):
-        _log.info("%s is damaged: what it stands for is made again", index)
+        _log.info("%s is damaged: the entry is built again", index)
         return None
     return content_of(digest, suffix)
 
 
 def content_of(digest: str, suffix: str) -> bytes | None:
-    """The content of this SHA-256, if the cache still has it whole."""
+    """Return the content with this SHA-256 if the cache still has it intact, otherwise None."""
     path = index_folder() / f"{digest}{suffix}"
     content = _read(path)
     if content is not None and hashlib.sha256(content).hexdigest() != digest:
-        _log.info("%s is damaged or was replaced: it is made again", path)
+        _log.info("%s is damaged or was replaced: it is built again", path)
         return None
     return content
 
 
 def kept(key: Sequence[str], suffix: str, content: bytes) -> bytes:
-    """Keep what was made under a key, and return it. On a full disk, the temporary folder takes the cache's place; if
-    that cannot be written either, nothing is kept."""
+    """Store content under a key, and return it.
+
+    On a full disk the temporary folder takes the cache's place; if that cannot be written either, nothing is stored.
+    """
     with contextlib.suppress(OSError):
         try:
             _keep(key, suffix, content)
@@ -175,13 +180,13 @@ def _keep(key: Sequence[str], suffix: str, content: bytes) -> None:
 
 
 def forget(key: Sequence[str], suffix: str) -> None:
-    """Keep this no longer."""
+    """Remove an entry."""
     with contextlib.suppress(OSError):
         _index(key, suffix).unlink(missing_ok=True)
 
 
 def index_folder() -> Path:
-    """Where the entries lie. Raises OSError."""
+    """Return the folder of the entries. Raises OSError."""
     folder = cache_dir() / _BUILDS
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
@@ -192,19 +197,19 @@ def _index(key: Sequence[str], suffix: str) -> Path:
 
 
 def _read(path: Path) -> bytes | None:
-    """The content of an entry that is ours alone, which counts as used now; None where there is none."""
+    """Return the content of a file that only this user can write, and mark it as used now; None if there is none."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except OSError as error:
-        _log.info("%s cannot be opened (%s): it is made again", path, error.strerror)
+        _log.info("%s cannot be opened (%s): it is built again", path, error.strerror)
         return None
     try:
         about = os.fstat(fd)
         ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022
         if not ours or about.st_size > _LARGEST:
-            _log.info("%s is no file of this user alone: it is made again", path)
+            _log.info("%s is not private to this user: it is built again", path)
             return None
         with contextlib.suppress(OSError):
             os.utime(fd)
@@ -215,7 +220,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write such that another process sees all of it or nothing. Raises OSError."""
+    """Write atomically: another process sees all of the content or none. Raises OSError."""
     handle, temporary = tempfile.mkstemp(prefix=_PART, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -227,14 +232,14 @@ def _write(path: Path, content: bytes) -> None:
         raise
 
 
-# ---- its size --------------------------------------------------------------------------------------------------------
+# ---- size ------------------------------------------------------------------------------------------------------------
 
-#: Folder → bytes that this process has written there since it looked through it.
+#: Folder → bytes that this process has written there since it last checked the folder's size.
 _written: dict[Path, int] = {}
 
 
 def _keep_small(folder: Path, nbytes: int) -> None:
-    limit = size_limit() or DEFAULT_SIZE  # a folder that ends with the run has a limit, too
+    limit = size_limit() or DEFAULT_SIZE  # a temporary folder has a limit, too
     if folder in _written:
         _written[folder] += nbytes
         if _written[folder] <= limit // _SHARE:
@@ -244,8 +249,10 @@ def _keep_small(folder: Path, nbytes: int) -> None:
 
 
 def evict(folder: Path, limit: int) -> None:
-    """Remove what was used longest ago, until the entries of a folder take at most so many bytes, and what killed
-    writers left. Other processes may read, write and evict meanwhile: who has opened an entry keeps its bytes."""
+    """Remove the least recently used entries until the rest fit into `limit` bytes, and leftovers of killed writers.
+
+    Other processes may read, write and evict at the same time: a process that has opened an entry keeps its bytes.
+    """
     now = time.time()
     entries: list[tuple[float, int, str]] = []
     _each(folder, lambda path, about: entries.append((about.st_mtime, -(-about.st_size // _PAGE) * _PAGE, path)))
@@ -266,7 +273,7 @@ def evict(folder: Path, limit: int) -> None:
 
 
 def _each(folder: Path, look: Callable[[str, os.stat_result], object]) -> None:
-    """Look at every file of a folder; one that goes meanwhile is none."""
+    """Call `look` on every file of a folder; files that vanish meanwhile are skipped."""
     with os.scandir(folder) as found:
         for entry in found:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""CRC-32 by several threads: zlib's of each piece, put together.
+"""CRC-32 by several threads: zlib's CRC of each piece, then combined.
 
-CRC-32 is the remainder of a polynomial over two elements, so that of two pieces behind each other is
-crc(a)·x^(8·|b|) + crc(b) (modulo the generator; polynomials here have x^0 in their highest bit, as zlib's have).
+CRC-32 is a polynomial remainder over GF(2), so the CRC of two concatenated pieces is crc(a)·x^(8·|b|) + crc(b) modulo
+the generator. Polynomials here have x^0 in their highest bit, as zlib's have.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from functools import cache
 
 from .threads import each
 
-#: Bytes of a piece.
+#: Bytes per piece.
 PIECE = 4 << 20
 _GENERATOR, _ONE = 0xEDB88320, 1 << 31
 
 
 def crc32_of(read: Callable[[int, int], memoryview], nbytes: int, threads: int) -> int:
-    """`zlib.crc32` of so many bytes.
+    """Return `zlib.crc32` of `nbytes` bytes.
 
     Args:
-        read: (first, count) → those of the bytes; called by several threads.
+        read: returns `count` bytes from `first` on, as read(first, count); called by several threads.
     """
     if nbytes <= PIECE:
         return zlib.crc32(read(0, nbytes))
@@ -34,12 +34,12 @@ def crc32_of(read: Callable[[int, int], memoryview], nbytes: int, threads: int) 
 
 
 def crc32(data: memoryview, threads: int) -> int:
-    """`zlib.crc32` of contiguous bytes, by at most so many threads."""
+    """Return `zlib.crc32` of contiguous bytes, computed by at most `threads` threads."""
     return crc32_of(lambda at, count: data[at : at + count], len(data), threads)
 
 
 def _times(a: int, b: int) -> int:
-    """The product of two polynomials, modulo the generator."""
+    """Multiply two polynomials modulo the generator."""
     product = 0
     while a:
         if a & _ONE:
@@ -51,7 +51,7 @@ def _times(a: int, b: int) -> int:
 
 @cache
 def _behind(nbytes: int) -> int:
-    """x^(8·nbytes)."""
+    """Return x^(8·nbytes) modulo the generator."""
     power, square, n = _ONE, _ONE >> 8, nbytes
     while n:
         if n & 1:

@@ -1,4 +1,4 @@
-"""Command lines as text: quoted so that they can be pasted, and cut down to one failing call."""
+"""Command lines as text: quoted for a shell, and reduced to one failing call."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ _WORD = re.compile(r"(?:\$'(?:[^'\\]|\\.)*'|'[^']*'|\"[^\"]*\"|[^\s'\"])+")
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def program() -> str:
-    """How a user of this process would call the command line: `gguf-verify`, or the script of a checkout as it was
-    typed. Never a module's `__main__.py`, nor the program that calls `verify`."""
+    """Return the program name to print in command lines: `gguf-verify`, or the checkout's script as it was typed.
+
+    Never a module's `__main__.py`, nor a program that calls `verify`.
+    """
     typed = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path()
     scripts = ("verify_model.py", "audit_layout.py", "nightly.py")
     return f"python {quoted(str(typed))}" if typed.name in scripts else "gguf-verify"
 
 
 def quoted(word: str) -> str:
-    """A word for a shell (bash, zsh): on one line, and without a character that a terminal would act on."""
+    """Quote a word for bash or zsh: on one line, without characters that a terminal would act on."""
     if word.isprintable():
         return shlex.quote(word)
     made = ""
@@ -42,13 +44,13 @@ def quoted(word: str) -> str:
 
 
 def command_line(model: str, flags: Mapping[str, str | None], command: str = "") -> str:
-    """The command line that verifies a model.
+    """Return the command line that verifies a model.
 
     Args:
-        command: one that is named; "" for the one of a command line that names none.
-        flags: flag → its value; None for a flag that takes none.
+        command: name of the command; "" for the default command, which needs no name.
+        flags: flag → its value; None for a flag without a value.
     """
-    if model.startswith("-") or Path(model).name.isidentifier():  # else taken for a flag, or for a command
+    if model.startswith("-") or Path(model).name.isidentifier():  # otherwise it would be parsed as a flag or a command
         model = model if os.path.isabs(model) else os.path.join(".", model)
     words = ["gguf-verify", command] if command else [program()]
     words.append(quoted(model))
@@ -63,7 +65,7 @@ def _flag(flag: str, value: str) -> list[str]:
 
 
 def with_flags(command: str, flags: Mapping[str, str], without: Iterable[str] = ()) -> str:
-    """A command line of `command_line`, with these flags in place of those of the same names."""
+    """Return a command line of `command_line` with these flags replaced or added, and those of `without` removed."""
     gone = {*flags, *without}
     words, kept = _WORD.findall(command), list[str]()
     skip = False
@@ -78,10 +80,10 @@ def with_flags(command: str, flags: Mapping[str, str], without: Iterable[str] = 
 
 
 def repeat(command: str, rung: str, tensor: str, call: str) -> str:
-    """The command line of a run, cut down to one call of a rung; or, where no call is known, to a tensor.
+    """Reduce the command line of a run to one call of a rung, or to one tensor if the call is not known.
 
-    Its budget is left out, so that it takes what it takes. The tokens rung is not cut down to a tensor: what a product
-    there gets depends on the grafts before it.
+    The budget is removed, so that the call is made however long it takes. The tokens rung is not reduced to a tensor:
+    a product's input there depends on the grafts before it.
     """
     if not command:
         return ""
@@ -94,11 +96,11 @@ def repeat(command: str, rung: str, tensor: str, call: str) -> str:
 
 
 def pattern_of(name: str) -> str:
-    """A regular expression that matches this name alone; a dot is written without a backslash, for legibility."""
+    """Return a regular expression that matches only this name. Dots become [.], which is easier to read than \\."""
     return f"^{re.escape(name).replace(chr(92) + '.', '[.]')}$"
 
 
 def shown(command: str) -> str:
-    """A command line as it can be printed: what is not printable is escaped. Backslashes stay, so that what
-    `command_line` made can be pasted."""
+    """Return a command line for printing: unprintable characters are escaped. Backslashes stay, so that the output of
+    `command_line` can be pasted."""
     return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in command)

@@ -1,8 +1,8 @@
-"""The errors that end a run, each with the exit code of the command line.
+"""Errors that end a run, each with an exit code of the command line.
 
-0: verified · 1: a mismatch · 2: wrong usage · 3: this machine cannot run the check (no such device, a failed build,
-llama.cpp crashed), or SIGTERM or SIGHUP ended it · 4: the file is malformed · 5: not everything could be verified ·
-130: interrupted by Ctrl-C.
+0: verified · 1: mismatch · 2: usage error · 3: this machine cannot run the check (no such device, a failed build,
+llama.cpp crashed), or SIGTERM or SIGHUP ended the run · 4: malformed file · 5: not everything could be verified ·
+130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ EXIT_USAGE = 2
 EXIT_ENVIRONMENT = 3
 EXIT_MALFORMED = 4
 EXIT_UNVERIFIED = 5
-#: Signal that ended a run → exit code; 1 where a mismatch was known already.
+#: Signal that ended a run → exit code; the code is 1 if a mismatch was found before.
 EXIT_INTERRUPTED = {"SIGINT": 130, "SIGTERM": EXIT_ENVIRONMENT, "SIGHUP": EXIT_ENVIRONMENT}
 
 
-#: Who is at fault where something is not verified: the model's file; the declared definition, which cannot represent
-#: these values; llama.cpp; the kernel under test; the oracle of its author; this project; this machine; or no one,
-#: because nothing covers it.
+#: The culprit of something that is not verified: the model's file; the declared definition, which cannot represent
+#: these values; llama.cpp; the kernel under test; its author's oracle; this project; this machine; or "coverage": no
+#: one, because the check was not reached.
 Culprit = Literal["file", "definition", "llama.cpp", "kernel", "oracle", "verifier", "environment", "coverage"]
 
 
 class HarnessError(Exception):
-    """An error with one clear line for the user. Each subclass has its exit code; those that can be a part of a verdict
-    say who is at fault.
+    """An error with one clear line for the user. Each subclass has an exit code; those that can be part of a verdict
+    have a culprit.
 
     Args:
         line: what is wrong, where, why, and how to fix it.
-        id: of the message, which `gguf-verify explain` knows; "" for a message that explains itself.
-        details: further lines, such as a compiler's errors, which are printed below it.
+        id: the message's id, for `gguf-verify explain`; "" for a message that needs no explanation.
+        details: further lines to print below it, such as a compiler's errors.
     """
 
     exit_code = EXIT_ENVIRONMENT
@@ -47,7 +47,7 @@ class HarnessError(Exception):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal other than Ctrl-C's asks the process to end."""
+    """A signal other than SIGINT asked the process to end."""
 
     def __init__(self, signal: str) -> None:
         super().__init__(signal)
@@ -55,7 +55,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def signal_of(error: KeyboardInterrupt) -> Literal["SIGINT", "SIGTERM", "SIGHUP"]:
-    """The name of the signal that an interrupt comes of."""
+    """Return the name of the signal that raised an interrupt."""
     for name in ("SIGTERM", "SIGHUP"):
         if isinstance(error, Interrupted) and error.signal == name:
             return name
@@ -63,13 +63,13 @@ def signal_of(error: KeyboardInterrupt) -> Literal["SIGINT", "SIGTERM", "SIGHUP"
 
 
 class UsageError(HarnessError):
-    """The command line asks for something that does not exist."""
+    """The command line is invalid, or refers to something that does not exist."""
 
     exit_code = EXIT_USAGE
 
 
 class NoSuchFile(UsageError):
-    """A path that was given names no regular file."""
+    """A path on the command line is not a regular file."""
 
 
 class EnvironmentFault(HarnessError):
@@ -80,7 +80,8 @@ class EnvironmentFault(HarnessError):
 
 
 class NotTried(EnvironmentFault):
-    """A launch does not end in a requested order of threads and blocks, which no GPU promises. So nothing is known."""
+    """A launch cannot complete in a requested order of threads and blocks, an order that no GPU guarantees. So nothing
+    is learned about the kernel."""
 
     culprit: ClassVar[Culprit] = "coverage"
 
@@ -106,8 +107,8 @@ class NothingToVerify(HarnessError):
 
 
 class TraceFrame(NamedTuple):
-    """A frame of a traceback: "FILE:LINE in FUNCTION", its line of source, and whether the kernel's author wrote it (or
-    it is of an installed package)."""
+    """A frame of a traceback: "FILE:LINE in FUNCTION", its source line, and whether it is the kernel author's code (and
+    not an installed package's)."""
 
     place: str
     code: str
@@ -119,19 +120,18 @@ class KernelFault(HarnessError):
 
     exit_code = EXIT_MISMATCH
     culprit: ClassVar[Culprit] = "kernel"
-    #: What further faults of the same cause have in common, such as the line that raised; "" where nothing does.
+    #: Groups faults with the same cause, for example by the line that raised; "" if nothing groups them.
     cause = ""
-    #: The frames of the exception that it is, outermost first, as far as they are not of this package.
+    #: The frames of the exception, outermost first, without those of this package.
     trace: tuple[TraceFrame, ...] = ()
-    #: Whether the kernel did not return in time.
+    #: Whether the kernel exceeded its time limit.
     late = False
-    #: The `results.Call` in which it happened, where that is known.
+    #: The `results.Call` that failed, if known.
     call: Any = None
 
 
 class NotRun(KernelFault):
-    """A call was not made, since others did not return, or not as a GPU makes it: nothing is known of what it would
-    have given there."""
+    """A call was not made because others did not return, or was not made as a GPU makes it; its result is unknown."""
 
     culprit: ClassVar[Culprit] = "coverage"
 
@@ -141,12 +141,12 @@ class NotRun(KernelFault):
 
 
 class OracleFault(KernelFault):
-    """The oracle of a kernel's author broke its contract."""
+    """The oracle of the kernel's author broke its contract."""
 
     culprit: ClassVar[Culprit] = "oracle"
 
 
-#: What a kernel was seen to do.
+#: Kinds of faults that checked builds and hosts observe.
 FindingKind = Literal[
     "race",
     "outside",
@@ -168,12 +168,12 @@ FindingKind = Literal[
 
 
 class KernelFinding(KernelFault):
-    """What a checked build or the host saw a kernel do, so that the fault has a name.
+    """A named fault that a checked build or the host observed in a kernel.
 
     Args:
-        kind: the name.
-        words: one line, which names the source lines where they are known.
-        lines: the source lines, FILE:LINE.
+        kind: its name.
+        words: one line of text, with source lines if they are known.
+        lines: the source lines, as FILE:LINE.
     """
 
     def __init__(self, kind: str, words: str, lines: tuple[str, ...] = ()) -> None:
@@ -182,8 +182,8 @@ class KernelFinding(KernelFault):
 
 
 class VerificationError(AssertionError):
-    """What `raise_for_mismatch` raises: a result is not verified. It is an AssertionError, so that test runners take it
-    for a failed test, and not for an error of the test.
+    """Raised by `raise_for_mismatch`: a result is not verified. It is an AssertionError, so that test runners report a
+    failed test, not an error in the test.
 
     Args:
         message: at most 15 lines.
@@ -195,7 +195,7 @@ class VerificationError(AssertionError):
         self.report = report
 
 
-#: Errors of the operating system that report a limit → how the limit of a process is set, if it can be.
+#: errno of a reached limit → hint on how to raise the limit for a process, if that is possible.
 _LIMITS = {
     errno.EMFILE: " (ulimit -n)", errno.ENFILE: "", errno.EFBIG: " (ulimit -f)", errno.ENOSPC: "", errno.EDQUOT: "",
     errno.ENOMEM: " (ulimit -v)", errno.EAGAIN: " (ulimit -u: processes and threads)",
@@ -203,19 +203,19 @@ _LIMITS = {
 
 
 def limit_reached(error: Exception) -> str | None:
-    """Which limit of this machine or of the process an error reports; None for any other error."""
+    """Describe the limit of the machine or process that an error reports; None for any other error."""
     if isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
         return "out of memory"
     number, words = (error.errno, error.strerror) if isinstance(error, OSError) else (None, str(error))
-    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # Python keeps no number of it
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # Python reports no errno here
         number = errno.EAGAIN
     if number not in _LIMITS:
         return None
-    return f"a limit of this machine or of the process is reached: {words}{_LIMITS[number]}"
+    return f"a limit of this machine or process was reached: {words}{_LIMITS[number]}"
 
 
 def say(line: str, details: Sequence[str] = ()) -> None:
-    """Print one line on standard error, if the process has one, and its details below it."""
+    """Print one line on standard error, if there is one, and details below it."""
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             print("\n    ".join([f"gguf-verify: {line}", *details]), file=sys.stderr)

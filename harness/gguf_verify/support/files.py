@@ -1,4 +1,4 @@
-"""Files that the user names: inputs that are read whole, and outputs that are written whole or not at all."""
+"""Files that the user names: inputs are read whole, outputs are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from pathlib import Path
 from .errors import UsageError
 from .text import printable
 
-#: Device and inode of each file that was read → its path; None where no command runs.
+#: (device, inode) of each file that was read → its path; None while no command runs.
 _inputs: dict[tuple[int, int], str] | None = None
 
 
 def open_regular(path: Path | str) -> io.BufferedReader:
-    """Open a regular file to be read. A pipe, which may never end or begin, and a device are refused. Raises OSError;
-    ValueError for a path that holds a NUL."""
-    # opening a pipe that has no writer would block
+    """Open a regular file for reading. Pipes, which may block, and devices are refused.
+
+    Raises OSError, and ValueError for a path that holds a NUL.
+    """
+    # O_NONBLOCK: opening a pipe without a writer would block
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)
@@ -36,7 +38,7 @@ def open_regular(path: Path | str) -> io.BufferedReader:
 
 
 def open_lock(path: Path) -> io.TextIOWrapper:
-    """Open a file for `flock`, made where there is none. Links, pipes and devices are refused. Raises OSError."""
+    """Open a file for `flock`, creating it if needed. Links, pipes and devices are refused. Raises OSError."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -48,9 +50,9 @@ def open_lock(path: Path) -> io.TextIOWrapper:
 
 
 def read_input(path: Path, what: str, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes. A pipe, which may never end, and a device are refused.
+    """Return the content of a regular file of at most `most` bytes. Pipes and devices are refused.
 
-    Raises UsageError with one line that names the file, and `what` it should be.
+    Raises UsageError with one line that names the file and `what` it should be.
     """
     shown = printable(path.name or str(path))
     try:
@@ -67,7 +69,7 @@ def read_input(path: Path, what: str, most: int) -> bytes:
 
 @contextmanager
 def inputs_kept() -> Iterator[None]:
-    """In this block `write_output` refuses the files that were read in it, by whatever name."""
+    """Record files that are read in this block, so that `write_output` refuses to overwrite them under any name."""
     global _inputs
     outer, _inputs = _inputs, {}
     try:
@@ -77,24 +79,26 @@ def inputs_kept() -> Iterator[None]:
 
 
 def note_input(path: Path | str, status: os.stat_result) -> None:
-    """This file is an input of the command that runs."""
+    """Record a file as an input of the running command."""
     if _inputs is not None:
         _inputs[status.st_dev, status.st_ino] = os.path.abspath(path)
 
 
 def expect_no_input(path: Path) -> None:
-    """Raises OSError where an output would take the place of an input."""
+    """Raise OSError if an output would overwrite an input."""
     with contextlib.suppress(FileNotFoundError):
         status = path.stat()
         known = None if _inputs is None else _inputs.get((status.st_dev, status.st_ino))
-        # the inode of an input that was removed meanwhile may be another file's
+        # The path is checked too: the inode of an input that was removed meanwhile may have been reused.
         if known is not None and os.path.exists(known) and path.samefile(known):
             raise OSError(errno.EEXIST, "it was read as an input", str(path))
 
 
 def write_output(path: Path, content: bytes) -> None:
-    """Whole or not at all: a new file of a random name, which no link can stand in for, takes the path's place. A
-    device or a pipe is written in place. A link of this user's leads to the place. Raises OSError."""
+    """Write a file whole or not at all: write a new file of a random name, then rename it to the path.
+
+    A device or a pipe is written in place. A symbolic link of this user is followed. Raises OSError.
+    """
     expect_no_input(path)
     if path.exists() and not path.is_file():
         with open(os.open(path, os.O_WRONLY | os.O_CLOEXEC), "wb") as file:
@@ -104,7 +108,7 @@ def write_output(path: Path, content: bytes) -> None:
         if path.lstat().st_uid not in (os.geteuid(), 0):
             raise OSError(errno.ELOOP, "it is a link of another user", str(path))
         path = path.resolve()
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)  # with O_EXCL and O_NOFOLLOW
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
             file.write(content)

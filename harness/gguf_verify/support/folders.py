@@ -1,4 +1,4 @@
-"""Whether a folder is this user's alone: nobody else could have written what it holds, or put another in its place."""
+"""Check that a folder is private to this user: no one else can have written its content or replaced it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 from .text import printable
 
-#: Folders and links on the way to a folder, at most.
+#: Limit of folders and links on the path to a folder.
 _MOST = 256
 
 
 def fault_of_folder(path: Path) -> str | None:
-    """Why what a folder holds cannot be relied on, in words; None where it can.
+    """Say why the content of a folder cannot be trusted; None if it can.
 
-    The folder must belong to this user, and nobody else may write to it. Each folder and each symbolic link on the way
-    to it must belong to this user or to root, and others may write to such a folder only if its sticky bit keeps them
-    from renaming what is not theirs. Raises OSError where the folder cannot be looked at.
+    The folder must belong to this user, and no one else may write to it. Each folder and symbolic link on the path to
+    it must belong to this user or to root; others may write to such a folder only if its sticky bit is set, which
+    keeps them from renaming files of other users. Raises OSError if the folder cannot be inspected.
     """
     about = os.stat(path)
     if about.st_uid != os.geteuid():
@@ -59,7 +59,8 @@ def _fault_on_the_way(folder: str) -> str | None:
 
 
 def _trusted(uid: int) -> bool:
-    """Root can do what it wants anyway. Within a user namespace, it may be the user that stands for all outside it."""
+    """Whether an owner is trusted: this user; root, who can do anything anyway; or, in a user namespace, the overflow
+    user, who stands for all users outside it."""
     return uid in (0, os.geteuid()) or (uid == _outside() and not _sees_all_users())
 
 
@@ -79,7 +80,7 @@ def _sees_all_users() -> bool:
 
 
 def _who_may_write(about: os.stat_result) -> str | None:
-    """Who else may write there: "everybody", or a group that has more members than this user; None for nobody."""
+    """Return who else may write: "everybody", or a group with other members than this user; None if no one."""
     if about.st_mode & stat.S_IWOTH:
         return "everybody"
     if about.st_mode & stat.S_IWGRP and not _own_group(about.st_gid):
@@ -88,7 +89,7 @@ def _who_may_write(about: os.stat_result) -> str | None:
 
 
 def _own_group(gid: int) -> bool:
-    """Whether a group is one of those that many systems make for each user, with that user alone in it."""
+    """Whether a group is a user private group: named after this user, with this user as its only member."""
     import grp
     import pwd
 

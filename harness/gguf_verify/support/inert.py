@@ -1,8 +1,8 @@
-"""Standard streams whose text gives no commands to the program that keeps it as a log.
+"""Standard streams that cannot inject commands into a CI log.
 
-GitHub Actions and its kin carry out lines of a step's output: those that begin with `::`, behind blanks too, and
-`##[…]` or `##vso[…]` anywhere. Text of a kernel or a file may hold such words, and to wrap it may put them at the
-beginning of a line. So they are escaped where text leaves the process, unless that is a terminal.
+GitHub Actions and similar systems execute commands in a step's output: lines that begin with `::`, also after blanks,
+and `##[…]` or `##vso[…]` anywhere. Text from a kernel or a file may contain these, and wrapping may move them to the
+beginning of a line. So they are escaped on output, unless it goes to a terminal.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-#: `::`, or a colon that another one may follow in the next text, at the beginning of a line.
+#: `::` at the beginning of a line, or a colon at the end of a text, which the next text may complete.
 _AT_BEGINNING = re.compile(r"(\A|[\r\n])([^\S\r\n]*):(?=:|\Z)")
 _ANYWHERE = re.compile(r"(##\w{0,32})\[")
 _LINE_BREAK = re.compile(r"[\r\n]")
-#: Characters of a line that are looked at again with the next text.
+#: Characters of an unfinished line that are checked again together with the next text.
 _KEPT = 64
 
 
 class Inert:
-    """A stream of text, in which commands are escaped as `text.printable` escapes characters."""
+    """A text stream that escapes such commands, as `text.printable` escapes characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        #: The end of the line that is not over yet, as it was written.
+        #: The end of the unfinished line, as it was written.
         self._line = ""
 
     def write(self, text: str) -> int:
-        """Write it; the number of characters that it has."""
+        """Write a text; returns its number of characters."""
         known, shown = len(self._line), self._line + text
         shown = _AT_BEGINNING.sub(r"\1\2\\x3a", shown)
         shown = _ANYWHERE.sub(r"\1\\x5b", shown)
@@ -41,7 +41,7 @@ class Inert:
         return len(text)
 
     def writelines(self, lines: Any) -> None:
-        """Write them."""
+        """Write lines."""
         for line in lines:
             self.write(line)
 
@@ -51,7 +51,7 @@ class Inert:
 
 @contextmanager
 def inert_streams() -> Iterator[None]:
-    """In this block standard output and standard error are `Inert`, unless they are terminals."""
+    """Make standard output and standard error `Inert` inside this block, unless they are terminals."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = map(_inert, before)
     try:

@@ -1,17 +1,16 @@
-"""Memory beside the socket between two processes, through which large arrays pass: a lane in each direction.
+"""Shared memory for large arrays between two processes, next to their socket: one lane in each direction.
 
-The socket's messages say where in a lane an array lies (`protocol`). A lane is a file in memory that this process makes
-for a process that it starts and does not trust:
+Messages on the socket say where in a lane an array lies (`protocol`). A lane is a memory file that this process creates
+for a child process that it does not trust:
 
-- Its size is sealed, so that neither side can cut or extend it. It takes no more memory than was ever written.
-- This side maps nothing. It writes by `pwrite` and reads by `pread` into memory of its own: whatever the other side
-  does to the file meanwhile, that is neither a signal here nor a change of an array that was checked. What a header
-  claims is compared with the file's size before anything is read.
-- The other side may map what it writes (`mapped`), so that a library there can put its results into place at once.
+- Its size is sealed: neither side can shrink or extend it. Pages take memory only once they are written.
+- This side maps nothing. It uses `pwrite`, and `pread` into its own memory, so changes by the other side cause neither
+  a signal here nor a change of an array that was already checked. Header fields are compared with the file's size
+  before anything is read.
+- The other side may map the lane it writes to (`mapped`), so that a library can write its results there directly.
 
-Where an array lies is the writer's decision alone: the first gap that is large enough, so that a lane takes as much
-memory as the messages that were under way together, and no more. An array for which there is no room, or no memory,
-goes through the socket.
+The writer alone decides where an array lies: in the first gap that is large enough. So a lane takes only as much memory
+as the messages in flight together. An array without room or memory in the lane goes through the socket.
 """
 
 from __future__ import annotations
@@ -34,35 +33,35 @@ Array = npt.NDArray[Any]
 
 
 class OutsideLane(ValueError):
-    """An array is said to lie where the lane has no bytes."""
+    """A message gives a place that is outside the lane."""
 
 
 class Lane:
-    """One direction.
+    """One direction of the shared memory.
 
     Args:
         handle: descriptor of the file, whose size is sealed (`sealed.of_fixed_size`). The lane closes it.
-        mapped: `empty` gives places in the lane.
+        mapped: map the file, so that `empty` returns places in the lane.
     """
 
     def __init__(self, handle: int, mapped: bool = False) -> None:
         self._handle, self.size = handle, os.fstat(handle).st_size
-        #: Held where the descriptor is used: once it is closed, its number may belong to another file.
+        #: Held while the descriptor is used: after it is closed, its number may belong to another file.
         self._using = threading.Lock()
-        #: Places of each message that the other side may still read, and of the one that is being made.
+        #: Places of each message that the other side may still read, and of the message being built.
         self._messages: deque[list[tuple[int, int]]] = deque([[]])
         self._bytes: npt.NDArray[np.uint8] | None = None
         if mapped:
-            with contextlib.suppress(OSError, ValueError, OverflowError):  # a limit of address space
+            with contextlib.suppress(OSError, ValueError, OverflowError):  # no address space left
                 self._bytes = np.frombuffer(mapped_here(handle, self.size), np.uint8)
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Bytes for an array of the next message, uint8[nbytes]: in the lane, if there is room."""
+        """Return uninitialized bytes uint8[nbytes] for an array of the next message: in the lane, if there is room."""
         at = None if self._bytes is None else self._take(nbytes)
         return np.empty(nbytes, np.uint8) if self._bytes is None or at is None else self._bytes[at : at + nbytes]
 
     def put(self, array: Array) -> int | None:
-        """Where the bytes of a contiguous array of the next message lie now; None where there is no room for them."""
+        """Place a contiguous array of the next message in the lane; returns its offset, or None if there is no room."""
         if self._bytes is not None:
             own = int(array.ctypes.data - self._bytes.ctypes.data)
             if 0 <= own <= self.size - array.nbytes:
@@ -76,32 +75,31 @@ class Lane:
             return at
         try:
             self._whole(lambda left, start: os.pwrite(self._handle, left, start), flat.data, at)
-        except OSError:  # no memory, a limit of the size of files, or closed: then the socket is, too
+        except OSError:  # no memory, a file size limit, or closed (then so is the socket)
             return None
         return at
 
     def get(self, at: Any, out: Array) -> None:
-        """Copy the bytes at a place, which may be anything, into an array. Raises OutsideLane; OSError where the
-        lane was closed."""
+        """Copy the bytes at an untrusted offset into an array. Raises OutsideLane; OSError if the lane is closed."""
         if type(at) is not int or not 0 <= at <= self.size - out.nbytes:
             raise OutsideLane
         self._whole(lambda left, start: os.preadv(self._handle, [left], start), out.reshape(-1).view(np.uint8).data, at)
 
     def sent(self) -> None:
-        """The message is made: what comes belongs to the next one."""
+        """End the current message: further arrays belong to the next one."""
         self._messages.append([])
 
     def taken(self) -> None:
-        """The other side has taken the oldest message, so its places are free."""
+        """Free the places of the oldest message: the other side has read it."""
         if len(self._messages) > 1:
             self._messages.popleft()
 
     def all_taken(self) -> None:
-        """The other side has taken every message."""
+        """Free the places of all messages."""
         self._messages = deque([[]])
 
     def _take(self, nbytes: int) -> int | None:
-        """The first gap of so many bytes."""
+        """Reserve the first gap of `nbytes` bytes; returns its offset, or None."""
         at = 0
         for start, stop in sorted(chain(*self._messages)):
             if start - at >= nbytes:
@@ -113,7 +111,7 @@ class Lane:
         return at
 
     def _whole(self, some: Callable[[memoryview, int], int], left: memoryview, at: int) -> None:
-        """Read or write all of it, however much one call does. Raises OSError."""
+        """Repeat `some` until all bytes are read or written. Raises OSError."""
         with self._using:
             while left:
                 done = some(left, at)
@@ -130,7 +128,7 @@ class Lane:
 
 
 class Lanes(NamedTuple):
-    """Both directions, as one side sees them."""
+    """Both directions, as seen from one side."""
 
     out: Lane
     back: Lane

@@ -1,5 +1,5 @@
-"""Arrays of `.npy` files, which are foreign: nothing is unpickled, and NumPy does not parse their headers. Type, shape
-and size are checked before data are read."""
+"""Reader for untrusted `.npy` files: nothing is unpickled, and NumPy does not parse their headers. Type, shape and size
+are checked before data are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAGIC = b"\x93NUMPY"
 _WIDTHS = {b"\x01\x00": 2, b"\x02\x00": 4}
 _MOST_HEADER = 4096
 _KEYS = {"descr", "fortran_order", "shape"}
-#: What reading a file raises that is not an array; its header is a literal of Python.
+#: Exceptions when reading a file that is no array; the header is a Python literal.
 _UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, MemoryError
 
 
@@ -31,12 +31,12 @@ _UNREADABLE = OSError, ValueError, EOFError, SyntaxError, RecursionError, Memory
 def open_array(
     name: str, given: Path | str | npt.NDArray[Any], shape: tuple[int | None, int], types: tuple[str, ...]
 ) -> Iterator[npt.NDArray[Any]]:
-    """The array, or that of an `.npy` file, mapped.
+    """Yield an array, or that of an `.npy` file, memory-mapped.
 
     Args:
         name: of the array, for messages.
-        shape: None where any number will do.
-        types: names of the types that it may have.
+        shape: the required shape; None where any number is accepted.
+        types: accepted dtype names.
 
     Raises UsageError.
     """
@@ -50,7 +50,7 @@ def open_array(
         _check(name, dtype, held, shape, types)
         size = int(np.prod(held, dtype=object)) * dtype.itemsize if held else 0
         if path.stat().st_size < data_at + size:
-            raise UsageError(f"{name}: {printable(str(path))} ends before its data do")
+            raise UsageError(f"{name}: {printable(str(path))} ends before the end of its data")
         if not size:
             yield np.zeros(held, dtype)
             return
@@ -61,7 +61,7 @@ def open_array(
 
 
 def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C", "F"]]:
-    """Shape, type, place and order of the data of an `.npy` file. Raises OSError, ValueError, UsageError."""
+    """Return shape, dtype, data offset and order of an `.npy` file. Raises OSError, ValueError, UsageError."""
     if not path.is_file():
         raise UsageError(
             f"{printable(str(path))} is not a file" if path.exists() else f"no file {printable(str(path))}"
@@ -78,12 +78,12 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], int, Literal["C
         dtype = number_type(said["descr"], CODES_OF_FILES)
     except ValueError:
         kind = printable(str(said["descr"]), 60)
-        raise UsageError(f"{printable(str(path))} holds {kind}, which is no type of numbers") from None
+        raise UsageError(f"{printable(str(path))} holds {kind}, which is not a number type") from None
     return shape, dtype, at, "F" if said["fortran_order"] else "C"
 
 
 def _literal(file: BinaryIO) -> Any:
-    """The header, as the value of Python that it is. Raises what `_UNREADABLE` lists."""
+    """Return the header as a Python value. Raises what `_UNREADABLE` lists."""
     if file.read(len(_MAGIC)) != _MAGIC:
         raise ValueError("it does not begin as an .npy file")
     version = file.read(2)
@@ -110,5 +110,5 @@ def _check(
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
+    """Return the first line of an error's message."""
     return printable((str(error).splitlines() or [type(error).__name__])[0], 200)

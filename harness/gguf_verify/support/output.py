@@ -1,4 +1,4 @@
-"""Standard output. Each text is flushed, and `delivered` reports at the end what could not be written."""
+"""Standard output. Each text is flushed; `delivered` reports failed writes at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def write(text: str) -> None:
         return
     try:
         if sys.stdout is not None:
-            if text:  # a write of nothing fails, too, on a full device
+            if text:  # even an empty write fails on a full device
                 sys.stdout.write(text)
             sys.stdout.flush()
         elif text:
@@ -28,20 +28,20 @@ def write(text: str) -> None:
 
 
 def write_lines(*lines: str) -> None:
-    """Write lines to standard output, as `write`."""
+    """Write lines to standard output, like `write`."""
     write("".join(f"{line}\n" for line in lines))
 
 
 def delivered(exit_code: int) -> int:
-    """The exit code of a command that has written everything: another one where a success could not be written."""
+    """Return a command's exit code after all output is written; a failed write turns success into another code."""
     global _failure
-    write("")  # what is still in the buffer
+    write("")  # flushes the buffer
     failure, _failure = _failure, None
     if failure is None:
         return exit_code
     if sys.stdout is not None:  # Python flushes again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    if failure.errno == errno.EPIPE:  # the reader needs no more
+    if failure.errno == errno.EPIPE:  # the reader closed the pipe on purpose
         return exit_code
     say(f"cannot write to standard output: {failure.strerror}")
     return exit_code or EXIT_ENVIRONMENT

@@ -1,4 +1,4 @@
-"""Imports one module of a package without running the package's `__init__`.
+"""Import of one module of a package without running the package's `__init__`.
 
 `import gguf` and `import llama_cpp` also load YAML, chat templates, caches and their libraries, which neither an audit
 nor llama.cpp's process uses. Loading them would take a quarter of the time of an audit of a small model.
@@ -13,13 +13,13 @@ from threading import Lock
 from types import ModuleType
 
 _lock = Lock()
-#: Package → the modules that were imported here. They are kept out of `sys.modules`, so that a later import of the
-#: package itself runs all of it as usual.
+#: Package → its modules imported here. They are kept out of `sys.modules`, so that a later import of the package itself
+#: runs completely.
 _parts: dict[str, dict[str, ModuleType]] = {}
 
 
 def submodule(name: str) -> ModuleType:
-    """The module `package.module`. Its package is not run, unless somebody imported it before. Raises ImportError."""
+    """Import `package.module` without running its package, unless that is already imported. Raises ImportError."""
     package = name.partition(".")[0]
     with _lock:
         if package in sys.modules:

@@ -1,4 +1,4 @@
-"""Where the project's own files are, in a checkout and in an installation."""
+"""Locations of the project's own files, in a checkout and in an installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CHECKOUT = PACKAGE.parents[1]
 
 
 def kernel_root() -> Path:
-    """The folder of the kernels' sources: at the top of a checkout, inside the package in an installation.
+    """Return the folder of the kernel sources: at the top of a checkout, inside the package in an installation.
 
     Raises FileNotFoundError if an installation lacks them.
     """

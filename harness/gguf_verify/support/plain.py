@@ -1,4 +1,4 @@
-"""Records as plain objects that JSON text can hold."""
+"""Conversion of records to plain objects that JSON can hold."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 
 
 def plain(value: Any) -> Any:
-    """Records, mappings and sequences as dicts and lists of strings, numbers, booleans and None.
+    """Convert records, mappings and sequences to dicts and lists of strings, numbers, booleans and None.
 
     Numbers that are not finite become the strings "NaN", "Infinity" and "-Infinity", which `msgspec.convert(…,
-    strict=False)` reads back; NumPy's scalars become Python's. A name that was no UTF-8 holds surrogates, which JSON
-    text cannot: they are written as backslash escapes.
+    strict=False)` reads back; NumPy's scalars become Python's. Surrogates, from names that are not UTF-8, become
+    backslash escapes, because JSON cannot hold them.
     """
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Progress on standard error: bars for what is counted, a line for what is not; in a log, a line now and then."""
+"""Progress on standard error: bars for counted work, a line for other work; in a log file, occasional lines."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ DELAY = 1.0
 
 
 def progress_bar(what: str, total: int | None, unit: str, shown: bool, initial: int = 0) -> tqdm[Any]:
-    """A bar that appears after a second and vanishes at the end. Where standard error is no terminal, whose file would
-    keep each of its steps, a line now and then takes its place.
+    """Return a bar that appears after a second and vanishes at the end.
+
+    If standard error is not a terminal, returns `Lines` instead: a log file would keep each step of a bar.
 
     Args:
-        initial: how much of the total was done before.
+        initial: the amount done before.
     """
     if shown and sys.stderr is not None and not sys.stderr.isatty():
         return Lines(what, total, unit, initial)  # type: ignore[return-value]
@@ -47,8 +48,11 @@ def progress_bar(what: str, total: int | None, unit: str, shown: bool, initial: 
 
 
 def _tqdm() -> type[tqdm[Any]]:
-    """tqdm, with a lock for threads alone, unless the caller chose one. Its own is for processes, too, so a fork shares
-    it: a function as a kernel, which runs in one, could take it for good."""
+    """Return tqdm's class, with a lock for threads only, unless the caller set one.
+
+    tqdm's default lock is shared between processes: a forked child (a Python function as a kernel runs in one) could
+    take it and never release it.
+    """
     kind: type[tqdm[Any]] = submodule("tqdm.std").tqdm
     if not hasattr(kind, "_lock"):
         kind.set_lock(threading.RLock())
@@ -56,12 +60,12 @@ def _tqdm() -> type[tqdm[Any]]:
 
 
 class Lines:
-    """What a log gets in place of a bar: at most one line in `PERIOD` seconds, and none where all is over by then. It
-    has as much of a bar of tqdm as is used here."""
+    """Log lines in place of a bar: at most one in `PERIOD` seconds, none for work that ends sooner. It implements the
+    part of tqdm's interface that is used here."""
 
     #: Seconds between two lines.
     PERIOD = 30.0
-    #: What time it is, in seconds.
+    #: Returns the time in seconds.
     clock: Callable[[], float] = staticmethod(time.monotonic)
 
     def __init__(self, what: str, total: int | None, unit: str, initial: int = 0) -> None:
@@ -70,11 +74,11 @@ class Lines:
         self._begun = self._told = self.clock()
 
     def set_postfix_str(self, words: str, refresh: bool = True) -> None:
-        """What is under way."""
+        """Set the description of the current step."""
         self._doing = words
 
     def update(self, n: float | None = 1) -> bool:
-        """So much more is done."""
+        """Add to the amount done."""
         self.n += 0 if n is None else n
         now = self.clock()
         if now - self._told < self.PERIOD:
@@ -106,7 +110,7 @@ class Lines:
         return str(_tqdm().format_interval(seconds))
 
     def close(self) -> None:
-        """Nothing more is told."""
+        """Do nothing; part of tqdm's interface."""
 
     def __enter__(self) -> Lines:
         return self
@@ -116,7 +120,7 @@ class Lines:
 
 
 def under_way(bar: tqdm[Any], name: str) -> None:
-    """Name what a bar's next step is, at once where the bar is shown already: the step may take long."""
+    """Show the name of a bar's next step. A visible bar is refreshed at once, because the step may take long."""
     if isinstance(bar, Lines):
         bar.set_postfix_str(printable(name, 64))
     elif not bar.disable:
@@ -124,13 +128,13 @@ def under_way(bar: tqdm[Any], name: str) -> None:
 
 
 class Steps:
-    """`with Steps(shown) as told: told("compiling Q4_K")`: a line that names what is being done and counts its seconds.
+    """`with Steps(shown) as told: told("compiling Q4_K")`: a line that names the current step and counts its seconds.
 
-    Like a bar it appears after a second, vanishes at the end, and is shown on a terminal alone. A thread writes it,
-    since whoever compiles or loads something cannot.
+    Like a bar it appears after a second, vanishes at the end, and is shown only on a terminal. A thread of its own
+    writes it, because the main thread is busy compiling or loading.
     """
 
-    #: Seconds after which the line appears, and between two of its changes.
+    #: Seconds until the line appears, and between two updates.
     DELAY, PERIOD = 1.0, 0.5
 
     def __init__(self, shown: bool) -> None:
@@ -140,7 +144,7 @@ class Steps:
         self._thread: threading.Thread | None = None
 
     def __call__(self, words: str) -> None:
-        """Something is begun."""
+        """Begin a step."""
         self._step = words, time.monotonic()
         if self._shown and self._thread is None:
             self._thread = threading.Thread(target=self._write, name="gguf-verify progress", daemon=True)
@@ -172,8 +176,8 @@ class Steps:
 
 
 def print_above_bars(text: str) -> None:
-    """Print lines on standard error; a bar that is shown there stays below them. `tqdm.write` would also show those
-    that are not shown yet, and never clear them."""
+    """Print lines on standard error above the visible bars. (`tqdm.write` would also show bars that are not visible
+    yet, and never clear them.)"""
     kind = _tqdm()
     bars = [b for b in list(getattr(kind, "_instances", ())) if b.last_print_t >= b.start_t + b.delay]
     with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
 """Messages between this project's processes: a JSON header, then the bytes of each array. Nothing is pickled.
 
 The header is one line. Arrays of at most `SMALL` bytes follow it in the same message; each larger one is a message of
-its own, or lies in a lane (`lanes`), where the two sides have one. Messages are framed as
-`multiprocessing.connection.Connection` does it: 4 bytes of length, or -1 and 8 bytes.
+its own, or lies in a lane (`lanes`) if the two sides have one. Messages are framed as in
+`multiprocessing.connection.Connection`: 4 bytes of length, or -1 and 8 bytes.
 
-The other side may have been taken over by a file or a kernel, so what it sends is parsed like a file: plain types of
-numbers only, sizes against limits before anything is allocated, and one deadline for a whole message.
+The other side may be controlled by a hostile file or kernel, so its messages are parsed like untrusted files: plain
+number types only, sizes checked before allocation, and one deadline for a whole message.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from .numbers import CODES, number_type
 Array = npt.NDArray[Any]
 
 SMALL = 1 << 14
-#: Most bytes of a header. The largest is an evaluation's, which names the weights that a graph used.
+#: Size limit of a header. The largest belongs to an evaluation: it lists the weights that a graph used.
 MAX_HEADER = 8 << 20
-#: Arrays of a message, and their dimensions.
+#: Limits on the arrays of a message and on their dimensions.
 MAX_ARRAYS, MAX_DIMENSIONS = 32, 8
 _LENGTH, _LONG = struct.Struct("!i"), struct.Struct("!Q")
-#: Bytes that are allocated for a message before they have come.
+#: Bytes allocated at a time while a message arrives.
 _AT_ONCE = 1 << 20
 
 
 class ProtocolError(Exception):
-    """A message is not valid. The stream cannot be read on."""
+    """A message is invalid. The rest of the stream cannot be read."""
 
 
 def evenly(count: int, some: int) -> list[int]:
-    """`some` numbers below `count`, evenly from the first to the last; all of them if there are no more."""
+    """Return `some` indices below `count`, evenly spaced from the first to the last; all if there are fewer."""
     some = min(count, some)
     gaps = max(1, some - 1)
     return [i * (count - 1) // gaps for i in range(some)]
 
 
 def most_bytes() -> int:
-    """How many bytes of arrays a message may have where the caller gives no limit: a quarter of the memory."""
+    """Return the default size limit for the arrays of a message, in bytes: a quarter of the memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
 def send(link: Connection, header: dict[str, Any], *arrays: Array, lane: Lane | None = None) -> None:
-    """Send a header and arrays, large ones through a lane, if there is one with room. Raises OSError if the other side
+    """Send a header and arrays, large ones through a lane if there is one with room. Raises OSError if the other side
     is gone."""
     described: list[dict[str, Any]] = []
     small, large = [], []
@@ -81,12 +81,12 @@ def receive(
     """Receive a header and its arrays.
 
     Args:
-        limit: most bytes of all arrays together; by default `most_bytes`.
-        seconds: for the whole message; None waits for ever.
-        lane: where the other side puts large arrays. They are copied: what it writes there later changes none of them.
+        limit: size limit of all arrays together, in bytes; by default `most_bytes`.
+        seconds: deadline for the whole message; None waits forever.
+        lane: where the other side puts large arrays. They are copied, so later writes there change nothing.
 
-    Raises EOFError or OSError if the other side is gone, TimeoutError if the message is not whole in time,
-    ProtocolError if it is not valid.
+    Raises EOFError or OSError if the other side is gone, TimeoutError if the message is incomplete at the deadline,
+    and ProtocolError if it is invalid.
     """
     source = _Source(link.fileno(), seconds)
     line, _, small = source.message(MAX_HEADER + MAX_ARRAYS * SMALL).partition(b"\n")
@@ -115,7 +115,7 @@ def receive(
             else:
                 source.array(out)
         elif at + nbytes > len(small):
-            raise ProtocolError("an array is cut off")
+            raise ProtocolError("an array is truncated")
         else:
             out = np.frombuffer(small[at : at + nbytes], dtype).reshape(shape).copy()
             at += nbytes
@@ -126,7 +126,7 @@ def receive(
 
 
 def _described(one: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """Type, shape and bytes of an array. Raises ProtocolError."""
+    """Return dtype, shape and size in bytes of an array. Raises ProtocolError."""
     try:
         dtype = number_type(one.get("dtype") if isinstance(one, dict) else None, CODES)
     except ValueError:
@@ -134,16 +134,16 @@ def _described(one: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     shape = one.get("shape")
     if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS:
         raise ProtocolError("an array has no shape")
-    # a zero hides an overflow of the other dimensions from a plain product
+    # max(1, n): a zero dimension would hide an overflow of the others
     if not all(type(n) is int and n >= 0 for n in shape) or math.prod(max(1, n) for n in shape) >> 48:
         raise ProtocolError("an array has no valid shape")
     return dtype, tuple(shape), dtype.itemsize * math.prod(shape)
 
 
 def _from_lane(lane: Lane | None, at: Any, out: Array) -> None:
-    """Fill an array with what lies in the lane. Raises ProtocolError."""
+    """Fill an array from the lane. Raises ProtocolError."""
     if lane is None:
-        raise ProtocolError("an array lies in a lane that there is not")
+        raise ProtocolError("an array lies in a lane, but there is no lane")
     try:
         lane.get(at, out)
     except OutsideLane:
@@ -151,7 +151,7 @@ def _from_lane(lane: Lane | None, at: Any, out: Array) -> None:
 
 
 class _Source:
-    """The bytes of a connection, until a deadline."""
+    """Bytes of a connection, with a deadline."""
 
     def __init__(self, fd: int, seconds: float | None) -> None:
         self._fd = fd
@@ -160,7 +160,7 @@ class _Source:
         self._poll.register(fd, select.POLLIN)
 
     def message(self, limit: int) -> bytes:
-        """The next message. Raises ProtocolError where it is longer than `limit`."""
+        """Return the next message. Raises ProtocolError if it is longer than `limit`."""
         size = self._size()
         if size > limit:
             raise ProtocolError("the message is too long")
@@ -172,9 +172,9 @@ class _Source:
         return bytes(out)
 
     def array(self, out: Array) -> None:
-        """Fill an array with the next message. Raises ProtocolError where that has another size."""
+        """Fill an array with the next message. Raises ProtocolError if the sizes differ."""
         if self._size() != out.nbytes:
-            raise ProtocolError("an array has another size than its shape")
+            raise ProtocolError("an array's size does not match its shape")
         self._fill(out.reshape(-1).view(np.uint8).data)
 
     def _size(self) -> int:

@@ -1,4 +1,4 @@
-"""What another process says, as a record: before that, nothing of it is used."""
+"""Validation of messages from other processes: they are converted to records before any use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_SAID = 200
 
 
 def record(value: object, kind: type[T]) -> T:
-    """Plain values of JSON as a record. Raises ProtocolError, which says what they lack."""
+    """Convert plain JSON values to a record. Raises ProtocolError that says what is invalid."""
     try:
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""One way to find what can be extended: a registry is the modules of a package.
+"""Registries of everything extensible: a registry is the modules of a package.
 
-A format, a host, a definition, a rung, a report, a fault, a kernel or a backend of llama.cpp is a record that a module
-of its package defines at its top level. To add one is to add a module; nothing lists them by name.
+A format, a host, a definition, a rung, a report, a fault, a kernel or a backend of llama.cpp is a record at the top
+level of a module. To add one, add a module to its package; nothing lists them by name.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 
 def members(package: str, kind: type[T]) -> list[T]:
-    """Every record of a kind that a module of a package defines at its top level, each once, by module name.
+    """Return every record of a class that modules of a package define at top level, each once, by module name.
 
     Args:
         package: the package's full name. Its modules are imported; modules of its subpackages are not.
         kind: the records' class.
 
-    Raises ImportError where a module cannot be imported.
+    Raises ImportError if a module cannot be imported.
     """
     folder = import_module(package).__path__
     found: dict[int, T] = {}

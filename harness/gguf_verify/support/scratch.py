@@ -1,8 +1,8 @@
-"""The one private folder that holds every temporary file of a run, and that ends with the run.
+"""The private folder that holds all temporary files of a run and is removed with it.
 
-It is made on first use, in TMPDIR. The process that made it owns it, holds a lock on a file in it for as long as it
-lives, and removes it when it ends. Processes that it starts use the same one: they are told by `environment`. A run
-that was killed leaves its folder, whose lock is free then: the next run removes it.
+It is created on first use, in TMPDIR. The process that created it owns it: it holds a lock on a file in it while it
+runs, and removes the folder when it ends. Child processes use the same folder, given by `environment`. A run that was
+killed leaves its folder behind, with the lock free: the next run removes it.
 
 Nothing here imports NumPy or takes long, so that a child can start early.
 """
@@ -24,18 +24,18 @@ from typing import IO
 
 from .errors import EnvironmentFault
 
-#: Tells a child of its parent's folder.
+#: Environment variable that passes the folder to a child.
 VARIABLE = "GGUF_VERIFY_SCRATCH"
 PREFIX = "gguf-verify-"
 _LOCK = "lock"
-#: Seconds after which an empty folder without a lock is one whose maker died before it made the lock.
+#: Seconds after which an empty folder without a lock counts as abandoned: its creator died before making the lock.
 _A_DAY = 86400.0
-#: What a process that is ending still writes may have to be removed once more.
+#: Attempts to remove a folder that a process, while ending, still writes to.
 _MOST_TRIES = 20
 
 
 class _Own:
-    """A folder that this process made, and the descriptor that holds its lock."""
+    """A folder that this process created, and the descriptor that holds its lock."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self.lock, self.pid = path, lock, os.getpid()
@@ -47,7 +47,7 @@ _making = threading.Lock()
 
 
 def top() -> Path:
-    """The folder, mode 0700. Raises EnvironmentFault where none can be made."""
+    """Return the folder, mode 0700. Raises EnvironmentFault if none can be created."""
     global _own
     with _making:
         if _own is not None and os.path.isdir(_own.path):
@@ -58,28 +58,28 @@ def top() -> Path:
         try:
             _own = _made()
         except OSError as error:
-            raise EnvironmentFault(f"no temporary folder can be made: {error.strerror or error}; set TMPDIR") from None
+            raise EnvironmentFault(f"cannot create a temporary folder: {error.strerror or error}; set TMPDIR") from None
         return _own.path
 
 
 def join(path: Path) -> None:
-    """Use the folder of another process, which removes it: for processes that no variable can be given."""
+    """Use another process's folder, which that process removes; for processes that get no environment variable."""
     global _joined
     _joined = path
 
 
 def environment() -> dict[str, str]:
-    """The variable that makes a child use this folder."""
+    """Return the environment variable that makes a child use this folder."""
     return {VARIABLE: str(top())}
 
 
 def folder(name: str) -> Path:
-    """A new private folder, whose name begins with `name`. It is removed with the run, or by `remove_folder`."""
+    """Create a private folder whose name begins with `name`. It is removed with the run, or by `remove_folder`."""
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=top()))
 
 
 def shared(name: str) -> Path:
-    """The private folder of exactly this name, which every process of the run finds."""
+    """Return the private folder of exactly this name, which all processes of the run share."""
     path = top() / name
     path.mkdir(mode=0o700, exist_ok=True)
     return path
@@ -87,7 +87,7 @@ def shared(name: str) -> Path:
 
 @contextlib.contextmanager
 def temporary(name: str) -> Iterator[Path]:
-    """A new private folder, which is removed at the end."""
+    """Create a private folder for the block, and remove it at the end."""
     path = folder(name)
     try:
         yield path
@@ -96,15 +96,15 @@ def temporary(name: str) -> Iterator[Path]:
 
 
 def file(name: str) -> IO[bytes]:
-    """A file that no name leads to."""
+    """Create a temporary file without a name."""
     return tempfile.TemporaryFile(prefix=f"{name}-", dir=top())
 
 
 def remove() -> None:
-    """Remove the folder, if this process made it; the next use makes another one."""
+    """Remove the folder if this process created it; the next use creates another one."""
     global _own
     own = _own
-    if own is None or own.pid != os.getpid():  # a fork has the record of its parent
+    if own is None or own.pid != os.getpid():  # a forked child inherits its parent's record
         return
     _own = None
     remove_folder(own.path)
@@ -113,7 +113,7 @@ def remove() -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all that it holds, whatever depths, modes and links a hostile process has given that."""
+    """Remove a folder and its content, whatever depths, modes and links a hostile process created in it."""
     with contextlib.suppress(OSError):
         held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -124,7 +124,7 @@ def remove_folder(path: Path) -> None:
 
 def _remove(path: Path, held: int) -> None:
     for _ in range(_MOST_TRIES):
-        _clear(held, keep=_LOCK)  # the lock comes last, so that nobody takes a half removed folder for a new one
+        _clear(held, keep=_LOCK)  # the lock last: without it, the folder would look like a new one
         with contextlib.suppress(OSError):
             os.unlink(_LOCK, dir_fd=held)
         try:
@@ -151,16 +151,16 @@ def _made() -> _Own:
     new = path / f"{_LOCK}.new"
     lock = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    new.rename(path / _LOCK)  # so nobody ever finds it free while we live
+    new.rename(path / _LOCK)  # renamed when locked, so it is never seen unlocked
     atexit.register(remove)
     return _Own(path, lock)
 
 
-# ---- what killed runs left -------------------------------------------------------------------------------------------
+# ---- leftovers of killed runs ----------------------------------------------------------------------------------------
 
 
 def remove_stale(parent: Path) -> None:
-    """Remove the folders of this user's runs that were killed: nobody holds their locks."""
+    """Remove folders of this user's killed runs: those whose lock is free."""
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         for entry in entries:
             if entry.name.startswith(PREFIX):
@@ -192,8 +192,10 @@ def _remove_if_stale(path: Path) -> None:
 
 
 def _clear(top: int, keep: str = "") -> None:
-    """Remove all that a folder holds but one name. A folder within a folder is moved up before it is opened, so that
-    no depth, no long path and no link matters. What cannot be removed stays."""
+    """Remove everything in a folder except one name; what cannot be removed stays.
+
+    A subfolder's own subfolders are moved up before they are opened, so that no depth, long path or link matters.
+    """
     progress = True
     while progress:
         progress = False
@@ -215,8 +217,10 @@ def _unlinked(folder: int, name: str) -> bool:
 
 
 def _flatten(top: int, name: str) -> bool:
-    """Move the folders in a folder of `top` up to `top`, remove its files, and then the folder itself. Returns whether
-    anything was moved or removed."""
+    """Move the subfolders of a folder of `top` up to `top`, then remove its files and the folder itself.
+
+    Returns whether anything was moved or removed.
+    """
     progress = False
     with contextlib.suppress(OSError):
         _allow(top, name)
@@ -227,7 +231,7 @@ def _flatten(top: int, name: str) -> bool:
                     progress |= _unlinked(held, inner)
                     continue
                 with contextlib.suppress(OSError):
-                    _allow(held, inner)  # a folder that is moved must be writable, for its ".."
+                    _allow(held, inner)  # moving a folder changes its "..", so it must be writable
                     os.rename(inner, f"{PREFIX}{secrets.token_hex(8)}", src_dir_fd=held, dst_dir_fd=top)
                     progress = True
         finally:
@@ -238,10 +242,10 @@ def _flatten(top: int, name: str) -> bool:
 
 
 def _allow(folder: int, name: str) -> None:
-    """Make a folder one that we may list and change. Raises OSError."""
+    """Make a folder listable and writable for us. Raises OSError."""
     held = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
     try:
-        with contextlib.suppress(OSError):  # os.chmod of a name would follow a link that took its place
+        with contextlib.suppress(OSError):  # os.chmod by name would follow a link put in its place
             os.chmod(f"/proc/self/fd/{held}", 0o700)
     finally:
         os.close(held)

@@ -1,4 +1,4 @@
-"""Bytes as a file that nobody can change any more: for programs and loaders that take a path and nothing else."""
+"""Immutable files in memory, for programs and loaders that accept only a path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from . import scratch
 
-#: Numbers of the paths that were given away.
+#: Counter that makes each path unique.
 _numbers = itertools.count(1)
 _OF_SIZE = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 _SEALS = _OF_SIZE | fcntl.F_SEAL_WRITE
@@ -21,8 +21,10 @@ _SEALS = _OF_SIZE | fcntl.F_SEAL_WRITE
 
 @contextlib.contextmanager
 def sealed(content: bytes) -> Iterator[int]:
-    """A descriptor of a file in memory that holds these bytes and can no longer be written. Where the system has none,
-    of a file in the run's scratch folder that has no name any more. Raises OSError."""
+    """Yield a descriptor of a sealed memory file with this content, which no one can change.
+
+    Without memory files, the descriptor is that of a nameless file in the run's scratch folder. Raises OSError.
+    """
     fd = _in_memory(content)
     if fd is None:
         with scratch.file("sealed") as written:
@@ -52,8 +54,10 @@ def _in_memory(content: bytes) -> int | None:
 
 
 def of_fixed_size(nbytes: int) -> int:
-    """A descriptor of a file in memory, of zeros, which takes no memory before it is written. Nobody can change its
-    size any more, so that to read it where it is mapped is never a fatal signal. Raises OSError."""
+    """Return a descriptor of a memory file of `nbytes` zeros, whose pages take memory only once written.
+
+    Its size is sealed, so that reading a mapping of it never raises SIGBUS. Raises OSError.
+    """
     fd = os.memfd_create("gguf-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
@@ -65,14 +69,16 @@ def of_fixed_size(nbytes: int) -> int:
 
 
 def has_fixed_size(fd: int) -> bool:
-    """Whether nobody can change the size of a file. Raises OSError where it is no file in memory."""
+    """Whether the size of a file is sealed. Raises OSError if it is not a memory file."""
     return fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _OF_SIZE == _OF_SIZE
 
 
 def mapped_here(fd: int, nbytes: int) -> mmap.mmap:
-    """A file in memory, mapped to be written by this process and by the one that it is shared with. A fork does not
-    have the mapping: it may run a kernel, which could write to what this process shares with others. Raises OSError,
-    ValueError and OverflowError."""
+    """Map a memory file for writing by this process and the one it is shared with.
+
+    Forked children do not inherit the mapping: they may run a kernel, which could write to the shared memory. Raises
+    OSError, ValueError and OverflowError.
+    """
     made = mmap.mmap(fd, nbytes)
     made.madvise(mmap.MADV_DONTFORK)
     return made
@@ -80,21 +86,24 @@ def mapped_here(fd: int, nbytes: int) -> mmap.mmap:
 
 @contextlib.contextmanager
 def sealed_path(content: bytes) -> Iterator[str]:
-    """A path in this process of such a file. No other content ever had this path here: loaders know by their paths what
-    they have loaded, and a descriptor's number is used again. Raises OSError."""
+    """Yield a path of such a file in this process, unique to this content.
+
+    Loaders identify what they have loaded by path, and descriptor numbers are reused. So each path is spelled
+    differently, with a new number of "/." parts. Raises OSError.
+    """
     with sealed(content) as fd:
         spelling = "".join("/." if bit == "1" else "/" for bit in f"{next(_numbers):b}")
         yield f"/proc/self/fd{spelling}/{fd}"
 
 
 def load_library(content: bytes) -> ctypes.CDLL:
-    """A shared library that consists of exactly these bytes. Raises OSError where it does not load."""
+    """Load a shared library of exactly these bytes. Raises OSError if it does not load."""
     with sealed_path(content) as path:
         return ctypes.CDLL(path)
 
 
 def run_on(content: bytes, before: list[str], after: list[str]) -> subprocess.CompletedProcess[str]:
-    """What a program says of these bytes; their path stands between `before` and `after` in its command line."""
+    """Run a program on these bytes; their path is put between `before` and `after` in its command line."""
     with sealed(content) as fd:
         command = [*before, f"/proc/self/fd/{fd}", *after]
         return subprocess.run(command, pass_fds=[fd], capture_output=True, text=True, errors="replace", check=False)

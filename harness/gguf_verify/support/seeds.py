@@ -1,7 +1,7 @@
-"""The seed of a run: a random one for each, so that no kernel can know what it will be tried at.
+"""Seeds of runs: random by default, so that no kernel can predict its tests.
 
-What a run is made of follows from its seed, so `--seed` repeats it. Tests, and whatever else must give the same
-numbers each time, fix it by the environment variable.
+Everything random in a run follows from its seed, so `--seed` repeats it. Tests, and everything else that needs the same
+numbers each time, fix the seed by an environment variable.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import secrets
 
 from .errors import UsageError
 
-#: The environment variable that fixes the seed of every run that is given none.
+#: Environment variable with the seed of every run without --seed.
 VARIABLE = "GGUF_VERIFY_SEED"
-#: The largest seed that a run takes, and the bits of a random one.
+#: Largest seed that a run accepts, and the number of bits of a random one.
 MOST_SEED, _BITS = 2**63 - 1, 31
 
 
 def fresh_seed() -> int:
-    """The seed of a run that is given none: from the operating system's randomness, or that of `VARIABLE`. Raises
-    UsageError."""
+    """Return the seed of a run without --seed: random bits of the operating system, or the value of `VARIABLE`.
+
+    Raises UsageError.
+    """
     fixed = os.environ.get(VARIABLE)
     if not fixed:
         return secrets.randbits(_BITS)

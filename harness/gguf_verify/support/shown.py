@@ -1,7 +1,7 @@
-"""How a result shows itself in Python: what `bool`, `repr`, `str`, a notebook and `raise_for_mismatch` make of it.
+"""Presentation of results in Python: `bool`, `repr`, `str`, notebooks and `raise_for_mismatch`.
 
-A result is a record of a low layer, and what it looks like is decided in the room `report`, which imports the results.
-So a result finds its `View` as every registry finds its members: by name, when it is first asked for.
+A result is a record of a low layer, while its presentation belongs to the package `report`, which imports the results.
+So a result finds its `View` by name, through a registry, when it is first needed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _VIEWS = "gguf_verify.report.views"
 
 @dataclass(frozen=True)
 class View:
-    """How results of a class are shown; a module of `gguf_verify.report.views` defines one such record.
+    """The presentation of a class of results; each module of `gguf_verify.report.views` defines one such record.
 
     Args:
         shows: the class.
-        line: one line of plain text.
-        text: the report as at the terminal, without colour.
-        html: a fragment for a notebook, self-contained and escaped.
-        plain: the result as `--json` writes it, of dicts, lists, strings, numbers, booleans and None.
-        json: the text that `--json` writes.
-        message: at most 15 lines: what is wrong, where, why, and how to repeat it.
+        line: returns one line of plain text.
+        text: returns the terminal report, without colour.
+        html: returns a fragment for a notebook, self-contained and escaped.
+        plain: returns the result as `--json` writes it, in dicts, lists, strings, numbers, booleans and None.
+        json: returns the text that `--json` writes.
+        message: returns at most 15 lines: what is wrong, where, why, and how to repeat it.
     """
 
     shows: type
@@ -47,14 +47,14 @@ def _views() -> tuple[View, ...]:
 
 
 def view_of(kind: type) -> View:
-    """The view of results of a class."""
+    """Return the view of a class of results."""
     return next(view for view in _views() if issubclass(kind, view.shows))
 
 
 class Shown:
-    """A result as a Python user meets it. Classes that derive from it have an `exit_code` and a `View`.
+    """A result's interface for Python users. Subclasses have an `exit_code` and a `View`.
 
-    `if result:` and `assert result` ask whether everything is verified.
+    `if result:` and `assert result` test whether everything is verified.
     """
 
     __slots__ = ()
@@ -66,32 +66,32 @@ class Shown:
         return bool(self.exit_code == 0)
 
     def __repr__(self) -> str:
-        """One line: verdict, who is at fault, worst utilisation, counts."""
+        """One line: verdict, culprit, worst utilisation, counts."""
         return f"<{view_of(type(self)).line(self)}>"
 
     def __str__(self) -> str:
-        """The report as at the terminal, without colour."""
+        """The terminal report, without colour."""
         return view_of(type(self)).text(self).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """A fragment of HTML for a notebook: verdict, diagnosis, first failure, table."""
+        """An HTML fragment for a notebook: verdict, diagnosis, first failure, table."""
         return view_of(type(self)).html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as `--json` writes it, of dicts, lists, strings, numbers, booleans and None. It is a copy."""
+        """Return the result as `--json` writes it: a new dict of lists, strings, numbers, booleans and None."""
         return view_of(type(self)).plain(self)
 
     def to_json(self) -> str:
-        """The text that `--json` writes."""
+        """Return the text that `--json` writes."""
         return view_of(type(self)).json(self)
 
     def raise_for_mismatch(self) -> None:
-        """Nothing where everything is verified.
+        """Raise unless everything is verified.
 
         Raises:
-            VerificationError: something is wrong, was broken off or could not be verified. Its message has at most 15
-                lines, and its `report` is this result.
+            VerificationError: something is wrong, broke off or could not be verified. The message has at most 15 lines;
+                the error's `report` is this result.
         """
-        __tracebackhide__ = True  # pytest shows the line of the test
+        __tracebackhide__ = True  # makes pytest show the test's line
         if not self:
             raise VerificationError(view_of(type(self)).message(self), self)

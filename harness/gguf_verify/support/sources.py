@@ -1,4 +1,4 @@
-"""Digests of the files that something was made of: a result is good as long as all of them are what they were."""
+"""Digests of source files: a cached result is valid while all files that it was made from are unchanged."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from pathlib import Path
 
 from .files import open_regular
 
-#: A digest is kept for a file that was left alone for so long; the kernel's clock may stand still for less than that.
+#: A digest is cached only if the file was unchanged for this time (ns): timestamps have the kernel clock's granularity.
 _SETTLED_NS = 50_000_000
 _digests: dict[str, tuple[tuple[int, ...], str]] = {}
 
 
 def file_digest(path: str | Path) -> str | None:
-    """sha256 of a regular file's content; None where it is none, or cannot be read. It is computed again once the file
-    was written to."""
+    """Return the SHA-256 of a regular file; None if it cannot be read. Computed again after the file was written to."""
     path = os.fspath(path)
     try:
         with open_regular(path) as file:
@@ -37,12 +36,12 @@ def file_digest(path: str | Path) -> str | None:
 
 
 def combined(files: Iterable[tuple[str, str | None]]) -> str:
-    """One digest of files: pairs of a name and the file's digest."""
+    """Return one digest of files, given as pairs of a name and the file's digest."""
     return hashlib.sha256(json.dumps(sorted(files)).encode()).hexdigest()
 
 
 def of_makefile(text: str) -> list[str]:
-    """The prerequisites of the one rule that a compiler wrote (`-MD`), whose target has no blank in its name."""
+    """Return the prerequisites of the one rule that a compiler wrote (`-MD`); its target has no blank in its name."""
     _, _, listed = text.replace("\\\n", " ").partition(":")
     names = re.findall(r"(?:\\[ \t#]|\\|[^\\\s])+", listed)
     return [re.sub(r"\\([ \t#])", r"\1", name).replace("$$", "$") for name in names]

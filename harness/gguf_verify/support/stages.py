@@ -1,7 +1,7 @@
-"""Where the time goes: seconds of each stage of a call, measured where the stage is, added up by whoever reports.
+"""Time accounting: seconds of each stage of a call, measured where the stage is, summed by the reports.
 
-A stage inside another one takes its time from it, so that stages add up to no more than the time that passed. Each
-thread has a clock of its own; the time of a stage is that of the thread that waits for it.
+The time of an inner stage is subtracted from the outer one, so that stages never add up to more than the elapsed time.
+Each thread has its own clock; a stage counts for the thread that waits for it.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Name → what is counted there, in the order in which reports show them.
+#: Stage → what it covers, in the order of the reports.
 STAGES: dict[str, str] = {
     "llama.cpp": "waiting for llama.cpp's process",
     "compile": "compiling and loading kernels",
-    "pack": "uploading weights that a kernel takes packed, with the packing",
+    "pack": "packing and uploading weights, for kernels that take them packed",
     "upload": "copying operands to where the kernel runs",
-    "quantize": "quantizing activations, by the kernel's quantizer",
+    "quantize": "quantizing activations with the kernel's quantizer",
     "launch": "multiplying; on a GPU only the launch itself",
     "download": "copying outputs back; on a GPU also waiting for the launch",
-    "foreign process": "calls of a foreign kernel in its process, with transfers",
-    "exact product": "computing what outputs are judged by",
+    "foreign process": "calls of a foreign kernel in its process, including transfers",
+    "exact product": "computing reference results",
     "judging": "judging outputs",
 }
 
 
 class _Clock(threading.local):
-    """Of one thread: seconds by stage, and the stages that are open."""
+    """One thread's seconds by stage, and its open stages."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.open: list[list[float]] = []  # of each open stage: the time that inner ones took
+        self.open: list[list[float]] = []  # for each open stage, the time of its inner stages
 
 
 _CLOCK = _Clock()
 
 
 class stage:
-    """`with stage("upload"):` counts the time of the block. The name is one of `STAGES`."""
+    """`with stage("upload"):` adds the time of the block to a stage. The name is one of `STAGES`."""
 
     __slots__ = ("_name", "_start")
 
@@ -64,7 +64,7 @@ class stage:
 
 
 def counted(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function whose calls are a stage."""
+    """Return a decorator that counts a function's calls as a stage."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)
@@ -78,11 +78,11 @@ def counted(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def seconds() -> dict[str, float]:
-    """Stage → seconds that this thread has spent in it so far."""
+    """Return stage → seconds that this thread has spent in it so far."""
     return dict(_CLOCK.seconds)
 
 
 def since(before: Mapping[str, float]) -> dict[str, float]:
-    """Stage → seconds since `seconds()` returned `before`, of the stages that were entered, in `STAGES`' order."""
+    """Return stage → seconds since `seconds()` returned `before`, for stages with any time, in `STAGES`' order."""
     spent = {name: _CLOCK.seconds.get(name, 0.0) - before.get(name, 0.0) for name in STAGES}
     return {name: value for name, value in spent.items() if value > 0}

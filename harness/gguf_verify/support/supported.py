@@ -1,4 +1,4 @@
-"""Which machines this project runs on."""
+"""Check of the machine that this project runs on."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _X86_64 = ("x86_64", "amd64")
 def check_machine() -> None:
     """Raise EnvironmentFault unless this is Linux on an x86-64 processor.
 
-    The definitions of llama.cpp's CPU backend are those of its x86-64 builds; builds for ARM add up halves in F16. The
-    processes use what only Linux has (`prctl`, `/proc`, process file descriptors).
+    The definitions of llama.cpp's CPU backend are those of its x86-64 builds; ARM builds accumulate halves in F16. The
+    processes use features that only Linux has (`prctl`, `/proc`, process file descriptors).
     """
     system, machine = platform.system(), platform.machine()
     if system == "Linux" and machine.lower() in _X86_64:

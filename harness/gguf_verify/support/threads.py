@@ -1,4 +1,4 @@
-"""Work that is shared out among threads, for what leaves Python's lock: NumPy, ctypes, reading and hashing."""
+"""Thread pools for work that releases Python's lock: NumPy, ctypes, reading and hashing."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from typing import TypeVar
 S = TypeVar("S")
 T = TypeVar("T")
 
-#: Threads that are kept, since on a machine with many cores to start them can take longer than a small product:
-#: number → pool.
+#: Number of threads → pool. Pools are kept: on a machine with many cores, starting the threads can take longer than a
+#: small product.
 _POOLS: dict[int, ThreadPoolExecutor] = {}
 _LOCK = threading.Lock()
 _HERE = threading.local()
 
 
 def each(of: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
-    """What is made of each item, in order, by at most so many threads. One item is made by the caller, and so are all
-    where the caller is such a thread itself, which must not wait for others."""
+    """Apply `of` to each item by at most `threads` threads; returns the results in order.
+
+    A single item runs in the calling thread. So do all items if the caller is itself a thread of a pool: it must not
+    wait for other threads of the pool.
+    """
     held = list(items)
     if threads < 2 or len(held) < 2 or getattr(_HERE, "shares", False):
         return [of(item) for item in held]
@@ -33,14 +36,16 @@ def each(of: Callable[[S], T], items: Iterable[S], threads: int) -> list[T]:
     try:
         return [future.result() for future in futures]
     finally:
-        for future in futures:  # where one raised, none may still be at work when the caller goes on
+        for future in futures:  # after an exception, no other item may still be running
             if not future.cancel():
                 future.exception()
 
 
 def ahead(work: Callable[[], object]) -> threading.Thread | None:
-    """A thread for work that is done again where it is needed: a failure is reported there. None where a limit allows
-    no further thread."""
+    """Start work early in a thread; it is repeated where its result is needed, which is where a failure is reported.
+
+    Returns None if no further thread can be started.
+    """
 
     def quietly() -> None:
         with contextlib.suppress(Exception):
@@ -59,9 +64,9 @@ def _begin() -> None:
 
 
 def _begin_in_child() -> None:
-    _POOLS.clear()  # its threads are the parent's
+    _POOLS.clear()  # the threads exist only in the parent
     _LOCK.release()
 
 
-# a thread that held the lock at that moment does not exist in the child, where nobody would ever open it
+# Hold the lock during a fork: in the child, a thread that held it would not exist, and never release it.
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_begin_in_child)

@@ -1,4 +1,4 @@
-"""TOML files that people write: read with a limit, and checked against typed records; a mistake is one line."""
+"""Reading of TOML files that people write: size-limited, checked against typed records, errors in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .files import read_input
 from .text import printable
 
 _MOST_BYTES = 1 << 20
-#: What TOML calls the types that msgspec names.
+#: msgspec's names of types → plain words.
 _TYPES = {
     "str": "a string", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
     "object": "a table",
@@ -22,29 +22,29 @@ _TYPES = {
 
 
 class Mistake(Exception):
-    """Arguments: the place of a key in the file, and what is wrong with its value."""
+    """An error in a file. Arguments: the path of the key, and what is wrong with its value."""
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
-    """The file's table. Raises UsageError with one line that names the file, `what` it should be, and the flaw."""
+    """Return the file's table. Raises UsageError: one line with the file, `what` it should be, and the error."""
     raw = read_input(path, what, _MOST_BYTES)
     try:
         return tomllib.loads(raw.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         shown = printable(path.name or str(path))
-        raise UsageError(f"{shown}: this is not TOML: {printable(str(error), 200)}") from None
-    except ValueError as error:  # of a number with too many digits
+        raise UsageError(f"{shown}: not valid TOML: {printable(str(error), 200)}") from None
+    except ValueError as error:  # a number with too many digits
         raise UsageError(f"cannot read the {what} {path.name}: {printable(str(error), 200)}") from None
 
 
 def typed(value: Any, kind: Any, place: str) -> Any:
-    """A value of the file as `kind`. Raises Mistake that names the key."""
+    """Convert a value of the file to `kind`. Raises Mistake that names the key."""
     before = f"{place}." if place else ""
     if isinstance(value, dict) and hasattr(kind, "__struct_fields__"):
         known = [entry.encode_name for entry in msgspec.structs.fields(kind)]
         for key in value:
             if key not in known:
-                raise Mistake(f"{before}{key}", f"this key is not known; there are: {', '.join(known)}")
+                raise Mistake(f"{before}{key}", f"unknown key; known keys: {', '.join(known)}")
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

@@ -6,8 +6,8 @@ from .paths import CHECKOUT
 
 
 def project_version() -> str:
-    """The installed version, or that of the checkout which the code runs from; "unknown" if neither is known."""
-    from importlib import metadata  # slow to import, and rarely needed at once
+    """Return the installed version, or that of the checkout the code runs from; "unknown" if there is neither."""
+    from importlib import metadata  # slow to import, and rarely needed
 
     try:
         return metadata.version("gguf-verify")

@@ -1,4 +1,4 @@
-"""The builds that a bisection is about: versions of llama-cpp-python, or builds given by path."""
+"""Candidates of a bisection: versions of llama-cpp-python, or builds given by path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gguf_verify.support.files import open_regular
 from gguf_verify.support.near import nearest
 from gguf_verify.support.text import printable
 
-#: As pip writes a version; what names a path as well is a version, unless it is written with a "/".
+#: A version as pip writes it. A name that could also be a path is a version unless it contains a "/".
 _VERSION = re.compile(r"\d+(\.\d+)+([a-z]+\d*)?([.+-]\w+)*")
 
 
@@ -24,9 +24,9 @@ class Candidate:
     """A build.
 
     Args:
-        name: as the command line has it.
-        path: of the build; None for a version of llama-cpp-python.
-        identity: what tells it from other builds, and from this one once it is built otherwise.
+        name: as on the command line.
+        path: the path of the build; None for a version of llama-cpp-python.
+        identity: distinguishes it from other builds, and changes if it is rebuilt differently.
     """
 
     name: str
@@ -35,17 +35,17 @@ class Candidate:
 
 
 def is_version(name: str) -> bool:
-    """Whether a name is a version; else it is a path."""
+    """Whether a name is a version; otherwise it is a path."""
     return _VERSION.fullmatch(name) is not None
 
 
 def named(names: Sequence[str], of_version: Callable[[str], str]) -> list[Candidate]:
-    """The candidates of these names.
+    """Return the candidates with these names.
 
     Args:
-        of_version: gives the identity of a version.
+        of_version: returns the identity of a version.
 
-    Raises UsageError where a name is neither a version nor the path of a build, or comes twice.
+    Raises UsageError if a name is neither a version nor the path of a build, or occurs twice.
     """
     for i, name in enumerate(names):
         if name in names[:i]:
@@ -73,7 +73,7 @@ def _of_path(name: str) -> Candidate:
 
 
 def _digest(build: Build) -> str:
-    """Of the libraries of a build: a build that is compiled anew is another candidate."""
+    """Return the digest of a build's libraries: a rebuilt one is another candidate."""
     digest = hashlib.sha256()
     for path in build.libraries():
         with open_regular(path) as file:
@@ -82,27 +82,27 @@ def _digest(build: Build) -> str:
 
 
 def between(good: str, bad: str, known: Sequence[str], package: str = "llama-cpp-python") -> tuple[str, ...]:
-    """The versions between two, exclusively.
+    """Return the versions strictly between two.
 
     Args:
-        known: all versions of the package, the oldest first.
+        known: all versions of the package, oldest first.
 
-    Raises UsageError where either is not among them, or the good one is not the older one.
+    Raises UsageError if either is not among them, or the good one is not older.
     """
     for flag, name in (("--good", good), ("--bad", bad)):
         if name not in known:
             raise UsageError(
-                f"{flag}: the index has no {package} {name}; {nearest(name, known)}--among lists the builds in "
-                "between where it is not to be asked"
+                f"{flag}: the index has no {package} {name}; {nearest(name, known)}to avoid the index, list the "
+                "builds in between by --among"
             )
     first, last = known.index(good), known.index(bad)
     if first >= last:
-        raise UsageError(f"--good {good} is no older than --bad {bad}: the first build that is bad is looked for")
+        raise UsageError(f"--good {good} is not older than --bad {bad}: a bisection needs an older good build")
     return tuple(known[first + 1 : last])
 
 
 def listed(text: str) -> list[str]:
-    """The versions in what `pip index versions` printed, the oldest first; empty where there are none."""
+    """Parse the output of `pip index versions`; returns the versions, oldest first."""
     for line in text.splitlines():
         words, _, rest = line.partition(":")
         if words.strip() == "Available versions":

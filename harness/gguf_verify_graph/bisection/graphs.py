@@ -1,6 +1,6 @@
-"""Whether two builds of llama.cpp make the same graph of a model: nodes are compared by operation, name, sizes, sources
-and parameters. Each node may be right in both builds, and the text still be nonsense, where a graph has another
-parameter or lacks a node."""
+"""Comparison of the graphs that two builds of llama.cpp make of a model, by operation, name, sizes, sources and
+parameters of each node. If a graph has another parameter or lacks a node, the output may be nonsense although every
+node passes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from itertools import zip_longest
 
 from gguf_verify.backend_results import GraphStep
 
-#: ggml's name of a node that llama.cpp gave none: its number, which shifts where a node before it comes or goes.
+#: ggml's default name of a node: its number, which shifts if an earlier node is added or removed.
 _NUMBERED = re.compile(r"\bnode_\d+\b")
-#: Differences that are listed; the rest is counted.
+#: Number of differences to list; the rest is counted.
 _MOST = 20
 
 
 def differences(before: Sequence[GraphStep], after: Sequence[GraphStep]) -> Iterator[str]:
-    """How the second graph differs from the first, in the order of the graphs, each difference in a line. None where
-    one of them is not known."""
+    """Yield the differences of two graphs in the order of their nodes, one line each. None if one of them is
+    unknown."""
     if not before or not after:
         return
     old_keys, new_keys = ([(step.operation, _unnumbered(step.node)) for step in graph] for graph in (before, after))
@@ -33,7 +33,7 @@ def differences(before: Sequence[GraphStep], after: Sequence[GraphStep]) -> Iter
 
 
 def listed(found: Sequence[str]) -> tuple[str, ...]:
-    """The first differences, and how many follow."""
+    """Return the first differences, and a count of the rest."""
     beyond = len(found) - _MOST
     return (*found[:_MOST], *([f"… and {beyond:,} more differences"] if beyond > 0 else []))
 

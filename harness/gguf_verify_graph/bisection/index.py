@@ -1,4 +1,4 @@
-"""Which versions of a package the index of packages has."""
+"""Versions of a package on the package index."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gguf_verify.support.text import printable
 
 from .candidates import listed
 
-#: Seconds in which the index must have answered.
+#: Time limit for the index's answer, in seconds.
 _INDEX_LIMIT = 120.0
 
 
 def versions_on_index(processes: Processes, package: str) -> list[str]:
-    """All that pip finds, the oldest first. Raises EnvironmentFault."""
+    """Return all versions that pip finds, oldest first. Raises EnvironmentFault."""
     command = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check", "index", "versions", package]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -25,5 +25,5 @@ def versions_on_index(processes: Processes, package: str) -> list[str]:
         found = listed(log.read_text(errors="replace")) if log.is_file() else []
     if ended.exit_code != 0 or not found:
         why = printable(ended.last_line, 300) or "it did not answer"
-        raise EnvironmentFault(f"`pip index versions` lists no {package} ({why}): list builds by --among")
+        raise EnvironmentFault(f"`pip index versions` lists no {package} ({why}): list the builds by --among")
     return found

@@ -1,7 +1,7 @@
 """A version of NVRTC as a candidate: `gguf-verify MODEL --host gpu` with a kernel that this version compiles.
 
-What its end and its report come to is what they come to in a night (`nightly.outcomes`): good is a pass, bad a
-mismatch, and everything else cannot be tested. What a child wrote is not trusted there either.
+The run's outcome is determined as in a night (`nightly.outcomes`): a pass is good, a mismatch is bad, and everything
+else cannot be tested. The child's output is not trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gguf_verify_nightly.requirements import package_parent
 
 from .candidates import Candidate
 
-#: Seconds in which a run whose time is over may end by itself.
+#: Seconds for a run to end by itself after its time limit.
 _GRACE = 10.0
 #: PyPI's package of CUDA 13 and later.
 PACKAGE = "nvidia-cuda-nvrtc"
@@ -36,19 +36,26 @@ class KernelRuns:
     """The runs of a bisection over versions of NVRTC, one at a time.
 
     Args:
-        model: the file.
-        sha256: of its parts, which each report must have.
-        arguments: of `gguf-verify`, besides the model.
-        processes: runs them, and pip.
-        time_limit, install_limit: seconds that a run may take, and that fetching a version may take.
-        harness: what is run in place of `python -m gguf_verify verify`.
-        fetch: gives the library of a version; None: PyPI's.
+        model: the model's file.
+        sha256: digests of its parts, which each report must have.
+        arguments: arguments of `gguf-verify`, without the model.
+        processes: runs the commands, and pip.
+        time_limit, install_limit: seconds per run, and per download of a version.
+        harness: command to run in place of `python -m gguf_verify verify`.
+        fetch: returns the library of a version; None: from PyPI.
     """
 
     def __init__(
-        self, model: Path, sha256: tuple[str, ...], arguments: Sequence[str], processes: Processes, time_limit: float,
-        install_limit: float, harness: Sequence[str] = (), fetch: Callable[[str], Path] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Path,
+        sha256: tuple[str, ...],
+        arguments: Sequence[str],
+        processes: Processes,
+        time_limit: float,
+        install_limit: float,
+        harness: Sequence[str] = (),
+        fetch: Callable[[str], Path] | None = None,
+    ) -> None:
         self._model, self._sha256, self._arguments = os.path.abspath(model), sha256, arguments
         self._processes, self._time_limit, self._harness = processes, time_limit, harness
         self._compilers = Compilers(processes, install_limit)
@@ -58,7 +65,7 @@ class KernelRuns:
         return self._compilers.ready(version, lambda: say(f"fetching NVRTC {version}"))
 
     def __call__(self, candidate: Candidate) -> Tried:
-        """Try a version. Raises EnvironmentFault where no run can be begun, whatever the version."""
+        """Try a version. Raises EnvironmentFault if no run can be started, whatever the version."""
         try:
             library = self._fetch(candidate.name)
         except EnvironmentFault as error:
@@ -77,7 +84,7 @@ class KernelRuns:
             key = Key(os.path.basename(self._model), "", "", "gpu", "", candidate.name)
             cell = cell_of(key, ended, report, self._time_limit, None, True, candidate.name)
         except OSError as error:
-            raise EnvironmentFault(f"a run cannot be begun: {error.strerror}") from None
+            raise EnvironmentFault(f"cannot start a run: {error.strerror}") from None
         finally:
             if work is not None:
                 shutil.rmtree(work, ignore_errors=True)
@@ -85,7 +92,7 @@ class KernelRuns:
 
 
 def tried_kernel(cell: Cell, sha256: tuple[str, ...]) -> Tried:
-    """What a run comes to that verified a model with these digests."""
+    """Return the outcome of a run on a model with these digests."""
     report = cell.report
     if cell.outcome not in (Outcome.VERIFIED, Outcome.MISMATCH) or not isinstance(report, Report):
         return _skipped(cell, cell.reason or cell.outcome.value)
@@ -106,9 +113,11 @@ def _first(report: Report) -> FirstFailure | None:
     for rung in report.rungs:
         for failure in rung.failures:
             return FirstFailure(
-                rung=rung.name, tensor=failure.tensor, words=printable(failure.what, MOST_CHARACTERS),
+                rung=rung.name,
+                tensor=failure.tensor,
+                words=printable(failure.what, MOST_CHARACTERS),
                 culprit=failure.culprit,
-            )  # fmt: skip
+            )
     return None
 
 

@@ -1,7 +1,7 @@
-"""A candidate's run: `gguf-verify backend` in a process of its own, and what its end and its report come to.
+"""A candidate's run: `gguf-verify backend` in its own process, and its outcome.
 
-What a child wrote is not trusted: a build is good or bad only where the exit code, the report and the verdict that
-follows from the report's records agree, and the report is about this model and this build.
+The child's output is not trusted: a build is good or bad only if the exit code, the report and the verdict that follows
+from the report's records agree, and the report is about this model and this build.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from gguf_verify_nightly.requirements import package_parent, package_path
 
 from .candidates import Candidate
 
-if TYPE_CHECKING:  # it loads llama-cpp-python, which builds in folders do not need
+if TYPE_CHECKING:  # it imports llama-cpp-python, which builds in folders do not need
     from .versions import Versions
 
 _MOST_BYTES, _MOST_SEEN, _MOST_CHARACTERS = 1 << 26, 1000, 400
-#: Seconds in which a run whose time is over may end by itself.
+#: Seconds for a run to end by itself after its time limit.
 _GRACE = 10.0
-#: How `gguf_verify.support.errors.say` begins a line.
+#: Prefix of lines from `gguf_verify.support.errors.say`.
 _OUR_PREFIX = "gguf-verify: "
-#: What tries a candidate.
+#: Tries a candidate.
 Runner = Callable[[Candidate], Tried]
 
 
 class _Python(NamedTuple):
-    """What runs a candidate: the Python, the version of llama-cpp-python that it reports, and whether it is another
+    """The Python that runs a candidate, the version of llama-cpp-python that it reports, and whether it is another
     Python than this one."""
 
     executable: str
@@ -52,25 +52,31 @@ class Runs:
     """The runs of a bisection, one at a time.
 
     Args:
-        model: the file.
-        sha256: of its parts, which each report must have.
-        arguments: of `gguf-verify backend`, besides the model and the build.
-        processes: runs them.
+        model: the model's file.
+        sha256: digests of its parts, which each report must have.
+        arguments: arguments of `gguf-verify backend`, without the model and the build.
+        processes: runs the commands.
         versions: makes the Pythons of versions.
-        time_limit: seconds that one may take.
-        harness: what is run in place of `python -m gguf_verify backend`.
+        time_limit: seconds per run.
+        harness: command to run in place of `python -m gguf_verify backend`.
     """
 
     def __init__(
-        self, model: Path, sha256: tuple[str, ...], arguments: Sequence[str], processes: Processes,
-        versions: Callable[[], Versions], time_limit: float, harness: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        model: Path,
+        sha256: tuple[str, ...],
+        arguments: Sequence[str],
+        processes: Processes,
+        versions: Callable[[], Versions],
+        time_limit: float,
+        harness: Sequence[str] = (),
+    ) -> None:
         self._model, self._sha256, self._arguments = os.path.abspath(model), sha256, arguments
         self._processes, self._versions, self._time_limit = processes, versions, time_limit
         self._harness = harness
 
     def __call__(self, candidate: Candidate) -> Tried:
-        """Try a candidate. Raises EnvironmentFault where no run can be begun, whatever the candidate."""
+        """Try a candidate. Raises EnvironmentFault if no run can be started, whatever the candidate."""
         python = _Python(sys.executable, "none", separate=False)
         if candidate.path is None:
             try:
@@ -83,7 +89,7 @@ class Runs:
             work = Path(tempfile.mkdtemp(prefix="bisect-"))
             return self._run(candidate, python, work)
         except OSError as error:
-            raise EnvironmentFault(f"a run cannot be begun: {error.strerror}") from None
+            raise EnvironmentFault(f"cannot start a run: {error.strerror}") from None
         finally:
             if work is not None:
                 shutil.rmtree(work, ignore_errors=True)
@@ -96,7 +102,7 @@ class Runs:
         harness = self._harness or [python.executable, "-P", "-m", "gguf_verify", "backend"]
         command = [*harness, self._model, *self._arguments, *build, "--json", str(report)]
         with ExitStack() as stack:
-            # another Python sees only this package; this one also sees what it saw before
+            # another Python sees only this package; this one also keeps its own path
             seen = [stack.enter_context(package_path(package)) if python.separate else str(package_parent())]
             if not python.separate and (own := os.environ.get("PYTHONPATH")):
                 seen.append(own)
@@ -109,11 +115,11 @@ class Runs:
 def tried(
     ended: Ended, path: Path, time_limit: float, sha256: tuple[str, ...], candidate: Candidate, version: str
 ) -> Tried:
-    """What a run that has ended comes to.
+    """Return the outcome of a finished run.
 
     Args:
-        path: where it writes its JSON report.
-        version: of llama-cpp-python, which the report must have; "none" for a folder's.
+        path: its JSON report.
+        version: of llama-cpp-python, which the report must have; "none" for a build in a folder.
     """
     code = ended.exit_code
     if code is None:
@@ -131,18 +137,24 @@ def tried(
     if why := _contradiction(report, code, sha256, candidate, version):
         return _skipped(ended, code, f"exit code {code}, but {why}")
     return Tried(
-        outcome="good" if code == EXIT_VERIFIED else "bad", exit_code=code, seconds=ended.seconds,
+        outcome="good" if code == EXIT_VERIFIED else "bad",
+        exit_code=code,
+        seconds=ended.seconds,
         build=f"llama.cpp {report.build.llama_cpp}, ggml {report.build.ggml}",
         first=report.wrong[0] if report.wrong else None,
         seen=tuple(
             Seen(
-                operation=each.operation, device=each.device, nodes=each.nodes, wrong=each.wrong,
-                utilisation=each.utilisation, exact=each.exact,
+                operation=each.operation,
+                device=each.device,
+                nodes=each.nodes,
+                wrong=each.wrong,
+                utilisation=each.utilisation,
+                exact=each.exact,
             )
             for each in report.operations[:_MOST_SEEN]
         ),
-        graph=() if report.ended_by or report.fault else report.graph,  # a part is no graph to compare
-    )  # fmt: skip
+        graph=() if report.ended_by or report.fault else report.graph,  # an incomplete graph cannot be compared
+    )
 
 
 def _skipped(ended: Ended, code: int | None, why: str) -> Tried:
@@ -161,7 +173,7 @@ def _unverified(report: GraphReport) -> str:
 
 
 def _contradiction(report: GraphReport, code: int, sha256: tuple[str, ...], candidate: Candidate, version: str) -> str:
-    """What a report says that does not go with the rest; "" where nothing is."""
+    """Describe a contradiction between a report and the rest; "" if there is none."""
     if report.sha256 != sha256:
         return "its report is about another file"
     if candidate.path is None and report.build.llama_cpp_python != version:
@@ -176,7 +188,7 @@ def _contradiction(report: GraphReport, code: int, sha256: tuple[str, ...], cand
 
 
 def _read(path: Path) -> GraphReport | str:
-    """The report, or why there is none."""
+    """Return the report, or why there is none."""
     try:
         with open_regular(path) as file:
             raw = file.read(_MOST_BYTES + 1)

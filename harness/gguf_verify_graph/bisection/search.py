@@ -1,4 +1,4 @@
-"""The search itself: which candidate is tried next, whatever trying one means."""
+"""The search: which candidate to try next, independent of how it is tried."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gguf_verify.bisection_results import Outcome
 
 @dataclass(frozen=True)
 class Boundary:
-    """Where good turns bad.
+    """The boundary between good and bad.
 
     Args:
-        good: the last candidate that is known to be good.
-        bad: the first that is known to be bad.
+        good: the last candidate known to be good.
+        bad: the first candidate known to be bad.
         skipped: those in between, none of which could be tested.
     """
 
@@ -24,16 +24,16 @@ class Boundary:
 
 
 def search(n: int, test: Callable[[int], Outcome], known: Mapping[int, Outcome] | None = None) -> Boundary:
-    """The boundary among candidates 0 to n - 1, of which the first is good and the last is bad.
+    """Find the boundary among candidates 0 to n - 1, of which the first is good and the last is bad.
 
-    Those that may still be tested are halved each time: the one in their middle is tried, and one that is skipped is
-    taken out of them. So u candidates between the ends take at most ceil(log2(u + 1)) runs, and one more for each that
-    is skipped, wherever these lie. No candidate is tried twice.
+    The untested candidates in between are halved each time: the middle one is tried, and a skipped one is removed. So u
+    candidates between the ends take at most ceil(log2(u + 1)) runs, plus one for each skipped one, wherever these are.
+    No candidate is tried twice.
 
     Args:
         test: tries a candidate.
-        known: candidates in between that need not be tried. Where a good one follows a bad one, the graph turned more
-            than once, and the first bad one counts.
+        known: outcomes of candidates in between that need not be tried. If a good one follows a bad one, the graph
+            changed more than once, and the first bad one counts.
     """
     known = known or {}
     bad = min((i for i, outcome in known.items() if outcome == "bad"), default=n - 1)
@@ -52,5 +52,5 @@ def search(n: int, test: Callable[[int], Outcome], known: Mapping[int, Outcome] 
 
 
 def most_runs(n: int) -> int:
-    """Runs that a search among n candidates takes if none is skipped, without those of its ends."""
+    """Return the number of runs of a search among n candidates if none is skipped, without those of its ends."""
     return (n - 2).bit_length()

@@ -1,4 +1,4 @@
-"""What was found out about candidates, kept in a file, so that a bisection that was interrupted goes on."""
+"""Stored results of candidates, so that an interrupted bisection can continue."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _MOST_BYTES = 1 << 27
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """What results depend on besides the candidate.
+    """Everything that results depend on besides the candidate.
 
     Args:
-        sha256: the model, a digest for each part.
-        arguments: of `gguf-verify backend`.
-        prompt: that they ask for.
-        variables: of the environment that ggml and drivers read.
+        sha256: digests of the model's parts.
+        arguments: arguments of `gguf-verify backend`.
+        prompt: the prompt of these arguments.
+        variables: environment variables that ggml and drivers read.
         gguf_verify: this project's version.
-        code: a digest of its code.
+        code: digest of its code.
     """
 
     sha256: tuple[str, ...]
@@ -44,7 +44,7 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Short, for a file."""
+        """A short name for a file."""
         return hashlib.sha256(json.dumps(plain(self), sort_keys=True).encode()).hexdigest()[:24]
 
 
@@ -55,10 +55,10 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 class State:
-    """The results of a session, by the identities of candidates; `opened` makes it.
+    """The results of a session by candidate identity; see `opened`.
 
     Args:
-        path: of the file.
+        path: the state's file.
     """
 
     def __init__(self, path: Path, session: Session) -> None:
@@ -66,11 +66,11 @@ class State:
         self._tried = self._read()
 
     def get(self, identity: str) -> Tried | None:
-        """What a candidate came to; None where that is not known."""
+        """Return a candidate's stored result, or None."""
         return self._tried.get(identity)
 
     def keep(self, identity: str, tried: Tried) -> None:
-        """Keep what a candidate came to: a process that is killed meanwhile leaves the old file or the new one. Raises
+        """Store a candidate's result atomically: a killed process leaves the old file or the new one. Raises
         EnvironmentFault."""
         self._tried[identity] = tried
         content = plain(_File(schema=_SCHEMA, session=self._session, tried=self._tried))
@@ -104,15 +104,15 @@ class State:
             if found.schema != _SCHEMA or plain(found.session) != plain(self._session):
                 raise ValueError
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            say(f"{printable(str(self.path), 200)} is damaged: nothing is taken over from it")
+            say(f"{printable(str(self.path), 200)} is damaged and not used")
             return {}
         return found.tried
 
 
 @contextlib.contextmanager
 def opened(folder: Path, session: Session) -> Iterator[State]:
-    """The state of a session in a folder, which is made where it is not there; one process has it at a time. Raises
-    EnvironmentFault."""
+    """Open the state of a session in a folder, which is created if needed. Only one process can have it at a time.
+    Raises EnvironmentFault."""
     path = folder / f"{session.name}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)

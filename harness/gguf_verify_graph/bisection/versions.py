@@ -1,4 +1,4 @@
-"""The versions of llama-cpp-python: which there are, and a Python with each of them."""
+"""Versions of llama-cpp-python: the available ones, and a Python with each of them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .index import versions_on_index
 
 
 class Versions:
-    """The environments are those of the nightly: one that it made is used, and one that is made here serves it.
+    """Environments with versions of llama-cpp-python, shared with the nightly.
 
     Args:
         processes: runs pip.
-        time_limit: how many seconds installing one may take.
+        time_limit: seconds per installation.
     """
 
     def __init__(self, processes: Processes, time_limit: float) -> None:
@@ -26,24 +26,26 @@ class Versions:
         self._environments = Environments(processes, time_limit)
 
     def identity(self, version: str) -> str:
-        """What tells an environment from others of the same version."""
+        """Return what distinguishes an environment from others of the same version."""
         return self._environments.identity(_variant(version))
 
     def interpreter(self, version: str) -> Interpreter:
-        """A Python with this version. Raises EnvironmentFault where it cannot be installed."""
+        """Return a Python with this version. Raises EnvironmentFault if it cannot be installed."""
         variant = _variant(version)
         log = self._environments.log(variant)
 
         def told() -> None:
-            say(f"installing {LLAMA_PACKAGE} {version}, which is compiled in some minutes; log: {printable(str(log))}")
+            say(
+                f"installing {LLAMA_PACKAGE} {version}, which takes some minutes to compile; log: {printable(str(log))}"
+            )
 
         return self._environments.ready(variant, told)
 
     def all(self) -> list[str]:
-        """Those that the index of packages has, the oldest first. Raises EnvironmentFault."""
+        """Return the versions on the package index, oldest first. Raises EnvironmentFault."""
         return versions_on_index(self._processes, LLAMA_PACKAGE)
 
 
 def _variant(version: str) -> Variant:
-    """The one that is installed needs no environment of its own."""
+    """Return the variant of a version; the installed one needs no environment of its own."""
     return Variant() if version == installed.version() else Variant(version=version)

@@ -1,4 +1,4 @@
-"""`gguf-verify backend MODEL.gguf --device D`: every operation of llama.cpp's graph on one of its devices."""
+"""`gguf-verify backend MODEL.gguf --device D`: judge every operation of llama.cpp's graph on one of its devices."""
 
 from __future__ import annotations
 
@@ -45,41 +45,83 @@ examples:
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
-        prog="gguf-verify backend", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Judge every operation of llama.cpp's graph of a model, on any of its devices, against exact "
+        prog="gguf-verify backend",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Judge every operation of llama.cpp's graph of a model, on any device of llama.cpp, against exact "
         "results.",
-        epilog=_EPILOG + EXIT_CODES.format(verified="every node is right", mismatch="a node is wrong"),
-    )  # fmt: skip
+        epilog=_EPILOG
+        + EXIT_CODES.format(verified="every node is within its bound", mismatch="a node is outside its bound"),
+    )
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL.gguf", help="the file, or the first part of a split model")
-    add("--device", default="CPU", metavar="NAME", help="ggml's name of a device (default: %(default)s)")
-    add("--llama", type=Path, metavar="PATH",
-        help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)")  # fmt: skip
+    add("--device", default="CPU", metavar="NAME", help="ggml's name of the device (default: %(default)s)")
+    add(
+        "--llama",
+        type=Path,
+        metavar="PATH",
+        help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)",
+    )
     add_prompt(parser, PROMPT)
-    add("-n", "--n-predict", type=int, default=2, metavar="N",
-        help="tokens after the prompt, one at a time (default: %(default)s)")  # fmt: skip
-    add("-c", "--ctx-size", type=int, default=0, metavar="N",
-        help="context size (default: what the prompt and the predicted tokens need)")  # fmt: skip
-    add("-ub", "--ubatch-size", type=_sizes, default=(), metavar="N[,N]",
-        help="evaluate the prompt in micro-batches of so many tokens, once a number (default: in one)")  # fmt: skip
-    add("--slots", action="store_true",
-        help="also evaluate the prompt in another slot of the cache, and beside another sequence")  # fmt: skip
-    add("--fused", action="store_true",
-        help="also evaluate the prompt with nodes computed together, which the device may then fuse, and judge what "
-        "that changes")  # fmt: skip
-    add("-ngl", "--n-gpu-layers", type=int, default=-1, metavar="N",
-        help="layers of the model that the device gets (default: all)")  # fmt: skip
-    add("-ctk", "--cache-type-k", default="", metavar="TYPE", help="type of the keys' cache, such as q8_0")
-    add("-ctv", "--cache-type-v", default="", metavar="TYPE",
-        help="type of the values' cache; a quantized one needs -fa on")  # fmt: skip
-    add("-fa", "--flash-attn", choices=("auto", "on", "off"), default="auto",
-        help="compute attention as one operation (default: %(default)s, llama.cpp's choice)")  # fmt: skip
-    add("--ops", default=".*", metavar="REGEX",
-        help="judge only operations whose whole name matches, such as 'ROPE|UNARY SILU'")  # fmt: skip
-    add("--node", default="", metavar="NAME", help="judge only nodes of this name in the graph, such as Qcur-0")
-    add("--repack", action="store_true",
-        help="let llama.cpp repack its weights, as it does by default; this crashes on some machines")  # fmt: skip
-    add("-x", "--exitfirst", action="store_true", help="end the run at the first wrong node")
+    add(
+        "-n",
+        "--n-predict",
+        type=int,
+        default=2,
+        metavar="N",
+        help="tokens after the prompt, one at a time (default: %(default)s)",
+    )
+    add(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=0,
+        metavar="N",
+        help="context size (default: what the prompt and the predicted tokens need)",
+    )
+    add(
+        "-ub",
+        "--ubatch-size",
+        type=_sizes,
+        default=(),
+        metavar="N[,N]",
+        help="evaluate the prompt in micro-batches of N tokens, once for each N (default: in one batch)",
+    )
+    add(
+        "--slots",
+        action="store_true",
+        help="also evaluate the prompt in another slot of the KV cache, and next to another sequence",
+    )
+    add(
+        "--fused",
+        action="store_true",
+        help="also evaluate the prompt with nodes computed together, so that the device may fuse them, and judge the "
+        "differences",
+    )
+    add(
+        "-ngl", "--n-gpu-layers", type=int, default=-1, metavar="N", help="layers to place on the device (default: all)"
+    )
+    add("-ctk", "--cache-type-k", default="", metavar="TYPE", help="type of the K cache, such as q8_0")
+    add("-ctv", "--cache-type-v", default="", metavar="TYPE", help="type of the V cache; a quantized one needs -fa on")
+    add(
+        "-fa",
+        "--flash-attn",
+        choices=("auto", "on", "off"),
+        default="auto",
+        help="compute attention as one operation (default: %(default)s: llama.cpp chooses)",
+    )
+    add(
+        "--ops",
+        default=".*",
+        metavar="REGEX",
+        help="judge only operations whose full name matches, such as 'ROPE|UNARY SILU'",
+    )
+    add("--node", default="", metavar="NAME", help="judge only the nodes with this name in the graph, such as Qcur-0")
+    add(
+        "--repack",
+        action="store_true",
+        help="let llama.cpp repack the weights, its own default; it crashes on some machines",
+    )
+    add("-x", "--exitfirst", action="store_true", help="stop at the first wrong node")
     add("-v", "--verbose", action="store_true", help="show every recorded node, and llama.cpp's log on stderr")
     add_reports(parser, Kind.GRAPH)
     add_common(parser)
@@ -101,21 +143,38 @@ def run(argv: list[str]) -> int:
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         check_ranges(
-            ("-t", args.threads, 0, MOST_THREADS), ("-n", args.n_predict, 0, _MOST_TOKENS),
-            ("-c", args.ctx_size, 0, _MOST_TOKENS), ("-ngl", args.n_gpu_layers, -1, _MOST_LAYERS),
-        )  # fmt: skip
+            ("-t", args.threads, 0, MOST_THREADS),
+            ("-n", args.n_predict, 0, _MOST_TOKENS),
+            ("-c", args.ctx_size, 0, _MOST_TOKENS),
+            ("-ngl", args.n_gpu_layers, -1, _MOST_LAYERS),
+        )
         check_pattern(args.ops)
         if not args.device:
             raise UsageError("--device needs a name; `gguf-verify devices` lists them")
         files = asked_for(args, Kind.GRAPH)
         options = GraphOptions(
-            device=args.device, llama="" if args.llama is None else str(args.llama), prompt=prompt_of(args, PROMPT),
-            n_predict=args.n_predict, micro_batches=args.ubatch_size, slots=args.slots, fused=args.fused,
+            device=args.device,
+            llama="" if args.llama is None else str(args.llama),
+            prompt=prompt_of(args, PROMPT),
+            n_predict=args.n_predict,
+            micro_batches=args.ubatch_size,
+            slots=args.slots,
+            fused=args.fused,
             layers=args.n_gpu_layers,
-            type_k=args.cache_type_k, type_v=args.cache_type_v, flash=args.flash_attn, ops=args.ops, node=args.node,
-            threads=args.threads or cores(), ctx_size=args.ctx_size, repack=args.repack, time_limit=args.time_limit,
-            exit_first=args.exitfirst, verbose=args.verbose, progress=on_terminal(), sandbox=args.sandbox,
-        )  # fmt: skip
+            type_k=args.cache_type_k,
+            type_v=args.cache_type_v,
+            flash=args.flash_attn,
+            ops=args.ops,
+            node=args.node,
+            threads=args.threads or cores(),
+            ctx_size=args.ctx_size,
+            repack=args.repack,
+            time_limit=args.time_limit,
+            exit_first=args.exitfirst,
+            verbose=args.verbose,
+            progress=on_terminal(),
+            sandbox=args.sandbox,
+        )
         report = verify_graph(args.model, options, spell(argv))
         return deliver(Kind.GRAPH, report, report.exit_code, form(args.verbose), files)
 

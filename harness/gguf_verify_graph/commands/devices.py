@@ -1,4 +1,4 @@
-"""`gguf-verify devices`: the devices of a build of llama.cpp."""
+"""`gguf-verify devices`: list the devices of a build of llama.cpp."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from ..verification import known_devices
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
     parser = Parser(
-        prog="gguf-verify devices", formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="List the devices of llama.cpp, by the names that `gguf-verify backend --device` takes.",
+        prog="gguf-verify devices",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="List the devices of llama.cpp by the names that `gguf-verify backend --device` takes.",
         epilog=EXIT_CODES.format(verified="the devices are listed", mismatch="does not occur"),
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--llama", type=Path, metavar="PATH",
+        "--llama",
+        type=Path,
+        metavar="PATH",
         help="another build of llama.cpp: its folder or one library (default: llama-cpp-python)",
-    )  # fmt: skip
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="show llama.cpp's log on stderr")
     add_common(parser)
     return parser
@@ -35,10 +38,12 @@ def run(argv: list[str]) -> int:
         check_ranges(("--time-limit", args.time_limit, 1, 1e6))
         build, devices = known_devices(
             GraphOptions(
-                llama="" if args.llama is None else str(args.llama), time_limit=args.time_limit, verbose=args.verbose,
+                llama="" if args.llama is None else str(args.llama),
+                time_limit=args.time_limit,
+                verbose=args.verbose,
                 sandbox=args.sandbox,
             )
-        )  # fmt: skip
+        )
         width = max((len(d.name) for d in devices), default=0)
         lines = [f"llama.cpp {build.llama_cpp} (ggml {build.ggml}) in {build.folder}"]
         return print_lines(*lines, *(f"  {d.name:<{width}}  {d.words}" for d in devices))

@@ -1,6 +1,6 @@
-"""Every operation of a model's graph on a device of llama.cpp, judged node by node: one run from end to end.
+"""Verification of a model's graph: every operation on a device of llama.cpp, judged node by node.
 
-It may import what a verification may: llama, operations, gguf and everything below.
+This package may import what a verification may: llama, operations, gguf and everything below.
 """
 
 from .devices import known_devices

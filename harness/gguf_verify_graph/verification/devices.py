@@ -1,4 +1,4 @@
-"""Builds of llama.cpp and their devices, as a graph's verification and `gguf-verify devices` open them."""
+"""Opening of builds of llama.cpp, and their devices."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from gguf_verify.support.text import printable
 
 @contextmanager
 def open_llama(options: GraphOptions) -> Iterator[Llama]:
-    """llama.cpp's process with the build that is asked for. Raises UsageError, EnvironmentFault."""
+    """Start llama.cpp's process with the requested build. Raises UsageError, EnvironmentFault."""
     with Llama(options.time_limit, options.verbose, build=path_of(options.llama)) as llama:
         yield llama
 
 
 def known_devices(options: GraphOptions) -> tuple[LlamaBuild, list[DeviceInfo]]:
-    """A build of llama.cpp and its devices. Raises UsageError, EnvironmentFault."""
+    """Return a build of llama.cpp and its devices. Raises UsageError, EnvironmentFault."""
     with sandboxed(options.sandbox), open_llama(options) as llama:
         return build_of(llama), devices_of(llama)
 
 
 def devices_of(llama: Llama) -> list[DeviceInfo]:
-    """What ggml's registry of a build has."""
+    """Return the devices in the build's ggml registry."""
     return [
         DeviceInfo(
             name=printable(d.name, 100), backend=printable(d.backend, 100), description=printable(d.description, 200),
@@ -37,10 +37,12 @@ def devices_of(llama: Llama) -> list[DeviceInfo]:
 
 
 def build_of(llama: Llama) -> LlamaBuild:
-    """The build that a llama.cpp process has loaded."""
+    """Return the build that a llama.cpp process has loaded."""
     said = llama.versions()
     return LlamaBuild(
-        llama_cpp=printable(said["llama_cpp"], 100), ggml=printable(said["ggml"], 100),
-        llama_cpp_python=printable(said["llama_cpp_python"], 100), folder=printable(said["folder"], 400),
+        llama_cpp=printable(said["llama_cpp"], 100),
+        ggml=printable(said["ggml"], 100),
+        llama_cpp_python=printable(said["llama_cpp_python"], 100),
+        folder=printable(said["folder"], 400),
         features=printable(said["system"], 600),
-    )  # fmt: skip
+    )

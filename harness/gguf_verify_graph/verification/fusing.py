@@ -1,22 +1,21 @@
-"""What a graph computes where nodes may be fused, against the same nodes one by one.
+"""Comparison of a graph whose nodes may be fused with the same nodes computed one by one.
 
-Whoever asks for single nodes sees none fused, though a backend computes a graph so that nobody looks into. Here nodes
-are given to it in windows, on the bits that they had one by one (`llama.worker.fused_tap`): first each node with the
-one that reads it, if that is near; then windows of `_WINDOW` nodes, twice, so that each group of half as many lies in
-one of them. No window has nodes of two devices. Where an output has the bits that it had before, fusing has changed
-nothing, and the node was judged.
+A backend may fuse nodes in a graph, but not while single nodes are recorded. Here, nodes are given to it in windows,
+with the input bits that they had one by one (`llama.worker.fused_tap`): first each node with its reader, if that is
+near; then windows of `_WINDOW` nodes, twice, so that each group of half as many lies inside one of them. No window has
+nodes of two devices. If an output has the same bits as before, fusing changed nothing, and the node is judged already.
 
-Where bits differ, the smallest window in which they do is looked for. The node, and what it reads of the window, and
-what that reads, are a group. Fused, a node need not be rounded before it is read: any value that its definition allows
-may have been read, and no other. So the output is right if the definition of the last node allows it, of the inputs
-that the last node had by itself; else, for each node i of the group in order,
+If bits differ, the smallest window in which they do is searched. The node, the nodes of the window that it reads, and
+so on, form a group. A fused node need not be rounded before it is read: any value that its definition allows may have
+been read, and no other. So the output is correct if the definition of the last node allows it for the inputs that the
+last node had alone; otherwise, for each node i of the group in order,
 
-    |y_i - o_i| ≤ d_i    d_i: its definition's tolerance, and the farthest that its exact result o_i moves when each
-                              source that is of the group moves by what that may be off
+    |y_i - o_i| ≤ d_i    d_i: the definition's tolerance, plus the largest change of the exact result o_i when each
+                              source inside the group changes by its own d
 
-The farthest lies where all elements of a source move to one end, if no output ever turns (`_MONOTONE`). Of other
-operations the movement is not known, and what their own definition does not allow is not judged. Last, the graph is
-evaluated at once, and its logits are compared.
+The largest change occurs where all elements of a source move to one end, if the output is monotone in them
+(`_MONOTONE`). For other operations the change is unknown, and outputs that their own definition does not allow are not
+judged. Finally, the whole graph is evaluated at once, and its logits are compared.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from ..operations import Judged, Node, NoDefinition, Operand, judge
 from ..operations.judging import watched, within
 from .tally import Tally
 
-#: Nodes of a window, and the farthest that the reader of a node is behind it in a window of two.
+#: Nodes per window, and the largest distance between a node and its reader in a window of two.
 _WINDOW, _NEAR = 16, 8
-#: Operations whose outputs each grow with every element of a source that they depend on, or fall with every one.
+#: Operations whose outputs each are monotone in every element of a source: all increasing or all decreasing.
 _MONOTONE = {
     "MUL", "ADD", "SUB", "DIV", "SCALE", "CLAMP", "SUM_ROWS", "MEAN", "GET_ROWS", "CPY", "CONT", "DUP", "SET_ROWS",
     "UNARY RELU", "UNARY SIGMOID", "UNARY TANH", "UNARY EXP", "UNARY SOFTPLUS", "UNARY NEG",
 }  # fmt: skip
-#: Operations that give indices: where these are compared and equal, they did not move.
+#: Operations that return indices: if these are equal, they did not change.
 _INDICES = {"ARGSORT", "TOP_K", "ARGMAX"}
-#: Sources of the group that a node may have.
+#: Largest number of sources inside the group that a node may have.
 _MOST_MOVED = 3
-#: How such an evaluation is called among those whose bits are compared.
+#: Name of such an evaluation among those whose bits are compared.
 FUSED = "nodes fused"
 
 Window = tuple[int, int]
@@ -61,11 +60,11 @@ _Bits = tuple[int, bytes]
 
 
 class Fusing:
-    """One comparison; `run` makes it.
+    """One comparison; `run` performs it.
 
     Args:
-        model: with a context that takes the tokens in one micro-batch.
-        weights: of the model's file, by name.
+        model: a model with a context that takes the tokens in one micro-batch.
+        weights: returns the weights in the model's file by name.
     """
 
     def __init__(self, model: LoadedModel, tokens: list[int], weights: WeightsOf) -> None:
@@ -75,10 +74,10 @@ class Fusing:
         self._fused: Counter[str] = Counter()
 
     def run(self, tally: Tally, words: str) -> Varying:
-        """Compare, and judge in the tally what differs; where bits differ first.
+        """Compare, judge differing outputs in the tally, and return the first difference in bits.
 
         Args:
-            words: what is evaluated.
+            words: description of the evaluation.
         """
         self._nodes, recorded = self._model.record(self._tokens)
         found = self._differences()
@@ -88,20 +87,24 @@ class Fusing:
         same = plain.logits.tobytes() == recorded.logits.tobytes()
         if not same and not found:
             device = self._nodes[-1].device if self._nodes else ""
-            tally.leave("the graph evaluated at once", device, f"other logits, and no {_WINDOW} nodes together differ")
+            tally.leave("the graph evaluated at once", device, f"logits differ, but no {_WINDOW} nodes together do")
         node = None if first is None else self._node(first.number)
         return Varying(
-            micro_batch=len(self._tokens), against=len(self._tokens), slot=FUSED, token=-1, compared=self._compared,
+            micro_batch=len(self._tokens),
+            against=len(self._tokens),
+            slot=FUSED,
+            token=-1,
+            compared=self._compared,
             operation="" if first is None else self._name(self._group(first)),
             node="" if node is None else printable(node.name, 100),
             device="" if node is None else printable(node.device, 100),
             fused=tuple(f"{pair} ({n:,})" for pair, n in self._fused.most_common()),
-        )  # fmt: skip
+        )
 
-    # Where bits differ.
+    # Search for differing bits.
 
     def _differences(self) -> list[FusedOutput]:
-        """Each output in all bits that it has, with the smallest window in which it has them."""
+        """Return every distinct value of each differing output, with the smallest window that shows it."""
         n = len(self._nodes)
         whole = self._pieces()
         pairs = [(i, node.use) for i, node in enumerate(self._nodes, 1) if 0 < node.use - i <= _NEAR]
@@ -118,9 +121,12 @@ class Fusing:
         return [*found.values(), *(one for each in wide.values() for one in self._origins(each))]
 
     def _origins(self, each: FusedOutput) -> list[FusedOutput]:
-        """Where it is not known how far nodes carry a difference: what the first part of the window leaves behind, if
-        the rest only carries it on. So it is where the rest by itself has the record's bits, and, behind the first
-        part, those that it has in the whole window."""
+        """If it is unknown how the nodes of a window propagate a difference, find the output of its first part that
+        the rest only propagates.
+
+        That is the case if the rest alone has the recorded bits and, after the first part, has those of the whole
+        window.
+        """
         first, last = each.window
         group = self._group(each)
         known = all(self._node(i).op in _MONOTONE or not {*self._node(i).reads} & {*group} for i in group)
@@ -136,8 +142,8 @@ class Fusing:
         return [each]
 
     def _pieces(self) -> list[int]:
-        """The first node of the piece of a graph that each node lies in. One device computes a piece: what another one
-        reads of it is copied behind it, and its place then used again."""
+        """Return for each node the first node of its piece of the graph. One device computes a piece; what another
+        device reads of it is copied after it, and its memory is then reused."""
         made: list[int] = []
         for i, node in enumerate(self._nodes, 1):
             before = self._nodes[i - 2] if i > 1 else None
@@ -146,8 +152,7 @@ class Fusing:
         return made
 
     def _narrowed(self, wide: dict[_Bits, FusedOutput]) -> dict[_Bits, FusedOutput]:
-        """Each in the shortest window that ends with the node and in which it has these bits; else in the one that
-        showed it."""
+        """Replace each window by the shortest one that ends with the node and shows the same bits, if there is one."""
         found: dict[_Bits, FusedOutput] = {}
         for size in range(1, _WINDOW):
             left = {bits[0]: each.window[0] for bits, each in wide.items() if bits not in found}
@@ -176,8 +181,8 @@ class Fusing:
         return self._nodes[number - 1]
 
     def _group(self, found: FusedOutput) -> list[int]:
-        """The node that differs, and those of its window from which its output comes; but indices that the window
-        leaves behind."""
+        """Return the differing node and the nodes of its window that it depends on, without indices that are read
+        after the window."""
         first, last = found.window
         group, left = {found.number}, [found.number]
         while left:
@@ -191,10 +196,10 @@ class Fusing:
     def _name(self, group: list[int]) -> str:
         return " + ".join(printable(self._node(i).op, 60) for i in group)
 
-    # Whether it may.
+    # Judgement of the differences.
 
     def _judge(self, found: list[FusedOutput], tally: Tally, words: str) -> None:
-        """In the order of the graph."""
+        """Judge the outputs in graph order."""
         groups = [(each, self._group(each)) for each in sorted(found, key=lambda d: d.number)]
         wanted, given = {i for _, group in groups for i in group}, dict[int, GraphNode]()
         for node in self._model.nodes(self._tokens, self._weights) if wanted else ():
@@ -207,7 +212,7 @@ class Fusing:
 
 
 def _apart(windows: Sequence[Window]) -> Iterator[list[Window]]:
-    """The windows in as few lists as it takes that no two of a list overlap. They come by their first node."""
+    """Split windows, sorted by first node, into as few lists of non-overlapping ones as possible."""
     left = list(windows)
     while left:
         some, rest, end = list[Window](), list[Window](), 0
@@ -220,12 +225,12 @@ def _apart(windows: Sequence[Window]) -> Iterator[list[Window]]:
 
 def _judged(
     group: Mapping[int, GraphNode | None], reads: Sequence[Sequence[int]], found: FusedOutput
-) -> Callable[[], tuple[Node, Judged]]:  # fmt: skip
-    """What judges the last node of a group with the output that it has when it is fused.
+) -> Callable[[], tuple[Node, Judged]]:
+    """Return a function that judges the last node of a group with its fused output.
 
     Args:
-        group: by number.
-        reads: the nodes of the group that each reads.
+        group: number → node.
+        reads: for each node, the nodes of the group that it reads.
     """
 
     def judged() -> tuple[Node, Judged]:
@@ -242,21 +247,21 @@ def _judged(
 
 
 def _node_of(given: GraphNode | None) -> Node:
-    """Raises NoDefinition where its inputs could not be had."""
+    """Return the node. Raises NoDefinition if its inputs could not be recorded."""
     if given is None or given.node is None:
-        raise NoDefinition("a node of the group could not be had" if given is None else given.why)
+        raise NoDefinition("a node of the group could not be recorded" if given is None else given.why)
     return given.node
 
 
 def judge_group(nodes: Sequence[Node], reads: Sequence[Sequence[int]], fused: Node) -> Judged:
-    """Judge the output of nodes that were fused, by the rule above.
+    """Judge the output of fused nodes by the rule in the module's docstring.
 
     Args:
-        nodes: each with the inputs and the output that it has by itself, in their order.
-        reads: the places in `nodes` of those that each reads.
-        fused: the last one, with the output that is judged.
+        nodes: each with the inputs and the output that it has alone, in order.
+        reads: for each node, the indices in `nodes` of those that it reads.
+        fused: the last node, with the output to judge.
 
-    Raises NoDefinition where it is not known how far the output may move.
+    Raises NoDefinition if it is unknown how far the output may move.
     """
     for node, of in zip(nodes, reads, strict=True):
         if of and node.operation not in _MONOTONE:
@@ -281,7 +286,7 @@ def judge_group(nodes: Sequence[Node], reads: Sequence[Sequence[int]], fused: No
 
 
 def _expected(node: Node) -> tuple[Doubles, Doubles]:
-    """What a node should be, and how far off it may be. Raises NoDefinition where its definition does not say so."""
+    """Return a node's exact output and its tolerance. Raises NoDefinition if its definition has no tolerance."""
     with watched() as seen:
         judged = judge(node)
     found = [each for each in seen if each.definition == judged.definition]
@@ -291,7 +296,7 @@ def _expected(node: Node) -> tuple[Doubles, Doubles]:
 
 
 def _read_at(before: Node, node: Node) -> list[int]:
-    """The sources of a node that are the output of one before it. Raises NoDefinition."""
+    """Return the indices of a node's sources that are the output of an earlier one. Raises NoDefinition."""
     found = [
         i for i, source in enumerate(node.sources)
         if source is not None and source.type_id == before.output.type_id == F32 and i != node.view_of
@@ -303,14 +308,14 @@ def _read_at(before: Node, node: Node) -> list[int]:
 
 
 def _outward(exact: Doubles, by: Doubles) -> Doubles:
-    """float32 numbers that are no nearer than `exact` + `by`."""
+    """Round `exact` + `by` to float32, away from `exact`."""
     with np.errstate(all="ignore"):
         wanted = exact + by
         return np.nextafter(wanted.astype(np.float32), np.where(by < 0, -np.inf, np.inf).astype(np.float32))
 
 
 def _with(node: Node, ends: Mapping[int, Doubles]) -> Node:
-    """The node with other numbers in some of its sources."""
+    """Replace the values of some of a node's sources."""
     sources = list(node.sources)
     for at, values in ends.items():
         old = node.source(at)

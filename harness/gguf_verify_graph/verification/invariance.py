@@ -1,12 +1,12 @@
-"""Does a token's output depend on how many tokens are computed with it, and where it stands among them?
+"""Check whether a token's output depends on the number of tokens computed with it, or on its place among them.
 
 The prompt is evaluated in micro-batches of several sizes; or in several slots, that is as another sequence of the same
-cache, and beside another sequence. The first node of the graph, in its order, at which a token has other bits than in
-the first size, or in the first slot alone, is told. A difference is no mistake where the definition leaves the order of
-a sum open: then both outputs are judged right. It tells where, and from which size on, a model's answers begin to vary.
+cache, and next to another sequence. Reported is the first node of the graph at which a token's bits differ from those
+in the first size, or in the first slot alone. A difference is no error if the definition leaves the order of a sum
+open: both outputs are then within the bound. It tells where, and from which size on, a model's answers begin to vary.
 
-Beside another sequence the cells of a cache hold other keys, too, so outputs with a value for each cell (scores, and
-what is made of them) are not compared, but what is summed up over the cells is.
+Next to another sequence, the cells of a cache hold other keys too. So outputs with a value for each cell (scores, and
+what is computed from them) are not compared, but sums over the cells are.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from gguf_verify.support.text import printable
 from ..operations import Node
 from .tally import named_by_type
 
-#: Bytes of a token's digest.
+#: Bytes per token digest.
 _DIGEST = 8
 
 
 class Invariance:
-    """The outputs of each node and token in the first evaluation, as digests, and what differs in the others.
+    """Digests of each node's output for each token in the first evaluation, and the differences in later ones.
 
     Args:
         asked: whether whole graphs are evaluated in several ways; if not, nothing is compared.
@@ -48,17 +48,17 @@ class Invariance:
 
     @property
     def found(self) -> tuple[Varying, ...]:
-        """One for each evaluation but the first."""
+        """One record for each evaluation but the first."""
         return tuple(self._found)
 
     def begin(self, micro: int, tokens: int, ahead: int = 0, slot: str = "", shared: bool = False) -> None:
-        """A prompt is evaluated in micro-batches of this size.
+        """Begin an evaluation of the prompt in micro-batches of this size.
 
         Args:
-            tokens: of the batch.
-            ahead: how many of them stand before the prompt's, in one micro-batch with it.
-            slot: how it stands there, in words; "" for the first slot, alone.
-            shared: with another sequence.
+            tokens: number of tokens in the batch.
+            ahead: number of tokens before the prompt's in the same micro-batch.
+            slot: the placement in words; "" for the first slot, alone.
+            shared: whether another sequence is evaluated too.
         """
         if not self._asked:
             return
@@ -70,12 +70,12 @@ class Invariance:
         self._seen = {}
 
     def note(self, given: GraphNode) -> None:
-        """A node of it was computed."""
+        """Record a computed node."""
         if not self._micro:
             return
         if not self._opening:
             self._opening = given.name
-        if given.name == self._opening:  # the graph begins anew, for the next tokens
+        if given.name == self._opening:  # the graph starts again, for the next tokens
             self._at, self._seen = self._at + self._micro, {}
         self._seen[given.name] = occurrence = self._seen.get(given.name, 0) + 1
         if given.node is None or self._differs or (self._shared and self._is_over_cells(given.node)):
@@ -98,7 +98,10 @@ class Invariance:
         if node.op == "SET_ROWS" and node.view_of is not None:
             self._caches.add(names[node.view_of] or "")
         over = [s for s in node.sources if s is not None and s.name in self._over_cells]
-        if node.op in ("MUL_MAT", "MUL_MAT_ID"):  # of a cache's keys and queries; not of scores and a cache's values
+        if node.op in (
+            "MUL_MAT",
+            "MUL_MAT_ID",
+        ):  # products of a cache's keys and queries, not of scores and a cache's values
             found = names[0] in self._caches and not over
         else:
             found = any(s.ne[0] == node.output.ne[0] for s in over)
@@ -110,40 +113,53 @@ class Invariance:
         assert given.node is not None
         self._found.append(
             Varying(
-                micro_batch=self._micro, against=self._reference, operation=named_by_type(given.node),
-                node=printable(given.name, 100), device=printable(given.device, 100), token=token,
-                compared=self._compared, slot=self._slot,
+                micro_batch=self._micro,
+                against=self._reference,
+                operation=named_by_type(given.node),
+                node=printable(given.name, 100),
+                device=printable(given.device, 100),
+                token=token,
+                compared=self._compared,
+                slot=self._slot,
             )
-        )  # fmt: skip
+        )
 
     def end(self) -> None:
-        """The prompt was evaluated."""
+        """End the evaluation of the prompt."""
         if self._micro and self._evaluations > 1 and not self._differs:
             self._found.append(
                 Varying(
-                    micro_batch=self._micro, against=self._reference, operation="", node="", device="", token=-1,
-                    compared=self._compared, slot=self._slot,
+                    micro_batch=self._micro,
+                    against=self._reference,
+                    operation="",
+                    node="",
+                    device="",
+                    token=-1,
+                    compared=self._compared,
+                    slot=self._slot,
                 )
-            )  # fmt: skip
+            )
         self._micro = 0
 
 
 def _by_token(node: Node, tokens: int) -> list[bytes]:
-    """A digest of each token's part of an output: along the one axis, but the fastest, that has as many indices, or
-    along two, sequences and their tokens. None of an output without such an axis, or with several, nor of one that is a
-    view of a cache."""
+    """Return a digest of each token's part of an output.
+
+    The tokens are the only axis, except the fastest, with that many indices, or two axes: sequences and their tokens.
+    Empty for an output with no such axis or several, and for a view of a cache.
+    """
     data = node.output.data
     if tokens not in data.shape[:3] and data.shape[0] == 1 and data.shape[1] * data.shape[2] == tokens:
         data = data.reshape(1, 1, tokens, -1)
     axes = [axis for axis in range(3) if data.shape[axis] == tokens]
     if node.view_of is not None or not axes:
         return []
-    if tokens == 1:  # several axes may have one index, and the whole output is the token's whichever it is
+    if tokens == 1:  # the whole output is the token's, whichever axis it is
         return [_digest(data)]
     return [_digest(part) for part in np.moveaxis(data, axes[0], 0)] if len(axes) == 1 else []
 
 
 def _digest(part: Array) -> bytes:
-    """The digest, behind it the size: scores of more keys are no others."""
+    """Return the digest followed by the size: scores over more keys are not comparable."""
     raw = np.ascontiguousarray(part).tobytes()
     return hashlib.blake2b(raw, digest_size=_DIGEST).digest() + b"%d" % len(raw)

@@ -1,9 +1,8 @@
-"""Every operation of a model's graph on a device of llama.cpp, judged node by node on its own actual inputs.
+"""Verification of a model's graph on a device of llama.cpp: every operation is judged on its actual inputs.
 
-The graph is evaluated for a prompt, and then for some tokens one at a time, since backends compute few tokens and many
-by different code. Each node is computed by itself (llama.cpp fuses none that somebody asks for; `fusing` compares), and
-the graph goes on with what the device computed; so what is wrong upstream is not blamed on what follows. Weights are
-the file's bytes.
+The graph is evaluated for a prompt, then for some tokens one at a time: backends compute few and many tokens by
+different code. Each node is computed alone (llama.cpp does not fuse recorded nodes; `fusing` compares), and the graph
+continues with the device's output. So errors are not blamed on later nodes. Weights are the file's bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from .invariance import Invariance
 from .steps import step_of
 from .tally import Tally
 
-#: ggml's numbers of types are below this.
+#: Upper limit of ggml's type numbers.
 _TYPE_IDS = 256
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 
@@ -44,9 +43,9 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 def verify_graph(path: Path | str, options: GraphOptions | None = None, command: str = "") -> GraphReport:
     """Judge every node of a model's graph.
 
-    Raises MalformedFile for a file that is refused, UsageError for a device or a type that does not exist,
-    NothingToVerify where the prompt has no token, EnvironmentFault where llama.cpp cannot be used or refuses the model.
-    What breaks the run off later is in the report.
+    Raises MalformedFile for a refused file, UsageError for a device or a type that does not exist, NothingToVerify if
+    the prompt has no token, EnvironmentFault if llama.cpp cannot be used or refuses the model. Later faults are in the
+    report.
     """
     options = options or GraphOptions()
     with sandboxed(options.sandbox), open_model(path) as model, open_llama(options) as llama:
@@ -54,17 +53,22 @@ def verify_graph(path: Path | str, options: GraphOptions | None = None, command:
 
 
 class Run:
-    """One run; `report` makes it."""
+    """One run; `report` performs it."""
 
     def __init__(self, model: Model, llama: Llama, options: GraphOptions, command: str) -> None:
         self._model, self._llama, self._options = model, llama, options
         self._device = self._chosen()
         self._tally = Tally(self._device.name, options.node)
         self._report = GraphReport(
-            gguf_verify=project_version(), path=str(model.path), sha256=model.sha256(),
-            architecture=printable(model.architecture or "", 64), build=build_of(llama), device=self._device,
-            options=options, command=command,
-        )  # fmt: skip
+            gguf_verify=project_version(),
+            path=str(model.path),
+            sha256=model.sha256(),
+            architecture=printable(model.architecture or "", 64),
+            build=build_of(llama),
+            device=self._device,
+            options=options,
+            command=command,
+        )
         self._evaluations: list[str] = []
         self._steps: list[GraphStep] = []
         whole = options.ops == GraphOptions.ops and not options.node
@@ -124,7 +128,7 @@ class Run:
         for micro in dict.fromkeys(min(size, len(tokens)) for size in sizes):
             embeds = self._make_context(size, len(tokens), micro, **types)
             batch, position = tokens, 0
-            if info["encoder"] and info["decoder"]:  # it reads the prompt and begins to write from nothing
+            if info["encoder"] and info["decoder"]:  # the encoder reads the prompt, the decoder starts empty
                 model.read_source(tokens)
                 batch = [info["decoder_start"]]
             words = f"{len(tokens)} tokens" + (f" in micro-batches of {micro}" if micro < len(tokens) else "")
@@ -134,16 +138,16 @@ class Run:
             for i in range(0 if embeds else options.n_predict):
                 position += len(batch)
                 batch = [int(np.argmax(last.logits[-1]))]
-                last = self._judge(f"token {i + 1} behind the prompt of {words}", batch, position)
+                last = self._judge(f"token {i + 1} after the prompt of {words}", batch, position)
         if options.fused:
             self._together(tokens, size, info, types)
         if options.slots:
             if embeds or info["encoder"]:
-                raise UsageError("--slots needs a model with a cache: an encoder has none", "slots")
+                raise UsageError("--slots needs a model with a KV cache; an encoder has none", "slots")
             self._in_slots(tokens, size, types)
 
     def _together(self, tokens: list[int], size: int, info: dict[str, Any], types: dict[str, int]) -> None:
-        """Evaluate the prompt with nodes fused."""
+        """Evaluate the prompt with fused nodes."""
         words = f"the prompt of {len(tokens)} tokens"
         self._make_context(size, len(tokens), len(tokens), **types)
         batch = [info["decoder_start"]] if info["encoder"] and info["decoder"] else tokens
@@ -154,26 +158,28 @@ class Run:
             raise _FirstFailure
 
     def _in_slots(self, tokens: list[int], size: int, types: dict[str, int]) -> None:
-        """Evaluate the prompt in each of two slots that share a cache, and beside another sequence, its own tokens in
-        the reverse order."""
+        """Evaluate the prompt in each of two slots that share a cache, and next to another sequence: its own tokens in
+        reverse order."""
         others = tuple(reversed(tokens))
         self._make_context(2 * size, 2 * len(tokens), 2 * len(tokens), sequences=2, **types)
         for words, slot in (
-            ("", ALONE), ("in the second slot", Slot(1)), ("behind another sequence", Slot(1, ahead=others)),
+            ("", ALONE),
+            ("in the second slot", Slot(1)),
+            ("behind another sequence", Slot(1, ahead=others)),
             ("before another sequence", Slot(0, behind=others)),
-        ):  # fmt: skip
+        ):
             of_batch = len(tokens) + len(slot.ahead) + len(slot.behind)
             self._slots.begin(of_batch, of_batch, len(slot.ahead), words, of_batch > len(tokens))
             self._judge(f"the prompt of {len(tokens)} tokens {words or 'in the first of two slots'}", tokens, 0, slot)
             self._slots.end()
 
     def _make_context(self, size: int, n_batch: int, micro: int, **options: int) -> bool:
-        """As `LoadedModel.make_context`. Raises EnvironmentFault."""
+        """Like `LoadedModel.make_context`. Raises EnvironmentFault."""
         flash = _FLASH[self._options.flash]
         try:
             return self._llama.model.make_context(size, n_batch, n_ubatch=micro, flash=flash, **options)
         except LlamaRefused as error:
-            raise EnvironmentFault(f"llama.cpp makes no such context: {printable(str(error), 400)}") from None
+            raise EnvironmentFault(f"llama.cpp cannot make this context: {printable(str(error), 400)}") from None
 
     def _judge(self, words: str, tokens: list[int], position: int, slot: Slot = ALONE) -> Evaluation:
         self._evaluations.append(words)
@@ -198,22 +204,22 @@ class Run:
 
 
 class _FirstFailure(Exception):
-    """A node is wrong, and the run was to end there."""
+    """A wrong node ends the run (`--exitfirst`)."""
 
 
 def _type_of(name: str, flag: str) -> int:
-    """ggml's number of a type of the cache; -1 for "". Raises UsageError."""
+    """Return ggml's number of a cache type; -1 for "". Raises UsageError."""
     if not name:
         return -1
     known = {kind.name.lower(): kind.type_id for i in range(_TYPE_IDS) if (kind := tensor_type(i)) is not None}
     if name.lower() not in known:
         near = nearest(name.lower(), list(known))
-        raise UsageError(f"{flag} knows no type {printable(name, 40)}: {near}it takes f16, q8_0 and such", "cache-type")
+        raise UsageError(f"{flag}: unknown type {printable(name, 40)}: {near}use f16, q8_0 or the like", "cache-type")
     return known[name.lower()]
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises UsageError where `--ops` is no regular expression."""
+    """Raise UsageError if `--ops` is not a regular expression."""
     try:
         re.compile(pattern)
     except re.error as error:

@@ -1,4 +1,4 @@
-"""A graph's nodes as records: what is computed of what, without the values."""
+"""Records of a graph's nodes: operation, operands and parameters, without values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..operations.parameter_names import named_parameters
 
 
 def step_of(given: GraphNode) -> GraphStep:
-    """The record of a node; of one whose inputs could not be read, its operation and its name alone."""
+    """Return the record of a node; only its operation and name if its inputs could not be read."""
     operation, name, node = printable(given.operation, 100), printable(given.name, 100), given.node
     if node is None:
         return GraphStep(operation, name)
@@ -20,7 +20,7 @@ def step_of(given: GraphNode) -> GraphStep:
 
 
 def described(operand: Operand) -> str:
-    """A tensor's name, type and sizes, in ggml's order."""
+    """Describe a tensor: name, type and sizes in ggml's order."""
     sizes = " × ".join(map(str, operand.ne))
     gaps = "" if operand.contiguous else ", not contiguous"
     return f"{printable(operand.name, 64)} {operand.type} [{sizes}]{gaps}".strip()

@@ -48,8 +48,8 @@ def test_gate_and_up_exchanged(tmp_path: Path) -> None:
     gate, up = "blk.1.ffn_gate.weight", "blk.1.ffn_up.weight"
     found = said(changed(tmp_path / "m.gguf", {gate: rows_of(up), up: rows_of(gate)}))
     assert found == {
-        gate: f"is, byte for byte, what llama.cpp makes of the source's '{up}'",
-        up: f"is, byte for byte, what llama.cpp makes of the source's '{gate}'",
+        gate: f"is, byte for byte, llama.cpp's quantization of the source's '{up}'",
+        up: f"is, byte for byte, llama.cpp's quantization of the source's '{gate}'",
     }
 
 
@@ -57,8 +57,8 @@ def test_rows_permuted_as_for_a_rotary_embedding(tmp_path: Path) -> None:
     name, order = "blk.0.attn_k.weight", np.arange(128).reshape(4, 2, 16).swapaxes(1, 2).reshape(-1)
     found = said(changed(tmp_path / "m.gguf", {name: rows_of(name, order)}))[name]
     assert found == (
-        "is, byte for byte, what llama.cpp makes of the source's rows in another order (120 of 128 moved): row 1 is "
-        "the source's row 16, row 2 is the source's row 1, row 3 is the source's row 17 …"
+        "is, byte for byte, llama.cpp's quantization of the source's rows in another order (120 of 128 moved): row 1 "
+        "is the source's row 16, row 2 is the source's row 1, row 3 is the source's row 17 …"
     )
 
 

@@ -112,7 +112,7 @@ def test_the_time_limit_reaches_the_readers(tmp_path: Path, monkeypatch: pytest.
     result = audit(path, AuditOptions(llama=False, progress=False, digest=False, time_limit=45.0))
     assert limits == [45.0]
     assert [r.said for r in result.readings[0] if r.reader == "gguf-py"] == ["hung: no answer in 0.5 s"]
-    assert ("what gguf-py sees", "not compared: hung: no answer in 0.5 s") in result.unverified
+    assert ("gguf-py's view of the file", "not compared: hung: no answer in 0.5 s") in result.unverified
     assert result.exit_code == 5
     assert "GGUF-114-reader-broke" not in {f.id for f in result.findings}
-    assert "NOT VERIFIED what gguf-py sees: not compared: hung" in text_of(Kind.AUDIT, result)
+    assert "NOT VERIFIED gguf-py's view of the file: not compared: hung" in text_of(Kind.AUDIT, result)

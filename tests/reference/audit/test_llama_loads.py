@@ -79,7 +79,7 @@ def test_a_file_that_names_no_architecture_is_no_model(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(corpus.gguf([], [corpus.info("w", [32, 4], 0, 0)], [bytes(512)]).data)
     _, llama = run(path).readings[0]
-    assert (llama.loads, llama.not_loaded) == (None, "the file does not say that it is a model")
+    assert (llama.loads, llama.not_loaded) == (None, "the file does not declare itself a model")
 
 
 def test_a_model_that_lost_its_architecture_is_not_taken_for_something_else(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def fake_gguf_py(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> No
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
-INVALID = "sent an answer that is not valid"
+INVALID = "sent an invalid answer"
 FAKES = {
     "dies of a signal": ("os.kill(os.getpid(), 11)", "crashed (SIGSEGV)"),
     "exits": ("os.write(2, b'so long'); os._exit(3)", "ended (exit code 3): so long"),
@@ -322,7 +322,7 @@ FAKES = {
     "has no memory left": ("raise MemoryError", "out of memory"),
     "cannot map the file": ("raise OSError(12, 'Cannot allocate memory')", "out of memory"),
     "floods its log": (
-        "while True: os.write(2, b'\\x1b[2J' * 1000)", "was killed, since it printed more than 1 MiB",
+        "while True: os.write(2, b'\\x1b[2J' * 1000)", "was killed because it printed more than 1 MiB",
     ),
 }  # fmt: skip
 

@@ -132,7 +132,7 @@ def test_we_refuse_and_they_see_different_tensors(good: GgufFile, bad: GgufFile)
     assert _by_slug(found) == ["reader-verdict", "reader-verdict", "reader-differs"]
     assert found[2].effect == "error"
     assert found[2].found == "llama.cpp sees the name 'b' in tensor 1"
-    assert found[2].expected == "the name 'b.weight', as gguf-py does"
+    assert found[2].expected == "the name 'b.weight', as gguf-py sees"
     assert bad.refused is not None
     assert (found[2].start, found[2].stop) == (bad.refused.start, bad.refused.stop)
 
@@ -156,7 +156,7 @@ def test_reader_sees_another_tensor(
     (f,) = compare(good, (as_if(good, "gguf-py"), reading), ())
     assert (f.id, f.effect, f.owner, f.part) == (RULES["reader-differs"].id, "error", "b.weight", 1)
     assert f.found == f"llama.cpp sees {found} in tensor 1"
-    assert f.expected == f"{expected}, as gguf-verify does"
+    assert f.expected == f"{expected}, as gguf-verify sees"
     name, count, *dimensions, kind, offset = corpus.INFOS[1]
     fields = [name, count + b"".join(dimensions), kind, offset]
     begin = corpus.gguf().data.index(b"".join(corpus.INFOS[1]))
@@ -169,7 +169,7 @@ def test_reader_sees_tensors_in_another_order_or_number(good: GgufFile) -> None:
     (f,) = compare(good, (replace(as_if(good), tensors=(b, a)),), ())
     assert f.found == "llama.cpp sees the name 'b.weight' in tensor 0 (the first of 2 that differ)"
     (f,) = compare(good, (replace(as_if(good), tensors=(a,)),), ())
-    assert (f.found, f.expected) == ("llama.cpp sees 1 tensor", "2 tensors, as gguf-verify does")
+    assert (f.found, f.expected) == ("llama.cpp sees 1 tensor", "2 tensors, as gguf-verify sees")
     described = good.tensors["b.weight"].described
     assert (f.start, f.stop) == (described[0].start, described[3].stop)
     (f,) = compare(good, (replace(as_if(good), tensors=(a, b, a)),), ())
@@ -215,4 +215,4 @@ def test_reader_that_was_stopped_is_not_compared(good: GgufFile, bad: GgufFile) 
             as_if(file, "llama.cpp", "refused", ""),
         )
         assert compare(file, readings[:1], file.findings) == ()
-        assert not_compared(readings) == [("what gguf-py sees", "not compared: hung: no answer in 1 s")]
+        assert not_compared(readings) == [("gguf-py's view of the file", "not compared: hung: no answer in 1 s")]

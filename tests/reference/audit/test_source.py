@@ -94,7 +94,7 @@ def test_metadata_that_name_an_importance_matrix(tmp_path: Path, llama: Llama, r
     result = run(path, source=source, readers=False)
     (found,) = result.findings
     assert (found.id, found.severity, result.exit_code) == (rule("source-importance"), "note", 0)
-    assert "the metadata name one" in found.found
+    assert "the metadata list one" in found.found
     assert [c.outcome for c in result.comparisons] == ["possible"]
 
 
@@ -159,5 +159,5 @@ def test_a_type_that_llama_does_not_quantize_to(tmp_path: Path) -> None:
     result = run(path, source=source, readers=False)
     assert result.exit_code == 5
     assert [c.unverified for c in result.comparisons] == [
-        "type I32: llama.cpp quantizes nothing to it", "type Q8_K: llama.cpp quantizes nothing to it",
+        "type I32: llama.cpp does not quantize to it", "type Q8_K: llama.cpp does not quantize to it",
     ]  # fmt: skip

@@ -68,7 +68,7 @@ def test_an_element_of_an_array_that_differs(key: str, at: int, value: object, f
 def test_keys_that_may_differ(key: str, value: object, tmp_path: Path) -> None:
     result = run(edited_model(Q4_0, tmp_path / "m.gguf", {key: value}), source=F16, readers=False)
     assert (result.findings, result.verdict) == ((), "clean")
-    assert result.sentence.endswith("; all 21 keys that were compared agree")
+    assert result.sentence.endswith("; all 21 compared keys agree")
 
 
 def test_the_report_counts_the_keys() -> None:

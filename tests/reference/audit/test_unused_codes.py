@@ -105,7 +105,7 @@ def test_values_that_had_been_quantized_before(ftype: int, kind: str, llama: Lla
     llama.quantize_file(FIXTURES / "tiny-Q4_0.gguf", path, ftype, True)
     (found,) = found_in(path)
     assert found.found.startswith(f"23 of 23 tensors of {kind} lack codes: the first, 'output.weight', never uses ")
-    said = "hold at most 16 different codes in a block of 32, as values do that had been quantized before"
+    said = "hold at most 16 different codes in a block of 32, as tensors quantized from quantized values do"
     assert (said in found.found) == (kind == "Q8_0")
     assert RULES["codes-unused"].cause.startswith("The tensor was quantized from values that had been quantized before")
 

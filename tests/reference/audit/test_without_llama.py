@@ -88,4 +88,4 @@ def test_statistics_are_those_with_llama() -> None:
         assert with_llama.scan.scale == alone.scan.scale
         assert with_llama.scan.zero_blocks == alone.scan.zero_blocks
     assert [r.verdict for r in both] == ["clean", "clean as far as checked"]
-    assert "not compared with llama.cpp: llama.cpp was not asked" in text_of(Kind.AUDIT, both[1])
+    assert "not compared with llama.cpp: llama.cpp is turned off" in text_of(Kind.AUDIT, both[1])

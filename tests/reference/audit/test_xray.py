@@ -61,7 +61,7 @@ def test_llama_converts_what_it_is_said_to(llama: Llama, make: Make) -> None:
             assert len(x.ours) == n
         else:
             assert x.ours is None
-            assert f"our decode does not cover {kind.name}" in text
+            assert f"our decoder does not support {kind.name}" in text
             assert "00 00 00" in text
         if x.theirs is not None:
             assert f" {n - 1} " in text

@@ -247,7 +247,7 @@ def test_what_a_wrong_node_shows(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         (("--device", "CUDA7"), r"no device is called CUDA7: there is CPU [device]"),
         (("--llama", "/nowhere"), "/nowhere is neither a folder nor a shared library (.so) [llama-build]"),
         (("--ops", "("), "--ops is not a regular expression"),
-        (("-ctk", "q9_0"), "-ctk knows no type q9_0: did you mean"),
+        (("-ctk", "q9_0"), "-ctk: unknown type q9_0: did you mean"),
         (("-ub", "0"), "takes numbers from 1"),
         (("-ub", "x"), "takes numbers, not 'x'"),
         (("-c", "2"), "more than the context of 2 [prompt-too-long]"),

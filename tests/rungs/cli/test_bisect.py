@@ -187,7 +187,7 @@ def test_the_first_build_with_another_graph_is_found(builds: Builds) -> None:
     assert done.returncode == 0, done.stderr
     change = "ROPE Qcur-0: freq_base 10000 → 40000"
     verdict = f"FOUND: the first bad build is {builds.folder / 'b2'}, and the last good one is {builds.folder / 'b1'}"
-    assert done.stdout.splitlines()[-1] == f"{verdict}; every node of both is right, but their graphs differ: {change}"
+    assert done.stdout.splitlines()[-1] == f"{verdict}; every node of both passes, but their graphs differ: {change}"
     assert f"graph     {change}" in done.stdout.splitlines()
     assert builds.result()["graph"] == [change]
     assert change in page.read_text()
@@ -203,8 +203,8 @@ def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
     assert f"FOUND: the first bad build is {b3}, and the last good one is {b2}" in done.stdout
     assert "wrong     ROPE Qcur-0 on CPU, node 7 of the prompt of 33 tokens" in done.stdout
     assert "row 3: got nan, expected 1" in done.stdout
-    assert f"ROPE on CPU was judged in {b2}, and right: 12 nodes" in done.stdout
-    assert "4 builds lie in between: at most 3 more runs" in done.stderr
+    assert f"ROPE on CPU passed in {b2}: 12 nodes" in done.stdout
+    assert "4 builds in between: at most 3 more runs" in done.stderr
     made = builds.result()
     assert (made["verdict"], made["exit_code"], made["runs"]) == ("found", 0, 4)
     assert (made["turned"]["node"]["node"], made["turned"]["before"]) == ("Qcur-0", "right")
@@ -212,13 +212,13 @@ def test_the_first_bad_build_is_found_and_taken_over(builds: Builds) -> None:
     assert runs == {"b5": 1, "b0": 2, "b3": 3, "b2": 4}
     assert (made["turned"]["was"]["utilisation"], made["turned"]["became"]["utilisation"]) == (0.5, "Infinity")
     assert "changed   worst utilisation of ROPE: 0.5, now inf" in done.stdout
-    assert f"ROPE on CPU was judged in {b2}, and right: 12 nodes." in page.read_text()
+    assert f"ROPE on CPU passed in {b2}: 12 nodes." in page.read_text()
     assert made["arguments"] == ["--device=CPU", "--exitfirst", "-n", "1"]
 
     again = builds.bisect(*words, passed=("-n", "1"))
     assert again.returncode == 0
     assert builds.ran() == []
-    assert "taken over from" in again.stderr
+    assert "reused from" in again.stderr
     assert "from an earlier bisection" in again.stdout
     assert builds.result()["turned"] == made["turned"]
     assert {step["run"] for step in builds.result()["steps"]} == {None}
@@ -272,7 +272,7 @@ def test_results_that_are_damaged_are_not_taken_over(builds: Builds) -> None:
         kept.write_text(damaged)
         builds.ran()
         done = builds.bisect("good", "bad")
-        assert "is damaged: nothing is taken over" in done.stderr
+        assert "is damaged and not used" in done.stderr
         assert (done.returncode, builds.ran()) == (0, ["b1", "b0"])
         assert kept.read_text().startswith("{")
 
@@ -282,10 +282,10 @@ def test_what_is_refused(builds: Builds, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     ends = ("bisect", MODEL, "--good", first, "--bad", second, "--keep", tmp_path / "kept")
     for command, said in (
-        ((*ends, "--", "--device", "CUDA0"), "--device belongs before --"),
+        ((*ends, "--", "--device", "CUDA0"), "give --device before --"),
         ((*ends, "--", "--llama", first), "--llama is set for each build"),
         ((*ends, "--", "--json", tmp_path / "x.json"), "would be overwritten"),
-        ((*ends, "--", "--no-such"), "there is no option --no-such"),
+        ((*ends, "--", "--no-such"), "unknown option --no-such"),
         ((*ends, "--among", first), "is given twice"),
         ((*ends, "--among", tmp_path / "empty"), "holds no libllama.so"),
         ((*ends, "--among", "nowhere"), "neither a version such as 0.3.33 nor a folder"),
@@ -293,7 +293,7 @@ def test_what_is_refused(builds: Builds, tmp_path: Path) -> None:
         ((*ends, "--json", MODEL), "would overwrite a model"),
         ((*ends, "--html", tmp_path / "no" / "x.html"), "cannot write"),
         ((*ends, "--html", tmp_path / "x", "--json", tmp_path / "x"), "--html and --json name the same file"),
-        (("bisect", MODEL, "--good", first, "--bad", first), "name the same build"),
+        (("bisect", MODEL, "--good", first, "--bad", first), "are the same build"),
         (("bisect", tmp_path / "no.gguf", "--good", first, "--bad", second), "no.gguf"),
     ):
         done = command_here(*command)
@@ -385,11 +385,11 @@ def test_real_builds(tmp_path: Path) -> None:
     few = ("--keep", tmp_path / "kept", "--", "-n", "0", "-p", "once", "--ops", "GLU.*|ADD")
     done = command_here("bisect", MODEL, "--good", old, "--bad", new, *few)
     assert done.returncode == 2, done.stdout + done.stderr
-    why = "every node is right, and its graph is that of the good end"
+    why = "every node passes, and its graph equals the good end's"
     assert f"NOTHING TO BISECT: --bad {new} passes too: {why}" in done.stdout
     wrong = real_build(tmp_path / "wrong", wrong=True)
     done = command_here("bisect", MODEL, "--good", new, "--bad", wrong, *few)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"taken over from {tmp_path}" in done.stderr
+    assert f"reused from {tmp_path}" in done.stderr
     assert "wrong     GLU SWIGLU ffn_swiglu-0 on CPU" in done.stdout
-    assert f"GLU SWIGLU on CPU was judged in {new}, and right" in done.stdout
+    assert f"GLU SWIGLU on CPU passed in {new}" in done.stdout

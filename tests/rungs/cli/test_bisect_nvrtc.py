@@ -127,11 +127,11 @@ def test_ends_that_are_none(bisections: Bisections, words: tuple[str, ...], code
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("--nvrtc", "--good", "folder", "--bad", "13.1.1"), "folder is no version of NVRTC such as 13.0.88"),
-        (("--nvrtc", "--good", "13.1.1", "--bad", "13.1.1"), "name the same version"),
+        (("--nvrtc", "--good", "folder", "--bad", "13.1.1"), "folder is not a version of NVRTC, such as 13.0.88"),
+        (("--nvrtc", "--good", "13.1.1", "--bad", "13.1.1"), "are the same version"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.9.9"), "the index has no nvidia-cuda-nvrtc 13.9.9"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--device", "CUDA0"), "--device is of graphs"),
-        (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--host", "cpu"), "--host is gpu with --nvrtc"),
+        (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--host", "cpu"), "--nvrtc needs --host gpu"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--identify"), "leave out --identify"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "--json", "x"), "would be overwritten"),
         (("--nvrtc", "--good", "13.0.0", "--bad", "13.1.1", "--", "-ctk", "f16"), "-c"),

@@ -70,7 +70,7 @@ def test_no_report_takes_the_place_of_what_the_kernel_reads(tmp_path: Path) -> N
     done = command_here(*asked, "-K", "32", "--probes", "brief", "--json", header)
     assert header.read_text() == "// nothing\n"
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "more.h is not written: the kernel is made of it" in done.stderr
+    assert "more.h is not written: the kernel was built from it" in done.stderr
 
 
 def test_an_output_is_whole_and_follows_no_link_that_waits_for_it(tmp_path: Path) -> None:

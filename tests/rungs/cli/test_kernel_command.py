@@ -111,7 +111,7 @@ def test_without_llama_cpp_the_exact_product_judges(
     asked = ["-N", "5", "-K", "64", "--probes", "brief", "--json", str(out)]
     assert main(["kernel", NUMPY, *asked]) == 0
     captured = capsys.readouterr()
-    assert "llama.cpp is not installed, so nothing is compared with it" in captured.err
+    assert "llama.cpp is not installed, so the kernel is not compared with it" in captured.err
     assert flat(captured.out).startswith("VERIFIED ON DRAWN DATA (not compared with llama.cpp; brief) in")
     report = json.loads(out.read_text())
     assert report["drawn"]["compared"] is False
@@ -134,12 +134,12 @@ def test_what_a_kernel_does_not_take_is_no_pass(capsys: pytest.CaptureFixture[st
         (["--type", "Q4"], "no type of weights is called 'Q4'; did you mean"),
         (["-K", "40"], "-K 40 is no whole number of Q4_0 blocks of 32 values; -K 64 is"),
         (["-M", "0"], "-M must be at least 1"),
-        (["-M", "many"], "'many' is not a number, nor several with commas between them"),
+        (["-M", "many"], "'many' is neither a number nor a comma-separated list of numbers"),
         (["-N", "999999999", "-K", "320"], "N·K is 319,999,999,680 values; at most 67,108,864 are drawn"),
         (["--rungs", "tokens"], "the tokens rung needs a model; on drawn data there are: blocks, layers"),
         (["--tensor", "attn"], "no tensor matches 'attn'"),
         (["--reference", "vulkan"], "--reference: no device is called vulkan: there is CPU"),
-        (["--waivers", "w.toml"], "there is no option --waivers"),
+        (["--waivers", "w.toml"], "unknown option --waivers"),
     ],
 )
 def test_usage(asked: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +162,7 @@ def test_no_certificate_and_no_case_is_made_of_drawn_data(tmp_path: Path) -> Non
     report = verify(SMALL, NUMPY, options=BRIEF)
     assert report
     assert report.verdict != "verified"
-    with pytest.raises(EnvironmentFault, match="no certificate is written of drawn data"):
+    with pytest.raises(EnvironmentFault, match="no certificate: the run used random data"):
         certify(report, None, None, ())
     with pytest.raises(UsageError, match="belong to a model, not to drawn data"):
         verify(SMALL, NUMPY, options=Options(save_case=str(tmp_path / "case"), progress=False))

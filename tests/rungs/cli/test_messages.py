@@ -26,21 +26,21 @@ SAFETENSORS = (2).to_bytes(8, "little") + b"{}" + bytes(100)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["verfy", "m.gguf"], 2, r"'verfy' is no command and no file; did you mean 'verify'\? commands: audit, .*"
+        (["verfy", "m.gguf"], 2, r"'verfy' is neither a command nor a file; did you mean 'verify'\? commands: audit, .*"
          r"nightly, .* \[unknown-command\]"),
-        (["no-such-model"], 2, r"'no-such-model' is no command and no file; "
-         r".*a model is given by its path \[unknown-command\]"),
+        (["no-such-model"], 2, r"'no-such-model' is neither a command nor a file; "
+         r".*to verify a model, give its path \[unknown-command\]"),
         (["https://example.invalid/m.gguf"], 2,
-         r"is a URL, of which only `gguf-verify audit` reads a sample: fetch the file first .*\[url\]"),
+         r"is a URL; only `gguf-verify audit` reads URLs .* Download the file first, .*\[url\]"),
         (["--kernel", "q8_1_dpa4"], 2, r"no kernel is called 'q8_1_dpa4'; did you mean 'q8_1_dp4a'\? there are: q8_1, "
          r".*FILE.py:NAME, FILE.cu:SYMBOL or FILE.toml \[unknown-kernel\]"),
         (["--rungs", "layer"], 2, r"no rung is called layer; did you mean 'layers'\? there are: bytes, blocks, codes, "
          r"packing, values, layers, tokens \[unknown-rung\]"),
         (["--host", "gpuu"], 2, r"--host 'gpuu': did you mean 'gpu'\? --host takes auto, gpu, cpu \[usage\]"),
-        (["--kernl", "f32"], 2, r"no option --kernl; did you mean '--kernel'\? see gguf-verify --help \[usage\]"),
+        (["--kernl", "f32"], 2, r"unknown option --kernl; did you mean '--kernel'\? see gguf-verify --help \[usage\]"),
         (["-n", "many"], 2, r"argument -n/--n-predict: invalid int value: 'many'; see gguf-verify --help \[usage\]"),
         (["audit"], 2, r"arguments are required: .*; see gguf-verify audit --help \[usage\]"),
-        (["explain", "nibbles-in-pair"], 2, r"no id is called 'nibbles-in-pair'; did you mean 'nibbles-in-pairs'\?"),
+        (["explain", "nibbles-in-pair"], 2, r"unknown id 'nibbles-in-pair'; did you mean 'nibbles-in-pairs'\?"),
         (["completion", "basch"], 2, r"'basch': did you mean 'bash'\? .* takes bash, zsh, fish, tcsh \[usage\]"),
         (["nightly", "rnu"], 2, r"'rnu': did you mean 'run'\?"),
     ],

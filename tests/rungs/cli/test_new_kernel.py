@@ -32,10 +32,10 @@ def test_a_new_kernel_is_written_and_verified(
     assert flat(captured.out).startswith("VERIFIED ON DRAWN DATA (brief) in")
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     assert main(["new-kernel", "my.cu", "--type", "Q8_0"]) == 2
-    assert "my.cu exists, and nothing is overwritten" in capsys.readouterr().err
+    assert "my.cu exists and is not overwritten" in capsys.readouterr().err
     (tmp_path / "q8_0.cuh").write_text("mine")
     assert main(["new-kernel", "other.cu", "--type", "Q8_0"]) == 2
-    assert "q8_0.cuh exists, and nothing is overwritten" in capsys.readouterr().err
+    assert "q8_0.cuh exists and is not overwritten" in capsys.readouterr().err
     assert not (tmp_path / "other.cu").exists()
     (tmp_path / "link.py").symlink_to("nowhere")
     assert main(["new-kernel", "link.py"]) == 2

@@ -254,7 +254,7 @@ def test_other_commands_end_as_cleanly(start: Callable[..., Command], arguments:
     command = start("-m", *arguments)
     assert wait_until(lambda: bool(command.descendants()) or command.process.poll() is not None)
     code, _, errors = command.ends(signal.SIGTERM)
-    assert errors.splitlines()[-1] == "gguf-verify: interrupted by SIGTERM: there is no result"
+    assert errors.splitlines()[-1] == "gguf-verify: interrupted by SIGTERM; no result"
     assert code == 3
 
 
@@ -289,4 +289,4 @@ def test_a_caller_that_ignores_its_children_and_blocks_signals() -> None:
 
 def test_a_signal_that_came_while_the_caller_had_it_blocked_is_handled() -> None:
     done = after(f"{HANDED_DOWN}\nos.kill(os.getpid(), signal.SIGTERM)", "-m", "gguf_verify", "explain", "mismatch")
-    assert (done.returncode, done.stderr) == (3, "gguf-verify: interrupted by SIGTERM: there is no result\n")
+    assert (done.returncode, done.stderr) == (3, "gguf-verify: interrupted by SIGTERM; no result\n")

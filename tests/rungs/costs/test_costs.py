@@ -122,7 +122,7 @@ def test_flags_that_do_not_fit_are_usage_errors(text: Path) -> None:
     with pytest.raises(UsageError, match="needs the model's source"):
         verify(Q4_0, rungs=["bytes"], source_text=text)
     done = command_here(Q4_0, "--identify", "--source", F16)
-    assert_one_line(done, 2, "--source belongs to a verification")
+    assert_one_line(done, 2, "--source applies to a verification")
     done = command_here(Q4_0, "--rungs", "bytes", "--source", FIXTURES / "no.gguf")
     assert_one_line(done, 2, "no.gguf")
 

@@ -170,9 +170,9 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A remote file, of which a sample is read, and one block."""
     for args in (["https://127.0.0.1:1/m.gguf"], [str(MODEL), "https://127.0.0.1:1/m.gguf"]):
         assert main(["audit", *args, "--ray", "local"]) == 2
-        assert "of a remote one a sample is read" in capsys.readouterr().err
+        assert "a remote file is only sampled" in capsys.readouterr().err
     assert main(["audit", str(MODEL), "--tensor", "output.weight", "--block", "0", "--ray", "local"]) == 2
-    assert "belong to a whole audit" in capsys.readouterr().err
+    assert "apply to a whole audit" in capsys.readouterr().err
 
 
 def test_what_a_cell_must_find(tmp_path: Path) -> None:

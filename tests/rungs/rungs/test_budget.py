@@ -172,7 +172,7 @@ def test_every_report_is_written(cut: Report, nothing: Report, writer: Any) -> N
 
 def test_no_certificate_is_made(cut: Report) -> None:
     materials = collect("q8_1_dp4a")
-    with pytest.raises(EnvironmentFault, match="no certificate is written of a run whose budget was spent"):
+    with pytest.raises(EnvironmentFault, match="no certificate: the time limit cut the run short"):
         certify(cut, materials, materials)
 
 
@@ -192,12 +192,12 @@ def test_at_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_time_that_is_none_is_one_line(value: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(Q4_0), "--budget", value]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"argument --budget: {value!r} is no time above 0, such as 90, 90s, 2m or 1h" in line
+    assert f"argument --budget: {value!r} is not a duration above 0, such as 90, 90s, 2m or 1h" in line
 
 
 def test_it_is_not_for_identification(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(Q4_0), "--identify", "--budget", "1m"]) == 2
-    assert "--budget belong to rungs, not to --identify" in capsys.readouterr().err
+    assert "--budget apply to rungs, not to --identify" in capsys.readouterr().err
 
 
 # ---- the way through the tensors -------------------------------------------------------------------------------------

@@ -67,8 +67,8 @@ def test_rows_are_those_of_the_converted_file(split: bool, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("weight_map", "said"), [
-    ({"a": "../outside.safetensors"}, "no name of a safetensors file"), ({"a": "/etc/passwd"}, "no name of"),
-    ({"a": 5}, "no map"), ({}, "no map"), ({"a": "missing.safetensors"}, "No such file"),
+    ({"a": "../outside.safetensors"}, "not the name of a safetensors file"), ({"a": "/etc/passwd"}, "not the name of"),
+    ({"a": 5}, "not a map"), ({}, "not a map"), ({"a": "missing.safetensors"}, "No such file"),
 ])  # fmt: skip
 def test_an_index_leads_nowhere_else(weight_map: object, said: str, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))

@@ -278,7 +278,7 @@ def test_without_llama_nothing_is_claimed(make: Make) -> None:
     x = xray(hand_built(make, "Q4_0"), 0, 0, None)
     text = shown(x)
     assert x.theirs is None
-    assert "note: llama.cpp's values are not at hand" in text
+    assert "note: llama.cpp's values are not available" in text
     assert "have the bits" not in text
     assert "≠" not in text
     f = xray(make(0, [32], bytes(128)), 0, 0, None)

@@ -159,7 +159,7 @@ def test_offset_of_every_byte_of_some_blocks(tiny: Model, make: Make) -> None:
 
 def test_offset_excludes_the_rest(tiny: Model) -> None:
     for rest in ({"tensor_name": "output.weight"}, {"row": 0}, {"block": 0}):
-        assert "leave out --tensor" in refusal(tiny, offset=500_000, **rest)
+        assert "remove --tensor" in refusal(tiny, offset=500_000, **rest)
 
 
 def test_split_model(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_offsets_are_decimal_or_hexadecimal(text: str, offset: int) -> None:
     "text", ["", "x", "0x", "-1", "1.5", "1_0", " 1", "1\n", "٣", "1a2b0", "0b1", "9" * 5000, "\x1b[2J"]
 )
 def test_other_offsets_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="--offset must be a byte of the file") as caught:
+    with pytest.raises(UsageError, match="--offset must be a byte offset in the file") as caught:
         parse_offset(text)
     assert str(caught.value).isprintable()
 

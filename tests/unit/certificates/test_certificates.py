@@ -1,4 +1,4 @@
-"""Certificates: how they are made, what is no certificate, and what a comparison finds."""
+"""Certificates: making, reading and comparing them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_interrupted_run_is_not_certified() -> None:
 def test_a_run_whose_budget_was_spent_is_not_certified() -> None:
     found = report()
     found.ended_by = "budget"
-    with pytest.raises(EnvironmentFault, match="no certificate is written of a run whose budget was spent"):
+    with pytest.raises(EnvironmentFault, match="no certificate: the time limit cut the run short"):
         statement(found)
 
 
@@ -84,7 +84,7 @@ def test_a_run_whose_model_changed_is_not_certified() -> None:
 def test_what_changed_meanwhile_is_not_certified(after: Any) -> None:
     before = materials(touched={"/x/my.cu": (1, 2, 3, 4, 5)})
     after = after if after.touched else materials(**{**vars(after), "touched": before.touched})
-    with pytest.raises(EnvironmentFault, match="changed while the run went on"):
+    with pytest.raises(EnvironmentFault, match="changed during the run"):
         certify(report(), before, after, RUNGS)
 
 
@@ -99,7 +99,7 @@ def test_what_was_not_asked_for_is_said() -> None:
     found.rungs = found.rungs[:1]
     said = certify(found, made_of, made_of, ("bytes",)).predicate
     assert said.asked.left_out == (
-        "rungs that were not asked for: blocks, layers, tokens",
+        "rungs not requested: blocks, layers, tokens",
         "every tensor: only those that match 'attn' (--tensor)",
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def test_the_schema_is_that_of_the_records() -> None:
         assert not checker.is_valid(wrong)
 
 
-# ---- what is no certificate ------------------------------------------------------------------------------------------
+# ---- files that are not certificates --------------------------------------------------------------------------------
 
 
 def altered(change: Callable[[dict[str, Any]], object]) -> bytes:
@@ -154,13 +154,13 @@ def _said(**fields: Any) -> Callable[[dict[str, Any]], object]:
         altered(lambda made: made["predicate"]["model"].update(files=[])),
     ],
 )  # fmt: skip
-def test_what_is_no_certificate(raw: bytes, tmp_path: Path) -> None:
+def test_files_that_are_not_certificates(raw: bytes, tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     path.write_bytes(raw)
     done = command_here("check-certificate", path)
     assert done.returncode == 4, done.stdout + done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert "no certificate" in done.stderr
+    assert "is not a certificate" in done.stderr
 
 
 def test_the_alterations_start_from_a_certificate() -> None:
@@ -308,14 +308,14 @@ def test_a_library_that_changed_during_a_run_is_not_certified(tmp_path: Path) ->
     folder = files(tmp_path)
     library = dependency(folder)
     for fields in ({str(library): "d" * 64}, {str(folder / "kernels" / "my.cu"): "d" * 64}):
-        with pytest.raises(EnvironmentFault, match=r"no certificate is written: \S+ was changed while the run went on"):
+        with pytest.raises(EnvironmentFault, match=r"no certificate: \S+ changed during the run"):
             opened(folder, library, **fields)
 
 
 def test_what_is_not_known_of_what_was_opened_does_not_match(tmp_path: Path) -> None:
     folder = files(tmp_path)
     for fields, name in (
-        ({"/proc/self/maps": None}, "the files that its processes opened"),
+        ({"/proc/self/maps": None}, "files opened by its processes"),
         ({str(folder / "libgone.so"): None}, "libgone.so"), ({"what NVRTC 13.0 read": None}, "what NVRTC 13.0 read"),
     ):  # fmt: skip
         checked = compared(folder, opened(folder, **fields))

@@ -51,7 +51,7 @@ def test_every_command_has_its_help(bare: Bare) -> None:
     [
         (("--help",), 0, "usage: gguf-verify"),
         (("completion", "bash"), 0, "complete -o bashdefault"),
-        (("kernle",), 2, "'kernle' is no command and no file; did you mean 'kernel'?"),
+        (("kernle",), 2, "'kernle' is neither a command nor a file; did you mean 'kernel'?"),
         ((MODEL,), 3, "llama.cpp is not installed"),
         (("devices",), 3, "llama.cpp is not installed"),
         (("backend", MODEL), 3, "llama.cpp is not installed"),

@@ -108,11 +108,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "arch=compute_80,code=sm_80" in path.read_text()
     path.write_text("mine")
     assert main(words) == 2
-    assert "exists, and nothing is overwritten" in capsys.readouterr().err
+    assert "exists and is not overwritten" in capsys.readouterr().err
     assert main([*words, "--name", "a b"]) == 2
-    assert "--name is a name in C++, not 'a b'" in capsys.readouterr().err
+    assert "--name must be a C++ identifier, not 'a b'" in capsys.readouterr().err
     assert main([*words[:-1], "sm_80"]) == 2
-    assert "--arch is a compute capability such as 80, not 'sm_80'" in capsys.readouterr().err
+    assert "--arch must be a compute capability such as 80, not 'sm_80'" in capsys.readouterr().err
 
 
 def on_card(program: Path) -> None:

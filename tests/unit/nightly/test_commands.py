@@ -40,7 +40,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert said("compare", str(path), "--new", "1")[0] == 5
     assert said("pin", "base", str(path), "--night", "1") == (0, "night 1 is now called base\n")
     assert said("compare", str(path), "--old", "base")[1].startswith("night 3 against night 1")
-    assert "no night is called basis; pinned are: base (1)" in said("compare", str(path), "--old", "basis")[1]
+    assert "no night is called basis; pinned names: base (1)" in said("compare", str(path), "--old", "basis")[1]
     assert said("compare", str(path), "--old", "77")[0] == 2
     assert said("pin", "7", str(path))[0] == 2
     code, text = said("status", str(path))

@@ -431,7 +431,7 @@ def test_turned_off(tmp_path: Path) -> None:
 
 def test_modes() -> None:
     """What is asked for and is not there is an error, and nothing else takes its place."""
-    with pytest.raises(UsageError, match="no sandbox is called 'jail'"), sandbox.sandboxed("jail"):
+    with pytest.raises(UsageError, match="unknown sandbox 'jail'"), sandbox.sandboxed("jail"):
         pass
     for mode, why in LACKS.items():
         if why is not None:

@@ -122,7 +122,7 @@ def test_a_file_that_was_closed_is_no_hang(reader: Reader, stack: ExitStack, tmp
     (file,) = opened(stack, *written(tmp_path / "a", one="1"))
     reader.given.give([file])
     file.close()
-    with pytest.raises(EnvironmentFault, match="cannot be handed to another process"):
+    with pytest.raises(EnvironmentFault, match="cannot pass files to another process"):
         reader.given.hand_over(reader.child.link)
 
 

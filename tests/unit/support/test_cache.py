@@ -64,7 +64,7 @@ def test_a_folder_that_others_can_write_is_not_used(
         assert used.parent == scratch.top()
         assert used.stat().st_mode & 0o7777 == 0o700
         assert why in said
-        assert said.endswith("; a private temporary folder takes its place\n")
+        assert said.endswith("; a private temporary folder is used instead\n")
         assert said.count("\n") == 1
 
 
@@ -202,7 +202,7 @@ def test_on_a_full_disk_the_temporary_folder_takes_its_place(
     assert cache.cache_dir() != kept
     assert [line.partition(": ")[2] for line in capsys.readouterr().err.splitlines()] == [
         f"the cache of compiled kernels is not used: {kept} cannot be written: No space left on device; a private "
-        "temporary folder takes its place"
+        "temporary folder is used instead"
     ]
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / "other"))
     assert cache.cache_dir() == home / "other" / "gguf-verify"

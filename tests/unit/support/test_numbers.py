@@ -23,7 +23,7 @@ LOADS = ("np.load", "np.fromfile", "np.loadtxt", "np.genfromtxt", "np.lib.format
 )
 def test_other_texts_are_no_types(text: object) -> None:
     for known in (NAMES, CODES, CODES_OF_FILES):
-        with pytest.raises(ValueError, match=r"is no type of numbers$"):
+        with pytest.raises(ValueError, match=r"is not a number type$"):
             number_type(text, known)
 
 

@@ -61,7 +61,7 @@ def test_all_lies_in_one_private_folder(place: Path) -> None:
 
 def test_no_folder_can_be_made(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(place / "none"))
-    with pytest.raises(EnvironmentFault, match="no temporary folder can be made: No such file or directory"):
+    with pytest.raises(EnvironmentFault, match="cannot create a temporary folder: No such file or directory"):
         scratch.folder("a")
 
 
