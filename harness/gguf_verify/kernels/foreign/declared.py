@@ -1,23 +1,24 @@
-r"""What a kernel that is not a Python function declares, in TOML: in a block of comments of FILE.cu, in a file beside
-it with the suffix .toml, or in a FILE.toml that names its code.
+r"""Declarations in TOML, for kernels other than Python functions: in a block of comments in FILE.cu, in a file beside
+the code with the suffix .toml, or in a FILE.toml that names its code.
 
     // [gguf-verify]
     // formats = ["Q4_0"]                       types of weights
-    // semantics = "q8_1"                       as in api.py, with all that it names: takes, output, ordered, domain, …
+    // semantics = "q8_1"                       as in api.py, with all further keys: takes, output, ordered, domain, …
     // oracle = "file.py:NAME"                  an Oracle, in a file beside this one; it replaces semantics
     // parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
     // block = 128                              threads: a number, an expression, or up to three of them
     // grid = "ceil(M * N, 128)"                blocks, likewise
     // shared = "4 * K"                         bytes of dynamic shared memory, if it uses any
     // macros = { TILE = 16 }                   optional; macros of one type: macros.Q4_0 = { BLOCK = "block_q4_0" }
-    // flags = ["-use_fast_math"]               the author's own flags of the compiler
+    // flags = ["-use_fast_math"]               the author's own compiler flags
     // include = ["../common"]                  folders in which the compiler looks for headers
     // [/gguf-verify]
 
-A parameter is the name of an operand (weights, activations, output, what is fused, memory of the call's own), a type
-and an expression ("int32 K / 32", "float32 1.0"), or "stream". Expressions: see `expressions`; operands: see `layouts`.
+A parameter is the name of an operand (weights, activations, output, an operand of a fused operation, scratch memory), a
+type and an expression ("int32 K / 32", "float32 1.0"), or "stream". Expressions: see `expressions`; operands: see
+`layouts`.
 
-Several launches follow each other in order, each with its symbol and, perhaps, a condition:
+Several launches run in order, each with its symbol and an optional condition:
 
     [[launches]]
     symbol = "quantize_q8_1"                 or symbol = { Q4_0 = "…", Q8_0 = "…" }, one for each type
@@ -28,11 +29,11 @@ Several launches follow each other in order, each with its symbol and, perhaps, 
     when = "M <= 8"
     …
 
-A FILE.toml says where its code is: code = "file.cu", "file.ptx", "file.cubin", "lib.so" (functions of C, which get
-pointers, numbers and the stream, and return nothing or, with returns = "int32", a status, of which 0 is success), or
-"torch.ops" (operators of PyTorch, which may return the output), with import = ["module"] and load = ["lib.so"].
-Variables of the environment, as $NAME, are put in. Of a library and of PyTorch a launch has a symbol and parameters
-alone; device = "cuda" gives them memory of a GPU.
+A FILE.toml says where its code is: code = "file.cu", "file.ptx", "file.cubin", "lib.so" (C functions, which get
+pointers, numbers and the stream, and return nothing or, with returns = "int32", a status, where 0 is success), or
+"torch.ops" (PyTorch operators, which may return the output), with import = ["module"] and load = ["lib.so"].
+Environment variables ($NAME) are expanded. A launch of a library or of PyTorch has only a symbol and parameters;
+device = "cuda" gives it GPU memory.
 
 A symbol is a `__global__` function: `extern "C"`, in a namespace, or a template with its arguments ("f<32, float>").
 """
@@ -60,11 +61,11 @@ from .layouts import MATRICES, NUMBERS, Number, number_of
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SYMBOL = re.compile(r"[A-Za-z_][\w:<>, .*&()+-]*")
 _OF_LAUNCH = ("symbol", "parameters", "block", "grid", "shared", "when", "returns")
-#: What a function of C may return: nothing, or a status, of which 0 is success.
+#: Return types of a C function: nothing, or a status where 0 is success.
 _RETURNS = ("void", "int32")
 _OF_CODE = ("code", "import", "load", "oracle", "macros", "flags", "include", "launches")
 _STREAM = "stream"
-#: What must be declared, with an example.
+#: Required keys, each with an example for the message.
 _NEEDED = {
     "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1" (--identify finds what a kernel computes)',
     "parameters": 'parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]',
@@ -80,7 +81,7 @@ Three = tuple[Expression, Expression, Expression]
 
 @dataclass(frozen=True)
 class Step:
-    """One launch, or one call of a function. `grid` is None for a function."""
+    """One launch of a kernel, or one call of a function, which has no `grid`."""
 
     symbols: Mapping[str, str]
     parameters: tuple[str | Number, ...]
@@ -91,15 +92,15 @@ class Step:
     returns: str = "void"
 
     def symbol(self, fmt: str) -> str:
-        """Its function for weights of a type; "" for that which the command line names."""
+        """Return its function for a type of weights; "" stands for the symbol given on the command line."""
         return self.symbols.get(fmt) or self.symbols.get("", "")
 
     def happens(self, names: Mapping[str, int]) -> bool:
-        """Whether a call of this shape makes it. Raises KernelFault."""
+        """Return whether a call of this shape makes this launch. Raises KernelFault."""
         return self.when is None or bool(self.when.value(names))
 
     def launched(self, names: Mapping[str, int]) -> Launched:
-        """Grid, threads and shared memory. Raises KernelFault."""
+        """Return grid, threads and shared memory. Raises KernelFault."""
         assert self.grid is not None
         grid, block = ((x.value(names), y.value(names), z.value(names)) for x, y, z in (self.grid, self.block))
         return Launched(grid, block, self.shared.value(names))
@@ -107,18 +108,18 @@ class Step:
 
 @dataclass(frozen=True)
 class CallDeclaration:
-    """What the comment or FILE.toml declares.
+    """The declaration in a comment or FILE.toml.
 
     Args:
-        of: what the kernel is.
+        of: the declaration of the kernel as such.
         steps: the launches of a call, in order.
-        macros, macros_of: macros of all types, and of one each.
+        macros, macros_of: macros for all types, and for single types.
         oracle: FILE.py and NAME of its oracle, if it has one.
-        code: what the file names as its code.
-        flags, include: the author's own flags and folders, for the compiler.
-        modules, libraries: what is imported and loaded before PyTorch's operators are looked up.
-        unpack: of a repacking, the launch that takes its weights apart again.
-        packed: of a repacking, the bytes of what it makes.
+        code: the code that the file names.
+        flags, include: the author's own compiler flags and include folders.
+        modules, libraries: modules to import and libraries to load before PyTorch's operators are looked up.
+        unpack: for a repacking, the launch that unpacks its result.
+        packed: for a repacking, the bytes of its result.
     """
 
     of: Declaration
@@ -135,31 +136,33 @@ class CallDeclaration:
     packed: Expression | None = None
 
     def defines(self, fmt: str) -> dict[str, str]:
-        """The macros for such weights."""
+        """Return the macros for a type of weights."""
         return {**self.macros, **self.macros_of.get(fmt, {})}
 
     def symbols(self, fmt: str) -> tuple[str, ...]:
-        """The functions that calls with such weights need; "" stands for the one of the command line."""
+        """Return the functions that calls with these weights need; "" stands for the symbol on the command line."""
         return tuple(dict.fromkeys(step.symbol(fmt) for step in self.all_steps))
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """With that of `unpack`."""
+        """The launches of a call and that of `unpack`."""
         return self.steps if self.unpack is None else (*self.steps, self.unpack)
 
     def launched(self, names: Mapping[str, int]) -> tuple[Launched, ...] | None:
-        """What a call launches; None where that is not known. Raises KernelFault."""
+        """Return the launches of a call; None if they are not known. Raises KernelFault."""
         steps = [step for step in self.steps if step.happens(names)]
         return None if any(step.grid is None for step in steps) else tuple(step.launched(names) for step in steps)
 
     def messages(
         self, fmt: str, names: Mapping[str, int], symbol: str = "", unpacks: bool = False
     ) -> list[dict[str, Any]]:
-        """The launches of a call, for messages. Raises KernelFault where CUDA would not make one, or none is made.
+        """Return the launches of a call, for messages to the kernel's process.
 
         Args:
-            symbol: of launches that name none.
-            unpacks: of the call that takes packed weights apart.
+            symbol: the function of launches without one.
+            unpacks: return the launch that unpacks packed weights instead.
+
+        Raises KernelFault if CUDA would refuse a launch, or if the call makes no launch.
         """
         out = []
         at = ", ".join(f"{name}={names[name]}" for name in "MNK")
@@ -182,11 +185,11 @@ class CallDeclaration:
 
 
 def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
-    """TOML to a declaration.
+    """Parse a declaration in TOML.
 
     Args:
-        named: the command line names a symbol, which launches without one have.
-        kind: of the code ("cu", "so", "torch"), where the declaration does not name it.
+        named: whether the command line names a symbol, which launches without one use.
+        kind: the kind of code ("cu", "so", "torch"), if the declaration does not name its code.
 
     Raises UsageError.
     """
@@ -225,7 +228,7 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
 
 
 def _repacking(said: dict[str, Any], declared: Declaration, code: str) -> tuple[Step | None, Expression | None]:
-    """What takes packed weights apart, and their size."""
+    """Return the launch that unpacks packed weights, and their size."""
     if declared.computes != "repack":
         return None, None
     if "packed" not in said:
@@ -243,8 +246,10 @@ def _lacks(key: str) -> None:
 
 
 def put_in(text: str, folder: Path) -> str:
-    """A path of a declaration, with the environment's variables and relative to the declaration's folder. Raises
-    UsageError where a variable is not set."""
+    """Expand environment variables in a path of a declaration, relative to the declaration's folder.
+
+    Raises UsageError for a variable that is not set.
+    """
     expanded = os.path.expandvars(text)
     if missing := re.search(r"\$\{?(\w+)", expanded):
         raise UsageError(f"{text}: set the environment variable {missing[1]}")
@@ -270,7 +275,7 @@ def _steps(said: dict[str, Any], declared: Declaration, code: str, named: bool) 
 
 
 def _needed(declared: Declaration) -> tuple[str, ...]:
-    """Operands that the parameters must name."""
+    """Return the operands that the parameters must name."""
     without = {"dequantize": "activations", "repack": "activations", "quantize": "weights"}.get(declared.computes)
     return tuple(name for name in MATRICES if name != without)
 
@@ -347,6 +352,6 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
 
 
 def shape_names(declared: Declaration, fmt: str, m: int, n: int, k: int) -> dict[str, int]:
-    """`names_of` a call."""
+    """Return the names of `names_of` for a call."""
     more = dict(declared.more)
     return names_of(FORMATS[fmt], m, n, k, int(more.get("experts", 1)), int(more.get("top_k", 1)))

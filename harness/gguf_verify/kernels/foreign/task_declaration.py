@@ -1,4 +1,4 @@
-"""What kernels that multiply nothing declare beside their formats: how they round, and what they make."""
+"""Declarations of kernels without a product: dequantizers, quantizers and repackings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...support.near import nearest
 if TYPE_CHECKING:
     from .declaration import Declaration
 
-#: What each task may declare beside formats, domain, operands, arrays and device.
+#: The keys that each task may declare besides formats, domain, operands, arrays and device.
 _KEYS = {
     "dequantize": ("output", "arithmetic", "fast_math"),
     "quantize": ("activations", "takes", "ordered", "fast_math"),
@@ -23,7 +23,7 @@ _KEYS = {
 
 
 def check_task(declared: Declaration) -> None:
-    """That a kernel which multiplies nothing declares what it needs, and nothing else. Raises UsageError."""
+    """Check that a kernel without a product declares all that it needs, and nothing else. Raises UsageError."""
     more, task = dict(declared.more), declared.computes
     said = {
         "semantics": declared.semantics, "term": declared.term, "takes": declared.takes, "ordered": declared.ordered,
@@ -53,8 +53,10 @@ def check_task(declared: Declaration) -> None:
 
 
 def arithmetic_of(declared: Declaration, fmt: str) -> str:
-    """The arithmetic that a dequantizer declares for a type: one name for all, or a table of types. Raises
-    UsageError."""
+    """Return the arithmetic that a dequantizer declares for a type: one name for all, or a table of types.
+
+    Raises UsageError.
+    """
     said: Any = dict(declared.more).get("arithmetic", ONCE)
     if isinstance(said, Mapping):
         if unknown := [name for name in said if name not in declared.formats]:

@@ -1,7 +1,8 @@
-"""A kernel to begin from: complete, right and naive, for any type of weights (`gguf-verify new-kernel`).
+"""Templates of kernels to begin from: complete, correct and naive, for any type of weights (`gguf-verify new-kernel`).
 
-In CUDA C++ it stands beside a header that decodes the type: the project's own, with all that it includes, in one file.
-So the kernel needs no include path, here and where its author compiles it. In Python the project's decoder is called.
+A kernel in CUDA C++ comes with a header that decodes the type: the project's own, with all that it includes, in one
+file. So the kernel needs no include path, neither here nor where its author compiles it. A kernel in Python calls the
+project's decoder.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ...support.errors import UsageError
 from ...support.near import nearest
 from ...support.paths import kernel_root
 
-#: Definitions that there is a body of, and the types of activations and outputs.
+#: Definitions with a template, and the types of activations and outputs.
 SEMANTICS = ("f32", "q8_1")
 TAKES = ("float32", "float16", "bfloat16")
-#: A type's name in CUDA C++, how a value is read, and how it is written.
+#: Type in CUDA C++, expression that reads a value, expression that writes one.
 _ELEMENTS = {
     "float32": ("float", "{}", "{}"), "float16": ("uint16_t", "half_to_float({})", "float_to_half({})"),
     "bfloat16": ("uint16_t", "bfloat16_to_float({})", "float_to_bfloat16({})"),
@@ -35,15 +36,15 @@ _DEFINED = re.compile(
 
 @dataclass(frozen=True)
 class Template:
-    """What a new kernel is of.
+    """The options of a new kernel.
 
     Args:
         fmt: the weights' type.
         semantics: one of `SEMANTICS`.
-        takes: as a declaration has it: "" for what the definition takes.
+        takes: the declared type of activations; "": the definition's.
         output: the dtype of the outputs.
 
-    Raises UsageError for what there is no template of.
+    Raises UsageError if there is no such template.
     """
 
     fmt: BlockFormat
@@ -53,7 +54,7 @@ class Template:
 
     @classmethod
     def of(cls, kind: str, semantics: str, takes: str, output: str) -> Template:
-        """By the names. Raises UsageError."""
+        """Build it from names. Raises UsageError."""
         if kind not in FORMATS:
             there = f"there are: {', '.join(FORMATS)}"
             raise UsageError(f"no type of weights is called {ascii(kind)[:60]}; {nearest(kind, FORMATS)}{there}")
@@ -73,11 +74,11 @@ class Template:
 
     @property
     def header(self) -> str:
-        """The name of the file that decodes the type."""
+        """The name of the header that decodes the type."""
         return f"{self.fmt.name.lower()}.cuh"
 
     def files(self, path: Path) -> dict[Path, str]:
-        """The files of a new kernel: path → text. Raises UsageError for a suffix that no kernel has."""
+        """Return the files of a new kernel: path → text. Raises UsageError for an unknown suffix."""
         if path.suffix == ".py":
             return {path: self._python(path)}
         if path.suffix == ".cu":
@@ -289,8 +290,10 @@ _PYTHON_F32 = """\
 
 
 def flattened(fmt: BlockFormat) -> str:
-    """The header of a type with all that it includes, without those of its functions and tables that it does not use.
-    The conversions of `standalone.cuh` are whole, so that each kernel of the type can include the same file."""
+    """Return the header of a type with all that it includes, without functions and tables that it does not use.
+
+    The conversions of `standalone.cuh` are kept whole, so that all kernels of the type can include the same file.
+    """
     root = kernel_root()
     texts: dict[str, str] = {}
 
@@ -300,7 +303,7 @@ def flattened(fmt: BlockFormat) -> str:
         table = headers().get(name)
         file = root / "standalone.cuh" if name == _COMMON else root / "formats" / name
         text = file.read_text() if table is None else table
-        texts[name] = ""  # in its place once what it includes has come
+        texts[name] = ""  # marks it as visited; its place is after its own includes
         for included in _INCLUDE.findall(text):
             add(included)
         del texts[name]
@@ -320,6 +323,6 @@ def flattened(fmt: BlockFormat) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """The declarations of a header at its outermost level, each with the comment above it."""
+    """Return the declarations at the outermost level of a header, each with the comment above it."""
     found = re.split(r"\n\n(?=\S)", text.strip())
     return [p for p in found if not all(line.startswith("//") for line in p.splitlines())]
