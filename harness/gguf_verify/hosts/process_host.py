@@ -226,7 +226,7 @@ class ProcessHost(Host):
         **more: Any,
     ) -> tuple[int, Bytes | None]:  # fmt: skip
         if self._hangs >= _MOST_HANGS:
-            raise NotRun(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
+            raise NotRun(f"the kernel was not run: it exceeded the time limit {_MOST_HANGS} times before")
         with self._asking:
             contents = [a.content if isinstance(a, Sparse) else a for a in args]
             for held in (kernel, *(a for a in contents if isinstance(a, _Held))):

@@ -71,7 +71,7 @@ def test_its_process_cannot_hide_what_it_does(name: str, said: str) -> None:
 def test_an_oracle_cannot_hide_that_it_changes() -> None:
     kernel = opened("oracle_random")
     _, x = operands()
-    with pytest.raises(OracleFault, match=r"not deterministic: a second call of its activations gave other values$"):
+    with pytest.raises(OracleFault, match=r"not deterministic: a second call of its activations returned other values$"):
         kernel._oracle.activations(kernel.quantize(x))
     kernel.close()
 

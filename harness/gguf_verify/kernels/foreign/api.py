@@ -93,7 +93,7 @@ OWN = "own"
 #: The tasks that a kernel may declare, with a description for messages.
 COMPUTES = {
     "gemm": "a product of activations and quantized weights",
-    "experts": "such products of the experts that each token names",
+    "experts": "products with the experts of each token",
     "dequantize": "the values of quantized weights",
     "quantize": "quantized activations",
     "repack": "the same weights in another layout",
@@ -177,7 +177,7 @@ def kernel(
         if key not in KEYS:
             from ...support.near import nearest
 
-            raise UsageError(f"no kernel declares {shortened(key)}: {nearest(key, KEYS)}there are: {', '.join(KEYS)}")
+            raise UsageError(f"{shortened(key)} is not a key of declarations: {nearest(key, KEYS)}there are: {', '.join(KEYS)}")
     given = {"formats": tuple(formats), "ordered": ordered, "takes": takes, "domain": domain or {}, **more}
     if checks_declarations:
         from .declaration import declaration_of_table
@@ -191,7 +191,7 @@ def kernel(
         if before is not None and any(getattr(function, name, None) != value for name, value in declared.items()):
             name = getattr(function, "__name__", "the function")
             raise UsageError(
-                f"{shortened(name)} declares something else already: declare a function of its own, such as "
+                f"{shortened(name)} already has another declaration: declare a separate function, such as "
                 f"lambda *given: {name}(*given)"
             )
         for name, value in declared.items():

@@ -43,7 +43,7 @@ def experts_taken(declared: Declaration) -> Taken | None:
     if declared.computes == "experts":
         return taken_of({} if said is None else said)
     if said is not None:
-        raise UsageError('experts are declared by a kernel with computes = "experts"')
+        raise UsageError('experts needs computes = "experts"')
     return None
 
 

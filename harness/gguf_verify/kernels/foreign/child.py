@@ -115,18 +115,18 @@ class OracleRunner:
         try:
             answer, _ = as_array(getattr(self._oracle, what)(copy, *more))
         except Fault:
-            raise Fault(f"the kernel's oracle gives no array as its {what}") from None
+            raise Fault(f"the kernel's oracle returned no array as its {what}") from None
         except BaseException as error:  # also SystemExit
             raise raised("the kernel's oracle", error, f" in its {what}") from None
         unchanged(f"{what}' inputs", copy.view(np.uint8), given.view(np.uint8), "the kernel's oracle")
         n = len(given)
         if answer.dtype != np.float64 or answer.ndim != 2 or len(answer) != n or not k <= answer.shape[1] <= 2 * k:
             described = f"{answer.dtype}[{', '.join(map(str, answer.shape))}]"
-            raise Fault(f"the kernel's oracle gives {described} as its {what}, expected float64[{n}, {k}]")
+            raise Fault(f"the kernel's oracle returned {described} as its {what}, expected float64[{n}, {k}]")
         out = np.array(answer, np.float64, order="C")
         if not np.isfinite(out).all():
             row = int(np.argmin(np.isfinite(out).all(axis=1)))
-            raise Fault(f"the kernel's oracle gives {what} that are not finite, the first in row {row}")
+            raise Fault(f"the kernel's oracle returned {what} that are not finite, the first in row {row}")
         return out
 
 
@@ -136,7 +136,7 @@ def import_kernel(path: Path, name: str) -> Any:
         raise UsageError(f"{path} is not a file")
     spec = importlib.util.spec_from_file_location("gguf_verify_foreign_kernel", path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python source")
+        raise UsageError(f"{path} is not a Python source")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.append(str(path.resolve().parent))
@@ -148,7 +148,7 @@ def import_kernel(path: Path, name: str) -> Any:
     except HarnessError as error:  # of the declaration
         raise UsageError(f"{path}: {error}") from None
     except BaseException as error:
-        where = "; it finds modules in its folder, in those of PYTHONPATH, and installed ones"
+        where = "; modules are found in its folder, in those of PYTHONPATH, and among installed packages"
         hint = where if isinstance(error, ModuleNotFoundError) else ""
         raise UsageError(f"{path} cannot be imported: {one_line(error)}{hint}") from None
     found = module

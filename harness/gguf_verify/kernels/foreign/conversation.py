@@ -121,7 +121,7 @@ class Conversation:
             return True
         if self.hangs >= _MOST_HANGS:
             at = f" (at {'; '.join(self._hung.values())})" if self._hung else ""
-            raise NotRun(f"{self.who} was not run: it ran into the time limit {_MOST_HANGS} times before{at}")
+            raise NotRun(f"{self.who} was not run: it exceeded the time limit {_MOST_HANGS} times before{at}")
         try:
             self.begin()
         except (UsageError, EnvironmentFault) as error:
@@ -156,7 +156,7 @@ class Conversation:
         assert self._channel is not None
         shape = () if "schedule" in question else tuple(question.get("shape", ()))
         if shape[1:] in self._hung:
-            raise NotRun(f"{self.who} was not run: it ran into the time limit at {self._hung[shape[1:]]} before")
+            raise NotRun(f"{self.who} was not run: it exceeded the time limit at {self._hung[shape[1:]]} before")
         if not self._channel.quiet:  # a message without a question
             self.garbage()
         self._asked += 1

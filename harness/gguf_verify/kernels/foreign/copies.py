@@ -210,7 +210,7 @@ def _copy(asked: _Asked, copy: Path, whole: bool) -> None:
             ) from None  # fmt: skip
     raise UsageError(
         f"the kernel's folder {printable(str(asked.folder), 200)} holds more than {MOST_FILES:,} files or "
-        f"{MOST_BYTES:,} bytes, or takes more than {MOST_SECONDS:g} s to copy; put the kernel into a folder of its own"
+        f"{MOST_BYTES:,} bytes, or takes more than {MOST_SECONDS:g} s to copy; put the kernel into a separate folder"
     )
 
 

@@ -188,8 +188,8 @@ class CudaSource:
         if missing := _NO_HEADER.search(line):
             name = missing[1] or missing[2]
             line += (
-                f': <{name}> is not here; name its folder by include = ["…"], or have the kernel in a file that '
-                "does without it"
+                f': <{name}> was not found; name its folder by include = ["…"], or move the kernel to a file that '
+                "does not include it"
             )
         return line
 

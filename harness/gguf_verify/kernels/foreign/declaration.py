@@ -80,8 +80,8 @@ class Declaration:
         if self.computes not in COMPUTES:
             scope = "; ".join(f"{name}: {words}" for name, words in COMPUTES.items())
             raise UsageError(
-                f"computes {shortened(self.computes)} is out of scope. In scope are {scope}; each with what is fused "
-                "behind it (see docs/kernels-of-your-own.md)"
+                f"computes {shortened(self.computes)} is out of scope. In scope are {scope}; each may have fused "
+                "operations (see docs/kernels-of-your-own.md)"
             )
         if not self.formats and self.computes != "quantize":
             raise UsageError('it declares no formats: write, for example, formats = ["Q4_0"]')
@@ -91,7 +91,7 @@ class Declaration:
         if not all(isinstance(value, bool) for value in (self.ordered, self.out, self.deterministic)):
             raise UsageError("ordered, out and deterministic must be True or False")
         if self.ordered and not self.deterministic:
-            raise UsageError("a kernel that adds in an order that is known is deterministic")
+            raise UsageError("ordered = true contradicts deterministic = false")
         for what, value, known in (
             ("output", self.output, HALVES), ("arrays", self.arrays, ARRAYS), ("device", self.device, DEVICES),
         ):  # fmt: skip
@@ -115,9 +115,9 @@ class Declaration:
         if self.takes not in ("", *may):
             raise UsageError(f"takes {shortened(self.takes)} is not one of {', '.join(may)}{meant(self.takes, may)}")
         if own and self.ordered:
-            raise UsageError(f"no order of an oracle is known: ordered goes with {_ORDERS}")
+            raise UsageError(f"the order of an oracle is not known: ordered needs {_ORDERS}")
         if own and (self.activations or self.term):
-            raise UsageError("activations and term are of a definition of this project, and an Oracle is in its place")
+            raise UsageError("activations and term cannot be declared with an Oracle")
         definition = self.definition
         if own:
             return
@@ -127,7 +127,7 @@ class Declaration:
             except ValueError as error:
                 raise UsageError(str(error)) from None
         if self.ordered and not definition.order_known:
-            raise UsageError(f"no order of {definition.name} is known: ordered goes with {_ORDERS}")
+            raise UsageError(f"the order of {definition.name} is not known: ordered needs {_ORDERS}")
 
     @property
     def definition(self) -> Semantics:
@@ -205,7 +205,7 @@ def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declarat
     if isinstance(accumulates, Mapping):
         accumulates = tuple(sorted(accumulates.items()))
     elif not isinstance(accumulates, str):
-        raise UsageError("accumulates is a name, or a table")
+        raise UsageError("accumulates must be a name or a table")
     texts = {key: str(said[key]) for key in ("takes", "activations", "term", "output", "computes", "arrays", "device")
              if key in said}  # fmt: skip
     return Declaration(

@@ -180,7 +180,7 @@ class CallDeclaration:
                 said["returns"] = step.returns
             out.append(said)
         if not out:
-            raise KernelFault(f"at {at} no launch of the declaration happens (each has a condition: when)")
+            raise KernelFault(f"at {at} the kernel makes no launch: no condition (when) holds")
         return out
 
 
@@ -211,7 +211,7 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
     if computes in ("gemm", "experts") and not {"semantics", "oracle", "term"} & said.keys():
         _lacks("semantics")
     if said.get("semantics") == OWN:
-        raise UsageError(f"semantics {OWN!r} needs an oracle, which is declared in its place")
+        raise UsageError(f"semantics {OWN!r} needs an oracle: declare oracle in place of semantics")
     table = {key: said[key] for key in KEYS if key in said} | ({"semantics": OWN} if oracle else {})
     declared = declaration_of_table(table)
     code = str(said.get("code", "")) or {"so": "library.so", "torch": TORCH}.get(kind, "")
@@ -232,12 +232,12 @@ def _repacking(said: dict[str, Any], declared: Declaration, code: str) -> tuple[
     if declared.computes != "repack":
         return None, None
     if "packed" not in said:
-        raise UsageError('a repacking declares how many bytes it makes: packed = "N * K / BLOCK * BYTES"')
+        raise UsageError('a repacking must declare the bytes of its result: packed = "N * K / BLOCK * BYTES"')
     unpack = said.get("unpack")
     if unpack is None:
         return None, Expression(said["packed"])
     if not isinstance(unpack, dict) or not unpack.get("symbol"):
-        raise UsageError("unpack is a launch: a table of symbol, parameters, block and grid")
+        raise UsageError("unpack must be a launch: a table of symbol, parameters, block and grid")
     return _step(unpack, declared, code, False), Expression(said["packed"])
 
 
@@ -261,9 +261,9 @@ def _steps(said: dict[str, Any], declared: Declaration, code: str, named: bool) 
     if tables is None:
         tables = [{key: said[key] for key in _OF_LAUNCH if key in said}]
     elif any(key in said for key in _OF_LAUNCH):
-        raise UsageError("it declares launches, and one more beside them: move it to [[launches]]")
+        raise UsageError("a launch is declared outside [[launches]]: move it there")
     if not isinstance(tables, list) or not 0 < len(tables) <= _MOST_LAUNCHES:
-        raise UsageError("launches are tables, [[launches]], one for each")
+        raise UsageError("launches must be tables, one [[launches]] for each launch")
     steps = tuple(_step(table, declared, code, named) for table in tables)
     used = [p for step in steps for p in step.parameters if isinstance(p, str)]
     for name in _needed(declared):
@@ -286,7 +286,7 @@ def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:
     has_grid, in_c = not code or code.endswith(_LAUNCHED), bool(code) and not code.endswith((*_LAUNCHED, TORCH))
     for key in table:
         if key not in _OF_LAUNCH:
-            raise UsageError(f"a launch declares {ascii(key)[:60]}: {nearest(key, _OF_LAUNCH)}".rstrip(": "))
+            raise UsageError(f"{ascii(key)[:60]} is not a key of launches: {nearest(key, _OF_LAUNCH)}".rstrip(": "))
     for key in ("parameters", "block", "grid") if has_grid else ("parameters",):
         if key not in table:
             _lacks(key)
@@ -294,13 +294,13 @@ def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:
     symbols = symbol if isinstance(symbol, dict) else {"": symbol}
     for of, name in symbols.items():
         if not isinstance(name, str) or (name and not _SYMBOL.fullmatch(name)) or of not in ("", *declared.formats):
-            raise UsageError(f"symbol {ascii(name)[:60]} is not the name of a function, or of one for each type")
+            raise UsageError(f"symbol {ascii(name)[:60]} is neither the name of a function nor a table of one name for each type")
     if not named and not all(symbols.get(fmt) or symbols.get("") for fmt in declared.formats):
-        raise UsageError("each launch names its function: symbol")
+        raise UsageError("each launch must name its function: symbol")
     parameters = tuple(_parameter(p, declared) for p in strings(table["parameters"], "parameters"))
     returns = table.get("returns", "void")
     if returns not in _RETURNS or (returns != "void" and not in_c):
-        what = "a function of a library in C returns" if in_c else "returns is of a function of a library in C:"
+        what = "a function of a C library returns" if in_c else "returns is only for functions of a C library:"
         raise UsageError(f"{what} one of {', '.join(_RETURNS)}, not {ascii(returns)[:40]}")
     return Step(
         symbols, parameters, _three(table["grid"]) if has_grid else None, _three(table.get("block", 1)),
@@ -325,7 +325,7 @@ def _parameter(said: str, declared: Declaration) -> str | Number:
 def _oracle(said: dict[str, Any]) -> tuple[str, str]:
     found = re.fullmatch(r"([^:]+\.py):([^:/]+)", str(said["oracle"]))
     if found is None or "semantics" in said:
-        raise UsageError('oracle is "FILE.py:NAME", in place of semantics')
+        raise UsageError('oracle must be "FILE.py:NAME", in place of semantics')
     return found[1], found[2]
 
 
@@ -345,7 +345,7 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
     for table in (common, *of.values()):
         for name, value in table.items():
             if not _NAME.fullmatch(name) or not isinstance(value, str | int) or {"\n", "\0"} & set(str(value)):
-                raise UsageError(f"macro {ascii(name)[:60]} is not a name with a text or number")
+                raise UsageError(f"macro {ascii(name)[:60]} is not a name with a string or a number")
     if unknown := of.keys() - set(formats):
         raise UsageError(f"macros are given for {ascii(min(unknown))[:60]}, which is not among its formats")
     return {k: str(v) for k, v in common.items()}, {f: {k: str(v) for k, v in t.items()} for f, t in of.items()}

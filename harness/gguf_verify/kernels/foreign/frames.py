@@ -80,7 +80,7 @@ class TorchFrame(Frame):
         super().__init__(library, device)
         self._torch = _imported("torch")
         if device == "cuda" and not self._torch.cuda.is_available():
-            raise EnvironmentFault("the kernel wants PyTorch's tensors on a card, and PyTorch sees none")
+            raise EnvironmentFault("the kernel takes PyTorch tensors on a GPU, but PyTorch finds no GPU")
 
     def array(self, mapped: Mapped) -> Any:
         torch, operand = self._torch, mapped.operand
@@ -150,7 +150,7 @@ class JaxFrame(Frame):
         try:
             place = self._jax.devices("cpu" if self._device == "cpu" else "gpu")[0]
         except RuntimeError as error:
-            raise EnvironmentFault(f"the kernel wants JAX's arrays on a card: {one_line(error)}") from None
+            raise EnvironmentFault(f"the kernel takes JAX arrays on a GPU, but there is none: {one_line(error)}") from None
         return self._jax.device_put(array, place)
 
 
@@ -193,7 +193,7 @@ def as_array(answer: Any, wanted: str = "") -> tuple[npt.NDArray[Any], str]:
     except Fault:
         raise
     except BaseException as error:
-        raise Fault(f"what the kernel returned cannot be read as an array: {one_line(error)}") from None
+        raise Fault(f"the kernel's return value cannot be read as an array: {one_line(error)}") from None
 
 
 def _as_numpy(answer: Any) -> npt.NDArray[Any]:

@@ -65,7 +65,7 @@ class FunctionRunner:
         return {}
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a function of a library has no thread blocks that can be seen")
+        raise EnvironmentFault("the thread blocks of a library function cannot be run alone")
 
     def _call_c(self, function: Any, args: list[Any], arrays: dict[str, Any], returns: str | None) -> None:
         given = [ctypes.c_void_p(self._frame.stream()) if arg == STREAM
@@ -75,7 +75,7 @@ class FunctionRunner:
         code = function(*given)
         self._frame.wait()
         if code:
-            raise Fault(f"the kernel's function returned {code}, and 0 means success")
+            raise Fault(f"the kernel's function returned {code}, but 0 means success")
 
     def _call_operator(self, function: Any, args: list[Any], arrays: dict[str, Any], output: Mapped) -> None:
         given = [self._frame.stream() if arg == STREAM else arrays[arg] if isinstance(arg, str) else arg[1]
@@ -128,7 +128,7 @@ def _torch_operators(modules: list[str], libraries: list[str]) -> Callable[[str]
         for library in libraries:
             torch.ops.load_library(library)
     except BaseException as error:
-        raise EnvironmentFault(f"PyTorch's operators cannot be had: {one_line(error)}") from None
+        raise EnvironmentFault(f"PyTorch's operators cannot be loaded: {one_line(error)}") from None
 
     def find(name: str) -> Any:
         found = torch.ops

@@ -41,7 +41,7 @@ def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
         at_start.array_in(expected)[...] = made
         wrong = int((expected != inside).sum())
         if wrong:
-            words = f"the kernel wrote outside its output: {wrong} bytes between its rows or behind them"
+            words = f"the kernel wrote outside its output: {wrong} bytes between or after its rows"
             raise KernelFinding("outside", words)
     return made
 
@@ -83,8 +83,8 @@ def unchanged(what: str, now: Bytes, before: Bytes) -> None:
 #: Beginnings of faults: two runs on the same inputs gave other outputs, at the same addresses or only at others.
 FIXED = "the kernel is not deterministic"
 MOVED = (
-    "the kernel's outputs depend on the addresses of its operands (their contents are the same; only where they begin "
-    "in memory differs)"
+    "the kernel's outputs depend on the addresses of its operands (the runs differ only in the "
+    "addresses, not in the contents)"
 )
 
 
@@ -96,8 +96,8 @@ def written_again(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
     if len(left) and not (np.ascontiguousarray(first).view(np.uint32) == POISON).any():
         m, n = left[0]
         words = (
-            f"the kernel leaves outputs as they were: in a second run on the same inputs row {n} token {m} was never "
-            "written (a buffer that it keeps?)"
+            f"the kernel does not always write its outputs: in a second run on the same inputs row {n} token {m} was "
+            "never written (does it keep a buffer?)"
         )
         raise KernelFinding("unwritten", words)
 
@@ -113,7 +113,7 @@ def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any], why: str = FIXE
         differ = np.argwhere(first != second) if first.shape == second.shape else np.zeros((1, first.ndim), int)
         if len(differ):
             at = ", ".join(map(str, differ[0]))
-            stale = ", or leaves outputs as they were" if why == FIXED else ""
+            stale = ", or does not write all outputs" if why == FIXED else ""
             words = (
                 f"{why}{stale}: a second run on the same inputs changed {len(differ)} of {first.size} of them, the "
                 f"first at [{at}]"

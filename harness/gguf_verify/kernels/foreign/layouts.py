@@ -82,7 +82,7 @@ class Number:
             return [self.kind, self.value]
         value, limits = self.value.value(names), np.iinfo(self.kind)
         if not limits.min <= value <= limits.max:
-            raise KernelFault(f"{self.value.source} is {value}, which no {self.kind} holds")
+            raise KernelFault(f"{self.value.source} is {value}, which exceeds {self.kind}")
         return [self.kind, value]
 
 
@@ -99,7 +99,7 @@ def number_of(declared: object) -> Number | None:
     except ValueError:
         value = math.inf
     if not math.isfinite(value):
-        raise UsageError(f"{ascii(source)[:60]} is not a number that a float32 holds")
+        raise UsageError(f"{ascii(source)[:60]} is not a number that fits float32")
     return Number(kind, value)
 
 
@@ -242,12 +242,12 @@ class Layouts:
 def layouts_of(said: object) -> Layouts:
     """Parse the table `operands`. Raises UsageError."""
     if not isinstance(said, dict) or not all(isinstance(v, dict) for v in said.values()):
-        raise UsageError("operands is a table of tables, one for each operand")
+        raise UsageError("operands must be a table of tables, one for each operand")
     matrices = {name: Layout(**_typed(name, said[name], _OF_MATRIX)) for name in said if name in MATRICES}
     if any(layout.accumulate for name, layout in matrices.items() if name != "output"):
         raise UsageError("only the output can accumulate")
     if matrices.get("output", Layout()).columns is not None:
-        raise UsageError("an output has a stride, and no columns of zeros")
+        raise UsageError("an output can have a stride, but no columns of zeros")
     further = {
         name: Further(**_typed(name, table, _OF_FURTHER)) for name, table in said.items()
         if name not in MATRICES and table and not table.keys() - _OF_FURTHER.keys()
@@ -265,13 +265,13 @@ def _own(name: str, said: dict[str, Any]) -> Own:
     numbers = [number_of(value) for value in typed.pop("constant", [])]
     kinds = {None if number is None else number.kind for number in numbers}
     if None in kinds or len(kinds) > 1 or len(numbers) > _MOST_NUMBERS:
-        raise UsageError(f'constant of operand {name} is a list of numbers of one type, such as ["int32 N"]')
+        raise UsageError(f'constant of operand {name} must be a list of numbers of one type, such as ["int32 N"]')
     return Own(**typed, constant=tuple(number for number in numbers if number is not None))
 
 
 def no_operand(name: str) -> UsageError:
     """Return the error for a table `operands.NAME` that describes no operand of a call."""
-    return UsageError(f"operand {ascii(name)[:60]} has either scratch = BYTES or constant = [NUMBERS]")
+    return UsageError(f"operand {ascii(name)[:60]} needs either scratch = BYTES or constant = [NUMBERS]")
 
 
 def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, Any]:
@@ -281,11 +281,11 @@ def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, 
         kind = keys.get(key)
         if kind is None:
             near = nearest(key, keys)
-            raise UsageError(f"operand {name} declares {ascii(key)[:60]}: {near}there are: {', '.join(keys)}")
+            raise UsageError(f"{ascii(key)[:60]} is not a key of operand {name}: {near}there are: {', '.join(keys)}")
         if kind is Expression:
             out[key] = Expression(value)
         elif key == "alignment" and (value not in _ALIGNMENTS or isinstance(value, bool)):
-            raise UsageError(f"alignment of operand {name} is one of {', '.join(map(str, _ALIGNMENTS))}")
+            raise UsageError(f"alignment of operand {name} must be one of {', '.join(map(str, _ALIGNMENTS))}")
         elif not isinstance(value, kind):
             raise UsageError(f"{key} of operand {name} is not {'true or false' if kind is bool else 'a list'}")
         else:

@@ -42,7 +42,7 @@ def file_of(kernel: str, declared: str = "") -> tuple[Path, str]:
     """
     if kernel.startswith(f"{TORCH}."):
         if not declared:
-            raise UsageError('an operator is no file: declare it in a FILE.toml with code = "torch.ops", and name that')
+            raise UsageError('an operator has no file: declare it in a FILE.toml with code = "torch.ops", and give that file')
         return Path(declared), kernel
     path, _, entry = kernel.rpartition(":")
     return (Path(path), entry) if path and not kernel.endswith(".toml") else (Path(kernel), "")
@@ -85,7 +85,7 @@ class Named:
         assert self.declaration is not None
         if not self.declaration.is_file():
             said = printable(str(self.declaration), 200)
-            raise UsageError(f"{said}, which would declare what it takes and computes, is not a file")
+            raise UsageError(f"{said}, the file for its declaration, does not exist")
         found = parse(read_text(self.declaration), bool(self.symbol), self.kind)
         folder = self.declaration.parent
         loaded = [os.path.abspath(put_in(path, folder)) for path in found.libraries]
@@ -101,7 +101,7 @@ def named(kernel: str, further: Further) -> Named:
     if kernel.startswith(f"{TORCH}."):
         if declared is None:
             raise UsageError(
-                f"operator {printable(kernel, 100)} says nothing of its arguments: give --declare FILE.toml, with "
+                f"operator {printable(kernel, 100)} has no declaration: add --declare FILE.toml, with "
                 'formats, semantics and parameters such as ["weights", "activations", "int32 TYPE", "int32 N"]'
             )
         return Named(printable(kernel, 100), "torch", declared, kernel, declared)
@@ -135,7 +135,7 @@ def _of_declaration(path: Path) -> Named:
         if not file.is_file():
             raise UsageError(f"its code, {printable(str(file), 200)}, is not a file")
         if file.suffix not in (".cu", ".ptx", ".cubin", ".so"):
-            raise UsageError(f"its code, {printable(file.name, 100)}, is no .cu, .ptx, .cubin or .so")
+            raise UsageError(f"its code, {printable(file.name, 100)}, is not a .cu, .ptx, .cubin or .so")
         return Named(shown, file.suffix.removeprefix("."), file, "", path)
     except UsageError as error:
         raise UsageError(f"kernel {shown}: {error}") from None
@@ -219,7 +219,7 @@ def _oracle_of(found: Named, declared: CallDeclaration) -> dict[str, Any]:
 def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
     """Open code that is already compiled for a GPU."""
     if HOSTS[host.name].emulated:
-        raise EnvironmentFault(f"a .{found.kind} runs on a GPU alone: --host gpu", "host-not-usable")
+        raise EnvironmentFault(f"a .{found.kind} file only runs on a GPU: use --host gpu", "host-not-usable")
     declared, path = found.call_declaration(further), os.path.abspath(found.path)
     if os.path.getsize(path) > _MOST_CODE:
         raise UsageError(f"it is larger than {_MOST_CODE:,} bytes")
@@ -238,7 +238,7 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
 def _binaries(*paths: Path) -> tuple[str, ...]:
     """Describe binaries, which run unchanged, for reports."""
     return tuple(
-        f"{printable(path.name, 100)} as it is, sha256 {(file_digest(str(path)) or 'unknown')[:16]}" for path in paths
+        f"{printable(path.name, 100)} unchanged, sha256 {(file_digest(str(path)) or 'unknown')[:16]}" for path in paths
     )
 
 

@@ -90,7 +90,7 @@ class ForeignOracle:
         if first.shape != out.shape or not np.array_equal(first.view(np.uint64), out.view(np.uint64)):
             self._conversation.stop()
             raise OracleFault(
-                f"the kernel's oracle is not deterministic: a second call of its {what} gave other values"
+                f"the kernel's oracle is not deterministic: a second call of its {what} returned other values"
             )
         self._last[what] = key, out
         return out

@@ -140,8 +140,7 @@ class ForeignKernel(Kernel):
     def check_fault(self) -> str | None:
         if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "none":
             return (
-                "compute-sanitizer speaks with what it checks by sockets, which the sandbox takes away from your "
-                "kernel; if you trust the kernel, add --sandbox none"
+                "compute-sanitizer needs sockets, which the sandbox blocks; if you trust the kernel, add --sandbox none"
             )
         return super().check_fault()
 

@@ -26,8 +26,8 @@ _OF_KEY = 64
 #: Signals of bad accesses, and the conclusion where the same call had ended with its operands elsewhere.
 _OF_ACCESS = ("SIGSEGV", "SIGBUS")
 _AT_WALL = (
-    "; the same call had ended where no page that cannot be accessed lies directly {0} its operands, and died where "
-    "one does: it reads or writes {1} one"
+    "; the same call succeeds unless a page without access rights lies directly {0} an operand: the kernel reads or "
+    "writes {1} it"
 )
 _BEYOND: dict[Wall, str] = {"before": "before the start of", "behind": "past the end of"}
 

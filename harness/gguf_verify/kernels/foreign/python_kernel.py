@@ -25,7 +25,7 @@ def plain_table(kernel: Any) -> dict[str, Any]:
     try:
         json.dumps(table)
     except (TypeError, ValueError, RecursionError):
-        raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
+        raise UsageError("its declaration may only hold strings, numbers, lists and tables") from None
     return table
 
 
@@ -112,20 +112,20 @@ class PythonRunner:
         return {}
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+        raise EnvironmentFault("a kernel in Python has no thread blocks to run alone")
 
 
 def _unexpected(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...], expected_dtype: str) -> str:
     """Return the fault for a result of another shape or type than declared, with a hint if it may be correct."""
     said = f"the kernel returned {_described(dtype, shape)}, expected {_described(expected_dtype, expected)}"
     if shape == expected and dtype in HALVES:
-        return f'{said}: if that is what it means to give, declare output = "{dtype}"'
+        return f'{said}: if that is intended, declare output = "{dtype}"'
     if shape == expected and dtype == "float64":
         return f"{said}: return it as {expected_dtype}, such as y.astype(np.{expected_dtype})"
     if shape == (math.prod(expected),):
         return f"{said}: return it in {expected[0]} rows, such as y.reshape(shape.m, shape.n)"
     if shape == expected[::-1] and shape != expected:
-        return f"{said}: if it gives [N, M], declare operands.output.transposed = true"
+        return f"{said}: if it returns [N, M], declare operands.output.transposed = true"
     return said
 
 

@@ -97,14 +97,14 @@ def proposed(symbol: str, parameters: Sequence[Parameter] | None) -> tuple[str, 
     most = "N" if parameters is not None and not any(p.endswith(" M") for p in listed) else "M * N"
     return (
         "// [gguf-verify]",
-        f"// formats = [{formats}]  # the types of weights that it takes",
-        '// semantics = "f32"  # it multiplies the activations as they are' if takes else
-        '// semantics = "q8_1"  # it takes blocks of Q8_1; "f32": the activations as they are',
+        f"// formats = [{formats}]  # the weight types that it supports",
+        '// semantics = "f32"  # it multiplies plain activations' if takes else
+        '// semantics = "q8_1"  # it takes blocks of Q8_1; "f32": plain activations',
         *([f'// takes = "{takes}"'] if takes not in ("", "float32") else []),
         *([f'// output = "{output}"'] if output not in ("", "float32") else []),
         f"// parameters = [{shown}]",
         *(f"//   # {line}" for line in unsure),
-        "// block = 128  # threads, as you launch it: a number, an expression, or a list of up to three",
+        "// block = 128  # threads of your launch: a number, an expression, or a list of up to three",
         f'// grid = "ceil({most}, 128)"  # thread blocks, likewise',
         *(["// domain = { M = 1 }  # it multiplies one token"] if most == "N" else []),
         "// [/gguf-verify]",
@@ -124,20 +124,20 @@ def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
         if p.pointer:
             listed.append((next(inputs, "") if p.constant else "output") or p.name)
             if listed[-1] == p.name:
-                unsure.append(f"{p.name} is none of weights, activations and output{_fused(p.name)}")
+                unsure.append(f"{p.name} is not weights, activations or output{_fused(p.name)}")
             continue
         if p.type in ("float", "double", "bool"):
             listed.append("float32 ?" if p.type == "float" else f"{p.type} ?")
             what = (
-                "its value" if p.type == "float" else f"nothing: a {p.type} cannot be passed, an int32 or float32 can;"
+                "its value" if p.type == "float" else f"nothing: a {p.type} cannot be passed, but an int32 or float32 can;"
             )
-            unsure.append(f"of {p.type} {p.name} write {what} in place of ?")
+            unsure.append(f"for {p.type} {p.name} write {what} in place of ?")
             continue
         size = next((size for size, names in _NAMES.items() if p.name.lower() in names), "")
         kind = _INTEGERS.get(p.type, "int32")
         listed.append(f"{kind} {size or '?'}")
         if not size:
-            unsure.append(f"of {p.type} {p.name} write M, N or K in place of ?")
+            unsure.append(f"for {p.type} {p.name} write M, N or K in place of ?")
     return listed, unsure
 
 
@@ -159,7 +159,7 @@ def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str,
     found = []
     for p, role in zip(parameters, declared, strict=False):
         if role == "activations" and given and p.type.lower() in _BLOCKS:
-            found.append(f"its activations {p.name} are blocks in the source, and it is given {given}: declare q8_1")
+            found.append(f"its activations {p.name} are blocks in the source, but it would get {given}: declare q8_1")
         dtype = VALUES.get(p.type) if p.pointer else None
         if dtype is None or role not in ("activations", "output"):
             continue
@@ -168,7 +168,7 @@ def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str,
         if role == "activations" and dtype != given:
             what = f"{given} activations" if given else "blocks"
             found.append(
-                f"its activations {p.name} are {p.type}* in the source, and it is given {what}: declare takes = "
+                f"its activations {p.name} are {p.type}* in the source, but it would get {what}: declare takes = "
                 f'"{dtype}", or semantics = "f32" if it does not quantize them'
             )
     names = {p.name.lower(): role.rpartition(" ")[2] for p, role in zip(parameters, declared, strict=False)}
@@ -195,7 +195,7 @@ def misfit(
             cure = "take an int" if p.type == "bool" else "take its members as parameters of their own"
             return (
                 f"{symbol} has the parameter {p.type} {p.name}, which cannot be passed: a declaration passes pointers "
-                f"and numbers of 4 and 8 bytes; {cure}, perhaps in a kernel that calls this one's code"
+                f"and numbers of 4 and 8 bytes; {cure}, for example in a wrapper kernel"
             )
     if "stream" in declared or not all(p.pointer or p.type in _INTEGERS or p.type == "float" for p in parameters):
         return None
@@ -204,19 +204,19 @@ def misfit(
         ", with M, N or K in place of ?" if "?" in str(right) else ""
     )
     if len(parameters) != len(declared):
-        return f"{symbol} has {len(parameters)} parameters, and {len(declared)} are declared; {instead}"
+        return f"{symbol} has {len(parameters)} parameters, but {len(declared)} are declared; {instead}"
     for p, said in zip(parameters, declared, strict=True):
         kind = said.split()[0] if " " in said else ""
         wanted = _INTEGERS.get(p.type, "float32")
         other = bool(kind) and ((kind == "float32") != (wanted == "float32") or kind[-2:] != wanted[-2:])
         if p.pointer and kind and said.split()[1:] == ["0"]:
             return (
-                f"{symbol} has the pointer {p.type}* {p.name}, and {json.dumps(said)} is declared: a null pointer "
+                f"{symbol} has the pointer {p.type}* {p.name}, but {json.dumps(said)} is declared: a null pointer "
                 f"cannot be passed; {p.name} is an operand{_fused(p.name)}"
             )
         if p.pointer != (not kind) or other:
             written = f"{p.type}{'*' if p.pointer else ''} {p.name}"
-            return f"{symbol} has the parameter {written}, and {json.dumps(said)} is declared; {instead}"
+            return f"{symbol} has the parameter {written}, but {json.dumps(said)} is declared; {instead}"
     return None
 
 

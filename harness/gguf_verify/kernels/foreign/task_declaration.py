@@ -34,9 +34,9 @@ def check_task(declared: Declaration) -> None:
     for key, value in said.items():
         if value and key not in _KEYS[task]:
             may = ", ".join(_KEYS[task])
-            raise UsageError(f"a kernel that computes {task!r} declares no {key}; it may declare {may}")
+            raise UsageError(f"a kernel that computes {task!r} cannot declare {key}; it may declare {may}")
     if not isinstance(more.get("fast_math", False), bool):
-        raise UsageError("fast_math is true or false")
+        raise UsageError("fast_math must be true or false")
     if task == "dequantize":
         for name in declared.formats:
             _check_arithmetic(name, arithmetic_of(declared, name))
@@ -45,7 +45,7 @@ def check_task(declared: Declaration) -> None:
         if declared.activations not in known:
             near = nearest(declared.activations, known)
             raise UsageError(
-                f"activations {ascii(declared.activations)[:60]}: {near}a quantizer declares what it makes, one of "
+                f"activations {ascii(declared.activations)[:60]}: {near}a quantizer must declare its encoding, one of "
                 f"{', '.join(known)}"
             )
         if declared.takes not in ("", "float32", "float16", "bfloat16"):
@@ -71,4 +71,4 @@ def _check_arithmetic(fmt: str, said: str) -> None:
             f"arithmetic {ascii(said)[:60]}: {nearest(said, ARITHMETICS)}it is one of {', '.join(ARITHMETICS)}"
         )
     if not applies(said, FORMATS[fmt]):
-        raise UsageError(f"arithmetic {said} is of an offset, a minimum or a superblock, and {fmt} has none")
+        raise UsageError(f"arithmetic {said} needs an offset, a minimum or a superblock, and {fmt} has none")

@@ -113,4 +113,4 @@ class TaskRunner:
         return {}
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+        raise EnvironmentFault("a kernel in Python has no thread blocks to run alone")

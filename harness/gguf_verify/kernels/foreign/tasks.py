@@ -135,7 +135,7 @@ class ForeignTask(Task):
         if len(launched) != 1:
             return f"it makes {len(launched)} launches"
         if not self.declared.layouts.plain:
-            return "its operands lie in layouts of their own"
+            return "its operands have declared layouts"
         if not self.host.runs_alone:
             return f"the {self.host.name} host cannot run single thread blocks"
         declares.messages(fmt, names)  # raises where a parameter's type does not hold its number

@@ -63,8 +63,8 @@ class Template:
     def __post_init__(self) -> None:
         if self.semantics not in SEMANTICS:
             raise UsageError(
-                f"there is no template of {ascii(self.semantics)[:60]}; take one of {', '.join(SEMANTICS)}, and change "
-                "what it computes and declares"
+                f"there is no template of {ascii(self.semantics)[:60]}; use one of {', '.join(SEMANTICS)}, and change "
+                "the code and its declaration"
             )
         may = TAKES if self.semantics == "f32" else ("float32",)
         if self.takes and self.takes not in may:
@@ -106,10 +106,10 @@ class Template:
         return f"""\
 // A naive kernel to begin from: {fmt.name} weights × {what}, one thread an output.
 //
-//     gguf-verify kernel {path.name}:gemm                   is it right, on drawn data?
-//     gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it right on a model, compared with llama.cpp?
+//     gguf-verify kernel {path.name}:gemm                   is it correct on random data?
+//     gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it correct on a model, compared with llama.cpp?
 //
-// What the verifier must know stands here, in TOML. `semantics` names what the kernel computes: if you do not know,
+// The declaration for the verifier, in TOML. `semantics` names the kernel's definition: if you do not know it,
 // --identify finds it from the outputs. Some other keys: takes, output, domain = {{ M = 1, K = {{ multiple = 256 }} }}.
 //
 // [gguf-verify]
@@ -192,9 +192,9 @@ extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* 
     def _python(self, path: Path) -> str:
         fmt = self.fmt
         if self.semantics == "q8_1" and self.takes:
-            raise UsageError("a template in Python of q8_1 takes blocks of Q8_1: leave --takes out")
+            raise UsageError("a template in Python of q8_1 takes blocks of Q8_1: omit --takes")
         if "bfloat16" in (self.takes, self.output):
-            raise UsageError("NumPy has no bfloat16: take a template in CUDA C++")
+            raise UsageError("NumPy has no bfloat16: use a template in CUDA C++")
         more = f', takes="{self.takes}"' if self.takes not in ("", "float32") else ""
         more += f', output="{self.output}"' if self.output != "float32" else ""
         widened = ".astype(np.float32)" if self.takes == "float16" else ""
@@ -202,10 +202,10 @@ extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* 
         given = f"{self.takes or 'float32'}[M, K]" if self.semantics == "f32" else "uint8[M, K/32·36], blocks of Q8_1"
         body = _PYTHON_F32 if self.semantics == "f32" else self._python_q8_1()
         return f'''\
-"""A naive kernel to begin from: {fmt.name} weights in NumPy. PyTorch, Triton and CuPy take the same way.
+"""A naive kernel to begin from: {fmt.name} weights in NumPy. PyTorch, Triton and CuPy work the same way.
 
-    gguf-verify kernel {path.name}:gemm                   is it right, on drawn data?
-    gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it right on a model, compared with llama.cpp?
+    gguf-verify kernel {path.name}:gemm                   is it correct on random data?
+    gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it correct on a model, compared with llama.cpp?
 """
 
 import numpy as np
@@ -232,7 +232,7 @@ def gemm(weights, activations, shape):
         of_codes = fmt.has_min and not fmt.min_times_sum
         width = min(fmt.group, 32)
         lines = [
-            f"    x, width = activations.view(Q8_1), {width}  # so many weights share a scale",
+            f"    x, width = activations.view(Q8_1), {width}  # this many weights share a scale",
             "    d = x['d'].astype(np.float32)",
             f"    scales = np.repeat(fmt.scales(blocks), {fmt.group // width}, axis=-1).reshape(shape.n, -1)",
             *(
