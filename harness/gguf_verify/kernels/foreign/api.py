@@ -177,7 +177,9 @@ def kernel(
         if key not in KEYS:
             from ...support.near import nearest
 
-            raise UsageError(f"{shortened(key)} is not a key of declarations: {nearest(key, KEYS)}there are: {', '.join(KEYS)}")
+            raise UsageError(
+                f"{shortened(key)} is not a key of declarations: {nearest(key, KEYS)}there are: {', '.join(KEYS)}"
+            )
     given = {"formats": tuple(formats), "ordered": ordered, "takes": takes, "domain": domain or {}, **more}
     if checks_declarations:
         from .declaration import declaration_of_table

@@ -294,7 +294,7 @@ def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:
     symbols = symbol if isinstance(symbol, dict) else {"": symbol}
     for of, name in symbols.items():
         if not isinstance(name, str) or (name and not _SYMBOL.fullmatch(name)) or of not in ("", *declared.formats):
-            raise UsageError(f"symbol {ascii(name)[:60]} is neither the name of a function nor a table of one name for each type")
+            raise UsageError(f"symbol {ascii(name)[:60]} is neither a function's name nor a table of names by type")
     if not named and not all(symbols.get(fmt) or symbols.get("") for fmt in declared.formats):
         raise UsageError("each launch must name its function: symbol")
     parameters = tuple(_parameter(p, declared) for p in strings(table["parameters"], "parameters"))

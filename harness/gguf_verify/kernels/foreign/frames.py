@@ -150,7 +150,7 @@ class JaxFrame(Frame):
         try:
             place = self._jax.devices("cpu" if self._device == "cpu" else "gpu")[0]
         except RuntimeError as error:
-            raise EnvironmentFault(f"the kernel takes JAX arrays on a GPU, but there is none: {one_line(error)}") from None
+            raise EnvironmentFault(f"the kernel takes JAX arrays on a GPU, but finds none: {one_line(error)}") from None
         return self._jax.device_put(array, place)
 
 

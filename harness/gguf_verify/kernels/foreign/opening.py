@@ -42,7 +42,7 @@ def file_of(kernel: str, declared: str = "") -> tuple[Path, str]:
     """
     if kernel.startswith(f"{TORCH}."):
         if not declared:
-            raise UsageError('an operator has no file: declare it in a FILE.toml with code = "torch.ops", and give that file')
+            raise UsageError('an operator has no file: declare it in a FILE.toml with code = "torch.ops", and use that')
         return Path(declared), kernel
     path, _, entry = kernel.rpartition(":")
     return (Path(path), entry) if path and not kernel.endswith(".toml") else (Path(kernel), "")

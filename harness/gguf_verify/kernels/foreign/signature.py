@@ -129,7 +129,7 @@ def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
         if p.type in ("float", "double", "bool"):
             listed.append("float32 ?" if p.type == "float" else f"{p.type} ?")
             what = (
-                "its value" if p.type == "float" else f"nothing: a {p.type} cannot be passed, but an int32 or float32 can;"
+                "its value" if p.type == "float" else f"nothing: a {p.type} cannot be passed, only an int32 or float32;"
             )
             unsure.append(f"for {p.type} {p.name} write {what} in place of ?")
             continue
