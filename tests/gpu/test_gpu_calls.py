@@ -50,7 +50,7 @@ def test_launches_scratch_padding_strides_and_constants(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("y[n * stride + m] = sum;", "y[n * stride + m] = sum; if (!n) y[M] = 0;", "between its rows"),
+        ("y[n * stride + m] = sum;", "y[n * stride + m] = sum; if (!n) y[M] = 0;", "between or after its rows"),
         ("gridDim.z + p] = sum;", "gridDim.z + p + 1] = sum;", "outside its workspace|illegal"),
         (
             "float sum = 0.0f;\n    for (int b",

@@ -1,4 +1,4 @@
-"""Where kernels run: one file for each host.
+"""Hosts, which run kernels: one file for each host.
 
-The room may import formats, results and support.
+This package may import formats, results and support.
 """

@@ -1,4 +1,4 @@
-"""`python -m gguf_verify.hosts HOST THREADS PLACEMENT FILL FD`: see `process_child`."""
+"""The process of a host: `python -m gguf_verify.hosts HOST THREADS PLACEMENT FILL FD`, see `process_child`."""
 
 from .process_child import main
 

@@ -1,4 +1,4 @@
-"""Compilations that are under way beside other work, for hosts whose compiler runs in this process."""
+"""Compilations in the background, for hosts whose compiler runs in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from ..support.command_line import cores
 from .base import Source
 
-#: Compilations at a time, at most.
+#: Most simultaneous compilations.
 _MOST = 8
 
 
@@ -17,7 +17,7 @@ class Ahead:
     """Compiles sources in threads.
 
     Args:
-        compiled: makes the code of a source; it leaves Python's lock meanwhile.
+        compiled: returns the code of a source; it releases Python's lock meanwhile.
     """
 
     def __init__(self, compiled: Callable[[Source], bytes]) -> None:
@@ -27,7 +27,7 @@ class Ahead:
         self._closed, self._lock = False, threading.Lock()
 
     def begin(self, sources: Iterable[Source]) -> None:
-        """Begin with each that was not begun, in this order."""
+        """Begin compiling each source that was not begun, in this order."""
         for source in sources:
             with self._lock:
                 if self._closed:
@@ -37,19 +37,22 @@ class Ahead:
                     self._under_way[source.key] = self._pool.submit(self._compiled, source)
 
     def taken(self, source: Source) -> bytes | None:
-        """The code, when it is there, or None where it was not begun, or left at its turn for this caller. Raises what
-        the compiler raised."""
+        """Return the code once it is compiled.
+
+        None if compilation of this source was not requested, or has not started: then the caller compiles it. Raises
+        the compiler's exception.
+        """
         future = self._under_way.get(source.key)
         return None if future is None or future.cancel() else future.result()
 
     def finish(self) -> None:
-        """Wait until nothing is under way; `taken` raises what a compiler raised."""
+        """Wait for all compilations; `taken` raises their exceptions."""
         with self._lock:
             begun = list(self._under_way.values())
         wait(begun)
 
     def close(self) -> None:
-        """Begin no further one, whoever still asks for it."""
+        """Start no further compilation, even if requested."""
         with self._lock:
             self._closed = True
             if self._pool is not None:

@@ -1,5 +1,7 @@
-"""A cubin of a kernel that is not this project's, as its author has it compiled: by nvcc where it is, else by NVRTC. It
-needs no GPU. The cache keeps it."""
+"""Cubins of a foreign kernel, compiled with its author's options: by nvcc if installed, else by NVRTC.
+
+No GPU is needed. The cache keeps them.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from .foreign_sources import as_foreign
 from .includes import included
 from .tables import headers
 
-#: What a file for nvcc, and what the same for NVRTC, is called: the second one has no code of the host.
+#: Names of the file for nvcc, and of the same for NVRTC, which has no host code.
 OF_NVCC, OF_NVRTC = "foreign.cu", "foreign-rtc.cu"
-#: The same without what is the host's alone.
+#: The same without all code that is only for the host.
 OF_DEVICE = "foreign-device.cu"
 _MOST_TRIES = 3
-#: The GPU that a source is compiled for whose flags name none: `ARCH_ON_CPU`.
+#: The GPU to compile for if a source's flags name none: `ARCH_ON_CPU`.
 DEFAULT_SM = "90"
-#: Compilations of one source, each without the code for the host that the one before named.
+#: Most compilations of one source, each without the host code that the one before reported.
 _MOST_ROUNDS = 6
 _OF_HOST = re.compile(
     r"((?:rtc|device)/author/[^\s()]+)\((\d+)\): error: A (function|namespace scope variable) without"
@@ -38,20 +40,20 @@ _OF_HOST = re.compile(
 _UNDEFINED = re.compile(r'identifier "(\w+)" is undefined')
 #: A compiler's error about the source.
 _REFUSED = re.compile(r"could not compile .* for sm_.*: (?!it )")
-#: Errors about what a compiler lacks: headers, and names of the host's libraries.
+#: Errors about missing headers, and about names of the host's libraries.
 _LACKS = re.compile(
     r"(?:cannot|could not) open source file|No such file|nvcc fatal|\bstd\b|\"(?:cuda|cu|curand|cublas)[A-Z]\w*\"|"
     r"\"(?:FILE|printf|fprintf|stderr|stdout|malloc|free|exit|abort|getenv|c10|at|torch|thrust|cub|nvcuda)\"|\bTORCH_\w+"
 )
-#: Code of the host in a header that is not the author's, such as <cuda.h>: NVRTC refuses it, and nvcc does not.
+#: Host code in a header that is not the author's, such as <cuda.h>: NVRTC refuses it, nvcc accepts it.
 _IN_HEADER = re.compile(r"(?:^|\s)/[^\s()]+\(\d+\): error: A (?:function|namespace scope variable) without")
 
-#: The environment's variable that is "off" where sources that run on the CPU are not compiled for a GPU as well.
+#: Environment variable; "off" disables the compilation for a GPU of sources that run on the CPU.
 SWITCH = "GGUF_VERIFY_CUDA_COMPILER"
 
 
 class Compiled(NamedTuple):
-    """A cubin, kernels → their names in it, and how it was made."""
+    """A cubin, kernels → their names in it, and its compilation."""
 
     cubin: bytes
     names: dict[str, str]
@@ -62,14 +64,14 @@ def author_cubin(
     root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author,
     lines: bool = False, by: str = "",
 ) -> Compiled:  # fmt: skip
-    """Compile the kernels of a source for a card.
+    """Compile the kernels of a source for a GPU.
 
     Args:
         root: the folder of the sources, with a file for nvcc, and one for NVRTC beside it.
-        file: ignored where the compiler takes the other one.
-        sm: the card's architecture, such as "90".
-        lines: with the lines of its source.
-        by: "nvcc" or "NVRTC"; "" takes nvcc where it is.
+        file: ignored: the compiler determines the file.
+        sm: the GPU's architecture, such as "90".
+        lines: whether to include line information.
+        by: "nvcc" or "NVRTC"; "": nvcc if installed.
 
     Raises EnvironmentFault with the compiler's errors.
     """
@@ -82,26 +84,26 @@ def author_cubin(
         if not with_nvcc or by or "nvcc fatal" not in str(error):
             raise
         with_nvcc = False
-        made = _kept(root, sm, defines, entries, author, lines, with_nvcc)  # it has no compiler for the host
+        made = _kept(root, sm, defines, entries, author, lines, with_nvcc)  # nvcc found no host compiler
     if (foreign := as_foreign(root)) is not None:
         files = included(root, OF_NVCC if with_nvcc else OF_NVRTC, headers(), defines, _folders(author))
         if files is None and with_nvcc:
-            files = [*foreign.listed]  # a cubin of files that are not known is never kept, so nvcc has compiled it now
+            files = [*foreign.listed]  # a cubin with unknown files is never cached, so nvcc has just compiled it
         foreign.note(files) if files is not None else foreign.note_unlisted(made.compilation.by)
     return made
 
 
 def _folders(author: Author) -> list[str]:
-    """Where headers are looked for, below the sources' folder."""
+    """Return the include folders, below the sources' folder."""
     return [below for folder in author.include for below in (folder, f"rtc/{folder}", f"device/{folder}")]
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """Whether CUDA's compiler takes a source that runs on the CPU.
+    """Whether CUDA's compiler accepts a source that runs on the CPU.
 
     Args:
-        words: which compiler, for which GPUs; or why it was not asked.
+        words: the compiler and the GPUs; or why it was not tried.
         registers: kernels → the most registers of a thread, on any of these GPUs.
     """
 
@@ -110,11 +112,11 @@ class Accepted:
 
 
 def accepted(root: Path, defines: dict[str, str], entries: Sequence[str], author: Author) -> Accepted:
-    """Compile for a GPU a source that runs on the CPU, by NVRTC where it is, else by nvcc, so that what CUDA refuses is
-    refused. Nothing is made of it but the number of registers.
+    """Compile a source that runs on the CPU for a GPU, too, so that errors of CUDA's compiler are reported.
 
-    What NVRTC lacks is no fault of the source: headers that are not here, and what only the host's C++ library or
-    CUDA's runtime declares. Such a source goes to nvcc, if that is here.
+    NVRTC is used if installed, else nvcc. Only the number of registers is kept. A source is not at fault for names that
+    NVRTC lacks: missing headers, and declarations of the host's C++ library or of CUDA's runtime. Such a source is
+    compiled by nvcc, if installed.
 
     Raises EnvironmentFault with the compiler's errors.
     """
@@ -142,13 +144,13 @@ def accepted(root: Path, defines: dict[str, str], entries: Sequence[str], author
 
 
 class _Lacking(Exception):
-    """The compiler lacks what the source needs."""
+    """The compiler lacks a header or a name that the source needs."""
 
 
 def _accepted_by(
     by: str, root: Path, defines: dict[str, str], entries: Sequence[str], author: Author, wanted: Sequence[str]
 ) -> dict[str, int]:
-    """The registers of each kernel. Raises EnvironmentFault, _Lacking."""
+    """Return the registers of each kernel. Raises EnvironmentFault, _Lacking."""
     most: dict[str, int] = {}
     for sm in wanted:
         cubin, names = _device_code(by, root, sm, defines, entries, author)
@@ -161,8 +163,10 @@ def _accepted_by(
 def _device_code(
     by: str, root: Path, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """The cubin of a source without its code for the host, which NVRTC refuses: what NVRTC names as such is taken out,
-    and what uses it in a kernel is then an error. Raises EnvironmentFault, _Lacking."""
+    """Return the cubin of a source without its host code, which NVRTC refuses.
+
+    Host code that NVRTC reports is removed, so its use in a kernel becomes an error. Raises EnvironmentFault, _Lacking.
+    """
     file, removed = OF_NVRTC, ""
     for _ in range(_MOST_ROUNDS):
         try:
@@ -192,8 +196,9 @@ def _texts_at(root: Path, places: Iterable[tuple[str, int, bool]]) -> list[str]:
 
 
 def _without(root: Path, file: str, host: Collection[tuple[str, int, bool]]) -> str:
-    """The file of a copy of what NVRTC reads, without the functions (True) and variables that are declared at these
-    places."""
+    """Write a copy of NVRTC's input without the functions (True) and variables declared at these places; return its
+    file.
+    """
     new = root / OF_DEVICE
     if file == OF_NVRTC:
         shutil.copytree(root / "rtc", root / "device", dirs_exist_ok=True)

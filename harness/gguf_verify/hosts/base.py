@@ -1,8 +1,8 @@
-"""What a host is: a place where a kernel from `kernels/` is compiled and launched. A host is one file of this package
-that defines a `HostKind`.
+"""The interface of a host, which compiles and launches kernels from `kernels/`.
 
-Outputs are poisoned before a launch and lie between two guards that are checked after it. So an element that the kernel
-never wrote is seen, and so is a byte that it wrote outside its output.
+A host is one file of this package that defines a `HostKind`. Outputs are poisoned before a launch and lie between two
+guards that are checked after it. So elements that the kernel never wrote are detected, and so are writes outside its
+output.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from .memory import GUARD_BYTES, POISON
 from .schedule import Schedule
 
 _GUARD_FILL = 0xA5
-#: Bytes of memory that a thread block may touch that runs alone.
+#: Most bytes of memory that a thread block run alone may access.
 MOST_ALONE = 1 << 26
 
 Grid = tuple[int, int, int]
-#: Where a card's buffers lie: among others; each in an allocation of its own size, an output unfilled unless the host
-#: has a `fill`; or each directly behind, or before, pages that cannot be accessed.
+#: Placement of a GPU's buffers: in CuPy's pool; each in its own allocation, an output unfilled unless the host has a
+#: `fill`; or each directly behind, or before, pages without access rights.
 Placement = Literal["pool", "alone", "behind", "before"]
-#: What a launch does with an argument.
+#: The use of an argument in a launch.
 Role = Literal["input", "output", "scratch"]
 
 
 @dataclass(frozen=True)
 class HostKind:
-    """A host as `--host` offers it.
+    """A choice of `--host`.
 
     Args:
-        name: what `--host` calls it.
-        title: what it is, for help texts.
-        rank: `auto` takes the usable host of the highest rank.
-        make: makes the host, for so many operating-system threads (0: as many as it likes). Raises EnvironmentFault.
-        fault: why it cannot be used on this machine, or None if it can.
-        emulated: it emulates a card, many times slower than one.
+        name: the name for `--host`.
+        title: a description for help texts.
+        rank: `auto` selects the usable host of the highest rank.
+        make: makes the host, with this many operating-system threads (0: chosen by the host). Raises EnvironmentFault.
+        fault: returns why it cannot be used on this machine, or None if it can.
+        emulated: it emulates a GPU, many times slower than a real one.
     """
 
     name: str
@@ -58,15 +58,15 @@ class HostKind:
 
 @dataclass(frozen=True)
 class Sparse:
-    """An argument of a thread block that runs alone: memory that is made where it is accessed.
+    """An argument of a thread block run alone: memory that is allocated where it is accessed.
 
     Args:
-        nbytes: its size, which may be many times the machine's.
-        content: a buffer that `upload` made, whose bytes repeat in it; None: poison.
-        zeros: its last bytes, which are zero.
-        unit: bytes of a number of it: `Written` counts these.
-        what: names it in faults, and tells it from the others of a call.
-        role: an input cannot be written; what is written into scratch memory is not looked at.
+        nbytes: its size, which may be many times the machine's memory.
+        content: a buffer from `upload`, whose bytes repeat in it; None: poison.
+        zeros: bytes at its end that are zero.
+        unit: bytes of a number; `Written` counts in numbers.
+        what: its name in faults, unique within a call.
+        role: an input cannot be written; writes to scratch memory are not recorded.
     """
 
     nbytes: int
@@ -79,10 +79,10 @@ class Sparse:
 
 @dataclass(frozen=True)
 class Before:
-    """Thread blocks of an earlier launch of a call, each of which runs alone before a thread block of the last one.
+    """Thread blocks of an earlier launch of a call, each run alone before a thread block of the last one.
 
     Args:
-        numbers: of the blocks, counted along x first.
+        numbers: the numbers of the blocks, counted along x first.
     """
 
     kernel: Any
@@ -95,7 +95,7 @@ class Before:
 
 @dataclass(frozen=True)
 class Written:
-    """What one thread block wrote into its output.
+    """The writes of one thread block to its output.
 
     Args:
         at: int64[n], the places in numbers of the output (`Sparse.unit`), ascending.
@@ -108,18 +108,18 @@ class Written:
 
 @dataclass(frozen=True)
 class Artefact:
-    """A compiled kernel that nobody has loaded.
+    """A compiled kernel that is not loaded.
 
     Args:
         entry: the kernel's name in it.
-        parts: what it consists of: "code", and what else a host needs to launch it → content.
+        parts: "code", and the other parts that a host needs to launch it → content.
     """
 
     entry: str
     parts: dict[str, bytes]
 
     def placed(self, folder: Path, name: str) -> Placed:
-        """Files in a folder that can be read alone, for a process that loads them."""
+        """Write it to read-only files in a folder, for a process that loads them."""
         paths = {}
         for part, content in self.parts.items():
             path = folder / f"{name}.{part}"
@@ -131,7 +131,7 @@ class Artefact:
 
 @dataclass(frozen=True)
 class Placed:
-    """An `Artefact` as files: what a part is called → its path."""
+    """An `Artefact` as files: name of a part → its path."""
 
     entry: str
     parts: dict[str, str]
@@ -139,7 +139,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Source:
-    """A kernel of a source that a host compiles: what `Host.load` takes."""
+    """A kernel of a source for a host to compile: the arguments of `Host.load`."""
 
     root: Path
     file: str
@@ -149,7 +149,7 @@ class Source:
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Sources of one key are compiled once: a source is compiled with all its kernels."""
+        """The key of a compilation: a source is compiled once with all its kernels."""
         macros = (f"{name}={value}" for name, value in self.defines.items())
         return str(self.root), self.file, self.target or "", *macros
 
@@ -162,180 +162,206 @@ class Host(ABC):
     sm: str | None = None
     #: Operating-system threads that a launch takes; None if the host does not choose.
     threads: int | None = None
-    #: Whether kernels run on memory that another process maps: whether it has `over`.
+    #: Whether kernels can run on memory that another process maps: whether it has `over`.
     runs_on_mapped: bool = False
     #: Whether it has `launch_alone`.
     runs_alone: bool = False
-    #: Whether it compiles what `compile_ahead` is told.
+    #: Whether it supports `compile_ahead`.
     compiles_ahead: bool = False
-    #: Who chose this host, for the report.
+    #: How this host was chosen, for the report.
     chosen = "as asked for"
-    #: Where its buffers lie, if it is a card. Unless it is "pool", kernels are compiled with the lines of their source.
+    #: Placement of its buffers, if it is a GPU. Unless it is "pool", kernels are compiled with line information.
     placement: Placement = "pool"
-    #: At how many bytes behind a multiple of 256 its buffers begin, if it is a GPU and `placement` is "pool". Unless
-    #: that is 0, they lie among bytes that are NaN in every type.
+    #: Offset of its buffers from a multiple of 256 bytes, if it is a GPU and `placement` is "pool". Unless that is 0,
+    #: they lie between bytes that are NaN in every type.
     begins: int = 0
-    #: The byte that outputs and workspaces hold that no kernel has written; shared memory holds `shared_fill`. None: as
-    #: the host likes. What a kernel makes of such memory differs between hosts of different fills.
+    #: The byte in unwritten outputs and workspaces; shared memory holds `shared_fill`. None: the host's choice. Results
+    #: that depend on unwritten memory differ between hosts of different fills.
     fill: int | None = None
-    #: What checked launches read that nothing has written, and that no output depends on: "shared memory at FILE:LINE".
+    #: Unwritten memory that checked launches read and that no output depends on: "shared memory at FILE:LINE".
     unset: tuple[str, ...] = ()
-    #: Whether a kernel that was launched adds floats by atomic operations, as far as the host can tell: in an order
-    #: that nobody chooses, so the bits of its outputs may differ from launch to launch.
+    #: Whether a launched kernel is known to add floats by atomic operations: in an undefined order, so the bits of its
+    #: outputs may differ from launch to launch.
     adds_floats = False
 
     @property
     def shared_fill(self) -> int | None:
-        """Another byte than `fill`, so that the two can be told from each other."""
+        """Another byte than `fill`, so that the two can be distinguished."""
         return None if self.fill is None else self.fill ^ 0x5A
 
     def check(self) -> None:  # noqa: B027 - most hosts have nothing to check
-        """Raise EnvironmentFault if what compiles kernels is missing."""
+        """Raise EnvironmentFault if the compiler is missing."""
 
     def close(self) -> None:  # noqa: B027 - most hosts have nothing to end
         """End the processes that it started."""
 
     def processes_beside(self) -> int:
-        """How many processes have room on this host's device beside this one, where several of them are faster than one
-        process with several threads."""
+        """Return how many further processes fit on this host's device, if several processes are faster than several
+        threads.
+        """
         return 0
 
     @abstractmethod
     def info(self) -> HostInfo:
-        """Device, compiler, versions, for the report."""
+        """Return device, compiler and versions, for the report."""
 
     def describe(self) -> str:
-        """`info` in one line."""
+        """Return `info` in one line."""
         return self.info().words
 
     @abstractmethod
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
-        """Compile `root/file` and return its kernel `entry`, for the architecture `target` ("90a") if that is not the
-        card's own. Raises EnvironmentFault with the compiler's message."""
+        """Compile `root/file` and return its kernel `entry`.
+
+        It is compiled for the architecture `target` ("90a") if that is not the GPU's own. Raises EnvironmentFault with
+        the compiler's message.
+        """
 
     def compile_ahead(self, sources: Iterable[Source]) -> None:  # noqa: B027 - most compile when they are asked
-        """Begin to compile what will be loaded, beside what else is done. What fails is raised where it is loaded."""
+        """Begin compiling sources in the background. Errors are raised when they are loaded."""
 
     def build(
         self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
     ) -> Artefact:
-        """Compile as `load` does, for launches under a schedule if there is one, and load nothing. Raises
-        EnvironmentFault."""
+        """Compile as `load` does, for launches under a schedule if there is one, without loading.
+
+        Raises EnvironmentFault.
+        """
         raise NotImplementedError
 
     def build_all(
         self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
         author: Author | None = None,
     ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
-        """Compile kernels of one source that is not this project's, at once, as its author has it compiled; load
-        nothing. An entry is a function's name, in a namespace perhaps, and with a template's arguments. Raises
-        EnvironmentFault."""
+        """Compile several kernels of one foreign source at once, with its author's options, without loading.
+
+        An entry is a function's name, possibly in a namespace, and with a template's arguments. Raises
+        EnvironmentFault.
+        """
         raise NotImplementedError
 
     def load_placed(self, placed: Placed) -> Any:
-        """The kernel of an `Artefact` that this host's kind has built; it needs neither compiler nor cache. Raises
-        EnvironmentFault."""
+        """Load the kernel of an `Artefact` built by this kind of host, without compiler or cache.
+
+        Raises EnvironmentFault.
+        """
         raise NotImplementedError
 
     def under(self, schedule: Schedule) -> Host | None:
-        """This host under a schedule, or None where it cannot choose one, or where it cannot check."""
+        """Return this host under a schedule, or None if it cannot choose one, or cannot check."""
         return self.scheduled(schedule) if self.offers(schedule) else None
 
     def offers(self, schedule: Schedule) -> bool:
-        """Whether it can choose that schedule, and can check if the schedule asks for it."""
+        """Return whether it can choose that schedule, and can check if the schedule is checked."""
         return False
 
     def scheduled(self, schedule: Schedule) -> Host:
-        """This host under a schedule that it offers. It does not look whether a compiler is there."""
+        """Return this host under a schedule that it offers, without testing for a compiler."""
         raise NotImplementedError
 
     def check_fault(self) -> str | None:
-        """Why launches cannot be checked for races and bad accesses here, or None."""
+        """Return why launches cannot be checked for races and bad accesses here, or None."""
         return f"the {self.name} host cannot check launches"
 
     def blind_to(self) -> str | None:
-        """What checked launches are not looked at for, in words, or None."""
+        """Return the faults that checked launches cannot detect, in words, or None."""
         return None
 
     def settle(self) -> None:  # noqa: B027 - most know it at once
-        """Called when a product is done. Raises KernelFinding for what is known only then of its launches;
-        EnvironmentFault where they were not checked."""
+        """Called when a product is complete.
+
+        Raises KernelFinding for findings on its launches that are only known then; EnvironmentFault if they were not
+        checked.
+        """
 
     @abstractmethod
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Any:
-        """A buffer with the array's bytes, at a multiple of 16. `what` names it in faults: "weights"."""
+        """Return a buffer with the array's bytes, aligned to 16. `what` names it in faults: "weights"."""
 
     def over(self, memory: npt.NDArray[np.uint8], what: str, output: bool = False) -> Any | None:
-        """A buffer that is this very memory, or None where kernels cannot run on memory that another process maps.
+        """Return a buffer over this very memory, or None if kernels cannot run on memory that another process maps.
 
         Args:
-            memory: its bytes. Who gives them sees to guards and poison.
+            memory: its bytes. The caller is responsible for guards and poison.
         """
         return None
 
     @abstractmethod
     def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
-        """The bytes of a buffer that `upload` made, as they are now."""
+        """Return the present bytes of a buffer from `upload`."""
 
     @abstractmethod
     def output(self, nbytes: int, what: str = "output") -> Any:
-        """A poisoned buffer of `nbytes` between guards. `what` names it in faults."""
+        """Return a poisoned buffer of `nbytes` between guards. `what` names it in faults."""
 
     def begin(self, output: Any, content: npt.NDArray[np.uint8]) -> None:
-        """Write what a buffer that `output` made holds before a launch, uint8[nbytes]. Raises EnvironmentFault where
-        this host cannot."""
+        """Write the content of a buffer from `output` before a launch, uint8[nbytes].
+
+        Raises EnvironmentFault if this host cannot.
+        """
         raise EnvironmentFault("outputs and scratch memory that hold something before a launch cannot be checked here")
 
     @abstractmethod
     def launch(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
-        """Run to the end. Arguments are buffers or NumPy scalars; the kernel lays out `shared` bytes of shared memory
-        itself. A kernel that `overlaps` may start before the previous launch has ended, and waits for that itself.
-        Raises KernelFault if the launch failed."""
+        """Launch a kernel and wait for its end.
+
+        Arguments are buffers or NumPy scalars; the kernel lays out `shared` bytes of shared memory itself. A kernel
+        that `overlaps` may start before the previous launch has ended, and waits for that itself. Raises KernelFault if
+        the launch failed.
+        """
 
     def launch_alone(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
         before: Sequence[Before] = (),
     ) -> Written:  # fmt: skip
-        """Run only thread block `number` of a grid, counted along x first, after some of earlier launches. Arguments
-        are `Sparse` or NumPy scalars; one is the output. What any other block wrote is not there. Raises KernelFault
-        where a block accesses anything else or writes into an input; EnvironmentFault where it takes more memory than
-        `MOST_ALONE` or this machine cannot do it."""
+        """Run only thread block `number` of a grid, counted along x first, after some of earlier launches.
+
+        Arguments are `Sparse` or NumPy scalars; one is the output. Writes of other blocks are missing. Raises
+        KernelFault if a block accesses anything else or writes into an input; EnvironmentFault if it needs more memory
+        than `MOST_ALONE` or this machine cannot do it.
+        """
         raise NotImplementedError
 
     @abstractmethod
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
-        """How many blocks of so many threads and bytes of shared memory run at the same time. Raises KernelFault."""
+        """Return how many blocks of this many threads and bytes of shared memory run at the same time.
+
+        Raises KernelFault.
+        """
 
     @abstractmethod
     def _read(self, output: Any) -> npt.NDArray[np.uint8]:
-        """The whole output buffer, guards included."""
+        """Return the whole output buffer, guards included."""
 
     def download(self, output: Any) -> npt.NDArray[np.uint8]:
-        """The output's bytes. Raises KernelFault if a guard was overwritten."""
+        """Return the output's bytes. Raises KernelFault if a guard was overwritten."""
         whole = self._read(output)
         check_guards(whole[:GUARD_BYTES], whole[-GUARD_BYTES:])
         return whole[GUARD_BYTES:-GUARD_BYTES]
 
     def side_by_side(self, output: Any, rows: npt.NDArray[np.uint8]) -> tuple[Array, Array]:
-        """The output's bytes and those of other rows, uint8[…] each, where they can be compared: NumPy's arrays, or
-        those of a card's library (`support.arrays`). Raises KernelFault if a guard was overwritten."""
+        """Return the output's bytes and those of other rows, uint8[…] each, on the same device for comparison.
+
+        They are arrays of NumPy or of a GPU's library (`support.arrays`). Raises KernelFault if a guard was
+        overwritten.
+        """
         return self.download(output), rows.reshape(-1)
 
 
 def check_guards(before: npt.NDArray[np.uint8], after: npt.NDArray[np.uint8]) -> None:
-    """Raise KernelFinding if something was written into these guards of an output."""
+    """Raise KernelFinding if these guards of an output were overwritten."""
     if touched := _outside(before, after):
         raise KernelFinding("outside", touched)
 
 
 def outside(whole: npt.NDArray[np.uint8], name: str = "output", fill: int = _GUARD_FILL) -> str | None:
-    """What was written into the guards of memory such as `poisoned` makes, in words; None if nothing was.
+    """Describe writes to the guards of memory such as `poisoned` returns; None if there are none.
 
     Args:
-        name: what the words call it.
-        fill: the byte that its guards hold.
+        name: the memory's name in the description.
+        fill: the fill byte of its guards.
     """
     return _outside(whole[:GUARD_BYTES], whole[-GUARD_BYTES:], name, fill)
 
@@ -350,7 +376,7 @@ def _outside(
 
 
 def poisoned(nbytes: int, fill: int | None = None) -> npt.NDArray[np.uint8]:
-    """`nbytes` of poison, or of the byte `fill`, between two guards."""
+    """Return `nbytes` of poison, or of the byte `fill`, between two guards."""
     whole = np.empty(nbytes + 2 * GUARD_BYTES, np.uint8)
     poison(whole)
     if fill is not None:
@@ -359,7 +385,7 @@ def poisoned(nbytes: int, fill: int | None = None) -> npt.NDArray[np.uint8]:
 
 
 def poison(whole: Array) -> None:
-    """Make poison between two guards of memory that begins at a multiple of 4: NumPy's or a card's uint8[…]."""
+    """Fill memory aligned to 4 bytes with poison between two guards: NumPy's or a GPU's uint8[…]."""
     whole[:GUARD_BYTES] = _GUARD_FILL
     whole[-GUARD_BYTES:] = _GUARD_FILL
     inside = whole[GUARD_BYTES:-GUARD_BYTES]

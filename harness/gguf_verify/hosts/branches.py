@@ -1,8 +1,8 @@
-"""What of a source in CUDA C++ is not compiled for an architecture: the branches of `#if` whose conditions name it, or
-a version of CUDA, and are false there.
+"""The parts of a source in CUDA C++ that are not compiled for an architecture.
 
-It reads the author's own files as a preprocessor does, as far as that can be known without the headers of others: where
-a condition depends on what they define, nothing is said of it.
+They are the branches of `#if` whose conditions name the architecture, or a version of CUDA, and are false there. The
+author's own files are read as by a preprocessor, without the headers of others: a condition that depends on those is
+not reported.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from functools import partial
 
 from .cuda_text import Lines, Token, tokens_of
 
-#: Macros that say what is compiled for, or that the CPU host has otherwise than a compiler for GPUs: it includes the
-#: source in a file of its own.
+#: Macros that describe the target, or that differ on the CPU host, which includes the source in its own file.
 _OF_TARGET = re.compile(
     r"__CUDA_ARCH\w*__|__CUDACC\w*|__NVCC__|CUDA_VERSION|CUDART_VERSION|GGUF_VERIFY_ON_CPU|CUDA_ON_CPU_\w+|"
     r"TO_RUNNER|__INCLUDE_LEVEL__|__BASE_FILE__"
@@ -27,7 +26,7 @@ _MOST_TEXT, _MOST_FILES, _MOST_DEPTH = 2000, 1000, 60
 
 
 class _Branch:
-    """An #if: whether it is compiled now (None: not known), whether one before it was, and what is being left out."""
+    """An #if: whether its branch is compiled (None: not known), whether an earlier one was, and the skipped branch."""
 
     def __init__(self, live: bool) -> None:
         self.live, self.before = live, False
@@ -42,13 +41,13 @@ def not_compiled(
     texts: Mapping[str, str], main: str, defined: Mapping[str, str], find: Callable[[str, str], str | None],
     shown: Callable[[str], str],
 ) -> list[str]:  # fmt: skip
-    """Branches with code in them that are left out, each as `#if CONDITION at FILE:LINE`.
+    """Return branches with code that are skipped, each as `#if CONDITION at FILE:LINE`.
 
     Args:
-        texts: of the author's files, by name; `main` is the one that is compiled.
+        texts: the author's files, by name; `main` is the one that is compiled.
         defined: macros → values.
-        find: the file that a file includes by a name, or None.
-        shown: the name of a file for the author.
+        find: returns the file that a file includes by a name, or None.
+        shown: returns the name of a file for the author.
     """
     reader = _Reader(texts, dict(defined), find, shown)
     reader.read(main)
@@ -92,7 +91,7 @@ class _Reader:
                 self._condition(kind, rest, token, lines, branches, live)
 
     def _leave_out(self, branches: list[_Branch], name: str) -> None:
-        """There is code in the outermost branch that is left out."""
+        """Record that the outermost skipped branch has code."""
         branch = next(b for b in branches if b.now is False)
         if branch.left is not None and branch.relevant:
             words, line = branch.left
@@ -134,7 +133,7 @@ class _Reader:
             if branch.now is not False and branch.before is False:
                 branch.before = branch.now is True
                 if branch.now is None:
-                    branch.live, branch.now = False, None  # what follows is not known either
+                    branch.live, branch.now = False, None  # the following branches are not known either
                     return
             if branch.before:
                 branch.now, branch.left = False, (f"#{kind} {rest}".strip() + f" of {branch.condition}", line)
@@ -151,28 +150,28 @@ class _Reader:
         branch.left = (words, line) if value == 0 else None
 
     def _expanded(self, text: str) -> str:
-        """The text with macros in it as what they stand for, beside their names."""
+        """Return the text with each macro followed by its value."""
         text = text[:_MOST_TEXT]
         for _ in range(3):
             text = _WORD.sub(lambda w: f"{w[0]} {(self._macros.get(w[0]) or '')[:_MOST_TEXT]}", text)[:_MOST_TEXT]
         return text
 
     def _value(self, text: str) -> int | None:
-        """The value of a condition; None where it is not known."""
+        """Evaluate a condition; None if it is not known."""
 
         def is_defined(found: re.Match[str]) -> str:
             return " 1 " if (found[1] or found[2]) in self._macros else " 0 "
 
         text = re.sub(r"\bdefined\s*(?:\(\s*(\w+)\s*\)|(\w+))", is_defined, text)
         for _ in range(20):
-            if len(text) > _MOST_TEXT or set("'\"\\") & set(text):  # Python reads characters otherwise
+            if len(text) > _MOST_TEXT or set("'\"\\") & set(text):  # Python reads character literals differently
                 return None
             before, unknown = text, False
             for word in set(_WORD.findall(re.sub(r"\b\d\w*", "", text))):
                 value = self._macros.get(word, "0")
                 if value is None or len(value) > _MOST_TEXT or len(text) > _MOST_TEXT or re.match(r"__has_\w+", word):
                     unknown = True
-                else:  # by a function: a text would be read as a template, in which "\\1" and "\\q" have a meaning
+                else:  # a function, since a replacement text would be a template with escapes such as "\\1"
                     text = re.sub(rf"(?<![\w]){word}\b", partial(_in_place, f" ({value or '0'}) "), text)
             if unknown:
                 return None
@@ -196,7 +195,7 @@ def _in_place(text: str, _found: re.Match[str]) -> str:
 
 
 def _evaluated(node: ast.expr) -> int:
-    """Raises ValueError for what is no condition of C's preprocessor."""
+    """Evaluate a syntax tree. Raises ValueError for syntax that is no condition of C's preprocessor."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return int(node.value)
     if isinstance(node, ast.BoolOp):

@@ -1,4 +1,4 @@
-"""The hosts that there are, by the names that `--host` takes, and the choice among them."""
+"""The available hosts, by the names for `--host`, and the choice among them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .process_host import ProcessHost
 HOSTS: dict[str, HostKind] = {
     kind.name: kind for kind in sorted(members(__package__, HostKind), key=lambda kind: -kind.rank)
 }
-#: Lets this machine decide.
+#: The name that selects a host automatically.
 AUTO = "auto"
-#: What `--host` takes.
+#: The choices of `--host`.
 HOST_CHOICES = (AUTO, *HOSTS)
 
 
 def make_host(name: str, threads: int = 0) -> Host:
-    """The host of this name; `auto` takes the best one that is usable on this machine.
+    """Return the host of this name; `auto` selects the best one that is usable on this machine.
 
     Raises:
-        EnvironmentFault: this machine lacks what the host needs. No other host takes its place.
+        EnvironmentFault: this machine lacks a requirement of the host. No other host replaces it.
         UsageError: no such host.
     """
     if name == AUTO:
@@ -37,13 +37,18 @@ def make_host(name: str, threads: int = 0) -> Host:
 
 
 def in_its_process(host: Host, time_limit: float) -> Host:
-    """The host in a process of its own, where that is known to work: an emulated card. `time_limit` is in seconds, of a
-    launch. The caller closes it."""
+    """Return the host in a separate process, if it is emulated; other hosts unchanged.
+
+    `time_limit` is in seconds for a launch. The caller closes the host.
+    """
     return ProcessHost(host, time_limit) if HOSTS[host.name].emulated else host
 
 
 def auto_host() -> tuple[str, list[str]]:
-    """The name of the host that `auto` takes here, and why better ones cannot be used. Raises EnvironmentFault."""
+    """Return the name of the host that `auto` selects here, and why better ones cannot be used.
+
+    Raises EnvironmentFault.
+    """
     faults: list[str] = []
     for name, kind in HOSTS.items():
         fault = kind.fault()
@@ -54,11 +59,11 @@ def auto_host() -> tuple[str, list[str]]:
 
 
 def cards() -> list[HostInfo]:
-    """The cards that kernels can run on here."""
+    """Return the GPUs that kernels can run on here."""
     usable = [kind.make(0).info() for kind in HOSTS.values() if not kind.emulated and kind.fault() is None]
     return [info for info in usable if info.sm is not None]
 
 
 def help_of_hosts() -> str:
-    """What each host is, for a help text."""
+    """Return the descriptions of the hosts, for a help text."""
     return "; ".join(f"{kind.name}: {kind.title}" for kind in HOSTS.values())

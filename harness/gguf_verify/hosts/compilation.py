@@ -1,5 +1,4 @@
-"""What is said of the compilation of a kernel that is not this project's: how its author has it compiled, what compiled
-it here, and what a compiler that fails says."""
+"""The compilation of a foreign kernel: its author's options, the compiler used here, and errors of a compiler."""
 
 from __future__ import annotations
 
@@ -9,23 +8,24 @@ from dataclasses import dataclass, field, replace
 
 from ..support.errors import EnvironmentFault
 
-#: Errors of one source that are shown.
+#: Most errors of one source that are shown.
 MOST_ERRORS = 20
-#: What `__CUDA_ARCH__` is on the CPU: a card that has all but what Blackwell's tensor cores need.
+#: The value of `__CUDA_ARCH__` on the CPU: a GPU with everything except the requirements of Blackwell's tensor cores.
 ARCH_ON_CPU = 900
 
 
 @dataclass(frozen=True)
 class Author:
-    """How the author of a kernel has it compiled.
+    """The compiler options of a kernel's author.
 
     Args:
-        flags: as nvcc takes them.
+        flags: in nvcc's syntax.
         include: folders, below that of the sources.
         sizes: a kernel → the bytes of each of its declared parameters, 0 for a pointer.
-        ordered: products and sums stay apart, and quotients are rounded correctly, so that bits can be judged.
-        host_apart: what is marked neither __device__ nor __global__ is the host's, for every compiler.
-        not_here: inline PTX which the CPU does not have: the symbol of a function that nobody defines → in words.
+        ordered: products and sums are not contracted, and quotients are rounded correctly, so that bits can be
+            compared.
+        host_apart: code marked neither __device__ nor __global__ is host code, for every compiler.
+        not_here: inline PTX that the CPU lacks: the symbol of an undefined function → a description.
     """
 
     flags: tuple[str, ...] = ()
@@ -38,18 +38,18 @@ class Author:
 
 @dataclass(frozen=True)
 class Compilation:
-    """Which code was run.
+    """The compilation of the code that was run.
 
     Args:
         by: the compiler and its version.
-        target: "the CPU", or a card's architecture such as "sm_90".
+        target: "the CPU", or a GPU's architecture such as "sm_90".
         arch: `__CUDA_ARCH__`.
         entries: the kernels.
-        flags: those that the compiler was given: the author's, and what was added.
+        flags: the compiler's flags: the author's, and added ones.
         left_out: flags of the author's that were not used.
-        file: of the kernels' source, as its author names it.
-        not_run: parts of the source that were not compiled: the condition, and where it is.
-        accepted: of code that ran on the CPU, whether CUDA's compiler takes it, in words.
+        file: the kernels' source, as its author names it.
+        not_run: parts of the source that were not compiled: the condition, and its place.
+        accepted: for code that ran on the CPU, whether CUDA's compiler accepts it, in words.
     """
 
     by: str
@@ -75,7 +75,7 @@ class Compilation:
         return "; ".join(parts)
 
     def of_source(self, file: str, not_run: Iterable[str]) -> Compilation:
-        """The same, of a source."""
+        """Return the compilation of a source."""
         return replace(self, file=file, not_run=tuple(not_run))
 
 
@@ -84,10 +84,10 @@ _SUMMARY = re.compile(r"\d+ errors? detected in the compilation|compilation term
 
 
 def failed(what: str, said: Sequence[str]) -> EnvironmentFault:
-    """That something did not compile: the first error in the line, all of them in the details.
+    """Return the error of a failed compilation: the first error in the message, all of them in the details.
 
     Args:
-        what: begins the line: "g++ could not compile kernel.cu".
+        what: the beginning of the message: "g++ could not compile kernel.cu".
         said: the compiler's lines.
     """
     lines = [line.strip() for line in said if line.strip()]
@@ -109,7 +109,7 @@ _WITH_VALUE = (
 
 
 def split_flags(flags: Sequence[str], taken: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Those of an author's flags that begin with one of `taken`, each as one argument, and the others."""
+    """Split an author's flags into those that begin with one of `taken`, each as one argument, and the others."""
     used, left = list[str](), list[str]()
     i = 0
     while i < len(flags):
@@ -124,6 +124,6 @@ def split_flags(flags: Sequence[str], taken: Sequence[str]) -> tuple[list[str], 
 
 
 def architectures(flags: Sequence[str]) -> list[str]:
-    """The compute capabilities that nvcc is told to compile for, such as "86"; none where the flags name none."""
+    """Return the compute capabilities in nvcc's flags, such as "86"; none if the flags name none."""
     named, _ = split_flags(flags, ("-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code"))
     return sorted({found for flag in named for found in re.findall(r"(?:sm|compute)_(\d+)", flag)}, key=int)

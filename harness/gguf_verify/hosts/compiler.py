@@ -1,13 +1,12 @@
-"""The C++ compiler of this machine: it makes a shared library, which the cache keeps, of a translation unit over
-`kernels/`.
+"""The C++ compiler of this machine, which builds shared libraries over `kernels/` for the cache.
 
-A build is found again by what it was made of: the unit, the flags, the compiler, the variables that say where it looks
-for headers, and the content of every file that compiler and assembler read, as they list them themselves (`-MD`). The
-cache keeps that list under a key of all the others, and the library under that key and the digests of the listed files
-as they are now. So a library is never taken for that of other sources, whichever process writes what first.
+The key of a build consists of the unit, the flags, the compiler, the variables with include paths, and the content of
+every file that compiler and assembler read, as they list them themselves (`-MD`). The cache keeps that list under a key
+of all the others, and the library under that key and the present digests of the listed files. So a library is never
+confused with that of other sources, whichever process writes first.
 
-A build is bytes, from the compiler or from the cache, which compares them with their digest: what was compared is what
-is loaded or linked.
+A build is bytes, from the compiler or from the cache, which verifies their digest: the verified bytes are the ones that
+are loaded or linked.
 """
 
 from __future__ import annotations
@@ -42,36 +41,36 @@ from .foreign_sources import as_foreign, read_limited
 from .launch_limits import with_limits
 from .tables import tables_hash, write_headers
 
-# -ffp-contract=off: a fused multiply-add happens only where the kernel asks for one.
-# -fno-strict-aliasing: kernels read packed bytes as words, as nvcc lets them.
+# -ffp-contract=off: a fused multiply-add only occurs where the kernel requests one.
+# -fno-strict-aliasing: kernels read packed bytes as words, which nvcc allows.
 # -O2 -ftree-vectorize beats -O3 here, which unrolls the short loops over a block before it could vectorize them.
-# -fsanitize=float-cast-overflow: kernels/emulator/conversions.hpp ends a launch that a GPU would make otherwise. It
-# defines `_ROUNDING`, too.
+# -fsanitize=float-cast-overflow: kernels/emulator/conversions.hpp stops a launch whose conversion differs on a GPU. It
+# also defines `_ROUNDING`.
 _ROUNDING = ("lrint", "lrintf", "llrint", "llrintf", "lround", "lroundf", "llround", "llroundf")
 FLAGS = [
     "-std=c++17", "-O2", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing",
     "-fsanitize=float-cast-overflow", *(f"-fno-builtin-{name}" for name in _ROUNDING), "-fPIC", "-pthread",
 ]  # fmt: skip
 
-#: Environment variables that change what GCC or Clang reads, or what they make of it.
+#: Environment variables that change the input or output of GCC or Clang.
 _VARIABLES = (
     "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "OBJC_INCLUDE_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH",
     "LIBRARY_PATH", "SOURCE_DATE_EPOCH", "CCC_OVERRIDE_OPTIONS", "CCC_ADD_ARGS",
 )  # fmt: skip
-#: A file whose inode changed so long before a compilation was not changed during it, whatever the kernel's clock shows.
+#: A file whose inode changed this long before a compilation was not changed during it, despite the clock's granularity.
 _CLOCK_NS = 50_000_000
-#: Compilations of sources that change meanwhile.
+#: Most attempts to compile sources that change meanwhile.
 _MOST_TRIES = 3
-#: Of a compiler's list of the files that it read, which a foreign source may have made: bytes, and files.
+#: Limits of a compiler's list of the files that it read, which a foreign source may have inflated: bytes, and files.
 _MOST_LISTED, _MOST_FILES = 1 << 22, 10_000
-#: A translation unit, in a folder of its own.
+#: A translation unit, in its own folder.
 _UNIT = "unit.cpp"
-#: What stands for the folder of the kernels in a list of files.
+#: Placeholder for the folder of the kernels in a list of files.
 _ROOT = "{root}"
 
 
 class Built(NamedTuple):
-    """A shared library or an object, and the files that it was made of beside the unit and the tables."""
+    """A shared library or an object, and the files that it was made from besides the unit and the tables."""
 
     content: bytes
     files: tuple[str, ...]
@@ -82,7 +81,7 @@ Compile = Callable[[Path, str, Sequence[str]], Built]
 
 
 def compiler() -> str:
-    """$CXX, or the first of c++, g++ and clang++ that exists. Raises EnvironmentFault if there is none."""
+    """Return $CXX, or the first of c++, g++ and clang++ that exists. Raises EnvironmentFault if there is none."""
     candidates = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
     for name in candidates:
         if path := shutil.which(name):
@@ -91,7 +90,7 @@ def compiler() -> str:
 
 
 def compiler_version() -> str:
-    """The first line of the compiler's `--version`."""
+    """Return the first line of the compiler's `--version`."""
     return _version(compiler())
 
 
@@ -110,11 +109,11 @@ def _run(
     """Run a compiler's command to its end. An exception, such as a signal's, ends all its processes.
 
     Args:
-        root: the folder of the source that it reads, if it reads one. Where that is foreign, it runs confined.
-        folder: the one that it writes into, then.
+        root: the folder of the source, if it reads one. If that is foreign, the command runs in a sandbox.
+        folder: its output folder in the sandbox.
         shown: further folders that it reads.
 
-    Raises EnvironmentFault where a foreign source takes too long.
+    Raises EnvironmentFault if a foreign source takes too long.
     """
     foreign = None if root is None else as_foreign(root)
     if foreign is not None and folder is not None:
@@ -136,7 +135,7 @@ def _run(
 
 @cache
 def cpu_name() -> str:
-    """Model and architecture of the processor, which -march=native depends on."""
+    """Return model and architecture of the processor, which -march=native depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         fields = dict(line.split(":", 1) for line in lines if ":" in line)
@@ -149,16 +148,16 @@ def cpu_name() -> str:
 def build(
     root: Path, unit: str, options: Sequence[str] = (), rebuild: bool = False, how: Compile | None = None
 ) -> bytes:  # fmt: skip
-    """The shared library of a translation unit, compiled unless the cache holds it whole.
+    """Return the shared library of a translation unit, compiled unless the cache has it.
 
     Args:
         root: the folder of the kernels. It is on the include path, as are the tables of `gguf_verify.hosts.tables`.
         unit: C++ source.
         options: further flags, after `FLAGS`.
-        rebuild: compile even if the cache holds it.
-        how: what compiles; None: `_compile`. What `_object` makes is an object.
+        rebuild: compile even if the cache has it.
+        how: the compiling function; None: `_compile`. The result of `_object` is an object.
 
-    Raises EnvironmentFault with the compiler's first error, or where a source changes while it is compiled.
+    Raises EnvironmentFault with the compiler's first error, or if a source changes while it is compiled.
     """
     key, suffix = _build_key(root, unit, options, how), ".o" if how is _object else ".so"
     files = None if rebuild else _listed(key)
@@ -172,8 +171,10 @@ def build(
 
 
 def _note(root: Path, files: Iterable[str], options: Sequence[str], how: Compile | None) -> None:
-    """Note what was read for a foreign source. What the emulator itself includes is the host's: the compiler's version
-    says what it is."""
+    """Note the files read for a foreign source.
+
+    Includes of the emulator itself belong to the host: the compiler's version identifies them.
+    """
     if (foreign := as_foreign(root)) is None:
         return
     flags = _flags_of_prelude([*CHECKS, *options] if how is _compile_checked else options)
@@ -189,21 +190,21 @@ def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | Non
 
 
 def _writers() -> str:
-    """One digest of the modules that write into what a compiler made."""
+    """Return one digest of the modules that modify a compiler's output."""
     here = Path(__file__)
     modules = (here.with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
     return combined((module.name, file_digest(module)) for module in modules)
 
 
 def _compiler_key() -> tuple[str, ...]:
-    """Everything about the compiler that a build depends on."""
+    """Return everything about the compiler that a build depends on."""
     set_ = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
     where = [os.getcwd()] if set_ else []  # an empty or relative entry means this folder
     return compiler(), _said_of_version(compiler()), cpu_name(), *set_, *where
 
 
 def _list(key: Sequence[str], files: Sequence[str], root: Path) -> bool:
-    """Keep the list of files, unless one of them cannot be read: then the build is not found again."""
+    """Cache the list of files, unless one of them cannot be read: then the build cannot be found again."""
     readable = all(file_digest(path) is not None for path in files)
     if readable:
         names = [path.replace(f"{root}/", f"{_ROOT}/", 1) if path.startswith(f"{root}/") else path for path in files]
@@ -212,7 +213,7 @@ def _list(key: Sequence[str], files: Sequence[str], root: Path) -> bool:
 
 
 def _listed(key: Sequence[str]) -> tuple[str, ...] | None:
-    """The list that `_list` kept; None if there is none, or it is damaged."""
+    """Return the list that `_list` cached; None if there is none, or it is damaged."""
     with contextlib.suppress(ValueError, RecursionError):
         names = json.loads(taken(key, ".json") or b"null")
         if isinstance(names, list) and all(isinstance(name, str) for name in names):
@@ -221,7 +222,7 @@ def _listed(key: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _entry(key: Sequence[str], files: Iterable[str], root: Path) -> tuple[str, ...]:
-    """The key of what was made of these files as they are now. Their names may begin with `_ROOT`."""
+    """Return the key of a build from the present content of these files. Their names may begin with `_ROOT`."""
     digests = []
     for path in files:
         inside = path.removeprefix(f"{_ROOT}/") if path.startswith(f"{_ROOT}/") else path.removeprefix(f"{root}/")
@@ -231,7 +232,7 @@ def _entry(key: Sequence[str], files: Iterable[str], root: Path) -> tuple[str, .
 
 
 def _bound(root: Path, unit: str, options: Sequence[str], how: Compile) -> Built:
-    """What `how` compiles of files that did not change meanwhile. Raises EnvironmentFault."""
+    """Return the result of `how` for files that did not change meanwhile. Raises EnvironmentFault."""
     known = {str(path) for path in root.rglob("*") if path.is_file()}
     for _ in range(_MOST_TRIES):
         before = {os.path.realpath(path): file_digest(path) for path in known}
@@ -244,7 +245,7 @@ def _bound(root: Path, unit: str, options: Sequence[str], how: Compile) -> Built
 
 
 def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
-    """Whether the compiler read what the file holds now: it is what it was before, or older than the compilation."""
+    """Return whether the compiler read a file's present content: it is unchanged, or older than the compilation."""
     real = os.path.realpath(path)
     if real in before:
         return before[real] == file_digest(path)
@@ -253,7 +254,7 @@ def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
     return False
 
 
-#: Marks the unit of a foreign source. `emulator/foreign.hpp` stands before it, which the unit does not name.
+#: Marks the unit of a foreign source. `emulator/foreign.hpp` precedes it, without being named in the unit.
 FOREIGN = "// a foreign source\n"
 _PRELUDE = "foreign.hpp"
 _WITH_PRELUDE = f'#include "emulator/{_PRELUDE}"\n'
@@ -261,15 +262,15 @@ _CHECKED = "-DCUDA_ON_CPU_CHECKS"
 
 
 def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None:
-    """A copy of `emulator/standard.hpp`, or a header that includes the prelude, in the run's scratch folder, with GCC's
-    precompiled form beside it; None if the compiler is not GCC or could not precompile it.
+    """Return a header with GCC's precompiled form beside it, in the run's scratch folder.
 
-    GCC uses the precompiled form if the header is the first that it is told to include. If flags, macros or its own
-    version have changed, it reads the text instead.
+    It is a copy of `emulator/standard.hpp`, or a header that includes the prelude. None if the compiler is not GCC or
+    could not precompile it. GCC uses the precompiled form if the header is the first one included. If flags, macros or
+    its own version have changed, it reads the text instead.
 
     Args:
-        flags: further flags, after `FLAGS`; of macros, `_CHECKED` alone may be among them.
-        foreign: it is the prelude of foreign sources.
+        flags: further flags, after `FLAGS`; the only macro among them may be `_CHECKED`.
+        foreign: whether it is the prelude of foreign sources.
     """
     if not _is_gcc():
         return None
@@ -299,8 +300,10 @@ _copies: dict[tuple[str, ...], Path] = {}
 
 
 def _precompile(text: str, key: Sequence[str], flags: Sequence[str]) -> tuple[tuple[str, ...], bytes] | None:
-    """The key of the header's precompiled form, and that itself, which the cache then has; None where it cannot be
-    made, or not be found again."""
+    """Precompile a header and cache it; return its key and content.
+
+    None if it cannot be compiled, or could not be found again.
+    """
     with scratch.temporary("compile") as folder:
         source, built, listed = (folder / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
         source.write_text(text)
@@ -327,7 +330,7 @@ def _precompile(text: str, key: Sequence[str], flags: Sequence[str]) -> tuple[tu
 
 
 def _not_precompiled(header: Path) -> None:
-    """The compiler could not use this one."""
+    """Remove a precompiled header that the compiler could not use."""
     _made_of(header).unlink(missing_ok=True)
     for entry, path in list(_copies.items()):
         if path == header:
@@ -344,19 +347,22 @@ def _made_of(header: Path) -> Path:
 
 
 def _listing(path: Path) -> list[str]:
-    """Flags that make the compiler list every file that it reads, those of the system too."""
+    """Return flags that have the compiler list every file that it reads, including the system's."""
     return ["-MD", "-MF", str(path), "-MT", "made"]
 
 
 def _assembler_listing(path: Path) -> list[str]:
-    """Flags that make the assembler list every file that it reads: those of `.incbin` and `.include`, which the
-    compiler does not see. A pipe, since it would list the compiler's temporary file."""
+    """Return flags that have the assembler list every file that it reads: those of `.incbin` and `.include`.
+
+    The compiler does not see these. With a pipe, since the list would otherwise name the compiler's temporary file.
+    """
     return ["-pipe", f"-Wa,--MD,{path}"]
 
 
 def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
-    """The files that the compiler or the assembler listed, but those of the temporary folder, which hold what the key
-    has."""
+    """Return the files that the compiler or the assembler listed, except those in the temporary folder, which are in
+    the key.
+    """
     text = read_limited(listed, _MOST_LISTED).decode(errors="surrogateescape")
     found = of_makefile(text)
     if len(found) > _MOST_FILES:
@@ -365,10 +371,12 @@ def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
 
 
 def _read_by_assembler(listed: Path, folder: Path, sources: Iterable[str]) -> tuple[str, ...]:
-    """The files that the assembler listed of a foreign source. Clang's own assembler has no list, so that no source
-    may have it read a file. Raises EnvironmentFault."""
+    """Return the files that the assembler listed for a foreign source.
+
+    Clang's own assembler has no list, so no source may use it to read a file. Raises EnvironmentFault.
+    """
     if _is_gcc():
-        # it also lists the source by the name that the compiler gives it, without the folder
+        # GCC's assembler also lists the source under its name without the folder.
         return tuple(
             path for path in _read_files(listed, folder) if path != os.path.abspath(_UNIT) or os.path.isfile(path)
         )
@@ -385,25 +393,28 @@ def _is_gcc() -> bool:
 
 
 def _compile(root: Path, unit: str, options: Sequence[str]) -> Built:
-    """The unit, with the runner of blocks, which is compiled once for all units and without `WAITS`."""
+    """Compile the unit, and link it with the runner of blocks, which is compiled once and without `WAITS`."""
     plain = [option for option in _plain(options) if not option.startswith("-std=") and option not in WAITS]
     return _linked(root, unit, options, _RUNNER, plain, [*plain, *_of_linker(options)])
 
 
 def _compile_checked(root: Path, unit: str, options: Sequence[str]) -> Built:
-    """The unit with instrumentation, and the runner without."""
+    """Compile the unit with instrumentation, and the runner without."""
     link = [*LINK_CHECKED, *_of_linker(options)]
     return _linked(root, unit, [*CHECKS, *options], _CHECKED_RUNNER, (), link, checked=True)
 
 
-#: Where a foreign source finds headers of CUDA's names, below its folder.
+#: Folder of headers with CUDA's names, below that of a foreign source.
 CUDA_HEADERS = "cuda-headers"
 _IN_EMULATOR = re.compile(r'(#[ \t]*include[ \t]*")((?:\.\./)+)')
 
 
 def emulator_of(root: Path, foreign: bool) -> Path:
-    """The folder of the emulator below that of the sources. Beside a foreign source, its name is this user's secret, so
-    that no condition of the source (`__has_include`) can name a file in it."""
+    """Return the folder of the emulator below that of the sources.
+
+    Beside a foreign source, its name is this user's secret, so that no condition of the source (`__has_include`) can
+    name a file in it.
+    """
     return root / (f"emulator-{_secret()}" if foreign else "emulator")
 
 
@@ -423,12 +434,12 @@ def _private(path: str, flags: int) -> int:
 
 
 def copy_emulator(root: Path) -> None:
-    """Copy the emulator to where a foreign source below `root` is compiled with it."""
+    """Copy the emulator to the place where a foreign source below `root` is compiled with it."""
     ours, emulator = kernel_root() / "emulator", emulator_of(root, True)
     for header in ours.rglob("*.h*"):
         below, text = header.relative_to(ours), header.read_text()
         copy = emulator / below
-        if below.parts[0] == "include":  # the emulator is not where it is for our own kernels
+        if below.parts[0] == "include":  # its path to the emulator differs from that for our own kernels
             copy = root / CUDA_HEADERS / below.relative_to("include")
             text = _IN_EMULATOR.sub(lambda found: f"{found[0]}{emulator.name}/", text)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -436,7 +447,7 @@ def copy_emulator(root: Path) -> None:
 
 
 def runner_object(root: Path, checked: bool) -> bytes:
-    """What the objects of units are linked with. Raises EnvironmentFault."""
+    """Return the runner's object, to link with the objects of units. Raises EnvironmentFault."""
     return build(root / "emulator", _CHECKED_RUNNER if checked else _RUNNER, how=_object)
 
 
@@ -452,7 +463,7 @@ def _linked(
         built, compiled, of_runner = folder / "unit.so", folder / "unit.o", folder / "runner.o"
         compiled.write_bytes(padded(made.content) if checked else made.content)
         of_runner.write_bytes(content_of_runner)
-        # the linker takes a file for what its content is
+        # The linker detects a file's type from its content.
         command = [compiler(), str(compiled), str(of_runner), "-shared", "-pthread", *link, "-o", str(built)]
         done = _run(command, root, folder)
         if done.returncode:
@@ -467,7 +478,7 @@ def _linked(
 
 
 def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
-    """An object that can be linked into a shared library."""
+    """Compile an object for a shared library."""
     with scratch.temporary("compile") as folder:
         source = folder / _UNIT
         compiled, listed, of_assembler = (folder / f"unit.{suffix}" for suffix in ("o", "d", "s.d"))
@@ -484,15 +495,15 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
             command += _assembler_listing(of_assembler)
         header = precompiled(plain, True) if foreign else precompiled(plain)
         if header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
-            # GCC does not list what a precompiled header was made of
+            # GCC does not list the files of a precompiled header.
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
             read = _read_files(listed, folder)
             also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
             return Built(read_limited(compiled), (*read, *also, *of_header))
         if foreign:
             command += ["-include", str(emulator / _PRELUDE)]
-        done = _run(command, root, folder)  # again, so that errors are about the unit alone
-        if header and not done.returncode and as_foreign(root) is None:  # so the precompiled header is damaged
+        done = _run(command, root, folder)  # again, so that errors only concern the unit
+        if header and not done.returncode and as_foreign(root) is None:  # the precompiled header is damaged
             _not_precompiled(header)
         if done.returncode:
             raise _failed(done, command, unit)
@@ -502,8 +513,11 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
 
 
 def as_without_flags(options: Sequence[str]) -> list[str]:
-    """Lines that give the macros of the compiler itself the values that nvcc's host compiler has, which gets no such
-    options: so a source cannot distinguish the CPU host by the processor, the optimization or the instrumentation."""
+    """Return lines that give the compiler's predefined macros the values of nvcc's host compiler.
+
+    That compiler gets none of our options. So a source cannot detect the CPU host by the processor, the optimization or
+    the instrumentation.
+    """
     standard = tuple(option for option in options if option.startswith("-std="))
     plain = _predefined(compiler(), ("-std=c++17", *standard))
     ours = _predefined(
@@ -521,20 +535,22 @@ def _predefined(path: str, flags: tuple[str, ...]) -> dict[str, str]:
 
 
 def _plain(options: Sequence[str]) -> list[str]:
-    """Those that are no macro, no folder, no warning and not the linker's: a precompiled header and the runner must be
-    compiled with the same."""
+    """Return the options that are no macro, folder, warning or linker option.
+
+    A precompiled header and the runner must be compiled with the same ones.
+    """
     return [option for option in options if not option.startswith(("-D", "-I", "-W", *APART))]
 
 
 def _flags_of_prelude(options: Sequence[str]) -> list[str]:
-    """Those that the precompiled prelude of a foreign source must have as well."""
+    """Return the options that the precompiled prelude of a foreign source must have as well."""
     return [*_plain(options), *([_CHECKED] if _CHECKED in options else [])]
 
 
-#: Each function and each variable in a section of its own, so that the linker can omit those that nothing uses, and
-#: `launch_limits` sees what a kernel uses.
+#: Put each function and each variable in its own section, so that the linker can omit unused ones, and `launch_limits`
+#: can see which ones a kernel uses.
 APART = ("-ffunction-sections", "-fdata-sections")
-#: With these, the linker asks for what is called, and for nothing else.
+#: Linker options that only resolve called functions.
 ONLY_CALLED = ("-Wl,--gc-sections", "-Wl,-z,defs")
 
 
@@ -543,15 +559,17 @@ def _of_linker(options: Sequence[str]) -> list[str]:
 
 
 def _failed(done: subprocess.CompletedProcess[str], command: Sequence[str], unit: str) -> EnvironmentFault:
-    """With the compiler's errors."""
+    """Return the error of a failed compilation."""
     what = unit.partition("\n")[0].removeprefix("#include ").removeprefix("// ").strip('"')
     said = done.stderr.splitlines() or [f"exit code {done.returncode}"]
     return failed(f"{command[0]} could not compile {what}", said)
 
 
 def sound_library(root: Path, unit: str, options: Sequence[str] = (), how: Compile | None = None) -> bytes:
-    """`build` of a library that loads: an entry of the cache that does not is built again, once. Raises
-    EnvironmentFault."""
+    """Return the result of `build` that loads: a cached library that does not is rebuilt, once.
+
+    Raises EnvironmentFault.
+    """
     return _loaded(root, unit, options, how)[0]
 
 
@@ -569,14 +587,14 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
         ) from None
 
 
-#: What a checked build adds: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
+#: Options of a checked build: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.
 CHECKS = [
     "-O1", "-g1", "-fdata-sections", _CHECKED,
     "-fsanitize=thread,alignment,signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return,"
     "object-size",
     "-fsanitize-coverage=trace-pc", "--param=tsan-distinguish-volatile=1",
 ]  # fmt: skip
-#: What an ordinary build adds where a kernel may wait by volatile reads: the same functions let other threads go on.
+#: Options of an ordinary build if a kernel may wait by volatile reads: the same functions let other threads run.
 WAITS = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "--param=tsan-instrument-func-entry-exit=0")
 LINK_CHECKED = ["-Wl,-z,defs", "-Wl,-Bsymbolic"]
 _RUNNER = '#include "runner.hpp"\n'
@@ -584,38 +602,43 @@ _CHECKED_RUNNER = f"#define CUDA_ON_CPU_CHECKS\n{_RUNNER}"
 
 
 def waits(texts: Iterable[str], options: Sequence[str]) -> tuple[str, ...]:
-    """`WAITS`, if one of these sources has variables that are volatile; () where the options have it checked by other
-    programs, and where the compiler is not GCC."""
+    """Return `WAITS` if one of these sources has volatile variables.
+
+    () if the options enable another checker, and if the compiler is not GCC.
+    """
     if not _is_gcc() or any(option.startswith("-fsanitize=") for option in options):
         return ()
     return WAITS if any(map(has_volatile, texts)) else ()
 
 
 def checks_fault() -> str | None:
-    """Why kernels cannot be checked here, or None if they can."""
+    """Return why kernels cannot be checked here, or None if they can."""
     if not _is_gcc():
         return f"{compiler_version()} is not GCC"
     return None if platform.system() == "Linux" else "the system is not Linux"
 
 
 def build_checked(root: Path, unit: str, options: Sequence[str] = ()) -> bytes:
-    """`build`, of what `checked_library` loads. Raises EnvironmentFault."""
+    """Build the library that `checked_library` loads. Raises EnvironmentFault."""
     return build(root, unit, options, how=_compile_checked)
 
 
 def checked_library(root: Path, unit: str, options: Sequence[str] = ()) -> tuple[ctypes.CDLL, str]:
-    """The shared library of a translation unit that looks for faults as it runs: the unit with instrumentation, and the
-    runner without. It is loaded. With the name that `source_lines` knows it by. Raises EnvironmentFault."""
+    """Build and load a library that checks for faults as it runs: the unit with instrumentation, the runner without.
+
+    Returns the library, and its name for `source_lines`. Raises EnvironmentFault.
+    """
     content, library = _loaded(root, unit, options, _compile_checked)
     return library, hashlib.sha256(content).hexdigest()
 
 
 def source_lines(library: str | Path, addresses: Sequence[int]) -> list[list[str]]:
-    """FILE:LINE of the calls before these addresses of a checked library, each followed by what it is inlined into;
-    empty lists where nothing says it, or where the cache no longer has the library.
+    """Return FILE:LINE of the calls before these addresses of a checked library, each followed by its inlining chain.
+
+    Empty lists if not known, or if the cache no longer has the library.
 
     Args:
-        library: as `checked_library` names it; or its path, where this process was given it as a file.
+        library: its name from `checked_library`; or its path, if this process got it as a file.
     """
     tool = shutil.which("addr2line")
     if tool is None or not addresses:
@@ -632,5 +655,5 @@ def source_lines(library: str | Path, addresses: Sequence[int]) -> list[list[str
 
 
 def shared_library(root: Path, unit: str, options: Sequence[str] = ()) -> ctypes.CDLL:
-    """`sound_library`, loaded. Raises EnvironmentFault."""
+    """Return `sound_library`, loaded. Raises EnvironmentFault."""
     return _loaded(root, unit, options, None)[1]

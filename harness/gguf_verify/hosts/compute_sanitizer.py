@@ -1,9 +1,8 @@
-"""NVIDIA's compute-sanitizer: how it is started, and what it says, as findings.
+"""NVIDIA's compute-sanitizer: its command line, and its messages as findings.
 
-Its texts are those of its manual (Compute Sanitizer 2026.4, "Tool Examples" and the pages of the four tools). Earlier
-versions word a place as `0x160 in file.cu:6:kernel()`, which is read, too. Nothing that it reports is passed over: what
-is not known by its words is a finding in the words of the tool, and a log without its last line means that the tool did
-not do its work.
+The texts are those of its manual (Compute Sanitizer 2026.4, "Tool Examples" and the pages of the four tools). Earlier
+versions print a place as `0x160 in file.cu:6:kernel()`, which is recognized, too. No message is ignored: an unknown one
+becomes a finding in the tool's words, and a log without its last line means that the tool did not do its work.
 """
 
 from __future__ import annotations
@@ -20,35 +19,34 @@ from pathlib import Path
 from ..support.errors import EnvironmentFault
 from .findings import Found
 
-#: In the order in which what they say is told: a thread that misses a barrier makes races.
+#: In the order in which findings are reported: a thread that misses a barrier causes races.
 TOOLS = ("memcheck", "synccheck", "racecheck", "initcheck")
 
 _PREFIX = "========="
-#: Where the CUDA toolkit and NVIDIA's wheels put it.
+#: Folders of the CUDA toolkit and of NVIDIA's wheels that contain it.
 _FOLDERS = ("bin", "compute-sanitizer")
 _OPTIONS = (
     "--target-processes", "all", "--launch-timeout", "0", "--max-connections", "100", "--show-backtrace", "device",
     "--print-limit", "50", "--demangle", "simple",
 )  # fmt: skip
-#: Of one tool. Allocations that follow each other are kept apart; what the harness itself copies is no access of the
-#: kernel's.
+#: Options of one tool. Adjacent allocations are separated; the harness's own copies are no accesses of the kernel.
 _OF_TOOL = {
     "memcheck": ("--padding", "4096", "--report-api-errors", "no"),
     "initcheck": ("--check-api-memory-access", "no"),
 }
 _SHARED = ("--initcheck-address-space", "all")
-#: The kernel of this project's that fills shared memory before a launch.
+#: This project's kernel that fills shared memory before a launch.
 UNCHECKED = "gguf_verify_fill_shared"
 _EXCLUDED = ("--kernel-name-exclude", f"kernel_name={UNCHECKED}")
-#: First words of records that are not about what a kernel does.
+#: First words of records that do not concern a kernel's behaviour.
 _NO_FINDING = (
     "COMPUTE-SANITIZER", "ERROR SUMMARY", "RACECHECK SUMMARY", "LEAK SUMMARY", "Program hit", "Target application",
     "Error: process didn't terminate", "Error: Target application", "Error: couldn't find exit code", "Leaked",
     "Tracking kernels",
 )  # fmt: skip
-#: First words, or words, of records that say that launches were not checked.
+#: First words, or words, of records about launches that were not checked.
 _NOT_CHECKED = re.compile(r"Internal Sanitizer Error|[Dd]evice not supported|Unable to|not supported|didn't track")
-#: A number as it writes it, and no longer than a number can be: names of the author's stand between its words.
+#: A number as the tool prints it, with a length limit: names of the author's stand between the tool's words.
 _N = r"([0-9][0-9,]{0,30})"
 _SUMMARY = re.compile(rf"(?:ERROR SUMMARY: {_N} error|RACECHECK SUMMARY: {_N} hazard)")
 _PLACE = re.compile(r" in (\S[^:]*?|\S.*?\.\w+):(\d+)(?=:|\s|$)")
@@ -63,7 +61,7 @@ _THREAD = re.compile(r"by thread (\(\d+,\d+,\d+\)) in block (\(\d+,\d+,\d+\))")
 
 @cache
 def program() -> str | None:
-    """The program, where this machine has it: on the path, in the CUDA toolkit, or in one of NVIDIA's wheels."""
+    """Return the program, if installed: on the path, in the CUDA toolkit, or in one of NVIDIA's wheels."""
     found = shutil.which("compute-sanitizer")
     toolkits = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), "/usr/local/cuda"]
     wheels = [str(Path(folder, "nvidia", name)) for folder in sys.path for name in ("cu13", "cuda_sanitizer_api")]
@@ -72,7 +70,7 @@ def program() -> str | None:
 
 
 def fault() -> str | None:
-    """Why nothing can be checked by it here, or None."""
+    """Return why it cannot check anything here, or None."""
     if program() is None:
         return (
             "compute-sanitizer was not found: it comes with the CUDA toolkit, or by pip install "
@@ -98,21 +96,23 @@ def _said(*arguments: str) -> str:
 
 @cache
 def version() -> str:
-    """Its version, such as "2026.4.0.0", or "of unknown version"."""
+    """Return its version, such as "2026.4.0.0", or "of unknown version"."""
     found = re.search(r"Version (\S+)", _said("--version"))
     return found[1] if found else "of unknown version"
 
 
 def blind_to() -> str | None:
-    """What this version does not look for, in words; None where it looks for all."""
+    """Return the faults that this version does not detect, in words; None if it detects all."""
     if _SHARED[0] in _help():
         return None
     return f"compute-sanitizer {version()} does not look for shared memory that is used before it is written"
 
 
 def command(tool: str, log: str) -> list[str]:
-    """What a command is put behind, so that it runs under a tool, which writes into the file `log`. Raises
-    EnvironmentFault."""
+    """Return the command prefix that runs a command under a tool, which writes into the file `log`.
+
+    Raises EnvironmentFault.
+    """
     why = fault()
     if why is not None:
         raise EnvironmentFault(why)
@@ -125,14 +125,14 @@ def command(tool: str, log: str) -> list[str]:
 
 
 def found_in(text: str, tool: str, whose: Callable[[int], str | None] = lambda _: None) -> list[Found]:
-    """What a tool's log says of kernels.
+    """Return the findings of a tool's log about kernels.
 
     Args:
         text: the whole log of a process that has ended.
-        tool: which one wrote it.
-        whose: the name of the buffer of so many bytes ("weights"), where one alone has this size.
+        tool: the tool that wrote it.
+        whose: returns the name of the buffer of this many bytes ("weights"), if only one has this size.
 
-    Raises EnvironmentFault where the tool did not check what ran.
+    Raises EnvironmentFault if the tool did not check the launches.
     """
     records = list(_records(text))
     for header, _ in records:
@@ -150,7 +150,7 @@ def found_in(text: str, tool: str, whose: Callable[[int], str | None] = lambda _
 
 
 def _records(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Its records: the first line of each, and the lines that are indented below it."""
+    """Yield its records: the first line of each, and the indented lines below it."""
     header, details = "", list[str]()
     for line in text.splitlines():
         if not line.lstrip().startswith(_PREFIX):
@@ -167,7 +167,7 @@ def _records(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _line(places: Sequence[str]) -> str:
-    """A place as a reader wants it: the innermost line, and the kernel's own where that is in another file."""
+    """Return a place for the reader: the innermost line, and the kernel's own if that is in another file."""
     lines = [f"{Path(found[1]).name}:{found[2]}" for place in places if (found := _PLACE.search(f" {place}"))]
     if not lines:
         found = next((f for place in places if (f := _OFFSET.search(place))), None)
@@ -177,7 +177,7 @@ def _line(places: Sequence[str]) -> str:
 
 
 def _found(header: str, details: Sequence[str], whose: Callable[[int], str | None]) -> Found | None:
-    """A record as a finding; None for a line that has neither a known form nor a place in a kernel."""
+    """Return a record as a finding; None for a line that has neither a known form nor a place in a kernel."""
     places = [d for d in details if d.startswith(("at ", "Device Frame:"))]
     line = _line(places)
     rest = " ".join(details)
@@ -212,7 +212,7 @@ def _found(header: str, details: Sequence[str], whose: Callable[[int], str | Non
 
 
 def _where(rest: str, space: str, whose: Callable[[int], str | None]) -> tuple[str, str]:
-    """What an access is outside of, and how far, in words."""
+    """Describe the memory that an access is outside of, and the distance."""
     nearest = _NEAREST.search(rest)
     if space != "global":
         return f"{space} memory", ""
@@ -221,7 +221,7 @@ def _where(rest: str, space: str, whose: Callable[[int], str | None]) -> tuple[s
     size = int(nearest[3].replace(",", ""))
     side = "before" if nearest[2] == "before" else "past the end of"
     name = whose(size)
-    # the tool counts from the last byte
+    # The tool counts from the last byte.
     distance = int(nearest[1].replace(",", "")) - (nearest[2] == "after")
     buffer = f"its {name} ({size:,} bytes)" if name else f"a buffer of {size:,} bytes"
     return "buffers", f": {distance:,} bytes {side} {buffer}"

@@ -40,26 +40,26 @@ from .launch_limits import LaunchLimits, as_json, files_below, from_json, limits
 from .memory import GUARD_BYTES, POISON, POISON_16, addresses, between_walls
 from .schedule import Schedule
 
-#: How a launch ended, `cuda_on_cpu::Outcome`.
+#: The end of a launch, `cuda_on_cpu::Outcome`.
 _STUCK, _OUTSIDE_SHARED, _CRASHED, _FOUND, _TOO_MUCH, _TRAPPED, _WAITING, _UNLIKE_A_GPU = 1, 2, 3, 4, 5, 6, 7, 8
 _ORDERS = {"ascending": 0, "descending": 1, "seeded": 2}
 _WRITES, _OF_STACK = 1, 2
-#: Shared memory of a function template would else be that of the first library that has such a function.
+#: Without it, shared memory of a function template would be that of the first library with such a function.
 _OWN = "-fvisibility=hidden"
-#: Why a launch says nothing of a GPU.
+#: Why a launch says nothing about a GPU.
 _CONVERTED = (
     "the kernel converts a float to an integer type that cannot hold it, at {}: a GPU gives the nearest integer, this "
     "CPU another one. Clamp the float first, convert it by __float2int_rz, __float2uint_rz or the like, or verify with "
     "--host gpu"
 )
-#: Bytes from a buffer within which an address is said relative to it.
+#: Largest distance from a buffer, in bytes, at which an address is described relative to it.
 _NEAR = 1 << 30
-#: Bytes without memory around sparse buffers: an index that wrapped, in values of 4 bytes, leads there.
+#: Bytes of unmapped addresses around sparse buffers: an index of 4-byte values that wrapped around ends up there.
 _APART = 1 << 34
 
 
 class Range(ctypes.Structure):
-    """`cuda_on_cpu::Range`: memory that a launch was given."""
+    """`cuda_on_cpu::Range`: memory passed to a launch."""
 
     _fields_ = [
         ("begin", ctypes.c_uint64), ("size", ctypes.c_uint64), ("content", ctypes.c_uint64),
@@ -99,7 +99,7 @@ class LaunchReport(ctypes.Structure):
 
 
 class Buffer:
-    """Bytes at an address; `guard` skips an output's leading guard, and as many bytes lie behind."""
+    """Bytes at an address; an output has a guard of `guard` bytes before and behind it."""
 
     def __init__(self, array: npt.NDArray[np.uint8], what: str, guard: int = 0, output: bool = False) -> None:
         self.array, self.what, self.offset, self.is_output = array, what, guard, output
@@ -113,12 +113,12 @@ class Buffer:
         return self.array.size - 2 * self.offset
 
     def range(self) -> Range:
-        """As the runner takes it."""
+        """Return it in the runner's form."""
         return Range(self.address, self.size, output=int(self.is_output))
 
 
 class SparseBuffer:
-    """An argument of a block that runs alone, at an address that is a multiple of a page's size."""
+    """An argument of a block run alone, at a page boundary."""
 
     def __init__(self, argument: Sparse, address: int) -> None:
         self.address, self.size, self.what, self.role = address, argument.nbytes, argument.what, argument.role
@@ -127,7 +127,7 @@ class SparseBuffer:
         self._zeros = argument.zeros
 
     def range(self) -> Range:
-        """As the runner takes it."""
+        """Return it in the runner's form."""
         written = int(self.role != "input")
         content, period = self.poison.ctypes.data, self.poison.nbytes
         if self._content is not None:
@@ -135,7 +135,7 @@ class SparseBuffer:
         return Range(self.address, self.size, content, period, self._zeros, written)
 
     def page(self, at: int) -> npt.NDArray[np.unsignedinteger[Any]]:
-        """The numbers of a page of it, from its byte `at` on, before anything is written."""
+        """Return the numbers of one of its pages, from its byte `at` on, before any write."""
         if self._content is None:
             return self.poison
         content = self._content.array
@@ -147,7 +147,7 @@ _POISONS = {poison.nbytes: np.full(mmap.PAGESIZE // poison.nbytes, poison) for p
 
 
 def place(address: int, buffers: Sequence[Buffer | SparseBuffer]) -> str:
-    """Where an address lies among buffers, in words."""
+    """Describe the place of an address relative to buffers."""
     if address < 1 << 16:
         return "at a null pointer"
     found = []
@@ -164,12 +164,12 @@ def place(address: int, buffers: Sequence[Buffer | SparseBuffer]) -> str:
 
 
 def _text(path: Path) -> str:
-    """Of a source; "" where there is none, of which the compiler informs."""
+    """Return a source; "" if there is none, which the compiler reports."""
     return path.read_text(errors="replace") if path.is_file() else ""
 
 
 def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """A copy at an address that is a multiple of 16. A part of a mapped file may begin anywhere."""
+    """Copy to an address aligned to 16. A part of a mapped file may begin anywhere."""
     room = np.empty(array.size + 15, np.uint8)
     at = -room.ctypes.data % 16
     room[at : at + array.size] = array
@@ -177,15 +177,17 @@ def _aligned(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def _unit(file: str, entry: str) -> str:
-    """The translation unit of a kernel."""
+    """Return the translation unit of a kernel."""
     return f'#include "{file}"\nCPU_KERNEL({entry})\n'
 
 
 def _foreign_unit(
     file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author, macros: Sequence[str]
 ) -> str:
-    """The translation unit of a source that is not this project's. The author's macros stand behind all headers, and
-    `macros` before them."""
+    """Return the translation unit of a foreign source.
+
+    The author's macros follow all headers, and `macros` precede them.
+    """
     lines = [f"// {Path(file).name}", FOREIGN.rstrip(), *macros, f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
     for flag in split_flags(author.flags, ("-D", "-U"))[0]:
         name, _, value = flag[2:].partition("=")
@@ -201,14 +203,14 @@ def _foreign_unit(
     return "\n".join([*lines, ""])
 
 
-#: Begins what kernels of a foreign source are called in a library.
+#: Beginning of the names of a foreign source's kernels in a library.
 _ENTRY = "gguf_verify_entry_"
-#: What nvcc warns of at most.
+#: Errors of C++ that nvcc only warns about.
 _LENIENT = ("-Wno-narrowing",)
 
 
 def _entry(library: ctypes.CDLL, entry: str, name: str | Path = "") -> Any:
-    """What launches a kernel of a library, which `source_lines` knows by that name."""
+    """Return the function that launches a kernel of a library; `name` is the library's name for `source_lines`."""
     function = getattr(library, f"{entry}_launch")
     function.restype = ctypes.c_int
     function.library, function.limits = name, LaunchLimits()
@@ -222,10 +224,10 @@ class CpuHost(Host):
     """Runs kernels on `threads` cores.
 
     Args:
-        threads: operating-system threads of a launch; 0 takes every core that this process may use.
-        flags: further flags of the compiler, such as a sanitizer's.
-        schedule: of its launches. With one, memory that cannot be accessed surrounds each buffer (otherwise each
-            input), and unless the order is ascending a launch takes one operating-system thread.
+        threads: operating-system threads of a launch; 0: every core available to this process.
+        flags: further compiler flags, such as a sanitizer's.
+        schedule: the schedule of its launches. With one, memory without access rights surrounds each buffer (otherwise
+            each input), and unless the order is ascending a launch takes one operating-system thread.
     """
 
     name = "cpu"
@@ -281,7 +283,7 @@ class CpuHost(Host):
         author = author or Author()
         checked = schedule is not None and schedule.checked
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
-        # an index that overflows must do what it does in a card's registers; a checked build finds it
+        # An overflowing index must wrap around as in a GPU's registers; a checked build reports it.
         fixed = ("-ffp-contract=off",) if checked else ("-ffp-contract=off", "-fwrapv")
         sources = root / Path(file).parts[0]
         flags = () if checked else (*self._flags, *waits(map(_text, files_below(sources)), self._flags))
@@ -322,7 +324,7 @@ class CpuHost(Host):
 
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Buffer:
         raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        if self.schedule is not None or not self._flags:  # a sanitizer looks for bad accesses itself
+        if self.schedule is not None or not self._flags:  # a sanitizer detects bad accesses itself
             walled = between_walls(raw.size, self.schedule is not None and self.schedule.wall_before)
             walled[:] = raw
             return Buffer(walled, what)
@@ -369,7 +371,7 @@ class CpuHost(Host):
 
     @property
     def runs_alone(self) -> bool:  # type: ignore[override]
-        return not self._flags and self.schedule is None  # a sanitizer has handlers of faults of its own
+        return not self._flags and self.schedule is None  # a sanitizer has its own handlers of faults
 
     def launch_alone(
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
@@ -388,7 +390,7 @@ class CpuHost(Host):
             return self._written(next(b for b in placed.values() if b.role == "output"), made)
 
     def _one_alone(self, launch: Before, number: int, placed: Mapping[str, SparseBuffer]) -> list[int]:
-        """Run one thread block; the pages of sparse memory that it was the first to access."""
+        """Run one thread block; return the pages of sparse memory that it was the first to access."""
         made = (ctypes.c_uint64 * (MOST_ALONE // mmap.PAGESIZE))()
         buffers, args = list(placed.values()), [placed[a.what] if isinstance(a, Sparse) else a for a in launch.args]
         request = self._request(buffers)
@@ -398,7 +400,7 @@ class CpuHost(Host):
 
     @staticmethod
     def _written(output: SparseBuffer, made: Collection[int]) -> Written:
-        """What the output holds that it did not hold before. Raises KernelFault where that is past its end."""
+        """Return the changes of the output. Raises KernelFault for a write past its end."""
         number = output.poison.dtype
         at, words = [np.zeros(0, np.int64)], [np.zeros(0, number)]
         for page in sorted(p for p in made if 0 <= p - output.address < output.size):
@@ -414,7 +416,7 @@ class CpuHost(Host):
     def _raise(
         self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int
     ) -> None:  # fmt: skip
-        """Raises KernelFault where a launch did not end as it should."""
+        """Raise KernelFault if a launch failed."""
         if outcome == _TOO_MUCH:
             raise EnvironmentFault(f"a thread block accesses more than {MOST_ALONE >> 20} MiB")
         if outcome == _WAITING:
@@ -444,14 +446,14 @@ class CpuHost(Host):
         raise KernelFinding("outside", said)
 
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
-        return 3  # few, so that blocks go on to further work, as on a card
+        return 3  # few, so that blocks loop over further work, as on a GPU
 
     def _read(self, output: Buffer) -> npt.NDArray[np.uint8]:
         return output.array
 
 
 def crash_in_words(report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer]) -> str:
-    """What ended a launch by a signal."""
+    """Describe the signal that ended a launch."""
     if report.signal == signal.SIGFPE:
         return "the kernel divides an integer by zero"
     if report.access == _OF_STACK:
@@ -466,8 +468,8 @@ def crash_in_words(report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer
 class CheckedHost(CpuHost):
     """Runs kernels that are compiled with instrumentation, on one core. Raises KernelFinding at a launch's end.
 
-    Shared memory that is read before it is written is a finding only where that reaches an output: such a launch runs
-    again with other bytes there.
+    Shared memory that is read before it is written is only a finding if an output depends on it: such a launch is
+    repeated with other bytes there.
     """
 
     def __init__(self, schedule: Schedule) -> None:

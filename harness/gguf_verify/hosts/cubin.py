@@ -1,5 +1,4 @@
-"""The names of the functions in a cubin, an ELF file of 64 bits (System V ABI, chapter 4) that somebody else's source
-made."""
+"""Reader for the names of the functions in a cubin, an untrusted ELF file of 64 bits (System V ABI, chapter 4)."""
 
 from __future__ import annotations
 
@@ -10,21 +9,22 @@ from collections.abc import Sequence
 from ..support.errors import EnvironmentFault
 
 _SYMBOLS, _FUNCTION = 2, 2
-#: Sections of attributes (`.nv.info`): entries of which some have a payload of that size; those of registers.
+#: Sections of attributes (`.nv.info`), the form of entries with a payload of a given size, and the entries of
+#: registers.
 _INFO, _WITH_SIZE, _REGISTERS = 0x70000000, 4, (4, 0x2F, 8)
 _MOST_SECTIONS, _MOST_SYMBOLS, _MOST_NAME = 1 << 16, 1 << 18, 1 << 14
-#: Begins the name of a kernel that is there for the sake of its name.
+#: Beginning of the name of a kernel that only exists for its name.
 MARK = "gguf_verify_mark"
 _SUBSTITUTION = re.compile(r"S[0-9A-Z]*_")
 
 
 def functions(cubin: bytes) -> list[str]:
-    """The names of its functions. Raises EnvironmentFault where it is no such file."""
+    """Return the names of its functions. Raises EnvironmentFault if the file is no cubin."""
     return [name for name, kind in _symbols(cubin, _sections(cubin)) if kind == _FUNCTION]
 
 
 def registers(cubin: bytes) -> dict[str, int]:
-    """Its functions → the registers of a thread, as ptxas lists them. Raises EnvironmentFault."""
+    """Return its functions → the registers of a thread, as ptxas lists them. Raises EnvironmentFault."""
     sections = _sections(cubin)
     names = [name for name, _ in _symbols(cubin, sections)]
     found = {}
@@ -51,7 +51,7 @@ def _sections(cubin: bytes) -> list[tuple[int, ...]]:
 
 
 def _symbols(cubin: bytes, sections: Sequence[tuple[int, ...]]) -> list[tuple[str, int]]:
-    """Name and kind of each symbol."""
+    """Return name and kind of each symbol."""
     try:
         found = []
         for _, kind, _, _, offset, length, link, _, _, each in sections:
@@ -69,8 +69,9 @@ def _symbols(cubin: bytes, sections: Sequence[tuple[int, ...]]) -> list[tuple[st
 
 
 def marks(entries: Sequence[str]) -> str:
-    """CUDA C++ that stands after a source: it has each of its kernels compiled, and makes a function whose name holds
-    that of the kernel."""
+    """Return CUDA C++ to append to a source: it instantiates each of its kernels, in a function whose name contains
+    theirs.
+    """
     head = f"template <auto GGUF_VERIFY_KERNEL, int GGUF_VERIFY_NUMBER> __global__ void {MARK}() {{}}"
     return "\n".join(
         [head, *(f"template __global__ void {MARK}<&{entry}, {i}>();" for i, entry in enumerate(entries)), ""]
@@ -78,10 +79,10 @@ def marks(entries: Sequence[str]) -> str:
 
 
 def lowered(found: Sequence[str], entries: Sequence[str]) -> dict[str, str]:
-    """Kernels → their names in a cubin that was made of a source with `marks`. Raises EnvironmentFault.
+    """Map kernels to their names in a cubin made from a source with `marks`. Raises EnvironmentFault.
 
-    A mark's mangled name (Itanium C++ ABI, 5.1) holds the kernel's, `XadL_Z…E`, but counts the substitutions in it from
-    the mark's own name on. So the two are compared without their numbers.
+    A mark's mangled name (Itanium C++ ABI, 5.1) contains the kernel's, `XadL_Z…E`, but counts the substitutions in it
+    from the mark's own name on. So the two are compared without their numbers.
     """
     out = {}
     kernels = {_plain(name): name for name in found if not name.startswith(f"_Z{len(MARK)}{MARK}")}

@@ -1,4 +1,4 @@
-"""CUDA C++ as text: its tokens, and edits of them that keep every line where it is."""
+"""CUDA C++ as text: tokens, and edits that preserve line numbers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ _OPENS, _CLOSES = {"(": ")", "[": "]", "{": "}"}, {")", "]", "}"}
 
 
 class Token(NamedTuple):
-    """A token that is no space and no comment. `kind` is "string", "char", "word", "number", "sign" or "directive", a
-    whole line of the preprocessor's."""
+    """A token other than space and comment.
+
+    `kind` is "string", "char", "word", "number", "sign" or "directive", a whole preprocessor line.
+    """
 
     kind: str
     text: str
@@ -37,12 +39,12 @@ class Token(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Where the text goes on."""
+        """The end of the token in the text."""
         return self.start + len(self.text)
 
 
 class Edit(NamedTuple):
-    """What stands in place of `text[start:end]`."""
+    """A replacement of `text[start:end]`."""
 
     start: int
     end: int
@@ -50,7 +52,7 @@ class Edit(NamedTuple):
 
 
 def has_volatile(text: str) -> bool:
-    """Whether a text has something volatile, or may have: statements of assembly do not count."""
+    """Return whether a text has, or may have, volatile variables; `asm volatile` does not count."""
     if "volatile" not in text:
         return False
     words = [token.text for token in tokens_of(text, directives=False) if token.kind in ("word", "sign")]
@@ -58,7 +60,7 @@ def has_volatile(text: str) -> bool:
 
 
 def tokens_of(text: str, directives: bool = True) -> list[Token]:
-    """The tokens of a text. `directives`: whether lines of the preprocessor's are one token each."""
+    """Return the tokens of a text. `directives`: whether preprocessor lines are one token each."""
     found, at, begins = [], 0, True
     while at < len(text):
         if begins and directives and text[at] == "#" and (line := _DIRECTIVE.match(text, at)):
@@ -78,7 +80,7 @@ def tokens_of(text: str, directives: bool = True) -> list[Token]:
 
 
 def brackets(tokens: Sequence[Token]) -> dict[int, int]:
-    """The places of opening brackets → those of the closing ones, where the two match."""
+    """Map the places of opening brackets to those of the closing ones, if the two match."""
     found: dict[int, int] = {}
     open_: list[int] = []
     for i, token in enumerate(tokens):
@@ -91,7 +93,7 @@ def brackets(tokens: Sequence[Token]) -> dict[int, int]:
 
 
 def split(tokens: Sequence[Token], at: str) -> list[list[Token]]:
-    """The tokens between the signs `at` that stand in no brackets; `::` is two colons."""
+    """Split tokens at the signs `at` outside brackets; `::` is two colons."""
     parts: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
@@ -105,10 +107,10 @@ def split(tokens: Sequence[Token], at: str) -> list[list[Token]]:
 
 
 def edited(text: str, edits: Sequence[Edit], newline: str = "\n") -> str:
-    """The text with edits, of which none overlaps another. What an edit takes out keeps its lines.
+    """Apply edits that do not overlap. Removed text leaves its line breaks.
 
     Args:
-        newline: what ends a line; in a macro, with a backslash.
+        newline: the line break; in a macro, with a backslash.
     """
     parts, at = [], 0
     for edit in sorted(edits):
@@ -119,11 +121,11 @@ def edited(text: str, edits: Sequence[Edit], newline: str = "\n") -> str:
 
 
 class Lines:
-    """Numbers of lines, from 1."""
+    """Line numbers, from 1."""
 
     def __init__(self, text: str) -> None:
         self._starts = [0, *(found.end() for found in re.finditer("\n", text))]
 
     def at(self, place: int) -> int:
-        """The line of a place in the text."""
+        """Return the line of a place in the text."""
         return bisect_right(self._starts, place)

@@ -1,8 +1,8 @@
-"""CuPy's arrays for exact products (`semantics.device`): where they lie, how many, and float32 without flushing.
+"""CuPy arrays for exact products (`semantics.device`): memory, chunk sizes, and float32 without flushing.
 
-cuBLAS multiplies float64 as IEEE 754 has it, by DGEMM or by tensor cores of float64, unless a user has it made of
-smaller numbers (`CUBLAS_EMULATE_DOUBLE_PRECISION`); then the sample that NumPy computes too differs. Products of
-float32 are those of integers below 2^24, which TF32 does not change either: no factor has more than 8 bits.
+cuBLAS multiplies float64 in IEEE 754 arithmetic, by DGEMM or by tensor cores of float64, unless a user enables
+emulation by smaller numbers (`CUBLAS_EMULATE_DOUBLE_PRECISION`); then the sample that NumPy computes differs. Products
+of float32 are those of integers below 2^24, which TF32 does not change either: no factor has more than 8 bits.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ from .kept import Kept
 
 T = TypeVar("T")
 
-#: Bytes that are held for a value of weights, and for a number beside, while a product is computed.
+#: Bytes that are held for a value of weights, and for another number, while a product is computed.
 _OF_VALUE, _OF_NUMBER = 64, 8
-#: Of the card's memory that is free at the start, the share that this process may take, where CuPy was given no limit;
-#: of that, the share and the most that one chunk of a product may. The rest is for kernels, here and elsewhere.
+#: The fraction of the GPU's free memory that this process may take, if CuPy has no limit; of that, the fraction and the
+#: maximum for one chunk of a product. The rest is left to kernels, here and in other processes.
 _OURS, _CHUNK, _MOST = 0.5, 0.25, 1 << 32
-#: Of the memory that this process may take, the share for weights that are kept from one product to the next.
+#: Of this process's memory, the fraction for weights that are cached from one product to the next.
 _KEPT = 0.25
-#: Rows of a product of which NumPy computes some, too; products of fewer, and of more, of which one in so many has any.
+#: Rows that NumPy also computes: products below this number of rows, rows of a larger product, and the intervals of
+#: smaller and larger products that are checked.
 _FEW, _ROWS, _EACH, _EACH_LARGE = 256, 2, 16, 4
 
 
 def fault_of_arrays() -> str | None:
-    """Why CuPy cannot compute with arrays here, or None if it can. Beside what kernels need, that takes CUDA's headers
-    and cuBLAS, which CuPy looks for when it first uses them."""
+    """Return why CuPy cannot compute with arrays here, or None if it can.
+
+    Besides the requirements of kernels, it needs CUDA's headers and cuBLAS, which CuPy looks for at their first use.
+    """
     fault = gpu_fault()
     if fault is not None:
         return fault
@@ -43,7 +46,7 @@ def fault_of_arrays() -> str | None:
 
     try:
         cupy.matmul(cupy.ones((2, 2)), cupy.ones((2, 2))).sum().item()
-    except Exception as error:  # of any of CuPy's libraries
+    except Exception as error:  # any of CuPy's libraries may fail
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         return f"CuPy lacks CUDA's libraries (pip install 'cupy-cuda13x[ctk]', or 'cupy-cuda12x[ctk]'): {said}"
     return None
@@ -53,7 +56,7 @@ class CupyArrays:
     """A GPU as a device of exact products. Raises EnvironmentFault if there is none.
 
     Args:
-        seed: of the rows that NumPy computes too.
+        seed: of the rows that NumPy computes, too.
     """
 
     def __init__(self, seed: int) -> None:
@@ -68,47 +71,49 @@ class CupyArrays:
         self._chunk = min(_MOST, int(ours * _CHUNK))
         self._checked = CheckedRows(seed)
         self._kept = Kept(int(ours * _KEPT))
-        # those of CUB take seconds each to compile, and sums here are short
+        # CUB's reductions take seconds each to compile, and sums here are short.
         if (choose := getattr(cupy._core, "set_reduction_accelerators", None)) is not None:
             choose([])
 
     def info(self) -> HostInfo:
-        """The card."""
+        """Return the GPU."""
         return self._info
 
     def put(self, values: npt.NDArray[Any]) -> Array:
-        """NumPy's array on the card. Raises EnvironmentFault."""
+        """Copy a NumPy array to the GPU. Raises EnvironmentFault."""
         with self.faults():
             return self._host.placed(values)
 
     def faults(self) -> CupyFaults:
-        """In this block CUDA's errors are ours."""
+        """Return a context that converts CUDA's errors."""
         return CupyFaults(self._cupy)
 
     def rows(self, values: int, numbers: int) -> int:
-        """The rows of weights that are computed at a time, of so many values and other numbers each."""
+        """Return the rows of weights to compute at a time, with this many values and other numbers each."""
         return max(1, self._chunk // (_OF_VALUE * values + _OF_NUMBER * numbers))
 
     def kept(self, kind: str, w: npt.NDArray[np.uint8], nbytes: int, make: Callable[[], T | None]) -> T | None:
-        """As `Device.kept`."""
+        """See `Device.kept`."""
         return self._kept.of(kind, w, nbytes, make)
 
     def take_from(self, rows: npt.NDArray[np.uint8], w: npt.NDArray[np.uint8], numbers: npt.NDArray[np.intp]) -> None:
-        """As `Device.take_from`."""
+        """See `Device.take_from`."""
         self._kept.take_from(rows, w, numbers)
 
     def origin(self, kind: str, rows: npt.NDArray[np.uint8]) -> tuple[Any, npt.NDArray[np.intp]] | None:
-        """As `Device.origin`."""
+        """See `Device.origin`."""
         return self._kept.origin(kind, rows)
 
     def sample(self, rows: int, read: bool = False) -> npt.NDArray[np.intp]:
-        """As `Device.sample`."""
+        """See `Device.sample`."""
         return self._checked.sample(rows, read)
 
 
 class CheckedRows:
-    """Which rows NumPy computes, too. Reading and multiplying are counted apart: where they take turns, one count would
-    choose one of the two and never the other.
+    """Chooses the rows that NumPy computes, too.
+
+    Reading and multiplying are counted separately: if they alternated, one count would always choose one of the two and
+    never the other.
 
     Args:
         seed: of the rows.
@@ -116,11 +121,11 @@ class CheckedRows:
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
-        #: Whether rows are read, and whether they are many → how often that was asked.
+        #: (Whether rows are read, whether they are many) → number of calls.
         self._asked: Counter[tuple[bool, bool]] = Counter()
 
     def sample(self, rows: int, read: bool = False) -> npt.NDArray[np.intp]:
-        """As `Device.sample`."""
+        """See `Device.sample`."""
         large = rows > _FEW
         self._asked[read, large] += 1
         if not (read and large) and self._asked[read, large] % (_EACH_LARGE if large else _EACH) != 1:
@@ -129,7 +134,7 @@ class CheckedRows:
 
 
 class CupyFaults:
-    """CUDA's errors as ours: `with` it."""
+    """A context that converts CUDA's errors."""
 
     def __init__(self, cupy: Any) -> None:
         self._cuda = cupy.cuda
@@ -147,14 +152,14 @@ class CupyFaults:
 
 
 def arrays_for(asked: str, host: str, seed: int) -> tuple[CupyArrays | None, str]:
-    """Where exact products are computed, None for NumPy, and that in words.
+    """Return the device of exact products, None for NumPy, and its description.
 
     Args:
         asked: "cpu", "gpu" or "auto".
-        host: the name of the one that the kernel runs on.
+        host: the name of the kernel's host.
         seed: of the sample that NumPy computes, too.
 
-    Raises EnvironmentFault where "gpu" was asked for and cannot be; UsageError for anything else.
+    Raises EnvironmentFault if "gpu" was requested and is not possible; UsageError for anything else.
     """
     if asked not in ("auto", "cpu", "gpu"):
         raise UsageError(f"exact products are computed on auto, cpu or gpu, not {asked!r}")

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU as a host, through CuPy: NVRTC compiles kernels for the card, CuPy loads them as a RawModule."""
+"""An NVIDIA GPU as a host, through CuPy: NVRTC compiles kernels for it, CuPy loads them as a RawModule."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ from .sanitized_host import SanitizedHost
 from .schedule import Schedule
 from .staging import PIECE, Staging
 
-#: Fills shared memory; tools leave it out.
+#: The kernel that fills shared memory; tools exclude it.
 _FILLER = Path(__file__).with_name("fill_shared.cu")
-#: Blocks a multiprocessor, of as many threads, that fill its shared memory: more than it holds at a time.
+#: Blocks per multiprocessor, and their threads, that fill its shared memory: more blocks than it holds at a time.
 _FILLERS, _THREADS = 8, 256
-#: Bytes of weights from which they are compared on the card with what was packed of them.
+#: Bytes of weights from which packed weights are compared with them on the GPU.
 _ON_CARD = 1 << 17
-#: The share of the card's free memory for bytes of files that are kept there from one upload to the next.
+#: The fraction of the GPU's free memory for file contents that are cached there from one upload to the next.
 _ORIGINALS = 0.05
-#: Bytes of the card's memory for another process: the context, some tensors, and their float64 values.
+#: Bytes of the GPU's memory for another process: the context, some tensors, and their float64 values.
 _PROCESS = 8 << 30
-#: Bytes of NaN behind a buffer that does not begin where an allocation does.
+#: Bytes of NaN behind a buffer that does not begin at an allocation's start.
 _BEHIND = 4096
-#: Compilations of sources that change meanwhile.
+#: Most attempts to compile sources that change meanwhile.
 _MOST_TRIES = 3
 
 
 @cache
 def gpu_fault() -> str | None:
-    """Why no GPU can be used, or None if one can."""
+    """Return why no GPU can be used, or None if one can."""
     try:
         import cupy
     except ImportError:
         return "CuPy is not installed (pip install cupy-cuda13x, or cupy-cuda12x)"
-    except Exception as error:  # CuPy checks its libraries as it is imported
+    except Exception as error:  # CuPy checks its libraries at import
         return f"CuPy cannot be imported: {str(error).splitlines()[0]}"
     try:
         if cupy.cuda.runtime.getDeviceCount() < 1:
@@ -69,20 +69,20 @@ def gpu_fault() -> str | None:
 
 
 def room(cupy: Any) -> int:
-    """Bytes of the card's memory that are free, or CuPy's limit for this process, if that is less."""
+    """Return the free bytes of the GPU's memory, or CuPy's limit for this process if that is less."""
     free, limit = int(cupy.cuda.runtime.memGetInfo()[0]), int(cupy.get_default_memory_pool().get_limit())
     return min(free, limit) if limit else free
 
 
 def among_nan(cupy: Any, nbytes: int, begins: int) -> Any:
-    """CuPy's uint8[nbytes], so many bytes behind a multiple of 256, between bytes that are NaN in every type."""
+    """Return CuPy's uint8[nbytes], `begins` bytes behind a multiple of 256, among bytes that are NaN in every type."""
     whole = cupy.empty(begins + nbytes + _BEHIND, np.uint8)
     whole[:begins] = whole[begins + nbytes :] = 0xFF
     return whole[begins : begins + nbytes]
 
 
 class _Output:
-    """Device memory; `guard` bytes before and behind it are the host's."""
+    """Device memory with a guard of `guard` bytes before and behind it."""
 
     def __init__(self, memory: Any, guard: int = 0) -> None:
         self.memory, self.guard = memory, guard
@@ -109,7 +109,7 @@ class CupyHost(Host):
         self._functions: dict[tuple[str, ...], Any] = {}
         self._ahead = Ahead(lambda of: self._cubin(of.root, of.file, of.target or self.sm, of.defines, False))
         self._modules: dict[str, Any] = {}
-        #: The kernel of `_FILLER`, where it was given compiled.
+        #: The kernel of `_FILLER`, if it was passed compiled.
         self._filler: Any = None
 
     def info(self) -> HostInfo:
@@ -139,7 +139,7 @@ class CupyHost(Host):
         with self._faults(), sealed_path(cubin) as path:
             module = self._modules.setdefault(digest, self._cupy.RawModule(path=path))
             function = module.get_function(entry)
-            function.kernel  # noqa: B018 - CuPy reads a module's file, once, when its first kernel is used
+            function.kernel  # noqa: B018 - CuPy only reads a module's file when its first kernel is used
             return function
 
     def compile_ahead(self, sources: Iterable[Source]) -> None:
@@ -174,13 +174,13 @@ class CupyHost(Host):
         return self._function(Path(placed.parts["code"]).read_bytes(), placed.entry)
 
     def _cubin(self, root: Path, file: str, target: str, defines: dict[str, str], lines: bool) -> bytes:
-        """Every entry of a file, compiled. Raises EnvironmentFault."""
+        """Compile every entry of a file. Raises EnvironmentFault."""
         for _ in range(_MOST_TRIES):
             key = nvrtc.cubin_key(root, file, target, defines, lines)
             if key is not None and (cubin := taken(key, ".cubin")) is not None:
                 return cubin
             made = nvrtc.compile_cubin(root, file, target, defines, lines)
-            if key is None:  # what else it read is not known: it is not found again
+            if key is None:  # the files that it read are not known: it cannot be cached
                 return made
             if nvrtc.cubin_key(root, file, target, defines, lines) == key:
                 return kept(key, ".cubin", made)
@@ -188,7 +188,7 @@ class CupyHost(Host):
 
     @contextmanager
     def _faults(self) -> Iterator[None]:
-        """CUDA's errors as ours. After an illegal address, every call fails."""
+        """Convert CUDA's errors. After an illegal address, every call fails."""
         cuda = self._cupy.cuda
         try:
             yield
@@ -198,7 +198,7 @@ class CupyHost(Host):
             raise EnvironmentFault(f"the GPU's memory does not suffice: {str(error).splitlines()[0]}") from None
 
     def offers(self, schedule: Schedule) -> bool:
-        """A card chooses the order of threads itself."""
+        """Return whether the schedule is checked: a GPU chooses the order of threads itself."""
         return schedule.checked and self.check_fault() is None
 
     def scheduled(self, schedule: Schedule) -> Host:
@@ -221,13 +221,13 @@ class CupyHost(Host):
             return memory
 
     def _original(self, raw: npt.NDArray[np.uint8]) -> Any:
-        """A copy on the card of bytes of a file, which no kernel gets; None where none is kept."""
+        """Return a copy on the GPU of a file's bytes, which no kernel gets; None if none is cached."""
         if self.placement != "pool" or raw.flags.writeable or raw.nbytes < 2 * PIECE:
             return None
         return self._originals.of("bytes", raw, raw.nbytes, lambda: self._placed(raw))
 
     def placed(self, values: npt.NDArray[Any]) -> Any:
-        """An array of CuPy with these values, beside others of its own. Raises CUDA's errors."""
+        """Return a CuPy array with these values, among CuPy's others. Raises CUDA's errors."""
         if values.nbytes < 2 * PIECE:
             return self._cupy.asarray(values)
         there = self._cupy.empty(values.shape, values.dtype)
@@ -241,7 +241,7 @@ class CupyHost(Host):
             return memory
 
     def _empty(self, nbytes: int) -> Any:
-        """uint8[nbytes] on the card, placed as `placement` says."""
+        """Return uint8[nbytes] on the GPU, placed according to `placement`."""
         cuda = self._cupy.cuda
         if self.placement == "pool":
             if not self.begins:
@@ -251,7 +251,7 @@ class CupyHost(Host):
             memory: Any = cuda.memory.Memory(max(1, nbytes))
             at = memory.ptr
         else:
-            cuda.runtime.free(0)  # CUDA starts at a runtime's first call, and the driver's calls need it
+            cuda.runtime.free(0)  # initializes CUDA, which the driver calls need: only runtime calls do that
             memory = Walled(nbytes, self._device.id, self.placement == "before")
             at = memory.address
             memory = cuda.memory.UnownedMemory(at, nbytes, memory)
@@ -268,7 +268,7 @@ class CupyHost(Host):
                 memory = self._empty(nbytes + 2 * GUARD_BYTES)
                 poison(memory)
             return _Output(memory, GUARD_BYTES)
-        if self.placement == "alone" and self.fill is None:  # memory that nothing has written, for a tool
+        if self.placement == "alone" and self.fill is None:  # memory that is never written, for initcheck
             with self._faults():
                 return _Output(self._empty(nbytes))
         return _Output(self._placed(poisoned(nbytes, self.fill)[GUARD_BYTES:-GUARD_BYTES]))
@@ -290,8 +290,10 @@ class CupyHost(Host):
             self._device.synchronize()
 
     def _fill_shared(self, byte: int, own: int) -> None:
-        """Fill the shared memory that the next launch finds: the most that a block may have, then as much as a block
-        of that launch takes, for which the card may divide its memory otherwise."""
+        """Fill the shared memory of the next launch: a block's maximum, then the size of a block of that launch.
+
+        For that size the GPU may partition its memory differently.
+        """
         filler = self._filler or self.load(_FILLER.parent, _FILLER.name, UNCHECKED, {})
         attributes = self._device.attributes
         most: int = attributes["MaxSharedMemoryPerBlockOptin"]

@@ -1,5 +1,8 @@
-"""Calls of the CUDA driver by ctypes that CuPy lacks: a launch that may start before the previous one has ended, the
-number of blocks that a multiprocessor holds, and memory between pages that cannot be accessed."""
+"""CUDA driver calls by ctypes that CuPy lacks.
+
+They are a launch that may start before the previous one has ended, the number of blocks on a multiprocessor, and memory
+between pages without access rights.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,11 @@ def _library() -> c.CDLL:
 
 
 def start_overlapping(function: int, grid: Grid, block: Grid, args: Sequence[Any], shared: int, stream: int) -> None:
-    """Launch a CUfunction on a stream with NumPy scalars as arguments. It may start while the previous launch runs, and
-    itself waits for that one's end (`griddepcontrol.wait`, sm_90 or later). Raises KernelFault if the launch fails."""
+    """Launch a CUfunction on a stream with NumPy scalars as arguments.
+
+    It may start while the previous launch runs, and waits for that one's end itself (`griddepcontrol.wait`, sm_90 or
+    later). Raises KernelFault if the launch fails.
+    """
     cells = [np.array(a) for a in args]
     pointers = (c.c_void_p * len(cells))(*(cell.ctypes.data for cell in cells))
     attribute = _Attribute(_STREAM_SERIALIZATION, 0, 1)
@@ -50,10 +56,12 @@ def start_overlapping(function: int, grid: Grid, block: Grid, args: Sequence[Any
 
 
 def resident_blocks(function: int, threads: int, shared: int, processors: int) -> int:
-    """Blocks of a CUfunction that a card of so many multiprocessors holds at a time, in whole clusters where it has
-    any. These are then balanced: blocks of one cluster that share a multiprocessor are slower (one H100, N = 14336, K =
-    4096: eight tokens of Q4_1 17.0 in place of 19.2 µs, four of Q4_K 16.5 in place of 17.4). Raises KernelFault if the
-    driver refuses."""
+    """Return the blocks of a CUfunction that a GPU with this many multiprocessors holds at a time.
+
+    With clusters it counts whole ones, and has them balanced: blocks of one cluster that share a multiprocessor are
+    slower (one H100, N = 14336, K = 4096: eight tokens of Q4_1 17.0 in place of 19.2 µs, four of Q4_K 16.5 in place of
+    17.4). Raises KernelFault if the driver refuses.
+    """
     count, width = c.c_int(), c.c_int()
     _ask("cuFuncGetAttribute", c.byref(width), c.c_int(_CLUSTER_WIDTH), c.c_void_p(function))
     if width.value > 1:
@@ -98,9 +106,11 @@ _ALIGNMENT = 16
 
 
 class Walled:
-    """Device memory of `nbytes` at `address`, a multiple of 16. It ends less than 16 bytes before a page at which
-    nothing is mapped, or begins behind one (`wall_before`); another one lies on the other side. An access to them ends
-    the launch with an illegal address. Raises EnvironmentFault."""
+    """Device memory of `nbytes` at `address`, aligned to 16, next to an unmapped page.
+
+    It ends less than 16 bytes before such a page, or begins behind one (`wall_before`); another one lies on the other
+    side. An access to them ends the launch with an illegal address. Raises EnvironmentFault.
+    """
 
     def __init__(self, nbytes: int, device: int, wall_before: bool) -> None:
         where = _Properties(_PINNED, 0, _Location(_ON_DEVICE, device))

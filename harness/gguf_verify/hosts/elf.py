@@ -1,4 +1,4 @@
-"""Objects and libraries as the C++ compiler and its linker make them: ELF of 64 bits (System V ABI, chapter 4)."""
+"""Reader for objects and libraries of the C++ compiler and its linker: ELF of 64 bits (System V ABI, chapter 4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_SECTIONS, _MOST_ENTRIES = 1 << 15, 1 << 20
 
 @dataclass(frozen=True)
 class Section:
-    """A section; `header`: where in the file its header is."""
+    """A section; `header` is the offset of its header in the file."""
 
     header: int
     name: bytes
@@ -33,14 +33,14 @@ class Section:
 
     @property
     def variable(self) -> str:
-        """Of a section that holds one variable."""
+        """The variable in a section of one variable."""
         name = self.name.rpartition(b".")[2].decode("ascii", "replace")
         found = re.search(r"(?:E|L|^_Z)(\d+)([A-Za-z_]\w*?)(?:_\d+)?$", name)
         return found[2][: int(found[1])] if found else name
 
 
 class Symbol(NamedTuple):
-    """A symbol; `section`: the number of its section, or one that is none's."""
+    """A symbol; `section` is the number of its section, or a number of no section."""
 
     name: bytes
     kind: int
@@ -50,7 +50,7 @@ class Symbol(NamedTuple):
 
 
 class Elf:
-    """A file's sections and its symbols. Raises struct.error, IndexError or ValueError where it is none."""
+    """A file's sections and symbols. Raises struct.error, IndexError or ValueError if it is no ELF file."""
 
     def __init__(self, content: bytes) -> None:
         if content[:5] != b"\x7fELF\x02":
@@ -80,12 +80,12 @@ class Elf:
         return iter(range(section.offset, section.offset + min(section.size, each * _MOST_ENTRIES), each))
 
     def variables(self) -> list[Symbol]:
-        """Those that lie in this file."""
+        """Return the variables defined in this file."""
         kinds = (VARIABLE, THREAD_LOCAL_VARIABLE)
         return [s for s in self.symbols if s.kind in kinds and 0 < s.section < len(self.sections) and s.size]
 
     def relocations(self) -> Iterator[tuple[int, int, int]]:
-        """The section that has it, its symbol's section, and the place in that."""
+        """Yield, for each relocation, its section, its symbol's section, and the place in that."""
         for section in self.sections:
             if section.kind != RELOCATIONS:
                 continue

@@ -1,9 +1,9 @@
-"""Where the variables of a checked build begin and end.
+"""Extents of the variables of a checked build.
 
-Each lies in a section of its own of the unit's object (`-fdata-sections`). `padded` makes these sections longer, so
-that behind each variable lie bytes that belong to none. `with_extents` writes into the library that is linked from it
-where the variables lie, for `kernels/emulator/checks.hpp`: the compiler's own checks know the variable of an address
-only within a function.
+Each lies in its own section of the unit's object (`-fdata-sections`). `padded` extends these sections, so that each
+variable is followed by bytes of no variable. `with_extents` writes the variables' places into the library that is
+linked from it, for `kernels/emulator/checks.hpp`: the compiler's own checks only know the variable of an address within
+a function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEAD = struct.Struct("<QQ")
 
 
 def padded(compiled: bytes) -> bytes:
-    """An object with `PADDING` bytes behind each of its variables. Raises EnvironmentFault."""
+    """Return an object with `PADDING` bytes behind each of its variables. Raises EnvironmentFault."""
     of, out = _read(compiled), bytearray(compiled)
     for number in sorted({symbol.section for symbol in _padded(of)}):
         section = of.sections[number]
@@ -34,7 +34,7 @@ def padded(compiled: bytes) -> bytes:
 
 
 def with_extents(library: bytes, compiled: bytes) -> bytes:
-    """A library that knows where the variables of the object lie that it was linked from. Raises EnvironmentFault."""
+    """Write the places of an object's variables into the library linked from it. Raises EnvironmentFault."""
     of = _read(library)
     names, found, table = {symbol.name for symbol in _padded(_read(compiled))}, dict[bytes, Symbol](), None
     for symbol in of.variables():
@@ -61,7 +61,7 @@ def _read(content: bytes) -> Elf:
 
 
 def _padded(of: Elf) -> list[Symbol]:
-    """The variables of an object, but constants that the linker merges."""
+    """Return the variables of an object, except constants that the linker merges."""
     return [
         symbol
         for symbol in of.variables()

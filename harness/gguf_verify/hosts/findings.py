@@ -1,4 +1,4 @@
-"""What a checked build found, in words, with the lines of the source."""
+"""Findings of a checked build in words, with the lines of the source."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _KINDS = {
     9: "shift", 10: "division", 11: "no value", 12: "left out", 13: "mask", 14: "operand",
     15: "assumption", 16: "past variable",
 }  # fmt: skip
-#: What some of them are called in a report.
+#: Names of some of them in a report.
 _NAMES = {"unfenced": "race", "no value": "mask", "left out": "mask", "past variable": "outside"}
-#: What calls of the emulator are inlined from.
+#: Parts of paths of the emulator's inlined functions.
 _OURS = ("/emulator/", "/emulator-", "/cuda-headers/", "/async.cuh")
 #: `cuda_on_cpu::Does`.
 _DOES = {0: "reads", 1: "writes", 2: "does an atomic operation"}
@@ -29,8 +29,11 @@ _A_COPY = 1 << 16
 
 @dataclass(frozen=True)
 class Found:
-    """One finding: its kind, what it is in one line, and the source lines that it names. `unset`: what it reads, where
-    that is a fault only if an output depends on it: "shared memory at FILE:LINE"; "" elsewhere."""
+    """One finding: its kind, a description in one line, and the source lines in it.
+
+    `unset` describes a read that is only a fault if an output depends on it: "shared memory at FILE:LINE"; ""
+    otherwise.
+    """
 
     kind: str
     words: str
@@ -39,8 +42,7 @@ class Found:
 
 
 def _line(chain: Sequence[str]) -> str:
-    """A place as a reader wants it: the innermost line that is not the emulator's, and the kernel's own line where that
-    is in another file."""
+    """Return a place for the reader: the innermost line outside the emulator, and the kernel's own in another file."""
     names = [Path(place).name for place in chain]
     outside = [n for n, place in zip(names, chain, strict=True) if not any(o in place for o in _OURS)] or names
     if not outside:
@@ -50,7 +52,7 @@ def _line(chain: Sequence[str]) -> str:
 
 
 def _unordered(one_block: bool, text: str) -> str:
-    if text:  # why two atomic operations are a race
+    if text:  # the reason why two atomic operations are a race
         return text
     return "with no barrier between them" if one_block else "and nothing orders the two thread blocks"
 
@@ -60,11 +62,11 @@ def _thread(block: int, thread: int) -> str:
 
 
 def found(raw: Any, library: str | Path, place: Callable[[int], str]) -> Found | None:
-    """One finding of a launch (`cuda_on_cpu::Finding`) in words; None where the lines show that there is nothing.
+    """Describe one finding of a launch (`cuda_on_cpu::Finding`); None if the lines show that it is none.
 
     Args:
-        library: the checked library, as `source_lines` knows it.
-        place: where an address lies, in words.
+        library: the checked library, by its name for `source_lines`.
+        place: describes the place of an address.
     """
     kind = _KINDS[raw.kind]
     two = kind in ("race", "unfenced", "divergent", "left out") or (kind == "mask" and not raw.text)
@@ -138,7 +140,10 @@ def _type(name: bytes) -> str:
 
 
 def finding(found: Sequence[Found]) -> KernelFinding:
-    """The error for what a launch found: the first in full, and of how many. Findings of one pair of lines are one."""
+    """Return the error for a launch's findings: the first in full, and the number of others.
+
+    Findings of one pair of lines count as one.
+    """
     distinct = list({(f.kind, f.lines): f for f in reversed(found)}.values())[::-1]
     words = distinct[0].words
     if more := len(distinct) - 1:

@@ -1,8 +1,7 @@
-"""CUDA C++ as a C++ compiler takes it: what the language has beyond C++ and no macro can replace is rewritten, each
-line where it was.
+"""Translation of CUDA C++ for a C++ compiler: constructs that no macro can replace are rewritten, preserving lines.
 
-Launches, and bodies of functions of the host that make them or call the runtime, are taken out; arrays in dynamic
-shared memory become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`.
+Launches, and bodies of host functions that make them or call the runtime, are removed; arrays in dynamic shared memory
+become pointers; inline PTX becomes calls of the functions of `kernels/emulator/ptx.hpp`.
 """
 
 from __future__ import annotations
@@ -14,47 +13,46 @@ from dataclasses import dataclass, field
 from . import ptx
 from .cuda_text import Edit, Lines, Token, brackets, edited, split, tokens_of
 
-#: Names that only code of the host uses: CUDA's runtime and driver, and PyTorch's.
+#: Names that only host code uses: CUDA's runtime and driver, and PyTorch's.
 _HOST_NAMES = re.compile(
     r"cuda[A-Z]\w*|cu[A-Z][a-z]+[A-Z]\w*|cublas\w*|(?:TORCH|AT|C10)_\w+|torch|at|c10|CUDA_?CHECK\w*"
 )
-#: Those of them that are a type, or that a kernel calls.
+#: Exceptions: types, and functions that a kernel calls.
 _NOT_ONLY = re.compile(r"cuda\w*_t|cudaGridDependencySynchronize|cudaTriggerProgrammaticLaunchCompletion")
 _OF_DEVICE = {"__device__", "__global__"}
 _SCOPES = {"namespace", "class", "struct", "union", "extern"}
 _AFTER_PARAMETERS = {")", "const", "noexcept", "override", "final"}
-#: Of a declaration, or of what a kernel is launched with.
+#: Limit for a declaration, and for a launch configuration.
 _MOST_TOKENS = 500
 _DYNAMIC = "::cuda_on_cpu::dynamic_shared()"
 
 
 @dataclass
 class ForCpu:
-    """What was rewritten of the files of a kernel."""
+    """The rewriting of a kernel's files."""
 
-    #: Inline PTX that the CPU does not have: its instruction, file and line. The number is that of its symbol,
-    #: `ptx.SYMBOL`.
+    #: Inline PTX that the CPU lacks: its instruction, file and line. The index is that of its symbol, `ptx.SYMBOL`.
     missing: list[tuple[str, str, int]] = field(default_factory=list)
 
     def rewritten(self, text: str, file: str) -> str:
-        """The text of a file as the C++ compiler takes it. `file` names it in `missing`."""
+        """Return the text of a file for the C++ compiler. `file` is its name in `missing`."""
         return _Text(text, file, self).rewritten()
 
     def symbol(self, instruction: str, file: str, line: int) -> str:
-        """The name of a function that nobody defines, for such an instruction."""
+        """Return the name of an undefined function for such an instruction."""
         self.missing.append((instruction, file, line))
         return f"{ptx.SYMBOL}{len(self.missing) - 1}"
 
 
 def for_nvrtc(text: str) -> str:
-    """The text of a file as NVRTC takes it, which compiles no code of the host."""
+    """Return the text of a file for NVRTC, which compiles no host code."""
     found = _Text(text, "", ForCpu(), emptied="{}")
     found.host_code()
     return edited(text, found.edits)
 
 
 def without_host_code(text: str, functions: Collection[int], variables: Collection[int]) -> str:
-    """The text without the functions, and the variables outside of functions, that are declared on these lines."""
+    """Return the text without the functions, and the variables outside functions, that are declared on these lines."""
     found = _Text(text, "", ForCpu(), emptied="")
     found.declared_on(functions, variables)
     return edited(text, found.edits)
@@ -70,7 +68,7 @@ class _Text:
         self._closing = brackets(self.tokens)
         self._newline = " \\\n" if macro else "\n"
         self._in_macro = macro
-        #: Arrays in dynamic shared memory that were declared outside of functions → what stands for them.
+        #: Arrays in dynamic shared memory that are declared outside functions → their replacement.
         self._globals: dict[str, str] = {}
 
     def rewritten(self) -> str:
@@ -83,7 +81,7 @@ class _Text:
     # ---- code of the host ----------------------------------------------------------------------------------------
 
     def host_code(self) -> dict[int, int]:
-        """Take out launches and bodies of the host's functions. First → one past the last token of each part taken."""
+        """Remove launches and bodies of host functions; return first → one past the last token of each removed part."""
         taken = self._host_bodies()
         i = 0
         while i < len(self.tokens):
@@ -103,7 +101,7 @@ class _Text:
         return taken
 
     def declared_on(self, functions: Collection[int], variables: Collection[int]) -> None:
-        """Take out functions and variables that are declared on these lines."""
+        """Remove functions and variables that are declared on these lines."""
         i = begins = 0
         while i < len(self.tokens):
             token, ends = self.tokens[i], False
@@ -126,7 +124,7 @@ class _Text:
                 constant = next((t for t in declared[:brace] if t.text in ("constexpr", "consteval")), None)
                 if not any(self._line(t) in lines for t in declared[: brace + 1]):
                     pass
-                elif constant is not None:  # what is constant may be used in device code
+                elif constant is not None:  # constants may be used in device code
                     self.edits.append(Edit(constant.start, constant.start, "__device__ "))
                 else:
                     self.edits.append(Edit(self.tokens[begins].start, self.tokens[i].end, ""))
@@ -134,7 +132,7 @@ class _Text:
             i += 1
 
     def _launch(self, at: int) -> int | None:
-        """The place of the >>> that ends what a kernel is launched with."""
+        """Return the place of the >>> that ends a launch configuration."""
         depth = 0
         for i in range(at + 1, min(at + _MOST_TOKENS, len(self.tokens))):
             text = self.tokens[i].text if self.tokens[i].kind == "sign" else ""
@@ -146,7 +144,7 @@ class _Text:
         return None
 
     def _host_bodies(self) -> dict[int, int]:
-        """Functions outside of others, of the host, that launch kernels or name what only the host has."""
+        """Remove top-level functions of the host that launch kernels or use names of the host; return these parts."""
         taken: dict[int, int] = {}
         self._functions: list[tuple[int, int]] = []
         if self._in_macro:
@@ -187,7 +185,7 @@ class _Text:
     # ---- what a C++ compiler does not take --------------------------------------------------------------------------
 
     def _token(self, i: int) -> int:
-        """Rewrite what begins at a token; the place of the next one."""
+        """Rewrite the construct at a token; return the place of the next one."""
         token = self.tokens[i]
         before = self.tokens[i - 1].text if i else ""
         if token.kind == "directive":
@@ -207,13 +205,15 @@ class _Text:
         return i + 1
 
     def _statement(self, i: int) -> int | None:
-        """Rewrite an asm statement, or what declares dynamic shared memory; the place of the next token, or None."""
+        """Rewrite an asm statement, or a declaration of dynamic shared memory; return the place of the next token, or
+        None.
+        """
         if self.tokens[i].text in ("asm", "__asm__", "__asm"):
             return self._asm(i)
         return self._extern_shared(i) if self.tokens[i].text == "extern" else None
 
     def _run_has(self, at: int, word: str) -> bool:
-        """Whether a word is among the specifiers that a token stands among."""
+        """Return whether a word is among the specifiers around a token."""
         for step in (-1, 1):
             i = at + step
             while (
@@ -262,14 +262,14 @@ class _Text:
         return ptx.Operand(name, constraint, expression)
 
     def _plain(self, tokens: Sequence[Token]) -> str:
-        """The text of tokens in one line."""
+        """Return the text of tokens in one line."""
         parts = [self._globals.get(t.text, t.text) if t.kind == "word" else t.text for t in tokens]
         return " ".join(parts)
 
     def _extern_shared(self, at: int) -> int | None:
-        """`extern __shared__ T name[]…;` as a pointer, or as what stands for it from there on."""
+        """Rewrite `extern __shared__ T name[]…;` as a pointer, or record its replacement for the following text."""
         within = range(at, min(at + _MOST_TOKENS, len(self.tokens)))
-        # a function that is `extern "C"` has a body, which may begin with such a declaration
+        # A function that is `extern "C"` has a body, which may begin with such a declaration.
         end = next((i for i in within if self.tokens[i].text in (";", "{") or self.tokens[i].kind == "string"), None)
         if end is None or self.tokens[end].text != ";":
             return None
@@ -307,7 +307,7 @@ class _Text:
 
 
 def _is_function(head: Sequence[Token]) -> bool:
-    """Whether what stands before a brace is a function's head, and not a scope's or a value's."""
+    """Return whether the tokens before a brace are a function's head, and not a scope's or a value's."""
     if not head or head[-1].text == "=":
         return False
     last = head[-1].text
@@ -316,6 +316,6 @@ def _is_function(head: Sequence[Token]) -> bool:
 
 
 def _initialises(head: Sequence[Token]) -> bool:
-    """Whether it ends with a constructor's list of members."""
+    """Return whether it ends with a constructor's list of members."""
     after = next((i for i, t in enumerate(head) if t.text == ")"), len(head))
     return any(t.text == ":" for t in head[after:])

@@ -1,8 +1,8 @@
-"""The one way in which a compiler gets to see a source that is not this project's.
+"""Compilation of foreign sources: the only way in which a compiler gets to read one.
 
-Such a source may hang its compiler, crash it or take it over. So each command that reads one runs confined, and is
-killed with all that it started when the time of the whole compilation is over; what it wrote and said is read with
-limits. Which source is foreign is said once, by `foreign_source`, for all that is compiled meanwhile.
+A foreign source may hang its compiler, crash it or take control of it. So each command that reads one runs in a
+sandbox, and is killed with all its children when the time of the whole compilation is over; its output is read with
+limits. `foreign_source` marks a source as foreign for all compilations within its context.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from ..processes.child import Command
 from ..processes.sandbox import GIB, Confinement, Limits, machine_memory, of_kernel
 from ..support.errors import EnvironmentFault
 
-#: Bytes that are read of what a compiler made.
+#: Most bytes that are read of a compiler's output.
 MOST_BUILT = 1 << 28
-#: Bytes of memory that a compiler may take whatever a kernel may, and that it may take at most.
+#: Minimum memory of a compiler, whatever the kernel's limit, and maximum.
 _LEAST_MEMORY, _MOST_MEMORY = 2 * GIB, 8 * GIB
 
 
 def _limits() -> Limits:
-    """Those of a compiler and what it starts: a kernel's memory, within bounds."""
+    """Return the limits of a compiler and its children: a kernel's memory, within bounds."""
     memory = min(max(of_kernel().limits.memory, _LEAST_MEMORY), _MOST_MEMORY, machine_memory() * 3 // 4)
     return Limits(memory=memory, processes=64, file_size=MOST_BUILT, log=1 << 24, cpu=3600)
 
 
 class ForeignSource:
-    """A folder of foreign sources, and the time that all commands together may take to compile it.
+    """A folder of foreign sources, and the time for all commands that compile it.
 
     Args:
-        root: the folder. Compilers read it, and write only into temporary folders of the caller's.
+        root: the folder. Compilers read it, and only write into temporary folders of the caller.
         seconds: the time limit.
         named: files elsewhere that the sources name by absolute paths.
     """
@@ -51,19 +51,21 @@ class ForeignSource:
         self._deadline = time.monotonic() + seconds
 
     def note(self, files: Iterable[str]) -> None:
-        """Compilers have read these files."""
+        """Note that compilers have read these files."""
         self.opened |= {path for path in map(os.path.abspath, files) if not Path(path).is_relative_to(self.root)}
 
     def note_unlisted(self, compiler: str) -> None:
-        """A compiler has read files, and it is not known which."""
+        """Note that a compiler has read unknown files."""
         self.opened.add(f"what {compiler} read")
 
     def run(
         self, command: Sequence[str], folder: Path, shown: Sequence[Path] = ()
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """Run a command that reads the source, confined to writing into a folder; its `stderr` is the first that it
-        said on either stream. It may read what is `shown`, also below the user's own folders. Raises EnvironmentFault
-        where the time is over, or it exceeds a limit."""
+        """Run a command that reads the source in a sandbox that only permits writes into a folder.
+
+        It may read `shown`, even below the user's own folders. `stderr` of the result is the beginning of both output
+        streams. Raises EnvironmentFault if the time is over, or it exceeds a limit.
+        """
         confined = Confinement(_limits(), folder=folder, shown=(self.root, *self._named, *shown, *compiler(command[0])))
         process = Command(command, confined=confined)
         try:
@@ -82,8 +84,10 @@ _NOW: ContextVar[ForeignSource | None] = ContextVar("foreign_source", default=No
 
 @contextmanager
 def foreign_source(root: Path, seconds: float, named: tuple[Path, ...] = ()) -> Iterator[ForeignSource]:
-    """Inside, what is below `root` is foreign, and compiling it takes at most so many seconds in all.
-    `named` as of `ForeignSource`."""
+    """Mark sources below `root` as foreign in this context; compiling them takes at most `seconds` in all.
+
+    `named`: see `ForeignSource`.
+    """
     source = ForeignSource(root, seconds, named)
     token = _NOW.set(source)
     try:
@@ -93,14 +97,16 @@ def foreign_source(root: Path, seconds: float, named: tuple[Path, ...] = ()) -> 
 
 
 def as_foreign(root: Path) -> ForeignSource | None:
-    """The foreign source of this folder; None where it is this project's own."""
+    """Return the foreign source of this folder; None if it is this project's own."""
     now = _NOW.get()
     return now if now is not None and now.root == root else None
 
 
 def read_limited(path: Path, most: int = MOST_BUILT, cut: bool = False) -> bytes:
-    """The content of a regular file that somebody else wrote; with `cut`, its beginning. Raises EnvironmentFault where
-    there is none, or it is larger."""
+    """Read a regular file from an untrusted writer; with `cut`, only its beginning.
+
+    Raises EnvironmentFault if there is none, or it is larger.
+    """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):

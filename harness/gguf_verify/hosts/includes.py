@@ -1,7 +1,7 @@
-"""The files that NVRTC may read for a source. It has no option that lists them, so the sources are scanned.
+"""Scanner for the files that NVRTC may read for a source, since NVRTC cannot list them.
 
-More files than are read may be found: conditions are not evaluated, and each name is looked up wherever NVRTC could. A
-source that could name a file in a way that is not seen here is never taken from the cache.
+It may find more files than are read: conditions are not evaluated, and each name is looked up wherever NVRTC could. A
+source that could name a file in a way that is not recognized here is never taken from the cache.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-#: Files and bytes of one that are scanned.
+#: Most files, and bytes of one, that are scanned.
 _MOST_FILES, _MOST_BYTES = 1000, 1 << 24
 _LITERAL = re.compile(r'"([^"\n]+)"|<([^>\n]+)>')
 _OF_MACRO = re.compile(r"[ \t]*#[ \t]*include[ \t]+(\w+)[ \t]*(?://.*)?$")
 _DEFINES = re.compile(r"(?:#|%:|\?\?=)[ \t]*(?:define|undef)[ \t]+(\w+)")
 _PLAIN = re.compile(r'[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)')
-#: What may name a file: a directive (# may be written %: or ??=), or the rest of one after a comment of several lines.
+#: Texts that may name a file: a directive (# may be written %: or ??=), or the rest of one after a multi-line comment.
 _NAMES_ONE = re.compile(
     r"(?:#|%:|\?\?=).*(?:include|embed|import)|\*/\s*(?:include|embed|import)|__has_(?:include|embed)"
 )
@@ -28,13 +28,12 @@ _CONTINUED = re.compile(r"(?:\\|\?\?/)[ \t]*\r?\n")
 def included(
     root: Path, file: str, given: Collection[str], macros: Mapping[str, str], folders: Sequence[str] = ()
 ) -> list[str] | None:
-    """Every file that a compilation of `root/file` with `-I root` may read, sorted. None where that is not
-    known.
+    """Return every file that a compilation of `root/file` with `-I root` may read, sorted; None if not known.
 
     Args:
-        given: names whose text the compiler is given.
-        folders: below the root, where it looks for further files.
-        macros: that it is given; one of them may be what an #include names, if no source defines it.
+        given: names whose text is passed to the compiler.
+        folders: further include folders, below the root.
+        macros: macros of the compilation; an #include may name one of them, if no source defines it.
     """
     of_macros: set[str] = set()
     defined: set[str] = set()
@@ -60,7 +59,7 @@ def included(
 def _names(path: str, macros: Mapping[str, str], of_macros: set[str], defined: set[str]) -> list[str] | None:
     try:
         state = os.stat(path)
-        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # a device or a pipe has no end
+        if not stat.S_ISREG(state.st_mode) or state.st_size > _MOST_BYTES:  # reading a device or a pipe may not end
             return None
         text = Path(path).read_text(encoding="latin-1")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a device keeps of weights from one product to the next."""
+"""Cache of a device for data derived from weights, from one product to the next."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
 _Key = tuple[str, int, tuple[int, ...], tuple[int, ...]]
 
-#: Bytes that are kept of weights of a moment, at most.
+#: Most bytes that are cached for weights that may change.
 _LAST = 1 << 26
 
 
 class Kept:
-    """What was made of weights: as much as there is room for of those that nobody can write to, which lie in a model's
-    file; of others the last alone.
+    """Data derived from weights, cached while there is room.
+
+    Only read-only weights, which lie in a model's file, are cached; of others, only the last ones.
 
     Args:
         most: bytes.
@@ -26,17 +27,17 @@ class Kept:
 
     def __init__(self, most: int) -> None:
         self._most, self._held = most, 0
-        #: What tells weights apart (`_key`) → they, so that no other array gets their address, and what was made.
+        #: Identity of weights (`_key`) → the weights, so that no other array gets their address, and the derived data.
         self._of_files: dict[_Key, tuple[Bytes, object]] = {}
         self._last: tuple[Bytes, str, object] | None = None
         self._taken: tuple[Bytes, Bytes, npt.NDArray[np.intp]] | None = None
 
     def take_from(self, rows: Bytes, w: Bytes, numbers: npt.NDArray[np.intp]) -> None:
-        """As `semantics.device.Device.take_from`."""
+        """See `semantics.device.Device.take_from`."""
         self._taken = rows, w, numbers
 
     def origin(self, kind: str, rows: Bytes) -> tuple[Any, npt.NDArray[np.intp]] | None:
-        """As `semantics.device.Device.origin`."""
+        """See `semantics.device.Device.origin`."""
         taken = self._taken
         if taken is None or taken[0] is not rows or taken[1].flags.writeable:
             return None
@@ -44,7 +45,7 @@ class Kept:
         return None if held is None or held[1] is None else (held[1], taken[2])
 
     def of(self, kind: str, w: Bytes, nbytes: int, make: Callable[[], T | None]) -> T | None:
-        """As `semantics.device.Device.kept`."""
+        """See `semantics.device.Device.kept`."""
         if w.flags.writeable:
             return self._of_moment(kind, w, nbytes, make)
         key = _key(kind, w)
@@ -66,5 +67,8 @@ class Kept:
 
 
 def _key(kind: str, w: Bytes) -> _Key:
-    """Type, address, shape and strides: a column of blocks begins where the first of as many blocks of a row does."""
+    """Return type, address, shape and strides.
+
+    Address and shape do not suffice: a column of blocks begins at the same address as a row.
+    """
     return kind, int(w.ctypes.data), w.shape, w.strides

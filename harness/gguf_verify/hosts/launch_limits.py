@@ -1,11 +1,10 @@
-"""What a kernel allows of its launches: the threads of its `__launch_bounds__`, its static shared memory, and the
-thread blocks of its clusters, which its text says.
+"""Limits of a kernel's launches: the threads of its `__launch_bounds__`, its static shared memory, and its cluster
+size.
 
-The first two are read off the object that the C++ compiler makes of a foreign source
-(ELF of 64 bits, System V ABI, chapter 4).
-Each function and each variable lies in a section of its own there. So a kernel's shared memory is what its function
-reaches by relocations, as ptxas counts it. `__launch_bounds__(N)` becomes N bytes without effect before the function
-(`patchable_function_entry`), whose beginning the compiler lists.
+The cluster size is read from the text. The others are read from the C++ compiler's object of a foreign source (ELF of
+64 bits, System V ABI, chapter 4), in which each function and each variable lies in its own section. So a kernel's
+shared memory is all that its function reaches by relocations, as ptxas counts it. `__launch_bounds__(N)` becomes N
+bytes without effect before the function (`patchable_function_entry`), whose beginning the compiler lists.
 """
 
 from __future__ import annotations
@@ -25,33 +24,33 @@ from .elf import FUNCTION, THREAD_LOCAL, Elf, Section
 #: Bytes of static shared memory that CUDA allows, on any GPU.
 MOST_STATIC = 49152
 #: Bytes of shared memory of a block, static and dynamic, by compute capability (Programming Guide, "Technical
-#: Specifications per Compute Capability"), and of those that are not listed.
+#: Specifications per Compute Capability"), and for those that are not listed.
 _MOST_SHARED = {
     "70": 98304, "72": 98304, "75": 65536, "80": 166912, "86": 101376, "87": 166912, "88": 101376, "89": 101376,
     "120": 101376, "121": 101376,
 }  # fmt: skip
 MOST_SHARED = 232448
-#: Registers of a multiprocessor, which the threads of one block may take.
+#: Registers of a multiprocessor, all of which one block may use.
 MOST_REGISTERS = 65536
-#: Thread blocks of a cluster that any GPU with clusters runs; more take an attribute of the function.
+#: Largest cluster, in thread blocks, that any GPU with clusters runs; more need an attribute of the function.
 _MOST_IN_CLUSTER = 8
 _LISTED = b"__patchable_function_entries"
-#: Ends a library, before the length of what precedes it.
+#: Ends a library, before the length of the limits.
 _MARK = b"gguf-verify limits"
 
 
 @dataclass(frozen=True)
 class LaunchLimits:
-    """Of one kernel.
+    """The launch limits of one kernel.
 
     Args:
-        threads: the most in a block that it is compiled for; None: it does not say.
+        threads: the maximum in a block that it is compiled for; None: not declared.
         static: bytes of shared memory that it declares.
-        largest: the variable that is the largest part of that.
+        largest: the largest variable among these.
         registers: of a thread; None: not known.
-        shared: the most bytes of shared memory that a GPU it is compiled for gives a block.
+        shared: the maximum shared memory of a block, in bytes, on a GPU that it is compiled for.
         line: FILE:LINE of the kernel, or "".
-        cluster: thread blocks of a cluster in x, y and z (`__cluster_dims__`); None: none are known.
+        cluster: thread blocks of a cluster in x, y and z (`__cluster_dims__`); None: not known to have any.
     """
 
     threads: int | None = None
@@ -63,7 +62,7 @@ class LaunchLimits:
     cluster: tuple[int, int, int] | None = None
 
     def refused(self, grid: Sequence[int], block: Sequence[int], shared: int) -> str | None:
-        """Why a GPU does not run a launch of so many blocks, threads and bytes of dynamic shared memory, or None."""
+        """Return why a GPU refuses a launch with this grid, block and dynamic shared memory, or None."""
         found = self._refused(block, shared) or self._refused_cluster(grid)
         return None if found is None else f"{found} ({self.line})" if self.line else found
 
@@ -96,13 +95,15 @@ class LaunchLimits:
 
 
 def most_shared(architectures: Sequence[str]) -> int:
-    """The most bytes of shared memory that one of these GPUs gives a block."""
+    """Return the largest maximum of a block's shared memory on these GPUs, in bytes."""
     return max((_MOST_SHARED.get(sm, MOST_SHARED) for sm in architectures), default=MOST_SHARED)
 
 
 def with_limits(library: bytes, compiled: bytes) -> bytes:
-    """A library, and behind it the limits of the kernels in the object that it was linked from. A loader reads no
-    further than the library. Raises EnvironmentFault."""
+    """Append to a library the limits of the kernels in the object that it was linked from.
+
+    A loader reads no further than the library. Raises EnvironmentFault.
+    """
     said = as_json(_limits(compiled))
     return library + said + _MARK + struct.pack("<Q", len(said))
 
@@ -110,14 +111,14 @@ def with_limits(library: bytes, compiled: bytes) -> bytes:
 def limits_of(
     library: bytes, entries: Mapping[str, str], sources: Path, shared: int = MOST_SHARED
 ) -> dict[str, LaunchLimits]:
-    """Of the kernels of a library, those that `with_limits` noted.
+    """Return the limits that `with_limits` noted for the kernels of a library.
 
     Args:
-        entries: what a kernel is called in the library → its name.
+        entries: name of the kernel in the library → its name.
         sources: the folder of their sources.
-        shared: the most bytes of shared memory of a block.
+        shared: the maximum shared memory of a block, in bytes.
 
-    Raises EnvironmentFault where one has more static shared memory than CUDA allows, as ptxas does.
+    Raises EnvironmentFault if one has more static shared memory than CUDA allows, as ptxas does.
     """
     noted, made = _noted(library), {}
     for symbol, entry in entries.items():
@@ -136,12 +137,12 @@ def limits_of(
 
 
 def as_json(limits: Mapping[str, LaunchLimits]) -> bytes:
-    """For the process that launches the kernels."""
+    """Serialize limits for the process that launches the kernels."""
     return json.dumps({symbol: asdict(of) for symbol, of in limits.items()}).encode()
 
 
 def from_json(said: bytes) -> dict[str, LaunchLimits]:
-    """What `as_json` wrote."""
+    """Parse the result of `as_json`."""
     return {
         symbol: LaunchLimits(**{**of, "cluster": tuple(of["cluster"]) if of.get("cluster") else None})
         for symbol, of in json.loads(said).items()
@@ -158,12 +159,12 @@ def _noted(library: bytes) -> dict[str, LaunchLimits]:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """The files in a folder and in those below it, in order."""
+    """Return the files in a folder and below it, in order."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _line_of(folder: Path, pattern: str) -> str:
-    """FILE:LINE of the first place in the sources of a folder that matches, or ""."""
+    """Return FILE:LINE of the first match in the sources of a folder, or ""."""
     for path in files_below(folder):
         if found := re.search(pattern, text := path.read_text(errors="replace"), re.S):
             return f"{path.name}:{text.count(chr(10), 0, found.end()) + 1}"
@@ -171,8 +172,10 @@ def _line_of(folder: Path, pattern: str) -> str:
 
 
 def _cluster_of(folder: Path, name: str) -> tuple[int, int, int] | None:
-    """The `__cluster_dims__` of a kernel in the sources of a folder; None where it has none, or where their values are
-    not numbers, or names of numbers in the same file."""
+    """Return the `__cluster_dims__` of a kernel in the sources of a folder.
+
+    None if it has none, or if their values are neither numbers nor names of numbers in the same file.
+    """
     declared = r"__global__(?:(?!__global__)[^;{}]){0,400}?__cluster_dims__\s*\(([^();{}]{1,200})\)"
     for path in files_below(folder):
         if "__cluster_dims__" not in (text := path.read_text(errors="replace")):
@@ -186,7 +189,7 @@ def _cluster_of(folder: Path, name: str) -> tuple[int, int, int] | None:
 
 
 def _number(text: str, value: str) -> int | None:
-    """A number, or what a macro or a constant of that name stands for."""
+    """Return a number, or the value of a macro or a constant of that name."""
     if re.fullmatch(r"[A-Za-z_]\w*", value):
         macro = rf"^[ \t]*#[ \t]*define[ \t]+{value}[ \t]+\(?(\w+)\)?[ \t]*(?:/[/*].*)?$"
         given = rf"{macro}|\bconst\w*\b[^;{{}}()]*\b{value}\s*[={{]\s*(\w+)\s*}}?\s*[;,]"

@@ -1,5 +1,4 @@
-"""Memory of launches: what fills it before, and, on the CPU host, pages around it that cannot be accessed, or addresses
-without memory."""
+"""Memory of launches: fill patterns and, on the CPU host, pages without access rights and reserved addresses."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ POISON_16 = np.uint16(0x7FAD)
 #: Bytes of a guard on each side of an operand.
 GUARD_BYTES = 4096
 ALIGNMENT = 16
-#: What mmap returns where it fails, and a flag that Python does not name (asm-generic/mman-common.h).
+#: The return value of mmap on failure, and a flag that Python does not define (asm-generic/mman-common.h).
 _FAILED, _MAP_FIXED = 2**64 - 1, 0x10
 
 
@@ -38,8 +37,11 @@ def _libc() -> ctypes.CDLL:
 
 
 def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint8]:
-    """uint8[nbytes] at a multiple of 16 that ends less than 16 bytes before a page that cannot be accessed, or begins
-    behind one. Another one lies on the other side, less than a page away. Raises EnvironmentFault."""
+    """Return uint8[nbytes], aligned to 16, next to a page without access rights.
+
+    It ends less than 16 bytes before such a page, or begins behind one (`wall_before`). Another one lies on the other
+    side, less than a page away. Raises EnvironmentFault.
+    """
     libc, page = _libc(), mmap.PAGESIZE
     room = -(-nbytes // ALIGNMENT) * ALIGNMENT
     inside = max(1, -(-room // page)) * page
@@ -56,9 +58,11 @@ def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint
 
 
 def mapped_between_walls(handle: int, at: int, nbytes: int, private: bool = False) -> npt.NDArray[np.uint8]:
-    """uint8[nbytes], the bytes of a memory file from `at` on, mapped between two pages that cannot be accessed.
-    Where in a page they begin and end is as in the file. What is written to a private mapping is not written to the
-    file. Raises EnvironmentFault."""
+    """Map uint8[nbytes] of a memory file, from `at` on, between two pages without access rights.
+
+    The offset in a page is the same as in the file. Writes to a private mapping do not reach the file. Raises
+    EnvironmentFault.
+    """
     libc, page = _libc(), mmap.PAGESIZE
     first = at // page * page
     inside = max(1, -(-(at + nbytes - first) // page)) * page
@@ -78,8 +82,10 @@ def mapped_between_walls(handle: int, at: int, nbytes: int, private: bool = Fals
 
 @contextmanager
 def addresses(nbytes: int) -> Iterator[int]:
-    """The first of `nbytes` addresses that nothing else has, none of which can be accessed. They take no memory. Raises
-    EnvironmentFault."""
+    """Reserve `nbytes` of addresses without access rights, which take no memory; yield the first.
+
+    Raises EnvironmentFault.
+    """
     libc = _libc()
     start = libc.mmap(None, nbytes, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if start in (None, _FAILED):

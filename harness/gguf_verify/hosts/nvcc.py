@@ -1,4 +1,4 @@
-"""nvcc, where it is: it compiles a kernel that is not this project's with its author's own flags, to a cubin.
+"""Compilation by nvcc, if installed: a foreign kernel is compiled to a cubin with its author's own flags.
 
 CUDA's headers, which NVRTC needs as well, are found beside it or among installed Python packages.
 """
@@ -23,7 +23,7 @@ from .cubin import functions, lowered, marks
 from .foreign_sources import as_foreign, read_limited
 from .tables import write_headers
 
-#: Flags that say what is compiled for, or to what: that is asked for here.
+#: Flags for the target or the output, which are determined here.
 _OURS = (
     "-arch", "--gpu-architecture", "-gencode", "--generate-code", "-code", "--gpu-code", "-o", "--output-file", "-c",
     "-dc", "-dw", "-dlink", "-lib", "-link", "-ptx", "--ptx", "-cubin", "--cubin", "-fatbin", "-run", "--run", "-E",
@@ -35,7 +35,7 @@ _EXACT = ("-fmad=false", "-prec-div=true", "-ftz=false")
 
 
 def path() -> str | None:
-    """Where nvcc is, if it is."""
+    """Return the path of nvcc, or None."""
     for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")):
         if home and (found := shutil.which(os.path.join(home, "bin", "nvcc"))):
             return found
@@ -44,7 +44,7 @@ def path() -> str | None:
 
 @cache
 def version() -> str | None:
-    """nvcc's version, such as "13.0"; None where it is not, or does not run."""
+    """Return nvcc's version, such as "13.0"; None if it is not installed, or does not run."""
     if (nvcc := path()) is None:
         return None
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -56,10 +56,10 @@ def version() -> str | None:
 
 @cache
 def include_folder() -> Path | None:
-    """The folder of CUDA's headers: of the toolkit, of the packages nvidia-cuda-runtime, or of CuPy."""
+    """Return the folder of CUDA's headers: of the toolkit, of the packages nvidia-cuda-runtime, or of CuPy."""
     for folder in _folders():
         if (folder / "cuda_fp16.h").is_file():
-            # A sandbox binds the folder at its own path, where a link to it cannot be made.
+            # A sandbox binds the folder at its own path, where a link to it cannot be created.
             return folder.resolve()
     return None
 
@@ -86,7 +86,7 @@ def _folders() -> Iterator[Path]:
 
 
 def used_flags(author: Author) -> tuple[list[str], list[str]]:
-    """The flags that nvcc is given, and those of the author's that are not used."""
+    """Return nvcc's flags, and the flags of the author's that are not used."""
     ours, kept = split_flags(author.flags, _OURS)
     return [*kept, *(_EXACT if author.ordered else ())], ours
 
@@ -95,8 +95,10 @@ def compile_cubin(
     root: Path, file: str, sm: str, defines: Mapping[str, str], entries: Sequence[str], author: Author,
     lines: bool = False,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """Compile `root/file` for `sm` (such as "90"), and what each of its kernels is called in that. Raises
-    EnvironmentFault with the compiler's errors."""
+    """Compile `root/file` for `sm` (such as "90"); return the cubin and the name of each kernel in it.
+
+    Raises EnvironmentFault with the compiler's errors.
+    """
     nvcc = path()
     if nvcc is None:
         raise EnvironmentFault("nvcc was not found")
@@ -125,7 +127,7 @@ def compile_cubin(
 
 
 def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
-    """The files that nvcc listed, without CUDA's headers, which its version identifies, and those of a folder."""
+    """Return the files that nvcc listed, without CUDA's headers, which its version identifies, and those in `folder`."""
     headers = include_folder()
     own = (f"{folder}/", *([] if headers is None else [f"{os.path.realpath(headers)}/"]))
     read = of_makefile(read_limited(listed).decode(errors="surrogateescape"))

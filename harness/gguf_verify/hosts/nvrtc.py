@@ -1,4 +1,4 @@
-"""NVRTC by ctypes: it compiles CUDA C++ to a cubin. It needs no GPU: any machine compiles every kernel for every card.
+"""NVRTC by ctypes: it compiles CUDA C++ to a cubin. Without a GPU, any machine compiles every kernel for every GPU.
 
 CuPy's own compilation appends `-ftz=true` after the caller's options. That would flush subnormal results, whose bits
 would differ from the CPU's.
@@ -29,9 +29,10 @@ from .tables import headers, tables_hash
 _SUCCESS, _COMPILATION, _NO_NAME = 0, 6, 8
 _FLAGS = ("-std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true")
 _LINES = ("-lineinfo",)
-#: What NVRTC calls the program that includes a file. It finds a file of this name nowhere else, so no file has it.
+#: NVRTC's name for the program that includes a file. NVRTC would also look for a file of this name, so none may have
+#: it.
 _PROGRAM = b"<gguf-verify>"
-#: The variable of the environment that names the library of another NVRTC, in place of the one that is found.
+#: Environment variable with the path of another NVRTC library, in place of the installed one.
 CHOICE = "NVRTC_LIBRARY"
 
 
@@ -56,14 +57,14 @@ def _library() -> c.CDLL:
 
 
 def version() -> tuple[int, int]:
-    """NVRTC's version. Raises EnvironmentFault if there is no NVRTC."""
+    """Return NVRTC's version. Raises EnvironmentFault if there is no NVRTC."""
     major, minor = c.c_int(), c.c_int()
     _check(_library().nvrtcVersion(c.byref(major), c.byref(minor)), "nvrtcVersion")
     return major.value, minor.value
 
 
 def architectures() -> list[int]:
-    """The compute capabilities that this NVRTC compiles for, as numbers such as 90."""
+    """Return the compute capabilities that this NVRTC compiles for, as numbers such as 90."""
     n = c.c_int()
     _check(_library().nvrtcGetNumSupportedArchs(c.byref(n)), "nvrtcGetNumSupportedArchs")
     found = (c.c_int * n.value)()
@@ -72,18 +73,20 @@ def architectures() -> list[int]:
 
 
 def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False) -> bytes:
-    """Compile `root/file` for `sm` (such as "90"), with `lines` of its source for debuggers. Raises EnvironmentFault
-    with the compiler's first error."""
+    """Compile `root/file` for `sm` (such as "90"), with `lines`: line information for debuggers.
+
+    Raises EnvironmentFault with the compiler's first error.
+    """
     return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", _LINES if lines else ())[0]
 
 
-#: Flags of nvcc's that NVRTC knows, too.
+#: Flags of nvcc that NVRTC accepts, too.
 _KNOWN = (
     "-D", "-U", "-std", "--std", "-use_fast_math", "--use_fast_math", "-fmad", "--fmad", "-ftz", "--ftz", "-prec-",
     "--prec-", "-maxrregcount", "--maxrregcount", "-lineinfo", "--lineinfo", "-restrict", "--restrict", "-w",
     "--disable-warnings", "-extra-device-vectorization", "--extra-device-vectorization",
 )  # fmt: skip
-#: Headers of C and C++ that sources include, which NVRTC has no use for, or has what is in them.
+#: Headers of C and C++ that sources include and that NVRTC does not need, or whose content is built in.
 _STANDARD = (
     "algorithm", "array", "cassert", "assert.h", "cfloat", "float.h", "climits", "limits.h", "cmath", "math.h",
     "cstddef", "stddef.h", "cstdio", "stdio.h", "cstdlib", "stdlib.h", "cstring", "string.h", "functional",
@@ -103,20 +106,22 @@ _INTEGERS = (
     + "typedef long long intptr_t; typedef unsigned long long uintptr_t;\n"
 )
 _OF_CUDA_STD = ("type_traits", "limits", "utility")
-#: Headers of CUDA that declare what NVRTC has without them, or what only the host uses.
+#: CUDA headers whose declarations NVRTC has built in, or that only the host uses.
 _RUNTIME = (
     "builtin_types.h", "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "device_functions.h",
     "device_launch_parameters.h", "driver_types.h", "host_defines.h", "math_functions.h", "sm_61_intrinsics.h",
     "vector_functions.h",
 )  # fmt: skip
-#: Of nvcc: constexpr functions of the host may be called in device code.
+#: Flags of nvcc: constexpr functions of the host may be called in device code.
 _RELAXED = ("--expt-relaxed-constexpr", "-expt-relaxed-constexpr")
 
 
 @cache
 def include_folder() -> Path | None:
-    """The folder of CUDA's headers for NVRTC: the toolkit's or a package's, else those that NVRTC itself holds, from
-    13.3 on, which are unpacked into the cache."""
+    """Return the folder of CUDA's headers for NVRTC.
+
+    It is the toolkit's or a package's, else, from 13.3 on, that of NVRTC's own headers, unpacked into the cache.
+    """
     found = nvcc.include_folder()
     install = getattr(_library(), "nvrtcInstallBundledHeaders", None)
     if found is not None or install is None:
@@ -126,11 +131,11 @@ def include_folder() -> Path | None:
 
 
 def used_flags(author: Author) -> tuple[list[str], list[str]]:
-    """The flags that NVRTC is given, and those of the author's that are not used."""
+    """Return NVRTC's flags, and the flags of the author's that are not used."""
     kept, left = split_flags(author.flags, _KNOWN)
     exact = _FLAGS[1:] if author.ordered else ()
     standard = [] if any("std=" in flag for flag in kept) else ["-std=c++17"]
-    # without it, what is not marked is the host's, as nvcc has it
+    # Without this flag unmarked functions are host code, as in nvcc.
     device = [] if author.host_apart and not any(flag in _RELAXED for flag in author.flags) else ["-default-device"]
     return [*standard, *device, *kept, *exact], left
 
@@ -138,10 +143,12 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
 def compile_kernels(
     root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool = False
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """Compile a source that is not this project's, with its author's flags, and what each of its kernels is called in
-    the cubin. Raises EnvironmentFault with the compiler's errors."""
+    """Compile a foreign source with its author's flags; return the cubin and the name of each kernel in it.
+
+    Raises EnvironmentFault with the compiler's errors.
+    """
     more = [*used_flags(author)[0], *(_LINES if lines else ())]
-    within = file.removeprefix("foreign-").removesuffix(".cu")  # which of the copies
+    within = file.removeprefix("foreign-").removesuffix(".cu")  # names the copy
     more += [f"-I{root / below}" for name in author.include for below in (f"{within}/{name}", name)]
     if (folder := include_folder()) is not None:
         more += [f"-I{folder}", f"-I{folder / 'cccl'}"]
@@ -149,7 +156,7 @@ def compile_kernels(
 
 
 def foreign_headers() -> dict[str, str]:
-    """Headers of C++ in the form that NVRTC takes: name → text."""
+    """Return headers of C++ in a form for NVRTC: name → text."""
     std = include_folder()
     runtime = [name for name in _RUNTIME if std is None or not (std / name).is_file()]
     has = std is not None and any((std / sub / "cuda" / "std" / "limits").is_file() for sub in ("", "cccl"))
@@ -164,8 +171,13 @@ def cubin_key(
     root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False, folders: Sequence[str] = (),
     by_nvrtc: bool = True,
 ) -> tuple[str, ...] | None:  # fmt: skip
-    """All that `compile_cubin` depends on: its arguments, NVRTC's version and flags, and the content of every file that
-    it may read. None where not all of these files are known. `folders`: where else headers are looked for."""
+    """Return the key of everything that `compile_cubin` depends on; None if not all files are known.
+
+    It consists of the arguments, NVRTC's version and flags, and the content of every file that it may read.
+
+    Args:
+        folders: further include folders.
+    """
     files = included(root, file, headers(), defines, folders)
     if files is None:
         return None
@@ -174,14 +186,14 @@ def cubin_key(
         return None
     macros = (f"{k}={v}" for k, v in defines.items())
     chosen = os.environ.get(CHOICE)
-    compiler = (file_digest(chosen) or "",) if chosen else ()  # two of one version may differ
+    compiler = (file_digest(chosen) or "",) if chosen else ()  # two libraries of one version may differ
     flags = (*_FLAGS, *_LINES) if lines else _FLAGS
     of_compiler = (*map(str, version()), *compiler) if by_nvrtc else ()
     return (combined(digests), tables_hash(), file, sm, *of_compiler, *flags, *macros)
 
 
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
-    """Compile to PTX, the optimised code before a card's assembler. Raises EnvironmentFault as `compile_cubin` does."""
+    """Compile to PTX, the optimised code before a GPU's assembler. Raises EnvironmentFault as `compile_cubin` does."""
     return _compiled(root, file, f"compute_{sm}", defines, "PTX")[0]
 
 
@@ -189,8 +201,10 @@ def _compiled(
     root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
     entries: Sequence[str] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """What is made, and the names in it of the entries, of a source whose author's flags are `more`. Without entries,
-    it has this project's flags."""
+    """Compile a source; return the output, and the names of the entries in it.
+
+    Without entries, this project's flags are used; a foreign source has its author's flags in `more`.
+    """
     foreign = as_foreign(root)
     tables = headers() if entries is None else {**headers(), **foreign_headers()}
     if foreign is None:
@@ -221,7 +235,7 @@ def _compiled(
 
 
 def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
-    """What the other process says that kernels are called. Raises EnvironmentFault."""
+    """Parse the kernels' names from the other process. Raises EnvironmentFault."""
     try:
         names = json.loads(said)
         if isinstance(names, dict) and all(re.fullmatch(r"[\w$.]+", str(names[entry])) for entry in entries):
@@ -235,13 +249,16 @@ def compiled_here(
     root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
     entries: Sequence[str] | None = None, tables: Mapping[str, str] | None = None,
 ) -> tuple[bytes, dict[str, str]]:  # fmt: skip
-    """Compile in this process to `what`: "CUBIN" or "PTX", with headers by name → text (None: this project's). The
-    rest as of `_compiled`. Raises EnvironmentFault with the compiler's errors."""
+    """Compile in this process to `what`: "CUBIN" or "PTX".
+
+    `tables` are headers by name → text (None: this project's). The other arguments are those of `_compiled`. Raises
+    EnvironmentFault with the compiler's errors.
+    """
     tables = headers() if tables is None else tables
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
-    source = f"#include <{file}>\n".encode()  # in quotes, it would be looked for in the current folder first
+    source = f"#include <{file}>\n".encode()  # in quotes, NVRTC would look in the current folder first
     names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
     created = lib.nvrtcCreateProgram(c.byref(program), source, _PROGRAM, len(tables), texts, names)
     _check(created, "nvrtcCreateProgram")

@@ -1,9 +1,8 @@
-"""`python -m gguf_verify.hosts.nvrtc_child REQUEST MADE`: NVRTC in a process of its own, for a source that is not this
-project's.
+"""NVRTC in a separate process, for a foreign source: `python -m gguf_verify.hosts.nvrtc_child REQUEST MADE`.
 
 REQUEST is a JSON file: {"root", "file", "architecture", "defines", "what", "options", "entries", "headers"}, the
-arguments of `nvrtc.compiled_here`. What NVRTC makes of it is written to MADE, and what kernels are called in it beside
-that, with the suffix .names; or why it makes nothing, a line and its details, where the exit code is 3.
+arguments of `nvrtc.compiled_here`. The output is written to MADE, and the names of kernels in it to a file beside that
+with the suffix .names; on failure, the error and its details are written to MADE, and the exit code is 3.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
-"""`python -m gguf_verify.hosts HOST THREADS PLACEMENT FILL FD`: a host in a process where its kernels may crash. Its
-requests are those of `process_host`. Each is answered by {"ok": …} or by {fault: one line}, but those that make
-buffers, so that nobody waits for them: a fault of theirs is the answer of the next one."""
+"""A host in a separate process where its kernels may crash: `python -m gguf_verify.hosts HOST THREADS PLACEMENT FILL
+FD`.
+
+Its requests are those of `process_host`. Each is answered by {"ok": …} or by {fault: one line}, except requests that
+make buffers, so that the caller need not wait: their fault is the answer to the next request.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ from ..support.numbers import CODES, number_type
 from ..support.sealed import has_fixed_size, mapped_here, of_fixed_size
 from .base import Grid, Placed, Placement, Role, Sparse
 
-#: Arrays of more bytes are passed as shared memory, which the other side maps.
+#: Arrays of more bytes are passed as shared memory, which the other process maps.
 SHARED_FROM = 1 << 16
-#: Requests that are not answered.
+#: Requests without an answer.
 UNANSWERED = frozenset({"upload", "output"})
 
 Array = npt.NDArray[Any]
@@ -38,7 +41,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def send_bytes(link: Connection, header: dict[str, Any], array: Bytes | None = None) -> None:
-    """Send a header, and bytes if there are any. Raises OSError if the other side is gone."""
+    """Send a header, and bytes if there are any. Raises OSError if the peer is gone."""
     if array is None or array.nbytes < SHARED_FROM:
         protocol.send(link, header, *([] if array is None else [array]))
         return
@@ -53,12 +56,15 @@ def send_bytes(link: Connection, header: dict[str, Any], array: Bytes | None = N
 def send_shared(link: Connection, header: dict[str, Any], handle: int, nbytes: int) -> None:
     """Send a header and shared memory. Raises OSError."""
     protocol.send(link, {**header, "mapped": nbytes})
-    reduction.send_handle(link, handle, 0)  # the process's number is of use on Windows alone
+    reduction.send_handle(link, handle, 0)  # the process id is only used on Windows
 
 
 def receive_bytes(link: Connection) -> tuple[dict[str, Any], Bytes | None]:
-    """Receive a header and bytes, which are copied on write. Raises EOFError and OSError, also where shared memory has
-    another size than was said, or one that the other side could cut, so that reading it would be a fatal signal."""
+    """Receive a header and bytes, which are copied on write.
+
+    Raises EOFError and OSError, also if shared memory has another size than announced, or a size that the peer could
+    reduce, so that reading it would be a fatal signal.
+    """
     header, arrays = protocol.receive(link)
     if "mapped" not in header:
         return header, arrays[0] if arrays else None
@@ -73,7 +79,7 @@ def receive_bytes(link: Connection) -> tuple[dict[str, Any], Bytes | None]:
 
 
 def shared_memory(nbytes: int) -> tuple[int, Bytes]:
-    """A file descriptor of new memory, and its bytes. Raises EnvironmentFault."""
+    """Return a file descriptor of new memory, and its bytes. Raises EnvironmentFault."""
     try:
         handle = of_fixed_size(nbytes)
         try:
@@ -102,7 +108,7 @@ class Server:
         }  # fmt: skip
 
     def serve(self) -> None:
-        """Until the other side asks for the end. Raises EOFError, OSError where it has gone."""
+        """Serve until the peer requests the end. Raises EOFError, OSError if it is gone."""
         late: dict[str, Any] | None = None
         while True:
             header, array = receive_bytes(self._link)
@@ -127,7 +133,7 @@ class Server:
             return {"environment": str(error)}, None
         except MemoryError:
             return {"environment": "out of memory"}, None
-        except KeyError:  # what a request that failed should have made
+        except KeyError:  # an object that an earlier, failed request should have made
             return {"environment": "it is not held"}, None
         return {"ok": said}, made
 
@@ -163,7 +169,7 @@ class Server:
         return len(written.at), np.concatenate([written.at.view(np.uint8), written.words.view(np.uint8)])
 
     def _launched(self, header: dict[str, Any]) -> tuple[Any, Grid, Grid, list[Any], int]:
-        """Kernel, grid, block, arguments and bytes of shared memory."""
+        """Return kernel, grid, block, arguments and bytes of shared memory."""
         args = [self._argument(*given) for given in header["args"]]
         return self._held[header["kernel"]], tuple(header["grid"]), tuple(header["block"]), args, header["shared"]
 
@@ -183,8 +189,10 @@ class Server:
 
 
 def _end_with(link: Connection) -> None:
-    """End this process once the other side has closed its end, whatever a kernel is doing. (The signal that a parent's
-    death can send comes when the thread ends that started us.)"""
+    """End this process when the peer closes its end, whatever a kernel is doing.
+
+    (PR_SET_PDEATHSIG would send its signal when the parent's thread ends that started this process.)
+    """
     closed = select.poll()
     closed.register(link.fileno(), select.POLLHUP)
     closed.poll()
@@ -200,5 +208,5 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(link,), daemon=True).start()
     with contextlib.suppress(EOFError, OSError):
         Server(link, name, threads, placement, fill).serve()
-        return  # as programs end, so that what runs this one sees all that was done
+        return  # end normally, so that a tool that runs this process sees all that was done
     os._exit(0)

@@ -1,8 +1,8 @@
-"""A host whose kernels run in a process of its own: a kernel that crashes or hangs is one line of a report.
+"""A host whose kernels run in a separate process, so that a crash or a hang becomes one line of a report.
 
-Its sources are compiled there, buffers live there. What is uploaded is copied once, into memory that both processes
-map; what is downloaded likewise. After a crash the next call gets a fresh process. What had been uploaded is then
-uploaded again; what kernels had computed is lost, and calls that need it fail.
+Its sources are compiled there, and buffers live there. Uploads are copied once, into memory that both processes map; so
+are downloads. After a crash the next call gets a fresh process. Uploads are then repeated; results of kernels are lost,
+and calls that need them fail.
 """
 
 from __future__ import annotations
@@ -37,18 +37,20 @@ from .schedule import Schedule
 #: The last line of a process that lacked memory or threads: of the emulator, and of C++'s library.
 _LIMIT = re.compile(r"cuda_on_cpu: no memory for .+|what\(\):\s+(std::bad_alloc|Resource temporarily unavailable)")
 
-#: Seconds for anything but a launch: compilers run in it, and it starts Python.
+#: Seconds for anything but a launch, which includes compilation and the start of Python.
 _PATIENCE = 600.0
-#: After so many launches that ran into the time limit nothing is launched again, so that a run comes to its end.
+#: After this many launches that exceeded the time limit, no more launches are made, so that the run ends.
 _MOST_HANGS = 3
-#: A launch has the time limit for every so many products that its operands can have. (The slowest of the emulated
+#: A launch has the time limit for each such number of products that its operands can have. (The slowest of the emulated
 #: kernels makes some 6e7 a second on one core.)
 _PRODUCTS = 1e9
 
 
 class _Said(msgspec.Struct):
-    """An answer: what was asked for, or the one line of a fault. A kernel may have written over the process's memory,
-    so it is a record before anything of it is used."""
+    """An answer: a result, or a fault in one line.
+
+    A kernel may have overwritten the process's memory, so the answer is validated before any use.
+    """
 
     ok: bool | Annotated[int, msgspec.Meta(ge=0, le=1 << 62)] | None = None
     kernel: str | None = None
@@ -58,11 +60,11 @@ class _Said(msgspec.Struct):
 
 
 class _Held:
-    """Something that the process holds under a number: a kernel or a buffer.
+    """An object that the process holds under a number: a kernel or a buffer.
 
     Args:
-        request: makes it, and makes it again in a fresh process; None where that cannot be.
-        source: the bytes of an upload; `handle` is their shared memory, where they are many.
+        request: makes it, and makes it again in a fresh process; None if that is impossible.
+        source: the bytes of an upload; `handle` is their shared memory, if they are many.
     """
 
     def __init__(self, number: int, request: dict[str, Any] | None, nbytes: int = 0) -> None:
@@ -73,7 +75,7 @@ class _Held:
 
 
 def _given(argument: Any) -> list[Any]:
-    """An argument of a launch, as `process_child.Server` takes it."""
+    """Return an argument of a launch in the form of `process_child.Server`."""
     if isinstance(argument, Sparse):
         number = None if argument.content is None else argument.content.number
         return ["sparse", argument.nbytes, number, argument.what, argument.role]
@@ -83,10 +85,10 @@ def _given(argument: Any) -> list[Any]:
 
 
 class ProcessHost(Host):
-    """The host of another one's name, in a process.
+    """A host in a separate process.
 
     Args:
-        inner: the host, of which the process makes another one.
+        inner: a host of the same kind in this process.
         time_limit: seconds for a launch of up to `_PRODUCTS` products; longer for more.
     """
 
@@ -98,19 +100,19 @@ class ProcessHost(Host):
         self._kernels: dict[tuple[Any, ...], _Held] = {}
         self._asking = threading.RLock()
         self._hangs = 0
-        self._process: Spawned | None = self._start()  # it loads what it needs while the caller opens a model
+        self._process: Spawned | None = self._start()  # it loads its modules while the caller opens a model
 
     def _start(self) -> Spawned:
         return Spawned(*self._command())
 
     def _command(self) -> tuple[str, ...]:
-        """The module that the process runs, and its arguments."""
+        """Return the module that the process runs, and its arguments."""
         fill = "" if self.fill is None else str(self.fill)
         return "gguf_verify.hosts", self.name, str(self.threads or 0), self.placement, fill
 
     @property
     def pid(self) -> int | None:
-        """The process that the next call is made in, if it was started."""
+        """The id of the process that the next call uses, if it was started."""
         return None if self._process is None else self._process.pid
 
     def close(self) -> None:
@@ -131,7 +133,7 @@ class ProcessHost(Host):
         return self._inner.offers(schedule)
 
     def scheduled(self, schedule: Schedule) -> Host:
-        """The host itself, in this process: there each launch that is scheduled ends at its first bad access."""
+        """Return the scheduled host in this process: each scheduled launch ends at its first bad access."""
         return self._inner.scheduled(schedule)
 
     def check_fault(self) -> str | None:
@@ -144,7 +146,7 @@ class ProcessHost(Host):
     def build(
         self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
     ) -> Artefact:
-        """In this process: nothing is loaded."""
+        """Build in this process, since nothing is loaded."""
         return self._inner.build(root, file, entry, defines, schedule)
 
     def build_all(
@@ -182,7 +184,7 @@ class ProcessHost(Host):
         held = self._new({"ask": "output", "nbytes": nbytes}, nbytes)
         with self._asking:
             self._there(held)
-            held.request = None  # what kernels write into it is not made again
+            held.request = None  # the writes of kernels cannot be repeated
         return held
 
     def begin(self, output: _Held, content: npt.NDArray[np.uint8]) -> None:
@@ -226,7 +228,7 @@ class ProcessHost(Host):
         **more: Any,
     ) -> tuple[int, Bytes | None]:  # fmt: skip
         if self._hangs >= _MOST_HANGS:
-            raise NotRun(f"the kernel was not run: it ran into the time limit {_MOST_HANGS} times before")
+            raise NotRun(f"the kernel was not run: it exceeded the time limit {_MOST_HANGS} times before")
         with self._asking:
             contents = [a.content if isinstance(a, Sparse) else a for a in args]
             for held in (kernel, *(a for a in contents if isinstance(a, _Held))):
@@ -244,8 +246,11 @@ class ProcessHost(Host):
         return said
 
     def _limit(self, sizes: list[int]) -> float:
-        """Seconds for a launch: [M, N] outputs of [M, K] and [N, K] operands are the root of the product of the three
-        sizes."""
+        """Return the seconds for a launch.
+
+        The number of products of [M, N] outputs and [M, K] and [N, K] operands is the root of the product of the three
+        sizes.
+        """
         products = math.sqrt(math.prod(float(size) for size in sorted(sizes)[-3:]))
         return self._time_limit * max(1.0, products / _PRODUCTS)
 
@@ -257,7 +262,7 @@ class ProcessHost(Host):
         return held
 
     def _there(self, held: _Held) -> None:
-        """Make something in the process, unless the process of now holds it. Raises KernelFault, EnvironmentFault."""
+        """Make an object in the process, unless the present process holds it. Raises KernelFault, EnvironmentFault."""
         if self._process is None:
             self._process = self._start()
         if held.process is self._process:
@@ -279,7 +284,7 @@ class ProcessHost(Host):
         self, request: dict[str, Any], array: Bytes | None = None, handle: int | None = None, nbytes: int = 0,
         limit: float | None = None,
     ) -> tuple[int, Bytes | None]:  # fmt: skip
-        """A request's answer: a number, and bytes. Raises KernelFault, EnvironmentFault."""
+        """Send a request; return its answer, a number and bytes. Raises KernelFault, EnvironmentFault."""
         process = self._process
         assert process is not None
         freed, self._free[:] = list(self._free), []
@@ -301,7 +306,7 @@ class ProcessHost(Host):
             self._garbled(error)
         except (EOFError, OSError):
             self._dead()
-        except BaseException:  # Ctrl-C: the answer may still come, and must not be taken for another one
+        except BaseException:  # Ctrl-C: the pending answer must not be taken for that of a later request
             self.close()
             raise
         if said.kernel is not None:
@@ -316,7 +321,7 @@ class ProcessHost(Host):
         return int(said.ok), made
 
     def _garbled(self, why: object) -> NoReturn:
-        """End the process, whose answer is not valid. Raises KernelFault."""
+        """End the process after an invalid answer. Raises KernelFault."""
         self.close()
         raise KernelFault(f"the kernel crashed: its process sent an answer that is not valid ({why})")
 
@@ -328,7 +333,7 @@ class ProcessHost(Host):
         raise KernelFault(f"the kernel did not end within {limit:g} s")
 
     def _dead(self) -> NoReturn:
-        """Raises KernelFault, which says how the process ended."""
+        """Raise KernelFault with a description of how the process ended."""
         assert self._process is not None
         code = self._process.wait(10.0)
         lines = self._process.last_lines(4096)
@@ -341,11 +346,11 @@ class ProcessHost(Host):
             said = signal.strsignal(-code)
             how = f"signal {-code}" + (f" ({said.lower()})" if said else "")
         last = f"; its last line of output: {printable(lines[-1], 200)}" if lines else ""
-        if lines and _LIMIT.fullmatch(lines[-1].strip()):  # not reached by the kernel, but by what emulates it
+        if lines and _LIMIT.fullmatch(lines[-1].strip()):  # a limit of the emulator, not of the kernel
             raise EnvironmentFault(f"a limit of this machine or of the process is reached: {how}{last}")
         raise KernelFault(f"the kernel crashed: {how}{last}")
 
 
 def _shown(words: str) -> str:
-    """A fault's line. Names in it were escaped over there."""
+    """Return a fault's line. Names in it were escaped by the other process."""
     return words if words.isprintable() else printable(words)

@@ -1,8 +1,7 @@
-"""Inline PTX as C++: each instruction becomes a call of a function of `kernels/emulator/ptx.hpp`, which has what
-engines use.
+"""Translation of inline PTX to C++: each instruction becomes a call of a function of `kernels/emulator/ptx.hpp`.
 
-A register is a word of 64 bits, whatever its type; an instruction takes of it what its type says. PTX ISA 9.0,
-section 9.
+That header has the instructions that engines use. A register is a word of 64 bits, whatever its type; an instruction
+uses the part that its type defines. PTX ISA 9.0, section 9.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from .cuda_text import Token
 
-#: How the names of functions begin that stand for instructions which the CPU does not have.
+#: Beginning of the names of functions for instructions that the CPU lacks.
 SYMBOL = "gguf_verify_no_ptx_"
 _NS = "::cuda_on_cpu::ptx::"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\n": ""}
@@ -33,7 +32,7 @@ _SPECIAL = {
     **{f"%{short}.{d}": f"::{name}.{d}" for d in "xyz" for short, name in
        (("tid", "threadIdx"), ("ntid", "blockDim"), ("ctaid", "blockIdx"), ("nctaid", "gridDim"))},
 }  # fmt: skip
-#: Instructions that change nothing here.
+#: Instructions without effect here.
 _NOTHING = re.compile(r"prefetch|discard|applypriority|griddepcontrol|pragma|setmaxnreg")
 #: The spaces that an instruction names → `cuda_on_cpu::Space`.
 _SPACES = {"global": "GLOBAL", "shared": "SHARED", "local": "LOCAL", "param": "LOCAL", "const": "CONSTANT"}
@@ -67,11 +66,11 @@ class Operand(NamedTuple):
 
 
 class _Unknown(Exception):
-    """An instruction that the CPU does not have."""
+    """An instruction that the CPU lacks."""
 
 
 def content_of(literal: str) -> str:
-    """The characters of a string literal."""
+    """Return the characters of a string literal."""
     if raw := re.fullmatch(r'(?:u8|[uUL])?R"([^(]*)\((.*)\)\1"', literal, re.S):
         return raw[2]
     inside = literal[literal.index('"') + 1 : -1]
@@ -79,12 +78,12 @@ def content_of(literal: str) -> str:
 
 
 def translated(template: Sequence[Token], operands: Sequence[Sequence[Operand]], missing: Callable[[str], str]) -> str:
-    """An asm statement as a statement of C++, in one line.
+    """Translate an asm statement to a statement of C++, in one line.
 
     Args:
         template: the tokens of its text.
         operands: its outputs and its inputs.
-        missing: an instruction that the CPU does not have → the name of a function that is called in its place.
+        missing: an instruction that the CPU lacks → the name of a function to call in its place.
     """
     if any(token.kind != "string" for token in template):
         return _without(missing("of a macro"))
@@ -147,7 +146,7 @@ class _Block:
     # ---- operands ------------------------------------------------------------------------------------------------
 
     def _value(self, text: str, type_: str = "") -> str:
-        """A source operand: an expression of 64 bits."""
+        """Return a source operand as an expression of 64 bits."""
         text = text.strip()
         if found := re.fullmatch(r"%(?:(\d+)|\[(\w+)\])", text):
             i = int(found[1]) if found[1] else self._names.get(found[2], -1)
@@ -180,7 +179,7 @@ class _Block:
         return found
 
     def _parts(self, text: str) -> list[str]:
-        """The operands of a vector, or one."""
+        """Return the operands of a vector, or the single operand."""
         return [part.strip() for part in text.strip()[1:-1].split(",")] if text.strip().startswith("{") else [text]
 
     def _vector(self, text: str, type_: str = "") -> str:
@@ -230,7 +229,7 @@ class _Block:
 
     def _mov_(self, opcode: str, said: set[str], types: list[str], o: list[str]) -> str | None:
         to, source = o
-        bits = int(types[-1][1:])  # of a type that is no pair
+        bits = int(types[-1][1:])  # raises ValueError for types of pairs
         if to.strip().startswith("{"):
             parts = self._parts(to)
             each = bits // len(parts)
@@ -340,7 +339,7 @@ class _Block:
         return f"{{ const auto gguf_verify_a = {at}; {_released(said)}{' '.join(lines)} }}"
 
     def _vector_at(self, operand: str, space: str, type_: str, count: int) -> str:
-        """The address of so many elements."""
+        """Return the address of a vector of `count` elements."""
         at = self._address(operand, space)
         return at if count == 1 else f"{_NS}vector<{_tag(type_)}, {count}>({at})"
 
@@ -379,7 +378,7 @@ class _Block:
             return None
         lines = " ".join(f"{to} = gguf_verify_m[{i}];" for i, to in enumerate(targets))
         kind = f"{len(targets)}, {str('trans' in said).lower()}"
-        row = self._address(o[1], _space(said), "pointer")  # those of the other lanes are not looked at
+        row = self._address(o[1], _space(said), "pointer")  # the other lanes' addresses are ignored
         of = f"{_NS}ldmatrix<{kind}>(gguf_verify_m, {row});"
         return f"{{ uint32_t gguf_verify_m[4]; {of} {lines} }}"
 
@@ -461,7 +460,7 @@ class _Block:
 
 
 def _statements(text: str) -> list[str]:
-    """The instructions of a text. Braces around some of them are left out, those of vectors stay."""
+    """Return the instructions of a text, without braces around instructions, but with those of vectors."""
     out, now, depth = [], "", 0
     for c in text:
         if depth == 0 and ((c in "{}" and not now.strip()) or c == ";"):
@@ -495,12 +494,15 @@ def _part(said: set[str]) -> str:
 
 
 def _space(said: set[str]) -> str:
-    """The one that an instruction names. A launch has no clusters here, so that theirs is the thread block's."""
+    """Return the space that an instruction names.
+
+    Launches have no clusters here, so their space is the thread block's.
+    """
     return next((_SPACES[name] for part in said if (name := part.partition("::")[0]) in _SPACES), "GENERIC")
 
 
 def _released(said: set[str]) -> str:
-    """The fence before what releases. What acquires needs none here: a strong load orders what comes after it."""
+    """Return the fence before a release. An acquire needs none here: a strong load orders later accesses."""
     return f"::cuda_on_cpu::fence({str('cta' not in said).lower()}); " if said & {"release", "acq_rel"} else ""
 
 
@@ -509,7 +511,7 @@ def _scope(said: set[str]) -> str:
 
 
 def _strong(name: str, said: set[str], type_: str) -> str:
-    """The function of a load or store: PTX ISA, "Strong Operations"."""
+    """Return the function of a load or store: PTX ISA, "Strong Operations"."""
     if not said & {"volatile", "relaxed", "acquire", "release", "mmio"}:
         return f"{name}<{_tag(type_)}>"
     return f"{name}_strong<{_tag(type_)}{_scope(said) or ', 0'}>"

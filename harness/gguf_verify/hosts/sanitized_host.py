@@ -1,10 +1,10 @@
-"""A card whose launches are checked: under each tool of compute-sanitizer, and between pages that cannot be accessed.
+"""A GPU whose launches are checked: under each tool of compute-sanitizer, and between pages without access rights.
 
-Each of these runs in a process of its own, since what they find ends CUDA in it. A tool has said all that it found when
-its process has ended; so that is what `settle` waits for.
+Each of these runs in a separate process, since a finding ends CUDA in it. A tool has only reported all its findings
+when its process has ended, so `settle` waits for that.
 
-Memory that nothing has written holds another byte in each process. A kernel that reads it is wrong only if its outputs
-depend on it: then they differ between processes. Otherwise `unset` names the reading.
+Unwritten memory holds another byte in each process. A kernel that reads it is only wrong if its outputs depend on it:
+then they differ between processes. Otherwise `unset` describes the read.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from .process_host import ProcessHost
 #: Seconds for a launch: the tools are some hundred times slower, on tiny shapes.
 _TIME_LIMIT = 120.0
 _SIDES: tuple[Placement, ...] = ("before", "behind")
-#: Of the processes: NaN, zeros, and numbers of both signs, large and small. A tool that looks for memory that nothing
-#: has written must find it unwritten, so its process fills nothing.
+#: Fill bytes of the processes: NaN, zeros, and numbers of both signs, large and small. A tool that looks for unwritten
+#: memory must find it unwritten, so its process fills nothing.
 _FILLS = (0xFF, 0x00, 0x41, 0xBE, 0x7B, 0x9A)
 _UNFILLED = "initcheck"
 
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 
 class _Checked(ProcessHost):
-    """A process that looks for one kind of faults.
+    """A process that checks for one kind of faults.
 
     Args:
-        tool: of compute-sanitizer; None: pages that cannot be accessed lie about buffers.
-        fill: `Host.fill` there.
+        tool: of compute-sanitizer; None: pages without access rights surround buffers.
+        fill: `Host.fill` in the process.
     """
 
     def __init__(self, inner: Host, placement: Placement, tool: str | None, fill: int) -> None:
@@ -64,12 +64,14 @@ class _Checked(ProcessHost):
 
     @property
     def words(self) -> str:
-        """Where a launch ran, in words."""
+        """The conditions of a launch, in words."""
         return f"under {self.tool}" if self.tool else f"where its buffers lie {self.placement} other memory"
 
     def told(self, whose: Callable[[int], str | None]) -> list[findings.Found]:
-        """End the process; what its tool found since it was started. Raises EnvironmentFault where it checked
-        nothing."""
+        """End the process; return its tool's findings since the start.
+
+        Raises EnvironmentFault if the tool checked nothing.
+        """
         process = self._process
         if process is not None and process.alive:
             with contextlib.suppress(KernelFault):
@@ -87,21 +89,21 @@ class _Checked(ProcessHost):
 
 
 class _Each:
-    """Something that every process holds: a kernel or a buffer. `size` and `what` are a buffer's."""
+    """An object that every process holds: a kernel or a buffer. `size` and `what` are a buffer's."""
 
     def __init__(self, held: list[Any], size: int = 0, what: str = "") -> None:
         self.held, self.size, self.what = held, size, what
 
 
 class SanitizedHost(Host):
-    """The card of a host. Raises KernelFinding in `settle`, or at a launch that ended by what was found."""
+    """The checked GPU of a host. Raises KernelFinding in `settle`, or at a launch that a finding ended."""
 
     def __init__(self, inner: Host) -> None:
         self.name, self.sm, self.threads, self.chosen = inner.name, inner.sm, inner.threads, inner.chosen
         self._inner = inner
         self._buffers: dict[int, set[str]] = {}
         self._used = False
-        #: Whether what was downloaded since the last `settle` was the same everywhere; None: nothing was.
+        #: Whether all downloads since the last `settle` were the same everywhere; None: there were none.
         self._alike: bool | None = None
         fills = itertools.cycle(_FILLS)
         self._checks = [_Checked(inner, "alone", tool, next(fills)) for tool in compute_sanitizer.TOOLS]
@@ -116,8 +118,10 @@ class SanitizedHost(Host):
         return self._inner.info()
 
     def _each(self, do: Callable[[int, _Checked], T]) -> list[T]:
-        """In every process at once. Raises KernelFinding where one of them fails by what a tool found, or the fault of
-        the first that fails."""
+        """Run in every process at once.
+
+        Raises KernelFinding if one of them fails by a tool's finding, or the fault of the first that fails.
+        """
         running = [self._pool.submit(do, i, check) for i, check in enumerate(self._checks)]
         done: list[T] = []
         failed: list[tuple[_Checked, KernelFault]] = []
@@ -133,7 +137,7 @@ class SanitizedHost(Host):
         return done
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> _Each:
-        first = self._checks[0].load(root, file, entry, defines, target)  # the others find it compiled
+        first = self._checks[0].load(root, file, entry, defines, target)  # the others find it in the cache
         return _Each([first, *(check.load(root, file, entry, defines, target) for check in self._checks[1:])])
 
     def load_placed(self, placed: Placed) -> _Each:
@@ -190,7 +194,7 @@ class SanitizedHost(Host):
         )
 
     def _unwritten(self, made: npt.NDArray[np.uint8], what: str) -> str | None:
-        """That words of 4 bytes hold what every process had filled them with, in words."""
+        """Return a description of words of 4 bytes that hold the fill of every process; None if there are none."""
         filled = [i for i, check in enumerate(self._checks) if check.fill is not None]
         fills = np.array([self._checks[i].fill for i in filled], np.uint8)
         words = made[filled, : made.shape[1] // 4 * 4].reshape(len(filled), -1, 4)
@@ -219,8 +223,10 @@ class SanitizedHost(Host):
 
 
 def _farthest(made: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """Of float32 outputs that differ, uint8[processes, bytes], each the one that is farthest from their median, NaN
-    before all: if one process made something wrong, it is that."""
+    """Return, for each of float32 outputs that differ, uint8[processes, bytes], the one farthest from their median.
+
+    NaN comes first: if one process computed something wrong, this selects it.
+    """
     values = made.view(np.float32)
     middle = np.sort(values, axis=0)[(len(values) - 1) // 2].astype(np.float64)
     with np.errstate(invalid="ignore"):
@@ -230,7 +236,7 @@ def _farthest(made: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def _past_a_wall(check: _Checked, error: KernelFault) -> KernelFault:
-    """What a launch that ended between such pages did."""
+    """Return the finding for a launch that ended between pages without access rights."""
     if "ILLEGAL_ADDRESS" not in str(error) and "illegal memory access" not in str(error):
         return error
     side = "before" if check.placement == "before" else "behind"

@@ -10,18 +10,18 @@ OrderOfThreads = Literal["ascending", "descending", "seeded"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a launch runs. A GPU promises none of it, so a kernel without races gives the same bits under every schedule.
+    """The order of a launch. A GPU guarantees none, so a kernel without races gives the same bits under every schedule.
 
     Args:
-        order: of the threads in a block, of warps and of blocks. Ascending: thread 0 and block 0 first, and what is
-            asynchronous is done at once. Descending: the last ones first, and asynchronous copies and products are done
-            as late as the waits for them allow. Seeded: whenever there is a choice, it is drawn.
-        seed: of what is drawn.
+        order: of the threads in a block, of warps and of blocks. Ascending: thread 0 and block 0 first, and
+            asynchronous operations complete at once. Descending: the last ones first, and asynchronous copies and
+            products complete as late as the waits for them allow. Seeded: every choice is random.
+        seed: of the random choices.
         checked: the kernel is compiled with instrumentation that finds data races, accesses outside buffers, misaligned
             ones, shared memory that is used before it is written, signed overflow and divergent barriers.
         older: compiled as for a GPU before sm_90, in a source that distinguishes.
-        converts: a float that an integer type cannot hold becomes what this processor makes of it, also where a GPU
-            makes another integer, which else ends the launch.
+        converts: a float that an integer type cannot hold is converted as on this processor, even if a GPU gives
+            another integer, which otherwise ends the launch.
     """
 
     order: OrderOfThreads = "ascending"
@@ -32,12 +32,12 @@ class Schedule:
 
     @property
     def wall_before(self) -> bool:
-        """Whether memory that cannot be accessed lies directly before inputs, not behind them."""
+        """Whether memory without access rights lies directly before inputs, not behind them."""
         return self.order == "seeded" and self.seed % 2 == 1
 
     @property
     def fill(self) -> int:
-        """The byte that shared memory holds where no thread has written."""
+        """The byte in shared memory that no thread has written."""
         return {"ascending": 0xFF, "descending": 0, "seeded": 0x40 + self.seed * 37 % 0x80}[self.order]
 
     @property

@@ -1,9 +1,9 @@
-"""Copies of large arrays to a card, through memory that its copy engine reaches.
+"""Copies of large arrays to a GPU, through pinned memory.
 
-CUDA copies from ordinary memory, such as a mapped file, by one thread, piece by piece into such memory of its own.
-Here some threads copy the pieces, each into a buffer and by a stream of its own, so that reading and sending overlap.
-The streams are ordinary ones: each of their copies waits for what CuPy's stream was given before, and what CuPy's
-stream is given afterwards waits for them.
+CUDA copies ordinary memory, such as a mapped file, in one thread, piece by piece through its own pinned memory. Here
+several threads copy the pieces, each with its own buffer and stream, so that reading and sending overlap. The streams
+are ordinary ones: each of their copies waits for earlier work of CuPy's stream, and later work of CuPy's stream waits
+for them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy.typing as npt
 from ..support.command_line import cores
 from ..support.threads import each
 
-#: Bytes of a piece; copies of fewer bytes than two pieces are left to CUDA.
+#: Bytes of a piece; CUDA itself makes copies of fewer bytes than two pieces.
 PIECE = 4 << 20
-#: Threads, and buffers, at most.
+#: Most threads and buffers.
 _MOST = 8
 
 
 class Staging:
-    """Buffers for copies to one card; they are made when they are first used."""
+    """Buffers for copies to one GPU, allocated at first use."""
 
     def __init__(self, cupy: Any, device: Any) -> None:
         self._cupy, self._device = cupy, device
@@ -32,7 +32,7 @@ class Staging:
         self._free: SimpleQueue[tuple[Any, npt.NDArray[np.uint8], Any]] | None = None
 
     def copy(self, raw: npt.NDArray[np.uint8], to: Any) -> None:
-        """Copy bytes to the address of a CuPy array of as many. Raises CUDA's errors."""
+        """Copy bytes to the address of a CuPy array of the same size. Raises CUDA's errors."""
         if len(raw) < 2 * PIECE:
             to.set(raw)
             return

@@ -1,8 +1,8 @@
-"""The kernels' copies of the tables that the records of formats name: C++ text, made anew for each build.
+"""The kernels' copies of the tables in the formats' records: C++ text, generated for each build.
 
-A format's CUDA header includes its tables as `tables/<name>.cuh`; no such folder exists. Hosts hand the texts to the
-compiler, and `tables_hash` is part of a build's key in the cache. Each table is one plain array in C++ and in device
-code, so that it needs no copy to the device and no constant memory.
+A format's CUDA header includes its tables as `tables/<name>.cuh`; no such folder exists. Hosts pass the texts to the
+compiler, and `tables_hash` is part of a build's key in the cache. Each table is a plain array in C++ and in device
+code, so it needs no copy to the device and no constant memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WIDTH = 120
 
 @cache
 def headers() -> dict[str, str]:
-    """The tables of all formats: the name that sources include → text.
+    """Return the tables of all formats: the name that sources include → text.
 
     Raises EnvironmentFault if the gguf package lacks a table.
     """
@@ -29,7 +29,7 @@ def headers() -> dict[str, str]:
 
 @cache
 def tables_hash() -> str:
-    """sha256 over all of `headers`."""
+    """Return the sha256 over all of `headers`."""
     digest = hashlib.sha256()
     for name, text in sorted(headers().items()):
         digest.update(name.encode() + b"\0" + text.encode() + b"\0")

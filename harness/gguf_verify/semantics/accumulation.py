@@ -1,38 +1,39 @@
-"""How a definition's products and sums are rounded: the record that its bound is made with.
+"""Accumulations: the rounding of a definition's products and sums, from which its bound is derived.
 
 `float32`: sums are float32, in any order; u = 2^-24. Products of codes are integers, which are exact. A sum of
 magnitudes that may pass 2^128 may overflow in some order: then the definition has no finite value. A kernel may be
-compiled so that float32 operands and results below 2^-126 are zero (`-ftz=true`, `--use_fast_math`): what that takes,
-φ = 2^-126 a number, is no fault of the kernel's (`exact`, `values`).
+compiled so that float32 operands and results below 2^-126 are zero (`-ftz=true`, `--use_fast_math`): the loss, φ =
+2^-126 a number, is not held against the kernel (`exact`, `values`).
 
-`values`: the same, but of codes too each product of two values is rounded and added by itself, as by a kernel that
+`values`: the same, but each product of two values is rounded and added by itself, even for codes, as in a kernel that
 dequantizes both factors. A product (d_w·q_w)·(d_a·q_a), or (d_w·d_a)·(q_w·q_a), has at most three roundings, a weight
-d_w·q_w + m_w one more; K products, and nb terms of an s, need K + nb - 1 additions in any order. A path to the output
-has so at most K + nb + 3 roundings, and one of the result: n = K + nb + 8 covers them, in the bound's sum per element.
-The default's n = nb + 8 does not, since it takes a block's integer sum for exact.
+d_w·q_w + m_w one more; K products, and nb terms of an s, need K + nb - 1 additions in any order. So a path to the
+output has at most K + nb + 3 roundings, and one of the result: n = K + nb + 8 covers them, in the bound's sum per
+element. The default's n = nb + 8 does not, since it assumes that a block's integer sum is exact.
 
 `float16`: products and sums are halves (`__hmul2`, `__hadd2`, `__hfma2`), in any order; u = 2^-11. A result below 2^-14
-loses up to η = 2^-25. A path to the output has n roundings, so what they leave of a term is its (1 + θ)-fold with
-|θ| ≤ (1 + u)^n - 1, which holds for any n (γ_n needs n·u < 1, that is rows of less than 2048 values). A sum of
-magnitudes that may pass 65520 may overflow in some order: then the definition has no finite value.
+loses up to η = 2^-25. A path to the output has n roundings, which multiply a term by (1 + θ) with |θ| ≤ (1 + u)^n - 1.
+This holds for any n (γ_n needs n·u < 1, that is, rows of less than 2048 values). A sum of magnitudes that may pass
+65520 may overflow in some order: then the definition has no finite value.
 
 `tensor`: tensor cores multiply values of 16 bits exactly and add L products and the accumulator at a time. These L + 1
-terms are aligned to the largest exponent and truncated to F fraction bits: the error of a step is at most
-(L + 1)·2^(1-F)·max|term| (Khattak and Mikaitis, arXiv 2512.07004). The result is then truncated to float32: at most
-2^-23 of it. No term, and no partial sum, is larger than the sum A of the magnitudes of all products times what the
-steps before have added. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps (the eight are float32 additions of
-parts, whose u is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. GPUs differ in L
-and F; `tensor_cores` measures them. The published ones, for factors of 16 bits, are (4, 23) of the V100, (8, 24) of the
-A100, A30, A2, L40S and RTX Ada, and (16, 25) of the H100 and the B200 (the same paper; Fasi et al., PeerJ Comput. Sci.
-7:e330; on an H100 scripts/tensor_cores.py printed the same). What subnormal factors add is in
-`values.alignment_of_subnormals`. A declaration outside of their ranges is refused, since it
-would widen the bound. The default is that of the V100, whose bound of a row, K/L·e, is the largest.
+terms are aligned to the largest exponent and truncated to F fraction bits: the error of a step is at most (L +
+1)·2^(1-F)·max|term| (Khattak and Mikaitis, arXiv 2512.07004). The result is then truncated to float32: at most 2^-23 of
+it. No term, and no partial sum, is larger than the sum A of the magnitudes of all products times the growth in the
+steps before. With e = (L + 1)·2^(1-F) + 2^-23 and n = K/L + 8 steps (the eight are float32 additions of parts, whose u
+is smaller than e) the error is at most n·e/(1 - n·e)·A, in any order of the products. GPUs differ in L and F;
+`tensor_cores` measures them. The published ones, for factors of 16 bits, are (4, 23) of the V100, (8, 24) of the A100,
+A30, A2, L40S and RTX Ada, and (16, 25) of the H100 and the B200 (the same paper; Fasi et al., PeerJ Comput. Sci.
+7:e330; on an H100 scripts/tensor_cores.py printed the same). `values.alignment_of_subnormals` has the additional error
+of subnormal factors. A declaration outside these ranges is refused, since it would widen the bound. The default is that
+of the V100, which has the largest bound of a row, K/L·e.
 
-The score needs roundings that are independent. Those of a half that is added to a much larger sum are not: they all go
-one way, and truncation always does. Their spread is therefore never below 1/32 (SCORE_LIMIT) of the running-error bound
-of a sum in ascending k, e·Σ_b r·(|S[b]| + 2·√L[b]) for r roundings a block: the gate then admits what that bound does.
-With that in place the 32 standard deviations, which leave room for such roundings, are 8 of sums in half: a half is so
-coarse that 32 of them would hide a wrong code even in one block. (Simulated right sums reach 2.)
+The score needs independent roundings. Those of a half that is added to a much larger sum are not independent: they all
+have one sign, and truncation always has. Their spread is therefore at least 1/32 (SCORE_LIMIT) of the running-error
+bound of a sum in ascending k, e·Σ_b r·(|S[b]| + 2·√L[b]) for r roundings a block: the gate then admits every error
+within that bound. The 32 standard deviations leave room for such roundings; with this minimum in place, sums in half
+get 8 instead: a half is so coarse that 32 of them would hide a wrong code even in one block. (Simulated correct sums
+reach 2.)
 """
 
 from __future__ import annotations
@@ -42,28 +43,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-#: Score |y - o| / spread above which an output fails; a certain error that a spread holds counts as this score.
+#: Score |y - o| / spread above which an output fails; a certain error included in a spread counts as this score.
 SCORE_LIMIT = 32.0
-#: The same where the spread holds independent roundings alone, and lane orders judge what fails by it (`lanes`).
+#: The same if the spread only holds independent roundings, and lane orders judge outputs that fail by it (`lanes`).
 LANES_LIMIT = 8.0
-#: Roundings beside those of the terms: lanes are added, results converted.
+#: Roundings besides those of the terms: lanes are added, results converted.
 EXTRA_ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
 class Accumulation:
-    """How products are added up.
+    """The arithmetic of a sum of products.
 
     Args:
         name: in a declaration: "float32", "values", "float16" or "tensor".
-        unit: u, the most that one rounding takes, relative; of `tensor` e.
-        underflow: η, the most that a result below the normal numbers loses.
+        unit: u, the largest relative error of one rounding; for `tensor` e.
+        underflow: η, the largest loss of a result below the normal numbers.
         normal: the smallest normal number.
-        flushed: φ, what operands and results are below that may be taken for zero; 0 where none may.
-        overflows: from where on a sum is infinite.
-        products: L, products of one instruction; 1 where each is added by itself.
-        fraction: F, of `tensor`; 0 for others.
-        deviations: the most standard deviations of independent roundings that an output may be off by.
+        flushed: φ, the limit below which operands and results may be flushed to zero; 0 if none may.
+        overflows: the smallest sum that is infinite.
+        products: L, products of one instruction; 1 if each is added by itself.
+        fraction: F, for `tensor`; 0 for others.
+        deviations: the most standard deviations of independent roundings in an output that passes.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Accumulation:
 
     @property
     def independent(self) -> bool:
-        """Whether its roundings may be taken for independent ones."""
+        """Whether its roundings may be assumed to be independent."""
         return self.name in ("float32", "values")
 
     @property
@@ -87,7 +88,7 @@ class Accumulation:
         return self.name == "values"
 
     def growth(self, added: int) -> float:
-        """The bound of `added` additions, and those beside them, as a share of the sum of all magnitudes."""
+        """Return the bound of `added` and `EXTRA_ROUNDINGS` additions, as a fraction of the sum of all magnitudes."""
         if self.name == "float16":
             return math.expm1((added + EXTRA_ROUNDINGS) * math.log1p(self.unit))
         n = -(-added // self.products) + EXTRA_ROUNDINGS
@@ -99,7 +100,7 @@ class Accumulation:
         return "float32, value by value" if self.name == "values" else self.name
 
 
-#: From where on rounding to float32 gives infinity.
+#: The smallest number that rounds to infinity in float32.
 OVERFLOWS = 2.0**128 * (1 - 2.0**-25)
 
 IN_FLOAT32 = Accumulation("float32", 2.0**-24, 2.0**-150, 2.0**-126, OVERFLOWS)
@@ -107,12 +108,12 @@ BY_VALUE = Accumulation("values", 2.0**-24, 2.0**-150, 2.0**-126, OVERFLOWS)
 IN_FLOAT16 = Accumulation("float16", 2.0**-11, 2.0**-25, 2.0**-14, 65520.0, flushed=0.0, deviations=8.0)
 
 
-#: L and F of published GPUs, the least and the most of each.
+#: L and F of published GPUs, the minimum and maximum of each.
 PUBLISHED = (4, 16), (23, 25)
 
 
 def in_tensor_cores(products: int = 4, fraction: int = 23) -> Accumulation:
-    """Of a GPU with this L and F. Raises ValueError for numbers that no published GPU has."""
+    """Return the accumulation of a GPU with this L and F. Raises ValueError for values outside the published ranges."""
     if not all(least <= value <= most for value, (least, most) in zip((products, fraction), PUBLISHED, strict=True)):
         (l_least, l_most), (f_least, f_most) = PUBLISHED
         raise ValueError(
@@ -127,7 +128,7 @@ ACCUMULATIONS = ("float32", "values", "float16", "tensor")
 
 
 def accumulation_of(said: str | Mapping[str, Any]) -> Accumulation:
-    """What a declaration says: a name, or a table of L and F of tensor cores. Raises ValueError."""
+    """Parse a declaration: a name, or a table of L and F of tensor cores. Raises ValueError."""
     if isinstance(said, Mapping):
         numbers = {key: said[key] for key in said if key in ("L", "F")}
         if len(numbers) != len(said) or not all(type(v) is int for v in numbers.values()):

@@ -1,12 +1,12 @@
-"""Products on a device, of which NumPy computes a sample too: the device must give NumPy's numbers.
+"""Comparison of products on a device with NumPy's on a sample: the device must give NumPy's numbers.
 
-For drawn rows of each chunk of weights, what is read of blocks (codes, scales, minima, values) must be the same bit for
-bit, and so must the bits of a declared order. Sums in float64 are added in another order there. Each of the two is
-within γ'·A of the sum of the numbers, in any order, with A the sum of the magnitudes of all terms and
-γ' = (K + nb + 8)·2^-53 (Higham, §3.1), so they are within 2γ'·A of each other. That is what `screen` allows for, twice.
-It holds where float64 is that of IEEE 754: a card that multiplies in fewer bits (TF32, or float64 made of integers or
-halves) is off by more. The bound is a multiple of A. The spread is u/√3 times a norm of sums, of which K at most differ
-so: it is within u·√K·2γ'·A.
+For random rows of each chunk of weights, the decoded blocks (codes, scales, minima, values) must be equal bit for bit,
+and so must the bits of a declared order. Sums in float64 are added in another order on the device. Each of the two sums
+is within γ'·A of the exact sum, in any order, with A the sum of the magnitudes of all terms and γ' = (K + nb + 8)·2^-53
+(Higham, §3.1), so they are within 2γ'·A of each other. `screen` allows for twice that. It holds if float64 is that of
+IEEE 754: the error of a GPU that multiplies in fewer bits (TF32, or float64 emulated by integers or halves) is larger.
+The bound is a multiple of A. The spread is u/√3 times a norm of sums, of which at most K differ this much: it is within
+u·√K·2γ'·A.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .values import term_values
 
 Bytes = npt.NDArray[np.uint8]
 
-#: More than the formulas of bound and spread are rounded by, and than a screen lowers them, as a share of them.
+#: An upper bound on the relative rounding error of the formulas of bound and spread, and on a screen's lowering.
 _FORMULAS = 2.0**-19
 
 
@@ -36,14 +36,16 @@ def computed_on(
     device: Device, semantics: Semantics, fmt: BlockFormat, w: Bytes, outputs: int, there: Callable[[Any], Product],
     here: Callable[[Bytes], Product], parts_of_row: int = 1,
 ) -> Product:  # fmt: skip
-    """The product of weights uint8[N, row bytes] on a device, some rows at a time. Its sums and outputs are float32.
+    """Compute the product of weights uint8[N, row bytes] on a device, some rows at a time.
+
+    Its sums and outputs are float32.
 
     Args:
-        outputs: numbers that are held for a row beside its values.
-        there, here: what gives the product of rows of weights, on the device and by NumPy.
-        parts_of_row: outputs are sums over parts of a row, so many of them.
+        outputs: numbers that are held for a row besides its values.
+        there, here: return the product of rows of weights, on the device and by NumPy.
+        parts_of_row: the number of parts of a row, if outputs are sums over parts.
 
-    Raises EnvironmentFault where a sample differs, or the device's memory does not suffice.
+    Raises EnvironmentFault if a sample differs, or the device's memory does not suffice.
     """
     k = w.shape[1] // fmt.block_bytes * fmt.block_size
     made: list[Product] = []
@@ -63,7 +65,7 @@ def computed_on(
 
 
 def _compare(semantics: Semantics, fmt: BlockFormat, there: Product, here: Product, k: int) -> None:
-    """Compare rows of the device's product with the same ones of NumPy's. Raises EnvironmentFault."""
+    """Compare rows of the device's product with the same rows of NumPy's. Raises EnvironmentFault."""
     what = _what(semantics, fmt)
     off = compare_sums(semantics, fmt, there.exact, here, k, k // term_values(fmt))
     if not _near(there.bound, here.bound, 2.0**-40 * here.bound):
@@ -77,8 +79,10 @@ def _compare(semantics: Semantics, fmt: BlockFormat, there: Product, here: Produ
 def compare_sums(
     semantics: Semantics, fmt: BlockFormat, there: Doubles, here: Product, k: int, nb: int
 ) -> Doubles:  # fmt: skip
-    """Compare the device's exact sums [M, n] of K values in nb terms with NumPy's product. Returns how far from each
-    other they may be. Raises EnvironmentFault."""
+    """Compare the device's exact sums [M, n] of K values in nb terms with NumPy's product.
+
+    Returns the allowed difference. Raises EnvironmentFault.
+    """
     added = k if semantics.term.of_values else 2 * nb if semantics.uses_sum(fmt) or fmt.has_min else nb
     size = here.bound / IN_FLOAT32.growth(added) * (1 + _FORMULAS)
     off: Doubles = 2 * (k + nb + EXTRA_ROUNDINGS) * 2.0**-53 * size
@@ -92,7 +96,7 @@ def _what(semantics: Semantics, fmt: BlockFormat) -> str:
 
 
 def _near(there: npt.NDArray[np.float64], here: npt.NDArray[np.float64], off: npt.NDArray[np.float64]) -> bool:
-    """Within `off`; what is not finite, in both."""
+    """Return whether all values are within `off`; a value that is not finite must be so in both."""
     finite = np.isfinite(here)
     near = np.abs(there - here) <= off
     return there.shape == here.shape and bool(np.where(finite, near, ~np.isfinite(there)).all())

@@ -1,31 +1,31 @@
-"""A closer judgement of products whose gates lack power (`power`): what correct kernels really lose, output by output.
+"""A closer judgement of products whose gates lack power (`power`), from the errors of correct kernels at each output.
 
-The bound of sums in half holds for any order, so it grows as if all roundings went one way. `half_sums` (values that
-are multiplied and added in half) and `lanes` (block sums) compute what the orders that kernels have lose: for an output
-a drift, which is certain, and the deviation σ of roundings that are as good as independent. Weights that are decoded in
-narrow steps (`values`) are off by e_w at most, in any direction. Four roundings, each with a root mean square of 1/√3
-of its most, come to 0.29 of e_w; the scale's is common to a block, so the parts of different blocks are taken for
-independent, and
+The bound of sums in half holds for any order, so it grows as if all roundings had one sign. `half_sums` (values that
+are multiplied and added in half) and `lanes` (block sums) compute the errors in the orders of real kernels: for each
+output a drift, which is certain, and the deviation σ of roundings that are practically independent. Weights that are
+decoded in narrow steps (`values`) have errors of at most e_w, in any direction. Four roundings, each with a root mean
+square of 1/√3 of its maximum, amount to 0.29 of e_w; the scale's is common to a block, so the parts of different blocks
+are assumed to be independent, and
 
     σ² = σ_sums² + 0.3²·Σ_blocks (Σ_k |a|·e_w)²
 
-An output is then judged by its tolerance, drift + 8·σ. Where most outputs are weak even so, those of one token are
-judged together and, where that does not suffice, those of all tokens. In units of σ, the n errors are a vector of
-drifts, with λ = ‖drift/σ‖², and a normal vector of independent parts, so ‖(y - o)/σ‖² has a noncentral χ² distribution:
+An output is then judged by its tolerance, drift + 8·σ. If most outputs are still weak, those of one token are judged
+together and, if that does not suffice, those of all tokens. In units of σ, the n errors are a vector of drifts, with λ
+= ‖drift/σ‖², and a normal vector of independent parts, so ‖(y - o)/σ‖² has a noncentral χ² distribution:
 
-    ‖(y - o)/σ‖² ≤ n + λ + 2·√((n + 2λ)·t) + 2t        but with a probability of at most e^-t
+    ‖(y - o)/σ‖² ≤ n + λ + 2·√((n + 2λ)·t) + 2t        except with a probability of at most e^-t
 
 (Birgé, "An alternative point of view on Lepski's method", 2001, Lemma 8.1). t is chosen so that this is `MISSED`: a
-correct kernel fails that seldom, and errors e with ‖e/σ‖² more than four times the right side are missed that seldom.
-Such outputs are weak where this limit is at least ‖0.1·o/σ‖².
+correct kernel fails with this probability, and errors e with ‖e/σ‖² more than four times the right side are missed with
+it. Such outputs are weak if this limit is at least ‖0.1·o/σ‖².
 
-The roundings of outputs are independent where these have different weights or activations. Of equal rows and equal
-tokens, and of ones that differ by a power of two, drift/σ is the same (or |o|/σ, where there is no drift). Of outputs
-that share it the mean of (y - o)²/σ² stands for one part of the n: for any s, the expected value of e^(s·mean) is at
-most that of one of these squares, since the exponential function is convex.
+The roundings of outputs are independent if these have different weights or activations. Equal rows and equal tokens,
+and ones that differ by a power of two, have the same drift/σ (or |o|/σ, if there is no drift). For outputs that share
+it the mean of (y - o)²/σ² stands for one part of the n: for any s, the expected value of e^(s·mean) is at most that of
+one of these squares, since the exponential function is convex.
 
-Of large products only a sample of outputs is judged so; it depends on the outputs' bytes. Where a small sample has no
-power, a larger one is judged.
+Of large products only a sample of outputs is judged this way; it depends on the outputs' bytes. If a small sample has
+no power, a larger one is judged.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ Index = npt.NDArray[np.intp]
 
 #: The probability of either error of the judgement of a token.
 MISSED = 1e-9
-#: Terms of the outputs that are judged so: at first, and where that has no power; and tokens of a sample.
+#: Terms of the outputs that are judged this way: at first, and if that has no power; and tokens of a sample.
 _TERMS, _TOKENS = (1 << 19, 1 << 22), 4
 
 
 @dataclass(frozen=True)
 class Closer:
-    """A product judged so.
+    """A closer judgement of a product.
 
     Args:
-        judged: outputs that were.
-        outputs: of the product.
-        together: outputs of a token, or of all, were judged together.
-        tokens, rows: which outputs.
+        judged: outputs that were judged.
+        outputs: outputs of the product.
+        together: whether outputs of a token, or of all, were judged together.
+        tokens, rows: the judged outputs.
         bad: which of them fail, bool[tokens, rows].
-        power: of this judgement.
+        power: the power of this judgement.
     """
 
     judged: int
@@ -72,7 +72,7 @@ class Closer:
 
 
 def judge_closer(y: Floats, p: Product) -> Closer | None:
-    """Judge outputs float32[M, N] by what correct kernels lose; None where that is not known of the product."""
+    """Judge outputs float32[M, N] by the errors of correct kernels; None if these are not known for the product."""
     if p.errors is None:
         return None
     found = None
@@ -107,7 +107,7 @@ def _judged(y: Floats, p: Product, errors: ErrorsOf, tokens: Index, rows: Index)
 
 
 def _together(off: Doubles, p: Product, lost: Errors) -> tuple[npt.NDArray[np.bool_], Power]:
-    """Which outputs [M, n] fail because those of their token do together, or those of all tokens, and the power."""
+    """Judge the outputs [M, n] of each token together, or those of all tokens; return which fail, and the power."""
     known = (lost.deviation > 0) & np.isfinite(p.exact)
     tokens = [known & (np.arange(len(known))[:, None] == m) for m in range(len(known))]
     groups = [token for token in tokens if token.sum() >= FEW]
@@ -130,7 +130,7 @@ def _by_group(
         _, alike, counts = np.unique(kind, return_inverse=True, return_counts=True)
 
         def square(values: Doubles, alike: Index = alike, counts: Index = counts) -> float:
-            """The sum of squares, where those of outputs that are alike count once."""
+            """Return the sum of squares, where outputs that are alike count once."""
             return float((np.bincount(alike, values**2) / counts).sum())
 
         allowed = limit(len(counts), square(drift))
@@ -143,13 +143,13 @@ def _by_group(
 
 
 def limit(n: int, noncentral: float = 0.0) -> float:
-    """Above which a noncentral χ² of n parts is with a probability of at most MISSED."""
+    """Return the limit that a noncentral χ² of n parts exceeds with a probability of at most MISSED."""
     t = -math.log(MISSED)
     return n + noncentral + 2 * math.sqrt((n + 2 * noncentral) * t) + 2 * t
 
 
 def _sample(y: Floats, most: int) -> tuple[Index, Index]:
-    """Tokens and rows of the outputs [M, N] that are judged: all, or a sample of about so many."""
+    """Return tokens and rows of the outputs [M, N] to judge: all, or a sample of about `most`."""
     m, n = y.shape
     if m * n <= most:
         return np.arange(m), np.arange(n)

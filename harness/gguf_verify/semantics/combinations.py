@@ -1,24 +1,24 @@
-"""Random combinations of the rows of a matrix, by which a whole output is checked for the price of a few of its rows.
+"""Random combinations of the rows of a matrix, which check a whole output at the cost of a few of its rows.
 
-Let r[n] be random signs, one for each row of the weights W[N, K], and Y[M, N] an output. A product that is one of
-matrices has
+Let r[n] be random signs, one for each row of the weights W[N, K], and Y[M, N] an output. A product of matrices has
 
     Σ_n r[n]·Y[m, n] = Σ_k a[m, k]·V[k] + Σ_b s[m, b]·v[b]        V = Σ_n r[n]·w[n, k], v = Σ_n r[n]·m_w[n, b]
 
 up to rounding, so O(N·K + M·K + M·N) operations check all of Y (Freivalds, "Fast probabilistic algorithms", 1979, with
 real numbers and rounding in place of a field). All sums here are in float64: their errors are 2^-29 of the others.
 
-An output's rounding error has the standard deviation σ[m, n], its spread (`exact`). Of a combination these errors have
-the variance Σ_n σ[m, n]², whatever the signs; it is estimated from sampled rows. A combination is *suspicious* where
-it is off by more than LIMIT such deviations. That is no verdict: whoever asks computes what is suspicious whole. The
-rounding of many rows hides a small error, so a matrix of more than GROUP rows is divided into groups, each with
-combinations of its own.
+An output's rounding error has the standard deviation σ[m, n], its spread (`exact`). The errors of a combination have
+the variance Σ_n σ[m, n]², whatever the signs; it is estimated from sampled rows. A combination is *suspicious* if its
+error exceeds LIMIT such deviations. That is no verdict: the caller computes suspicious parts whole. The rounding of
+many rows hides a small error, so a matrix of more than GROUP rows is divided into groups, each with its own
+combinations.
 
-What `COUNT` combinations miss, of errors e[n] beside rounding in a group's outputs of one token, with T = 2·LIMIT·√Σσ²:
+Detection by `COUNT` combinations, for errors e[n] beyond rounding in a group's outputs of one token, with T =
+2·LIMIT·√Σσ²:
 
 - A single wrong output with |e| > T is never missed: its sign does not matter.
-- In general S = Σ r[n]·e[n] has E S² = Σe² and E S⁴ ≤ 3·(Σe²)². By Paley and Zygmund P(|S| > t·√Σe²) ≥ (1 - t²)²/3, so
-  where √Σe² > 2·T one combination misses with a probability of at most 13/16, and all of them with (13/16)^COUNT.
+- In general S = Σ r[n]·e[n] has E S² = Σe² and E S⁴ ≤ 3·(Σe²)². By Paley and Zygmund P(|S| > t·√Σe²) ≥ (1 - t²)²/3,
+  so where √Σe² > 2·T one combination misses with a probability of at most 13/16, and all of them with (13/16)^COUNT.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ from .sums import Doubles
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: Combinations of a matrix, and the standard deviations beyond which one is suspicious: a right output is within 3.
+#: Combinations of a matrix, and the number of standard deviations beyond which one is suspicious: correct outputs stay
+#: within 3.
 COUNT, LIMIT = 64, 8.0
-#: Rows of which one combination is made, at most.
+#: Most rows in one combination.
 GROUP = 1 << 13
-#: The probability with which errors of at least four limits, by the root of the sum of their squares, are missed.
+#: The probability of missing errors of at least four limits, by the root of the sum of their squares.
 MISSED = (13 / 16) ** COUNT
 #: Values of weights that are decoded at a time.
 _VALUES = 1 << 20
@@ -57,8 +58,9 @@ _VALUES = 1 << 20
 
 @dataclass(frozen=True)
 class _Decoded:
-    """How a definition decodes weights: to values; to codes without their offset; with scales that are halves; with
-    minima, which meet sums of activations."""
+    """How a definition decodes weights: to values; to codes without offset; with scales that are halves; with minima.
+    Minima are multiplied by sums of activations.
+    """
 
     values: bool
     offset: bool
@@ -73,9 +75,9 @@ class Combinations:
         fmt: its format.
         w: uint8[N, row bytes].
         seed: of the signs.
-        threads: rows are shared out among so many.
-        device: where weights are decoded, and weights and outputs added up; None for NumPy. NumPy reads a sample of
-            blocks, and adds up anew one sum of weights in each column of one drawn block, one of products and one of
+        threads: the number of threads that share the rows.
+        device: the device that decodes weights and adds weights and outputs; None for NumPy. NumPy checks a sample of
+            blocks, and recomputes one sum of weights in each column of one random block, one of products and one of
             outputs: each within 2·(n + 8)·2^-53·Σ|term| of n terms (Higham, §3.1, for two orders).
     """
 
@@ -89,22 +91,23 @@ class Combinations:
         #: 1 and -1, int8[COUNT, N].
         self.signs = np.int8(1) - np.int8(2) * bits
         self._signs_there: Array | None = None
-        #: Draws what NumPy adds up anew.
+        #: Chooses the sums that NumPy recomputes.
         self._checked = rng
         #: The rows of each group, in order.
         self.groups = [slice(int(a), int(b)) for a, b in _pairs(np.linspace(0, len(w), -(-len(w) // GROUP) + 1))]
-        #: How weights are decoded → V[groups·COUNT, K] and v[groups·COUNT, terms of a row], where they are added up.
+        #: How weights are decoded → V[groups·COUNT, K] and v[groups·COUNT, terms of a row], on the device that adds
+        #: them.
         self._weights: dict[_Decoded, tuple[Array, Array | None]] = {}
 
     @counted("exact product")
     def expected(self, semantics: Semantics, x: Bytes) -> Doubles:
-        """The combinations of the exact product of activations uint8[M, row bytes], float64[M, groups·COUNT].
+        """Return the combinations of the exact product of activations uint8[M, row bytes], float64[M, groups·COUNT].
 
         Args:
-            semantics: whose product is one of matrices (`screen.bilinear`).
+            semantics: a definition whose product is one of matrices (`screen.bilinear`).
         """
         with np.errstate(all="ignore"), self._faults():
-            screen = screen_of(semantics, self._fmt, self._w.shape[1], x)  # which knows how a term reads the format
+            screen = screen_of(semantics, self._fmt, self._w.shape[1], x)  # applies `Term.reads` to the format
             weights, least = self._of(semantics.inside or semantics, screen)
             there = screen if self._device is None else screen.on(self._device)
             made = there.a @ weights.T
@@ -118,7 +121,7 @@ class Combinations:
             return made
 
     def suspicious(self, y: Floats, expected: Doubles, variance: Doubles) -> npt.NDArray[np.bool_]:
-        """Which tokens of an output float32[M, N] have a combination that is too far off, bool[M].
+        """Return which tokens of an output float32[M, N] have a suspicious combination, bool[M].
 
         Args:
             expected: float64[M, groups·COUNT].
@@ -139,7 +142,7 @@ class Combinations:
             return np.asarray(~(within & np.isfinite(variance)))
 
     def _drawn(self, of: Doubles) -> tuple[int, int]:
-        """The place of an element."""
+        """Return the place of a random element."""
         return int(self._checked.integers(of.shape[0])), int(self._checked.integers(of.shape[1]))
 
     def _faults(self) -> AbstractContextManager[None]:
@@ -147,7 +150,7 @@ class Combinations:
 
     @property
     def share(self) -> float:
-        """Of all rows, those of the largest group."""
+        """The largest group's fraction of all rows."""
         return max(rows.stop - rows.start for rows in self.groups) / len(self._w)
 
     def _of(self, semantics: Semantics, screen: Screen) -> tuple[Array, Array | None]:
@@ -158,7 +161,7 @@ class Combinations:
             return self._weights[key]
         unsigned = self._weights.get(replace(key, offset=False, minima=True)) if offset and not key.minima else None
         if unsigned is not None and unsigned[1] is not None:
-            codes, offsets = unsigned[0], unsigned[1]  # an offset that is not taken off codes is a minimum of -o·d
+            codes, offsets = unsigned[0], unsigned[1]  # an offset that is not subtracted from codes is a minimum, -o·d
             self._weights[key] = codes + np.repeat(offsets, codes.shape[1] // offsets.shape[1], axis=1), None
             return self._weights[key]
         sums, minima = dict[int, Array](), dict[int, Array]()
@@ -175,7 +178,7 @@ class Combinations:
         return self._weights[key]
 
     def _compare_column(self, screen: Screen, weights: Array, least: Array | None) -> None:
-        """Add up one column of blocks of the weights again. Raises EnvironmentFault."""
+        """Recompute one column of blocks of the weights. Raises EnvironmentFault."""
         blocks, one = self._w.shape[1] // self._fmt.block_bytes, copy(screen)
         j, at = int(self._checked.integers(weights.shape[0])), int(self._checked.integers(blocks))
         rows = self.groups[j // COUNT]
@@ -214,7 +217,7 @@ class Combinations:
                     yield group, put(first, signs), None if second is None else put(second, signs)
 
     def _signs_on(self, device: Device) -> Array:
-        """float64[COUNT, N] on the device."""
+        """Return the signs float64[COUNT, N] on the device."""
         if self._signs_there is None:
             self._signs_there = device.put(self.signs).astype(np.float64)
         return self._signs_there
@@ -222,8 +225,7 @@ class Combinations:
     def _added(
         self, screen: Screen, start: int, rows: Array | Placed, signs: Array
     ) -> Iterator[tuple[int, Array, Array | None]]:  # fmt: skip
-        """The combinations of some rows by number of their group, where the rows and their signs float64[COUNT, n]
-        lie."""
+        """Yield the combinations of some rows, with signs float64[COUNT, n], by number of their group."""
         with np.errstate(all="ignore"):
             weights, least = screen.weights(rows)
             for group, of in enumerate(self.groups):
@@ -234,8 +236,10 @@ class Combinations:
 
 
 def _compare(what: str, there: Doubles, terms: Doubles) -> None:
-    """Compare sums float64[...] of a device with those of terms float64[..., n]. What is not finite in NumPy's is not
-    compared. Raises EnvironmentFault."""
+    """Compare sums float64[...] of a device with those of terms float64[..., n].
+
+    Sums that are not finite in NumPy are not compared. Raises EnvironmentFault.
+    """
     here, off = terms.sum(axis=-1), 2 * (terms.shape[-1] + 8) * 2.0**-53 * np.abs(terms).sum(axis=-1)
     if not (~np.isfinite(off) | (np.abs(there - here) <= off)).all():
         raise differs(f"combinations of {what}")

@@ -1,6 +1,6 @@
-"""Which definition of the product llama.cpp's CUDA backend computes, by weight format, number of tokens and GPU.
+"""The definition of llama.cpp's CUDA backend, by weight format, number of tokens and GPU.
 
-Each format's record says which one its MMVQ and its MMQ kernel have: see `gguf_verify.formats.llama_products`.
+Each format's record names the definitions of its MMVQ and its MMQ kernel: see `gguf_verify.formats.llama_products`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ _TURING, _ADA, _BLACKWELL = 75, 89, 120
 
 
 class NoDefinition(ValueError):
-    """llama.cpp's CUDA backend computes such a product in a way that no definition here describes."""
+    """No definition here describes such a product of llama.cpp's CUDA backend."""
 
 
 def mmvq_tokens(fmt: WeightFormat, sm: int, experts: bool = False) -> int:
-    """The most tokens with which a product of such weights goes to MMVQ.
+    """Return the most tokens of a product with such weights that goes to MMVQ.
 
     Args:
         sm: ten times the GPU's compute capability.
-        experts: it is a MUL_MAT_ID.
+        experts: whether it is a MUL_MAT_ID.
     """
     if experts:
         return MMVQ_TOKENS if sm >= _ADA else fmt.llama.mmvq_tokens_of_experts
@@ -29,12 +29,12 @@ def mmvq_tokens(fmt: WeightFormat, sm: int, experts: bool = False) -> int:
 
 
 def llama_cuda_semantics(fmt: WeightFormat, m: int, sm: int = 90, experts: bool = False) -> Semantics:
-    """What llama.cpp's CUDA backend computes for weights of a format and m tokens.
+    """Return the definition of llama.cpp's CUDA backend for weights of a format and m tokens.
 
     Args:
-        m: columns of the activations; of a MUL_MAT_ID the tokens that are routed, to whichever expert.
+        m: columns of the activations; for a MUL_MAT_ID the tokens that are routed, to whichever expert.
         sm: ten times the GPU's compute capability.
-        experts: it is a MUL_MAT_ID.
+        experts: whether it is a MUL_MAT_ID.
 
     Raises:
         NoDefinition: with the reason.

@@ -1,4 +1,4 @@
-"""The definition that a kernel declares: a name, or an encoding and a term, and what is rounded behind them."""
+"""The definition that a kernel declares: a name, or an encoding and a term, and the roundings behind them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _OF_BLOCKS = (
         encoding=BFLOAT16, term=BFLOAT16_VALUES,
     ),
 )  # fmt: skip
-#: Every definition that has a name of its own and that a kernel of quantized weights may declare, by that name.
+#: Every named definition that a kernel of quantized weights may declare.
 DECLARABLE: dict[str, Semantics] = {
     **{name: s for name, s in SEMANTICS.items() if not s.of_elements},
     **{s.name: s for s in _OF_BLOCKS},
 }
-#: What values of activations may be.
+#: Types of values of activations.
 VALUES = ("float32", "float16", "bfloat16")
 
 
@@ -42,17 +42,18 @@ def declared(
     name: str = "", *, activations: str = "", term: str = "", takes: str = "",
     accumulates: str | Mapping[str, Any] = "float32", output: str = "float32", epilogue: Sequence[str] = (),
 ) -> Semantics:  # fmt: skip
-    """The definition that a declaration composes.
+    """Compose the definition of a declaration.
 
     Args:
         name: one of DECLARABLE; or `activations` and `term`, of ENCODINGS and TERMS.
-        takes: the type of the values that a kernel is handed, which are rounded to it first. One whose encoding is
-            another encodes them itself; one of float32 values multiplies them as they are. "": what the encoding has.
-        accumulates: how terms are added up: see `accumulation`.
-        output: what the result is rounded to.
+        takes: the type of the values that a kernel gets; activations are rounded to it first. If the encoding is one of
+            blocks, the kernel encodes the values itself; if it is float32, the kernel multiplies them. "": the
+            encoding's own type.
+        accumulates: the accumulation of the terms: see `accumulation`.
+        output: the type to which the result is rounded.
         epilogue: names of the operations that are fused behind the product.
 
-    Raises ValueError, in one line, for a name that does not exist and for choices that do not go together.
+    Raises ValueError, in one line, for an unknown name and for a contradiction.
     """
     if name and (activations or term):
         raise ValueError("semantics names a whole definition: leave it out, or activations and term")
@@ -83,9 +84,9 @@ def declared(
 
 
 def composed(encoding: Encoding, term: Term) -> Semantics:
-    """The definition of an encoding and a term; under its own name where it has one.
+    """Return the definition of an encoding and a term, under its own name if it has one.
 
-    Raises ValueError where they do not go together.
+    Raises ValueError if they do not fit together.
     """
     if encoding.quantizes == term.of_values:
         fitting = [t.name for t in TERMS.values() if t.of_values != encoding.quantizes]
@@ -105,7 +106,7 @@ def composed(encoding: Encoding, term: Term) -> Semantics:
 
 
 def declaration(semantics: Semantics) -> str:
-    """What declares a definition, to be pasted: `semantics = "q8_1"`, or activations and term, and what else it is."""
+    """Return the declaration of a definition, to be pasted: `semantics = "q8_1"`, or activations and term."""
     inner = semantics.inside or semantics
     if inner.name in DECLARABLE:
         said = [f'semantics = "{inner.name}"']
@@ -131,7 +132,7 @@ def _of(what: str, name: str, known: Mapping[str, Any]) -> Any:
 
 
 def _accumulation_fault(semantics: Semantics) -> str | None:
-    """Why its accumulation does not go with its operands; None where it does."""
+    """Return why its accumulation does not fit its operands; None if it does."""
     if semantics.accumulation.by_value and not semantics.encoding.quantizes:
         return (
             f'accumulates "values" is of kernels of quantized activations, and {semantics.name} multiplies values: '
@@ -153,14 +154,14 @@ def _accumulation_fault(semantics: Semantics) -> str | None:
 
 
 def _handed(semantics: Semantics, takes: str) -> Semantics:
-    """The definition of a kernel that is handed values of a type. Raises ValueError."""
+    """Return the definition of a kernel that gets values of a type. Raises ValueError."""
     encoding = semantics.encoding
     if not takes or takes == encoding.dtype or takes in (encoding.name, semantics.name):
         return semantics
     if takes not in VALUES:
         may = ", ".join(dict.fromkeys((*VALUES, semantics.name) if encoding.quantizes else (encoding.dtype,)))
         raise ValueError(f"takes {ascii(takes)[:60]} is not one of {may}")
-    if encoding.dtype == "float32":  # it multiplies what it is given
+    if encoding.dtype == "float32":  # the kernel multiplies the values that it gets
         other = composed(ENCODINGS[takes], semantics.term)
         return replace(
             other, accumulation=semantics.accumulation, output=semantics.output, epilogue=semantics.epilogue
@@ -168,5 +169,5 @@ def _handed(semantics: Semantics, takes: str) -> Semantics:
     return quantized_inside(semantics, ENCODINGS[takes])
 
 
-#: `f16`, added in tensor cores of any card whose L and F are known: what the shipped kernels of that name compute.
+#: `f16`, added in tensor cores of any GPU with known L and F: the definition of the shipped kernels of that name.
 IN_TENSOR_CORES = declared("f16", accumulates="tensor")

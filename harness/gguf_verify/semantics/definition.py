@@ -1,7 +1,7 @@
-"""What a definition of "quantized weights × activations" is: the record that each module of `definitions/` makes.
+"""The record of a definition of "quantized weights × activations", one for each module of `definitions/`.
 
-It is composed of choices that do not depend on each other: the `Encoding` of the activations, the `Term` that a block
-contributes, the `Accumulation` of the terms, the type of the output, and fused operations behind it.
+A definition consists of independent choices: the `Encoding` of the activations, the `Term` that a block contributes,
+the `Accumulation` of the terms, the type of the output, and fused operations behind it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from .term import Term
 Doubles = npt.NDArray[np.float64]
 Output = Literal["float32", "float16", "bfloat16"]
 
-#: The name of a definition that somebody else's oracle gives.
+#: The name of a definition given by a kernel author's oracle.
 OWN = "own"
 
 
 class Oracle(Protocol):
-    """The exact result that somebody else's kernel means to compute, as two matrices: y = a·wᵀ, in L columns."""
+    """The exact result of a kernel with its own definition, as two matrices: y = a·wᵀ, in L columns."""
 
     def weights(self, fmt: BlockFormat, rows: Bytes) -> Doubles:
-        """float64[n, L] of weights uint8[n, row bytes]. Raises KernelFault."""
+        """Return float64[n, L] of weights uint8[n, row bytes]. Raises KernelFault."""
 
     def activations(self, x: Bytes) -> Doubles:
-        """float64[M, L] of activations uint8[M, row bytes] as the kernel takes them. Raises KernelFault."""
+        """Return float64[M, L] of activations uint8[M, row bytes] as the kernel takes them. Raises KernelFault."""
 
 
 class Epilogue(Protocol):
@@ -44,22 +44,22 @@ class Epilogue(Protocol):
         self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Callable[[Bytes], Product], *,
         operands: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Product:  # fmt: skip
-        """What they make of the product of weights uint8[N, row bytes] and activations.
+        """Apply the operations to the product of weights uint8[N, row bytes] and activations.
 
         Args:
-            x: uint8[M, …], what their operands are drawn from: the activations, if nothing else is said.
-            multiply: gives the product of other weights and the same activations.
-            operands: their operands, by their names; None: they are drawn.
+            x: uint8[M, …], the seed of their random operands: by default the activations.
+            multiply: returns the product of other weights and the same activations.
+            operands: their operands, by name; None: random ones.
         """
 
 
 @dataclass(frozen=True)
 class ElementRounding:
-    """How products with weights that are not quantized underflow: the terms τ of the bound in `elements`.
+    """Underflow of products with weights that are not quantized: the terms τ of the bound in `elements`.
 
     Args:
-        flushed: operands and results below it may be taken for zero.
-        underflow: the most that one product may lose.
+        flushed: operands and results below it may be replaced by zero.
+        underflow: the largest loss of one product.
         exact: products are exact in float32 unless they underflow.
     """
 
@@ -75,19 +75,19 @@ class Semantics:
     Args:
         name: its name in reports and in a kernel's declaration.
         title: the block term in one line.
-        source: who computes so. (For which types llama.cpp does stands in the formats' records.)
-        encoding: the bytes of the activations that a kernel is given.
-        term: what a block contributes.
-        accumulation: how terms are added up.
-        output: the type that a result is rounded to, to nearest even; rungs see it widened to float32.
-        epilogue: what is fused behind the product, before that rounding; None for nothing.
-        any_format: a kernel of any format may compute it, whatever llama.cpp does: `--identify` always looks for it.
-        elements: weights are not quantized: how their products underflow. None for quantized weights; F32's definition
-            is one of both.
-        of_elements: it is a definition of weights that are not quantized alone.
-        inside: the definition of a kernel that takes values and quantizes them itself; its products are that one's, of
-            what its encoding makes of these values.
-        oracle: what gives the exact result, where none of the above does.
+        source: the code that computes it. (The formats' records say for which types llama.cpp does.)
+        encoding: the bytes of the activations that a kernel gets.
+        term: the contribution of a block.
+        accumulation: the arithmetic of the sum of the terms.
+        output: the type to which a result is rounded, to nearest even; rungs see it widened to float32.
+        epilogue: the operations fused behind the product, before that rounding; None for nothing.
+        any_format: a kernel of any format may compute it, whatever llama.cpp does: `--identify` always tries it.
+        elements: for weights that are not quantized, the underflow of their products. None for quantized weights; F32's
+            definition is for both.
+        of_elements: it is only for weights that are not quantized.
+        inside: for a kernel that takes values and quantizes them itself: the definition of its product, applied to
+            these values in that definition's encoding.
+        oracle: returns the exact result, if none of the above defines it.
     """
 
     name: str
@@ -106,34 +106,34 @@ class Semantics:
 
     @property
     def activations(self) -> BlockFormat | None:
-        """The format of the blocks of activations that a kernel is given; None where it is given values."""
+        """The format of the blocks of activations that a kernel gets; None if it gets values."""
         return self.encoding.format
 
     @property
     def encode(self) -> Callable[[Floats], Bytes] | None:
-        """What makes such blocks; None likewise."""
+        """The function that encodes such blocks; None if the kernel gets values."""
         return self.encoding.encode if self.encoding.quantizes else None
 
     @property
     def cuda_path(self) -> str:
-        """The path of llama.cpp's CUDA backend that quantizes activations so: see `Encoding`."""
+        """The path of llama.cpp's CUDA backend with this quantization of activations: see `Encoding`."""
         return self.encoding.cuda_path
 
     @property
     def raw_sum(self) -> bool:
-        """s is the sum of the raw values, rounded to half."""
+        """Whether s is the sum of the raw values, rounded to half."""
         return self.encoding.raw_sum
 
     @property
     def order_known(self) -> bool:
-        """`exact` states the order in which a kernel may declare that it adds the terms."""
+        """Whether `exact` states an order of the terms that a kernel may declare."""
         return (self.inside or self).fused_in_half or (
             self.any_format and self.term.order_known and self.accumulation.name == "float32"
         )
 
     @property
     def fused_in_half(self) -> bool:
-        """Values are halves and their products are added in half, so `__hfma` in ascending k has known bits."""
+        """Whether values are halves added in half, so that `__hfma` in ascending k has known bits."""
         halves = self.encoding.dtype == self.term.weights == self.accumulation.name == "float16"
         return halves and not self.term.steps
 
@@ -144,36 +144,39 @@ class Semantics:
 
     @property
     def plain(self) -> bool:
-        """Sums and outputs are float32, and nothing is fused behind them."""
+        """Whether sums and outputs are float32, and nothing is fused behind them."""
         return self.accumulation is IN_FLOAT32 and self.output == "float32" and self.epilogue is None
 
     @property
     def rounded_words(self) -> str:
-        """How sums and outputs are rounded, where that is not float32, in words that follow its name."""
+        """The rounding of sums and outputs, if not float32, in words that follow its name."""
         sums = "" if self.accumulation is IN_FLOAT32 else f", added in {self.accumulation}"
         return sums + ("" if self.output == "float32" else f", with outputs of {self.output}")
 
     def sums_in_halves(self, fmt: WeightFormat) -> bool:
-        """Whether a product, a sum or an output is a half, which ends at 65504."""
+        """Return whether a product, a sum or an output is a half, which ends at 65504."""
         inner = self.inside or self
         if isinstance(fmt, BlockFormat) and inner.term.half_products(fmt):
             return True
         return "float16" in (self.output, inner.accumulation.name)
 
     def range_of_halves(self, fmt: WeightFormat) -> bool:
-        """Whether one of these, a weight or an activation is a half; that of a scale does not count."""
+        """Return whether one of these, a weight or an activation is a half; a scale does not count."""
         return self.sums_in_halves(fmt) or "float16" in ((self.inside or self).term.weights, self.encoding.dtype)
 
     def bytes_of(self, x: Floats) -> Bytes:
-        """Activations float32[M, K] as a kernel is given them, uint8[M, row bytes]."""
+        """Encode activations float32[M, K] as a kernel gets them, uint8[M, row bytes]."""
         return self.encoding.encode(x)
 
     def values_of(self, x: Bytes) -> Floats:
-        """The values float32[M, K] that bytes uint8[M, row bytes] of a kernel stand for."""
+        """Return the values float32[M, K] of a kernel's activations uint8[M, row bytes]."""
         return self.encoding.values(x)
 
     def uses_sum(self, fmt: BlockFormat) -> bool:
-        """Whether the product of this weight format reads the activations' s. Raises ValueError where there is none."""
+        """Return whether the product of this weight format reads the activations' s.
+
+        Raises ValueError if it needs an s and the encoding has none that fits.
+        """
         term, encoding = self.term, self.encoding
         fmt = term.reads(fmt)
         if not encoding.quantizes or term.integer_offset(fmt):
@@ -190,14 +193,14 @@ class Semantics:
 
 
 def quantized_inside(semantics: Semantics, takes: Encoding | None = None) -> Semantics:
-    """The same definition of kernels that take values, float32 if nothing else is said, and quantize them."""
+    """Return the definition for kernels that take values (by default float32) and quantize them."""
     from .encodings.float32 import FLOAT32
 
     return replace(semantics, encoding=takes or FLOAT32, inside=semantics)
 
 
 def by_oracle(oracle: Oracle, takes: Semantics) -> Semantics:
-    """A definition of its own, of kernels that take activations as another definition has them."""
+    """Return a definition given by an oracle, for kernels that take the activations of another definition."""
     return Semantics(
         name=OWN, title="what an oracle of its author says", source="its author", encoding=takes.encoding,
         term=takes.term, accumulation=takes.accumulation, output=takes.output, epilogue=takes.epilogue, oracle=oracle,

@@ -1,9 +1,9 @@
-"""What a dequantizer should give: the values w = d·s·q + m of a block, by the arithmetic that its author declares.
+"""Expected results of a dequantizer: the values w = d·s·q + m of a block, by the arithmetic that its author declares.
 
-d is the block's scale, s the integers that it is multiplied by in superblocks (else 1), q the code c minus its offset,
-m the minimum or 0. Each product and sum of these is exact in float64: a half has 11 bits, s, q and the factor of m at
-most 9 each, and where there is an m, all are multiples of 2^-24. So each arithmetic below is known bit by bit: it is
-float64 with the roundings that it names, to nearest even.
+d is the block's scale, s the integer factors of the scale in superblocks (else 1), q the code c minus its offset, m the
+minimum or 0. Each product and sum of these is exact in float64: a half has 11 bits, s, q and the factor of m at most 9
+each, and with an m, all are multiples of 2^-24. So each arithmetic below is known bit by bit: it is float64 with the
+roundings stated, to nearest even.
 
     once                the exact value, rounded once to the output's type
     float32             as llama.cpp's `to_float`: products are exact, the sum with m is rounded; then to the output
@@ -16,13 +16,13 @@ float64 with the roundings that it names, to nearest even.
                         be float32 here, which gives another sign of zero than `float32`
     float16, bfloat16   any of those without `offset`: values are judged by a bound
 
-The bound of the last. On the way of the product d·s·q to the result lie a roundings to T: of d where T may not hold it,
-of d·s or s·q in superblocks, of the product, of the sum where there is an m. On that of m lie b: of the factor of m
-where T may not hold it, of m, of the sum. One more, to the output, is of another type than T. With the unit roundoffs u
-of T and v of the output (0 where it is T or wider), e(n) = (1 + u)^n·(1 + v) - 1, and η what a subnormal result of
-either type loses, |y - w| ≤ e(a)·|d·s·q| + e(b)·|m| + η·(|q| + 4), since what was lost in S is multiplied by q
-(Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §2.2 and §3.1). Where a magnitude may pass the
-largest number of a type, nothing is known.
+The bound of the last two: the product d·s·q is rounded to T a times on its way to the result: d if T may not hold it,
+d·s or s·q in superblocks, the product, and the sum if there is an m. m is rounded b times: its factor if T may not hold
+it, m itself, the sum. One more rounding, to the output, is to another type than T. With the unit roundoffs u of T and v
+of the output (0 if it is T or wider), e(n) = (1 + u)^n·(1 + v) - 1, and η the loss of a subnormal result of either
+type, |y - w| ≤ e(a)·|d·s·q| + e(b)·|m| + η·(|q| + 4), since the loss in S is multiplied by q (Higham, "Accuracy and
+Stability of Numerical Algorithms", 2nd ed., §2.2 and §3.1). If a magnitude may pass the largest number of a type, the
+value is not judged.
 
 All NaN are alike: their bits are not judged. Zeros have signs.
 """
@@ -43,7 +43,7 @@ Doubles = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 ONCE = "once"
-#: Types that a dequantizer may give.
+#: Output types of a dequantizer.
 OUTPUTS = ("float32", "float16", "bfloat16")
 #: Type → unit roundoff, half of the smallest subnormal number, the largest number.
 _TYPES = {
@@ -55,14 +55,14 @@ _SMALLEST_NORMAL = 2.0**-126
 
 
 def rounded(values: Doubles, kind: str) -> Floats:
-    """float64 rounded once, to nearest even, to a type; held as float32."""
+    """Round float64 once, to nearest even, to a type; the result is held as float32."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if kind == "float16":
             return values.astype(np.float16).astype(np.float32)
         nearest = values.astype(np.float32)
         if kind == "float32":
             return nearest
-        # to odd first: then a second rounding cannot err (Boldo and Melquiond, 2008)
+        # Round to odd first: then the second rounding cannot err (Boldo and Melquiond, 2008).
         back = nearest.astype(np.float64)
         even = (nearest.view(np.uint32) & 1) == 0
         toward = np.where(values > back, np.float32(np.inf), np.float32(-np.inf))
@@ -72,7 +72,7 @@ def rounded(values: Doubles, kind: str) -> Floats:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Blocks in their numbers, float64[..., groups, 1] and [..., groups, group]."""
+    """The numbers of blocks, float64[..., groups, 1] and [..., groups, group]."""
 
     d: Doubles
     s: Doubles
@@ -84,7 +84,7 @@ class _Parts:
     @classmethod
     def of(cls, fmt: BlockFormat, blocks: Bytes) -> _Parts:
         codes = fmt.codes(blocks).astype(np.float64).reshape(*blocks.shape[:-1], fmt.groups, fmt.group)
-        with np.errstate(all="ignore"):  # a signalling NaN
+        with np.errstate(all="ignore"):  # signalling NaN
             scales = fmt.scales(blocks).astype(np.float64)[..., None]
             minima = fmt.minima(blocks).astype(np.float64)[..., None] if fmt.has_min else np.zeros_like(scales)
             d, s = scales, np.ones_like(scales)
@@ -98,7 +98,7 @@ class _Parts:
 
 
 def _has_integers(fmt: BlockFormat) -> bool:
-    """Whether the scales of a superblock are one half times integers."""
+    """Return whether the scales of a superblock are one half times integers."""
     return fmt.read_scales is not None and any(f.name == "d" and f.dtype == "<f2" for f in fmt.fields)
 
 
@@ -106,7 +106,7 @@ Rule = Callable[[_Parts, str], Doubles]
 
 
 def _sum(p: _Parts, kind: str, product: Doubles, add: str) -> Doubles:
-    """The product plus the minimum: "mul_add", "fma" or "min_fma"."""
+    """Return the product plus the minimum: "mul_add", "fma" or "min_fma"."""
     if add != "fma":
         product = _to(product, kind)
     if not p.has_min:
@@ -137,7 +137,7 @@ def _offset(add: str) -> Rule:
     return rule
 
 
-#: What follows the name of the working type → the rule.
+#: The part of the name after the working type → the rule.
 _STEPS: dict[str, Rule] = {
     **{add: _scaled(add) for add in ("mul_add", "fma", "min_fma")},
     **{f"int_{add}": _integers(add) for add in ("mul_add", "fma", "min_fma")},
@@ -152,7 +152,7 @@ ARITHMETICS = (
 
 
 def applies(arithmetic: str, fmt: BlockFormat) -> bool:
-    """Whether a type has what an arithmetic speaks of: an offset, a minimum, integers in a superblock."""
+    """Return whether a type has the offset, the minimum or the integers in a superblock that an arithmetic needs."""
     return not (
         ("offset" in arithmetic and (fmt.offset == 0 or fmt.has_min))
         or ("min_" in arithmetic and not fmt.has_min)
@@ -162,13 +162,13 @@ def applies(arithmetic: str, fmt: BlockFormat) -> bool:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the values of some blocks should be, `[..., values]` each.
+    """Expected values of some blocks, `[..., values]` each.
 
     Args:
-        values: float32, which hold the output's type exactly; where there is a bound, the exact ones rounded.
-        bound: how far they may be from float64 `exact`; None: the bits must be those.
-        exact: float64, beside a bound.
-        free: where nothing is known.
+        values: float32, which hold the output's type exactly; with a bound, the exact ones rounded.
+        bound: the largest distance from float64 `exact`; None: the bits must be equal.
+        exact: float64, with a bound.
+        free: elements that are not judged.
     """
 
     values: Floats
@@ -177,7 +177,7 @@ class Expected:
     free: Bools | None = None
 
     def wrong(self, got: Floats) -> Bools:
-        """Which of the values got, float32 that hold the output's type, are wrong."""
+        """Return which of the values `got`, float32 that hold the output's type, are wrong."""
         if self.bound is None or self.exact is None:
             same = (got.view(np.uint32) == self.values.view(np.uint32)) | (np.isnan(got) & np.isnan(self.values))
         else:
@@ -186,7 +186,7 @@ class Expected:
         return np.asarray(~same if self.free is None else ~(same | self.free))
 
     def utilisation(self, got: Floats) -> float | None:
-        """The largest |y - w| / bound of what is judged; None where bits are."""
+        """Return the largest |y - w| / bound of the judged values; None if bits are compared."""
         if self.bound is None or self.exact is None:
             return None
         with np.errstate(all="ignore"):
@@ -198,12 +198,12 @@ class Expected:
 def expected_values(
     fmt: BlockFormat, blocks: Bytes, output: str = "float32", arithmetic: str = ONCE, flushes: bool = False
 ) -> Expected:
-    """The values of blocks uint8[..., block_bytes].
+    """Return the expected values of blocks uint8[..., block_bytes].
 
     Args:
         output: one of OUTPUTS.
         arithmetic: one of ARITHMETICS that `applies`.
-        flushes: built with fast math: subnormal float32 scales and values may be taken for zero.
+        flushes: built with fast math: subnormal float32 scales and values may be replaced by zero.
     """
     if arithmetic in BOUNDED:
         return _bounded(fmt, blocks, output, arithmetic)
@@ -235,7 +235,7 @@ def _exact_bits(fmt: BlockFormat, blocks: Bytes, output: str, arithmetic: str) -
 
 
 def rounded_float32(values: Floats, kind: str) -> Floats:
-    """float32 rounded to a type, held as float32."""
+    """Round float32 to a type, held as float32."""
     with np.errstate(over="ignore", invalid="ignore"):
         if kind == "float16":
             return values.astype(np.float16).astype(np.float32)
@@ -264,8 +264,10 @@ def _bounded(fmt: BlockFormat, blocks: Bytes, output: str, kind: str) -> Expecte
 
 
 def fitting(fmt: BlockFormat, blocks: Bytes, got: Floats, output: str) -> tuple[str, ...]:
-    """The arithmetics whose bits these values have, float32 [..., values] that hold the output's type, the simplest
-    first; where there is none, those within whose bound they are."""
+    """Return the arithmetics that give the bits of these values, float32 [..., values], the simplest first.
+
+    The values hold the output's type. If no arithmetic gives their bits, those whose bound holds.
+    """
     known = [name for name in ARITHMETICS if applies(name, fmt)]
     for bounded in (False, True):
         names = [name for name in known if (name in BOUNDED) is bounded]

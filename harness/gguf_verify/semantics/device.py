@@ -1,4 +1,4 @@
-"""Where exact products are computed, if not by NumPy: see `support.arrays`."""
+"""The interface of a device that computes exact products in place of NumPy: see `support.arrays`."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ T = TypeVar("T")
 
 
 class Device(Protocol):
-    """A card with arrays of its own, whose results are compared with NumPy's (`agreement`)."""
+    """A GPU with its own arrays, whose results are compared with NumPy's (`agreement`)."""
 
     def put(self, values: npt.NDArray[Any]) -> Array:
-        """NumPy's array on the card. Raises EnvironmentFault where its memory does not suffice."""
+        """Copy a NumPy array to the GPU. Raises EnvironmentFault if its memory does not suffice."""
 
     def faults(self) -> AbstractContextManager[None]:
-        """In this block the card's errors are EnvironmentFaults."""
+        """Return a context that converts the GPU's errors to EnvironmentFault."""
 
     def rows(self, values: int, outputs: int) -> int:
-        """Of weights with so many values and outputs a row, the rows that are decoded and multiplied at a time."""
+        """Return the number of rows to process at a time, for weights with these values and outputs a row."""
 
     def kept(self, kind: str, w: npt.NDArray[np.uint8], nbytes: int, make: Callable[[], T | None]) -> T | None:
-        """What `make` gives for weights of a type, from the last time if it was kept: it is for weights that nobody can
-        write to, while there is room, and for the last others. None where it is not, or `make` gives none.
+        """Return the result of `make` for weights of a type, cached if possible; None if not cached or not made.
+
+        Only results for read-only weights are cached, while there is room, and for the last others.
 
         Args:
-            nbytes: of what `make` gives.
+            nbytes: bytes of the result of `make`.
         """
 
     def take_from(self, rows: npt.NDArray[np.uint8], w: npt.NDArray[np.uint8], numbers: npt.NDArray[np.intp]) -> None:
-        """Until the next call: `rows` are those of weights that have these numbers."""
+        """Note, until the next call, that `rows` are the rows of weights with these numbers."""
 
     def origin(self, kind: str, rows: npt.NDArray[np.uint8]) -> tuple[Any, npt.NDArray[np.intp]] | None:
-        """What is kept of the weights of a type that rows were taken from, and the rows' numbers; None for nothing."""
+        """Return the cached result of the weights that rows were taken from, and the rows' numbers; None if there is
+        none.
+        """
 
     def sample(self, rows: int, read: bool = False) -> npt.NDArray[np.intp]:
-        """Which of so many rows are computed by NumPy too: others each time, and none of some products.
+        """Return which of this many rows NumPy computes, too: others each time, and none for some products.
 
         Args:
             read: these rows are read now, for any number of products.

@@ -1,8 +1,8 @@
-"""Extra operands of fused kernels, drawn from the bytes of a call.
+"""Random operands of fused kernels, seeded with the bytes of a call.
 
-Each number depends on the bytes of its own row of weights and of its own token alone, so a part of a product has the
-numbers that this part has in the whole product: rows may be judged some at a time, tokens called some at a time. Every
-number has 7 significant bits, so float32, float16 and bfloat16 hold it exactly.
+Each number only depends on the bytes of its own row of weights and of its own token, so a part of a product has the
+same numbers as in the whole product: rows may be judged some at a time, tokens called some at a time. Every number has
+7 significant bits, so float32, float16 and bfloat16 hold it exactly.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from .sums import Doubles
 Bytes = npt.NDArray[np.uint8]
 _Words = npt.NDArray[np.uint64]
 
-#: Of what an operand has one number.
+#: The unit for which an operand has one number.
 Place = Literal["one", "row", "token", "output"]
 
-#: Exponents of drawn numbers: halves hold them, and they are not subnormal.
+#: Exponents of random numbers: halves hold them as normal numbers.
 _LEAST, _MOST = -12, 12
 #: Values of weights that are decoded at a time.
 _CHUNK = 1 << 22
-#: Of addends, log2 of their size in standard deviations of an output of activations of size 1. Small ones, because they
-#: must not hide the product in the rounding of a half output where the activations are small.
+#: -log2 of the size of addends, in standard deviations of an output for activations of size 1. They are small so that
+#: they do not hide the product in the rounding of a half output if the activations are small.
 _SMALLER = 4
 
 
 def _mixed(words: _Words) -> _Words:
-    """A permutation of 64-bit words in which all bits depend on all: the finalizer of SplitMix64 (Steele, Lea, Flood,
-    "Fast splittable pseudorandom number generators", 2014)."""
+    """Mix 64-bit words by a permutation in which all bits depend on all.
+
+    The finalizer of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+    """
     z = words + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -41,30 +43,32 @@ def _mixed(words: _Words) -> _Words:
 
 
 def hashes(rows: Bytes, salt: str) -> _Words:
-    """One word for each row of bytes, uint64[n], and for each salt another."""
+    """Return one word for each row of bytes, uint64[n], which depends on the salt."""
     seed = zlib.crc32(salt.encode())
     found = np.array([zlib.crc32(row, seed) for row in np.ascontiguousarray(rows)], np.uint64)
     return _mixed(found ^ np.uint64(seed) << np.uint64(32))
 
 
 def keys_of_slots(x: Bytes, slots: npt.NDArray[np.integer[Any]]) -> Bytes:
-    """What operands of slots are drawn from, uint8[S, row bytes + 8]: a slot's activations, and its number. So the
-    slots of a token have different operands."""
+    """Return the seeds of operands of slots, uint8[S, row bytes + 8]: a slot's activations, and its number.
+
+    So the slots of a token have different operands.
+    """
     return np.concatenate([x, np.ascontiguousarray(slots, np.int64)[:, None].view(np.uint8)], axis=1)
 
 
 def numbers(words: _Words) -> Doubles:
-    """Words → ±(64 … 127)/64 or half of that, float64."""
+    """Convert words to ±(64 … 127)/64 or half of that, float64."""
     sign = 1 - 2 * (words & np.uint64(1)).astype(np.float64)
     significand = (64 + (words >> np.uint64(1) & np.uint64(63)).astype(np.float64)) / 64
     return np.asarray(sign * significand * np.where(words >> np.uint64(7) & np.uint64(1), 1.0, 0.5))
 
 
 def sizes(fmt: BlockFormat, w: Bytes) -> Doubles:
-    """A power of two for each row of weights uint8[N, row bytes], float64[N]: about the size of an addend.
+    """Return a power of two for each row of weights uint8[N, row bytes], float64[N]: the approximate size of an addend.
 
-    It is taken from the largest value of the row, whose place does not matter, so it is the same in any part of W. An
-    output of activations of size 1 is about √K·max|w|/3; an addend is some eighth of that.
+    It is derived from the largest value of the row, whose place does not matter, so it is the same in any part of W. An
+    output for activations of size 1 is about √K·max|w|/3; an addend is about an eighth of that.
     """
     k = w.shape[1] // fmt.block_bytes * fmt.block_size
     step, exponents = max(1, _CHUNK // max(1, k)), np.zeros(len(w), np.int64)
@@ -79,7 +83,7 @@ def sizes(fmt: BlockFormat, w: Bytes) -> Doubles:
 
 
 def addend(place: Place, salt: str, fmt: BlockFormat, w: Bytes, x: Bytes) -> Doubles:
-    """Numbers to add to the product of weights uint8[N, row bytes] and activations uint8[M, row bytes]: [N] or [M, N].
+    """Return addends [N] or [M, N] for the product of weights uint8[N, row bytes] and activations uint8[M, row bytes].
 
     Raises ValueError for another place.
     """
@@ -92,7 +96,7 @@ def addend(place: Place, salt: str, fmt: BlockFormat, w: Bytes, x: Bytes) -> Dou
 
 
 def factor(place: Place, salt: str, w: Bytes, x: Bytes) -> Doubles:
-    """Numbers to multiply the product by, in [0.5, 2) and never 1: [1], [N] or [M]. Raises ValueError for "output"."""
+    """Return factors of the product, in [0.5, 2) and never 1: [1], [N] or [M]. Raises ValueError for "output"."""
     if place == "one":
         return np.array([0.6875])
     if place == "output":
@@ -102,10 +106,10 @@ def factor(place: Place, salt: str, w: Bytes, x: Bytes) -> Doubles:
 
 
 def companions(fmt: BlockFormat, w: Bytes) -> Bytes:
-    """A second matrix of weights of the same shape, uint8[N, row bytes], each row made of the row of w.
+    """Return a second matrix of weights of the same shape, uint8[N, row bytes], each row derived from the row of w.
 
     A row's blocks are rotated, and some bits of their codes flipped: those of the largest field, which holds codes in
-    every type. Blocks whose values would not be finite stay as they are.
+    every type. Blocks whose values would not be finite keep their bits.
     """
     blocks = np.ascontiguousarray(w).reshape(len(w), -1, fmt.block_bytes)
     count = blocks.shape[1]

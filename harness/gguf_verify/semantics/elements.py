@@ -1,25 +1,25 @@
 """Products with weights that are not quantized: F32, F16, BF16.
 
-The definition: activations are rounded to nearest even to the weights' type (to half, to bfloat16, not at all), then
-o = Σ_k a[k]·w[k]. llama.cpp's CPU backend computes so on x86. There, `vec_dot_type` of each type is the type itself
+The definition: activations are rounded to nearest even to the weights' type (to half, to bfloat16, not at all), then o
+= Σ_k a[k]·w[k]. This is llama.cpp's CPU backend on x86. There, `vec_dot_type` of each type is the type itself
 (ggml-cpu.c, ggml_compute_forward_mul_mat; v0.5.0), and the products are those of vec.cpp (ggml_vec_dot_f16, _bf16,
 _f32) or of llamafile/sgemm.cpp (tinyBLAS). They are summed in float32, by multiply-add with one rounding or two, over
-lanes, in an order of their own; values that do not fill a vector are summed in double. (Builds for ARM with half
-arithmetic add up halves: no bound of float32 holds there, and llama.cpp's output fails it.)
+lanes, in their own order; values that do not fill a vector are summed in double. (Builds for ARM with half arithmetic
+add in half: no bound of float32 holds there, and llama.cpp's output fails it.)
 
     bound   γ_n·Σ|a·w| + τ,  n = K + 8
             Products of F16 and BF16 have 22 and 16 bits. They are exact in float32 unless they underflow, so a value
             costs one rounding. A value of F32 costs two: one of the product and one of the sum. A path to the output
             rounds a product at most once and a sum at most K - 1 + 8 times, whatever the order: n covers both.
             τ is for underflow: nothing for F16, whose products are at least 2^-48; K·2^-149 for F32; for BF16
-            2^-126·(2K + Σ|a| + Σ|w|), because AVX512-BF16 (vdpbf16ps) takes subnormal operands for zero and flushes
+            2^-126·(2K + Σ|a| + Σ|w|), because AVX512-BF16 (vdpbf16ps) treats subnormal operands as zero and flushes
             subnormal results. The records of the definitions hold its figures (`ElementRounding`).
-    spread  u/√3·√Σ_k(S[k]² + 2·t[k]² + L[k]), see `exact`, by slices of 32 values. Of the partial sums S within a
-            slice only the last is computed, and it stands for all 32. After i values of slice b, S is S[b-1] + p[i],
+    spread  u/√3·√Σ_k(S[k]² + 2·t[k]² + L[k]), see `exact`, by slices of 32 values. Only the last of the partial sums
+            S within a slice is computed, and it stands for all 32. After i values of slice b, S is S[b-1] + p[i],
             where p goes from 0 to the slice's term t[b]. The mean square of S over i lies between those of S[b-1] and
-            S[b], or misses them by the order of t[b]², of which 2 are added for each value. L[k], what lanes hold, is
-            the sum of the squares of the products up to the slice's end. For activations of random signs the spread is
-            good to a few per cent; in the first slices it errs to the wide side.
+            S[b], or misses them by the order of t[b]², of which 2 are added for each value. L[k], for the sums in
+            lanes, is the sum of the squares of the products up to the slice's end. For activations of random signs
+            the spread is accurate to a few per cent; in the first slices it is too wide.
     bits    fused multiply-adds in ascending k from +0, for kernels that declare that order.
 """
 
@@ -48,16 +48,16 @@ _TILE, _CHAIN = 1 << 18, 1 << 14
 
 
 def round_to(kind: str, x: Floats) -> Floats:
-    """Activations as the product of this type takes them: rounded to nearest even, as float32."""
+    """Round activations as the product of this type does: to nearest even, as float32."""
     return ELEMENTS[kind].round(x)
 
 
 def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, threads: int = 1) -> Product:
-    """The product of weights uint8[N, row bytes] of a type of `FLOAT_TYPES` and activations float32[M, K].
+    """Compute the product of weights uint8[N, row bytes] of a type of `FLOAT_TYPES` and activations float32[M, K].
 
     Args:
-        order: also the bits of fused multiply-adds in this order, which is ascending k over the whole row.
-        threads: rows of W are shared out among so many threads.
+        order: also compute the bits of fused multiply-adds in this order, which is ascending k over the whole row.
+        threads: the number of threads that share the rows of W.
 
     Raises ValueError for an order in parts, which no definition states.
     """
@@ -101,7 +101,7 @@ def element_product(kind: str, w: Bytes, x: Floats, order: Order | None = None, 
 
 
 def exact_elements(kind: str, w: Bytes, x: Floats, threads: int = 1) -> Doubles:
-    """Only the exact result of `element_product`, float64[M, N]."""
+    """Compute only the exact result of `element_product`, float64[M, N]."""
     with np.errstate(all="ignore"):
         a = round_to(kind, np.ascontiguousarray(x, np.float32)).astype(np.float64)
 
@@ -113,13 +113,13 @@ def exact_elements(kind: str, w: Bytes, x: Floats, threads: int = 1) -> Doubles:
 
 
 def _shared_out(one: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:
-    """`one` of so many rows at a time, in order."""
+    """Apply `one` to `step` rows at a time, in order."""
     step = max(1, min(step, -(-len(w) // threads)))
     return each(one, [w[start : start + step] for start in range(0, len(w), step)], threads)
 
 
 def _by_slice(values: Doubles) -> Doubles:
-    """[rows, K] as [slices, rows, 32], the last one filled up with zeros, which add nothing; K below 32 is one."""
+    """Reshape [rows, K] to [slices, rows, 32], the last one padded with zeros; a K below 32 is one slice."""
     rows, k = values.shape
     size = min(SLICE, max(1, k))
     if k % size or not k:

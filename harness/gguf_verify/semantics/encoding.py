@@ -1,4 +1,4 @@
-"""The bytes of activations: the record that each module of `encodings/` makes.
+"""The record of an encoding, the bytes of activations; one for each module of `encodings/`.
 
 An encoding is one half of a definition, the other is the `Term`. Either it quantizes: activations become codes q_a with
 scales d_a and, in some, sums s. Or it keeps values of a floating-point type.
@@ -18,7 +18,7 @@ from .activations import Bytes, Floats
 
 Doubles = npt.NDArray[np.float64]
 Structs = npt.NDArray[np.void]
-#: What an array of activations is of: bytes of blocks, or values.
+#: The elements of an array of activations: bytes of blocks, or values.
 Dtype = Literal["uint8", "float32", "float16", "bfloat16"]
 
 
@@ -29,10 +29,9 @@ class Operands:
     Args:
         q: codes, float32[terms, M, values].
         d: scales, float64[terms, M, 1].
-        s: sums, float64[terms, M, 1]: the stored ones; where a block stores too few of them, d·Σq; zeros where the
-            encoding has none.
-        s_size: the sum of the magnitudes that s is made of when a kernel multiplies: |s| of a stored one, d·Σ|q| of
-            another.
+        s: sums, float64[terms, M, 1]: the stored ones; d·Σq if a block stores too few of them; zeros if the encoding
+            has none.
+        s_size: the sum of the magnitudes of the addends of s in a kernel: |s| for a stored one, d·Σ|q| for another.
     """
 
     q: Floats
@@ -43,25 +42,25 @@ class Operands:
 
 @dataclass(frozen=True, kw_only=True)
 class Encoding:
-    """How activations are handed to a kernel.
+    """The form in which a kernel gets activations.
 
     Args:
         name: its name in a declaration.
-        title: it in one line.
-        source: who encodes so.
+        title: a description in one line.
+        source: the code with this encoding.
         encode: float32[M, K] → uint8[M, row bytes].
-        dtype: what the array holds: "uint8" for blocks, else the type of the values.
-        format: of the blocks; None for values.
+        dtype: the element type of the array: "uint8" for blocks, else the type of the values.
+        format: the format of the blocks; None for values.
         ratios: blocks of activations → x/d before it is rounded to a code, and d before it is rounded to the format;
             None for values.
         values_per_scale: values that share a scale.
         values_per_sum: values of a stored sum; 0: none is stored.
-        raw_sum: s is the sum of the raw values, rounded to half.
+        raw_sum: whether s is the sum of the raw values, rounded to half.
         read_sums: structs of blocks → float32[..., sums of a block], NaN for those that a block has no room for; None:
             the field s is the sum of all.
         cuda_path: the path of llama.cpp's CUDA backend, "MMVQ" or "MMQ", whose quantizer makes these bytes and reveals
-            them; empty where there is none.
-        rearranges: the encoding whose bytes these are in another order, and what makes them of those.
+            them; empty if there is none.
+        rearranges: the encoding with the same content in another byte order, and the conversion from it.
     """
 
     name: str
@@ -84,13 +83,13 @@ class Encoding:
         return self.format is not None
 
     def row_bytes(self, k: int) -> int:
-        """Bytes of a token's k activations: of whole blocks, the last one filled up with zeros."""
+        """Return the bytes of a token's k activations: whole blocks, the last one padded with zeros."""
         if self.format is None:
             return k * (4 if self.dtype == "float32" else 2)
         return -(-k // self.format.block_size) * self.format.block_bytes
 
     def values(self, x: Bytes) -> Floats:
-        """The values that bytes uint8[M, row bytes] stand for, float32[M, K]: of blocks d·q."""
+        """Decode bytes uint8[M, row bytes] to values float32[M, K]: for blocks d·q."""
         x = np.ascontiguousarray(x)
         if self.format is not None:
             return self.format.decode(x.reshape(len(x), -1, self.format.block_bytes)).reshape(len(x), -1)
@@ -101,13 +100,15 @@ class Encoding:
         return x.view(np.float32)
 
     def scales(self, x: Bytes) -> Floats:
-        """float32[M, K / values_per_scale] of blocks uint8[M, row bytes]."""
+        """Return the scales float32[M, K / values_per_scale] of blocks uint8[M, row bytes]."""
         assert self.format is not None
         blocks = x.reshape(len(x), -1, self.format.block_bytes)
         return self.format.scales(blocks).reshape(len(x), -1)[:, :: self.values_per_scale // self.format.group]
 
     def sums(self, x: Bytes) -> Floats | None:
-        """The stored sums, float32[M, K / values_per_sum], NaN where a block has no room; None where there are none."""
+        """Return the stored sums, float32[M, K / values_per_sum], NaN where a block has no room; None if there are
+        none.
+        """
         if not self.values_per_sum:
             return None
         assert self.format is not None
@@ -116,7 +117,7 @@ class Encoding:
         return sums.reshape(len(x), -1).astype(np.float32)
 
     def operands(self, x: Bytes, values: int) -> Operands:
-        """Blocks uint8[M, row bytes] by terms of so many values."""
+        """Decode blocks uint8[M, row bytes] to terms of `values` values."""
         fmt = self.format
         assert fmt is not None
         m = len(x)
@@ -129,13 +130,13 @@ class Encoding:
         size = np.abs(s)
         if self.read_sums is not None:
             missing = self.no_room(s.shape[0])[:, None, None]
-            with np.errstate(invalid="ignore"):  # a scale that is infinite
+            with np.errstate(invalid="ignore"):  # an infinite scale
                 s = np.where(missing, d * q.sum(axis=-1, keepdims=True, dtype=np.float64), s)
                 size = np.where(missing, np.abs(d) * np.abs(q).sum(axis=-1, keepdims=True, dtype=np.float64), size)
         return Operands(q, d, s, size)
 
     def no_room(self, terms: int) -> npt.NDArray[np.bool_]:
-        """Of so many sums of a row, those that a block has no room for: bool[terms]."""
+        """Return which of this many sums of a row a block has no room for: bool[terms]."""
         assert self.format is not None
         if self.read_sums is None:
             return np.zeros(terms, bool)

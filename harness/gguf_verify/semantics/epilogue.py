@@ -1,13 +1,14 @@
-"""What a kernel fuses behind its product: bias, residual, scale, a gate, and accumulation into the output.
+"""Operations fused behind a product: bias, residual, scale, a gate, and accumulation into the output.
 
-The exact result and the bound of the product pass through each operation in order, in float64; the operations and their
-derivations are in `epilogues`. The arithmetic between the product and the output is float32, and the output is rounded
-once, behind the last operation. The operands are drawn from the bytes of the call (`drawn`), so whoever has these has
-the same operands: the kernel's side hands them over, the judge's side recomputes them. Rungs judge a product in parts,
-some rows of the weights, some tokens: so what is drawn for an element depends on its own row and token alone.
+The exact result and the bound of the product pass through each operation in order, in float64; `epilogues` has the
+operations and their derivations. The arithmetic between the product and the output is float32, and the output is
+rounded once, behind the last operation. The operands are random, seeded with the bytes of the call (`drawn`), so both
+sides derive the same operands from these: the kernel's side passes them on, the judge's side recomputes them. Rungs
+judge a product in parts, some rows of the weights, some tokens, so an element's random value only depends on its own
+row and token.
 
-Behind a sum of a declared order, whose bits are known, the operations begin with these bits, and each is carried out in
-its turn: then the bound is that of the operations' own roundings.
+If the product has a declared order, whose bits are known, the operations begin with these bits, and are carried out one
+by one: then the bound only holds the operations' own roundings.
 """
 
 from __future__ import annotations
@@ -30,24 +31,24 @@ Bytes = npt.NDArray[np.uint8]
 Index = npt.NDArray[np.intp]
 Multiply = Callable[[Bytes], Product]
 
-#: NumPy's types of a kernel's operands. NumPy has no bfloat16: its bits stand for it.
+#: NumPy's types of a kernel's operands. NumPy has no bfloat16: its bits are stored as uint16.
 _STORED: dict[str, str] = {"float32": "float32", "float16": "float16", "bfloat16": "uint16"}
 
 
 def stored(values: Doubles, dtype: str) -> npt.NDArray[Any]:
-    """Drawn numbers as an operand of a type: "float32", "float16", or "bfloat16" as its bits, uint16.
+    """Convert random numbers to an operand's type: "float32", "float16", or "bfloat16" as its bits, uint16.
 
     Raises ValueError for another type.
     """
     if dtype not in _STORED:
         raise ValueError(f"an operand of an epilogue is one of {', '.join(_STORED)}, not {dtype}")
-    if dtype == "bfloat16":  # 7 significant bits: what is cut off is zero
+    if dtype == "bfloat16":  # 7 significant bits: the bits that are cut off are zero
         return np.ascontiguousarray(values, np.float32).view(np.uint32).__rshift__(16).astype(np.uint16)
     return np.ascontiguousarray(values, _STORED[dtype])
 
 
 def _numbers(operand: npt.NDArray[Any]) -> Doubles:
-    """What `stored` made, as numbers."""
+    """Convert the result of `stored` to numbers."""
     if operand.dtype == np.uint16:
         operand = (operand.astype(np.uint32) << 16).view(np.float32)
     return operand.astype(np.float64)
@@ -58,11 +59,11 @@ class Epilogue:
     """Operations behind a product, in order.
 
     Args:
-        names: of OPERATIONS, each at most once. "accumulate", which adds the result to what lies in the output before
-            the call, is the last.
+        names: of OPERATIONS, each at most once. "accumulate", which adds the result to the content of the output before
+            the call, comes last.
         roundoff: unit roundoff of the arithmetic of the operations: 2^-24 of float32, 2^-11 of halves.
 
-    Raises ValueError for a name that is not known or occurs twice, or where nothing is declared.
+    Raises ValueError for an unknown or repeated name, or for no name.
     """
 
     names: tuple[str, ...]
@@ -87,30 +88,30 @@ class Epilogue:
 
     @property
     def has_neutral(self) -> bool:
-        """Whether there are operands with which the kernel computes its product alone."""
+        """Whether there are operands with which the kernel computes the product alone."""
         return all(operation.neutral is not None for operation in self.operations)
 
     @property
     def words(self) -> str:
-        """What is fused, in words for a report."""
+        """The fused operations, in words for a report."""
         return ", ".join(operation.title for operation in self.operations)
 
     def operands(
         self, fmt: BlockFormat, w: Bytes, x: Bytes, output_dtype: str = "float32", neutral: bool = False,
         dtypes: Mapping[str, str] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
-        """Operand's name → what to hand over.
+        """Return the operands to pass: name → array.
 
         Args:
-            w: weights uint8[N, row bytes] of the call, before they are filled up for a kernel's domain.
-            x: activations uint8[M, row bytes] as the kernel gets them, likewise; or what else is drawn from for each
-                token (`drawn.keys_of_slots`).
-            output_dtype: of the kernel's output: "float32", "float16" or "bfloat16".
-            neutral: operands with which the kernel computes its product alone.
-            dtypes: types of operands that are not the usual ones (bias: float32, residual: the output's).
+            w: weights uint8[N, row bytes] of the call, before they are padded to a kernel's domain.
+            x: activations uint8[M, row bytes] as the kernel gets them, likewise; or another seed for each token
+                (`drawn.keys_of_slots`).
+            output_dtype: the type of the kernel's output: "float32", "float16" or "bfloat16".
+            neutral: return operands with which the kernel computes the product alone.
+            dtypes: types of operands other than the defaults (bias: float32, residual: the output's).
 
-        Returns: bias[N], residual[M, N], scale[1], row_scale[N], token_scale[M], up uint8[N, row bytes], and
-        output[M, N], which is what the output holds before the call. Arrays of bfloat16 are uint16.
+        Returns: bias[N], residual[M, N], scale[1], row_scale[N], token_scale[M], up uint8[N, row bytes], and output[M,
+        N], which is the content of the output before the call. Arrays of bfloat16 are uint16.
 
         Raises ValueError for an operation without a neutral operand, and for other types.
         """
@@ -133,17 +134,17 @@ class Epilogue:
         self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Multiply | None = None,
         operations: Sequence[Operation] | None = None, operands: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Product:  # fmt: skip
-        """The fused result, its bound and its spread, before the output's rounding.
+        """Return the fused result, its bound and its spread, before the output's rounding.
 
         Args:
             product: of weights uint8[N, row bytes] and activations.
-            x: what `operands` drew from.
+            x: the seed of `operands`.
             multiply: weights → their product with the same activations by the same definition, for a gate.
-            operations: others than its own, in order: what a wrong kernel may do.
-            operands: as `operands` returns them; None: drawn ones.
+            operations: replaces its own operations, in order: the possible actions of a wrong kernel.
+            operands: as `operands` returns them; None: random ones.
 
-        Where the product has the bits of a declared order, it begins with these. The result has none: `ordered` is
-        None.
+        If the product has the bits of a declared order, the operations begin with these. The result has none: `ordered`
+        is None.
 
         Raises ValueError for a gate without `multiply`.
         """
@@ -177,15 +178,15 @@ def filled_up(
     operands: Mapping[str, npt.NDArray[Any]], tokens: Sequence[int] | Index, rows: Sequence[int] | Index,
     row_bytes: int, experts: npt.NDArray[np.integer[Any]] | None = None,
 ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
-    """The operands of a call of other tokens and rows than those that they were drawn for.
+    """Return the operands of a call with other tokens and rows than those that they were made for.
 
     Args:
-        operands: of `Epilogue.operands`.
-        tokens, rows: the numbers of the tokens and rows that the call has, in its order; rows intp[E, N] of experts.
-        row_bytes: of a row of weights of the call, whose blocks repeat those of the row.
+        operands: from `Epilogue.operands`.
+        tokens, rows: the numbers of the tokens and rows of the call, in its order; rows intp[E, N] for experts.
+        row_bytes: bytes of a row of weights of the call, whose blocks repeat those of the row.
         experts: the expert of each token of the call. None: it has no experts.
 
-    Returns: what is of each row is [N], or [E, N]; what is of each token, or of each output, as in `Epilogue.operands`.
+    Returns: operands of rows are [N], or [E, N]; those of tokens, or of outputs, as in `Epilogue.operands`.
     """
     at = {operation.operand: operation.place for operation in OPERATIONS.values()}
     tokens, rows, found = np.asarray(tokens, np.intp), np.asarray(rows, np.intp), {}

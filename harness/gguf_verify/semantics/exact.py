@@ -1,34 +1,37 @@
-"""The exact product of a definition, and how far a correct float32 computation of it may be from it.
+"""The exact product of a definition, and bounds on the error of a correct float32 computation of it.
 
 There are M rows of activations and N rows of weights, with nb terms in a row: blocks of 32 values, slices of 32 of
-larger blocks, or groups of 16 where these have a scale of their own. In float64:
+larger blocks, or groups of 16 where these have their own scale. In float64:
 
     term    t[b] = d_w·d_a·Σ q_w·q_a + m_w·s        result  o = Σ_b t[b]        partial sums  S[b]
             s is the activations' stored sum, or d_a·Σ q_a for the minima of superblocks
     bound   γ_n·Σ_b (|d_w·d_a|·Σ(|q_w| + 2z)·|q_a| + |m_w·s|),  γ_n = n·u/(1 - n·u),  n = nb + 8,  u = 2^-24;
-            n = 2·nb + 8 where there is an s, whose terms may be added apart;
-            on the condition that the integers Σ q_w·q_a are exact. Where each product of two values is added by itself,
-            K stands for the first nb (`accumulation`, `values`)
+            n = 2·nb + 8 where there is an s, whose terms may be added separately;
+            provided that the integers Σ q_w·q_a are exact. Where each product of two values is added by itself,
+            K replaces the first nb (`accumulation`, `values`)
     order   S ← fma(d_w·d_a, Σ q_w·q_a, S), then S ← fma(m_w, s, S);
             where m_w is -o·d_w, S ← fma(d_w, fma(d_a, Σ q_w·q_a, -o·s), S);
             of values S ← fma(a[k], w[k], S), where values are halves and added in half by `__hfma`
 
-z is the zero point of formats whose codes have one, where a definition lets it be multiplied apart, else 0:
-|q_w + z| + z is at most |q_w| + 2z. A product that underflows also loses up to η = 2^-150, times what it is then
-multiplied by. Where 0 < |d_w·d_a| < 2^-126, which needs scales that are not halves, that is
-η·(Σ(|q_w| + 2z)·|q_a| + |d_w| + |d_a| + 64) for the term, in any order of its factors; for products of values it is η
-each. Where float32 numbers below φ = 2^-126 are flushed to zero, as the compilers of GPUs may, such a term is lost as a
-whole, |d_w·d_a|·Σ(|q_w| + 2z)·|q_a|, for no part of it is more; and so is one with a scale below φ, an operand that is
-flushed. Where neither is the case, all products are zero or at least φ. But each of the n additions may flush a result,
-for sums cancel: n·φ. With scales of ordinary size that is no part of a bound that float64 could hold.
+z is the zero point of formats whose codes have one, if a definition allows it to be multiplied separately, else 0: |q_w
++ z| + z is at most |q_w| + 2z.
+
+Underflow adds three terms to the bound. First, a product that underflows loses up to η = 2^-150, times its later
+factors. If 0 < |d_w·d_a| < 2^-126, which needs scales that are not halves, the term loses η·(Σ(|q_w| + 2z)·|q_a| +
+|d_w| + |d_a| + 64), in any order of its factors; products of values lose η each. Second, where float32 numbers below φ
+= 2^-126 are flushed to zero, as GPU compilers may do, such a term is lost as a whole, |d_w·d_a|·Σ(|q_w| + 2z)·|q_a|,
+since no part of it is larger; so is a term with a scale below φ, which is a flushed operand. If neither is the case,
+all products are zero or at least φ. Third, each of the n additions may flush its result, since sums cancel: n·φ. With
+scales of ordinary size float64 cannot even represent this part of the bound.
+
 The bound holds for any order of summation (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.1 and
-§4.2). Its inner sum is per element, because SIMD code splits a block over lanes, which cancel only later.
+§4.2). Its inner sum is per element, because SIMD code splits a block over lanes, which only cancel later.
 
 The spread u/√3·√Σ_b(S[b]² + 2·t[b]² + L[b]) is the standard deviation of as many independent roundings, each uniform
-within half an ulp. A score against it stays small at any row length, where the bound grows loose. L[b] stands for what
-correct code carries that cancels only later. The integer products and the m·s terms may be summed apart, so L[b] holds
-the squares of both partial sums. SIMD lanes hold, with random signs, the root of the sum of squares of what they added,
-at least a[b]²/32 a block, where a[b] is the block's term of the bound.
+within half an ulp. A score against it stays small at any row length, where the bound grows loose. L[b] stands for sums
+in correct code that only cancel later. The integer products and the m·s terms may be summed separately, so L[b] holds
+the squares of both partial sums. SIMD lanes hold, with random signs, the root of the sum of squares of their terms, at
+least a[b]²/32 a block, where a[b] is the block's term of the bound.
 """
 
 from __future__ import annotations
@@ -86,7 +89,7 @@ Bytes = npt.NDArray[np.uint8]
 _TILE = 1 << 17
 #: Elements below which another thread costs more than it saves.
 _WORTH_A_THREAD = _TILE >> 2
-#: Values of a term where an author's oracle gives the product; values of its weights that are held at a time.
+#: Values of a term if an author's oracle defines the product; values of its weights held at a time.
 _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 
@@ -95,7 +98,7 @@ def product(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
     device: Device | None = None, keys: Bytes | None = None, operands: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> Product:  # fmt: skip
-    """The product of weights and activations in a GEMM's own layout.
+    """Compute the product of weights and activations in a GEMM's own layout.
 
     Args:
         semantics: the definition.
@@ -103,20 +106,20 @@ def product(
         w: uint8[N, row bytes].
         x: uint8[M, row bytes]: activations as the definition has them (float32 bytes for `f32`, and for `f16` and
             `bf16`, which round them).
-        order: also compute the bits of this order, by the fused multiply-adds above: of blocks, or of values for
-            `f32`. None: no bits. What is fused behind the product begins with these bits, and has none.
-        threads: rows of W are shared out among so many threads.
-        device: where it is computed; None: by NumPy. Products of weights that are not quantized, of an author's oracle
-            and of fused operations are computed by NumPy, and put there.
-        keys: uint8[M, …], what the operands of fused operations are drawn from for each token; None: from x.
-        operands: those of fused operations, by their names; None: they are drawn.
+        order: also compute the bits of this order, by the fused multiply-adds above: of blocks, or of values for `f32`.
+            None: no bits. Fused operations begin with these bits, and have none of their own.
+        threads: the number of threads that share the rows of W.
+        device: the device that computes it; None: NumPy. Products of weights that are not quantized, of an author's
+            oracle and of fused operations are computed by NumPy, and then moved there.
+        keys: uint8[M, …], the seed of the random operands of fused operations for each token; None: x.
+        operands: those of fused operations, by name; None: random ones.
 
     Returns:
         a Product of `[M, N]` arrays, on the device if there is one.
 
-    Raises KernelFault where the definition is an oracle of the kernel's author, and that breaks its contract;
-    EnvironmentFault where the device's numbers are not NumPy's; ValueError for an order in parts of values that are not
-    quantized (`f32`, float types), which no definition states.
+    Raises KernelFault if the definition is an oracle of the kernel's author that breaks its contract; EnvironmentFault
+    if the device's numbers are not NumPy's; ValueError for an order that no definition states: one in parts, of values
+    that are not quantized (`f32`, float types).
     """
     if device is not None and (isinstance(fmt, ElementFormat) or not _placeable(semantics)):
         return product(semantics, fmt, w, x, order, threads, keys=keys).placed(device.put)
@@ -131,8 +134,7 @@ def product(
 
 
 def _with_lanes(made: Product, inner: Product, semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> Product:
-    """The product with its spread by lane orders. What is fused behind the inner product moves that spread as much as
-    the other one."""
+    """Add the spread by lane orders. Fused operations scale that spread by the same factor as the other one."""
     if made is inner:
         return with_lanes(made, semantics, fmt, w, x)
     of = lanes_of(semantics, fmt, w, x)
@@ -150,7 +152,7 @@ def _with_lanes(made: Product, inner: Product, semantics: Semantics, fmt: BlockF
 
 
 def _placeable(semantics: Semantics) -> bool:
-    """Whether a product can be computed on a device: its sums and outputs are float32, and nothing else is needed."""
+    """Return whether a device can compute a product: sums and outputs are float32, and nothing else is needed."""
     return semantics.oracle is None and semantics.plain and (semantics.inside or semantics).plain
 
 
@@ -158,7 +160,7 @@ def unstored(
     semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int,
     device: Device | None = None,
 ) -> Product:  # fmt: skip
-    """The product before anything is fused behind it, and before it is rounded to the type of the output."""
+    """Compute the product before any fused operation, and before it is rounded to the type of the output."""
     if order is not None and semantics.accumulation.name != "float32" and not semantics.order_known:
         raise ValueError(f"no definition states the order {order} of sums in {semantics.accumulation}")
     fmt = semantics.term.reads(fmt)
@@ -207,12 +209,12 @@ def each_block(
     semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int = 1,
     device: Device | None = None,
 ) -> list[Product] | None:  # fmt: skip
-    """The products of each block along K alone, in its own call: for a block of weights, those of its rows, [M, N].
+    """Compute the products of each block along K alone, as if each were a call: a list of products [M, N].
 
     Args:
         semantics, fmt, w, x, order, threads, device: as in `product`, of whole rows. The products are NumPy's.
 
-    None where the definition does not take the activations of a block by themselves, or adds up other things.
+    None if the definition's activations cannot be split into blocks, or if it rounds or fuses anything else.
     """
     encoding, fmt = semantics.encoding.format, semantics.term.reads(fmt)
     plain = semantics.plain and semantics.inside is None and semantics.oracle is None and not semantics.term.of_values
@@ -243,7 +245,7 @@ def each_block(
 
 
 def _rows_of_tile(terms: int, n: int, threads: int) -> int:
-    """How many of n rows, of so many terms each, a thread computes at a time."""
+    """Return how many of n rows, of this many terms each, a thread computes at a time."""
     whole, least = (max(1, elements // max(1, terms)) for elements in (_TILE, _WORTH_A_THREAD))
     return max(least, min(whole, -(-n // threads)))
 
@@ -255,7 +257,7 @@ def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, or
     magnitude = np.abs(scale) * codes
     lost = _lost(accumulation, scale, codes, d, x.d)
     if second is not None and t.factor is None:
-        # of a stored s the term is what the definition rounds; of one that is made, what it is made of may cancel
+        # A stored s is rounded by the definition, so |m·s| is its magnitude; the parts of a computed s may cancel.
         magnitude += np.where(x.s_size == np.abs(x.s), np.abs(second), x.s_size * np.abs(least))
     elif t.factor is not None:
         codes = x.q_abs.sum(axis=-1, keepdims=True)
@@ -283,8 +285,11 @@ def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, or
 
 
 def _underflow(accumulation: Accumulation, t: Terms) -> Doubles | float:
-    """What block terms in half may lose below the normal halves, [M, n]: η for each of two roundings of a term, and η
-    of a scale below them, times the block's integer sum. The signs of these are random."""
+    """Return the possible loss of block terms in half below the normal halves, [M, n].
+
+    It is η for each of two roundings of a term, and η of a scale below the normal numbers, times the block's integer
+    sum, with random signs.
+    """
     if accumulation.name != "float16":
         return 0.0
     square: Doubles | float = 0.0
@@ -299,9 +304,9 @@ def _underflow(accumulation: Accumulation, t: Terms) -> Doubles | float:
 def _lost(
     accumulation: Accumulation, scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles
 ) -> Doubles | float:  # fmt: skip
-    """What underflow may take from products of d_w, d_a and sums of codes, [M, n] from [nb, M, n].
+    """Return the possible underflow loss of products of d_w, d_a and sums of codes, [M, n] from [nb, M, n].
 
-    In half a product of one scale and a sum of codes may underflow where that of both scales does not.
+    In half a product of one scale and a sum of codes may underflow even if the product of both scales does not.
     """
     tiny = (scale != 0) & (codes > 0)
     flushed = [(of != 0) & (np.abs(of) < accumulation.flushed) for of in (d_w, d_a)]
@@ -318,10 +323,9 @@ def _lost(
 
 
 def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -> Doubles | float:
-    """How far a kernel's own sums s may move the result, float64[M, N]; x are float32[M, K].
+    """Return how far a kernel's own sums s may move the result, float64[M, N]; x are float32[M, K].
 
-    Where Σx of a block is very near the middle of two halves, the order of its float32 additions decides between
-    them.
+    If Σx of a block is very near the middle of two halves, the order of its float32 additions decides between them.
     """
     if not semantics.raw_sum or not semantics.uses_sum(fmt):
         return 0.0
@@ -330,7 +334,7 @@ def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -
     total, error = values.sum(axis=-1), gamma(size) * np.abs(values).sum(axis=-1)
     with np.errstate(all="ignore"):
         low, high = ((total + sign * error).astype(np.float16).astype(np.float64) for sign in (-1, 1))
-        apart = np.nan_to_num(high - low, posinf=0.0)  # [M, nb]; what overflows is not finite anyway
+        apart = np.nan_to_num(high - low, posinf=0.0)  # [M, nb]; an overflow is not finite anyway
         apart[:, semantics.encoding.no_room(apart.shape[1])] = 0.0
         if not apart.any():
             return 0.0
@@ -341,7 +345,7 @@ def slack_of_sums(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Floats) -
 
 
 def _own_product(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int) -> Product:
-    """The product that an author's oracle gives, with the bound of `f32`, which holds for any order of L products.
+    """Compute the product that an author's oracle defines, with the bound of `f32` (for any order of L products).
 
     Raises KernelFault.
     """
@@ -363,7 +367,10 @@ def _own_product(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, thr
 
 
 def own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> Iterator[Doubles]:
-    """The oracle's weights, some rows at a time: float64[n, L], with the L of the activations. Raises KernelFault."""
+    """Yield the oracle's weights, some rows at a time: float64[n, L], with the L of the activations.
+
+    Raises KernelFault.
+    """
     rows = max(1, _OWN_VALUES // columns)
     for start in range(0, len(w), rows):
         values = oracle.weights(fmt, w[start : start + rows])
@@ -375,5 +382,5 @@ def own_weights(oracle: Oracle, fmt: BlockFormat, w: Bytes, columns: int) -> Ite
 
 
 def _padded(values: Doubles) -> Doubles:
-    """Filled up with columns of zeros to whole terms."""
+    """Pad with columns of zeros to whole terms."""
     return np.pad(values, ((0, 0), (0, -values.shape[1] % _OWN_TERM)))

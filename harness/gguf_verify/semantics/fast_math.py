@@ -1,11 +1,11 @@
-"""llama.cpp's CUDA quantizers against IEEE division: how far a correct one may differ, and what is wrong.
+"""Comparison of llama.cpp's CUDA quantizers with IEEE division: the differences of correct quantizers, and faults.
 
-llama.cpp builds them with fast math: divisions and reciprocals are off by an ulp or two, and subnormal results are
-flushed to zero. So a code may differ by one step from what IEEE division gives, and only where x·(127/max) lies within
-WINDOW of a half: such codes are *ambiguous*. A half scale may be the neighbour where max/127 lies within WINDOW of the
-midpoint of both, and a float32 scale must be within WINDOW of max/127. Sums are not divided, so they must have the same
-bits. (CUDA's programming guide allows 2 ulps for a division of this kind and 1 for a reciprocal. Measured on an H200:
-codes differ where they lie within 0.7 ulps of a half, float32 scales by up to 1.6 ulps.)
+llama.cpp builds them with fast math: divisions and reciprocals have errors of an ulp or two, and subnormal results are
+flushed to zero. So a code may differ by one step from that of IEEE division, and only if x·(127/max) lies within WINDOW
+of a half: such codes are *ambiguous*. A half scale may be the neighbour if max/127 lies within WINDOW of the midpoint
+of both, and a float32 scale must be within WINDOW of max/127. Sums are not divided, so they must have the same bits.
+(CUDA's programming guide allows 2 ulps for a division of this kind and 1 for a reciprocal. Measured on an H200: codes
+differ where they lie within 0.7 ulps of a half, float32 scales by up to 1.6 ulps.)
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..formats.q8_1_d4 import Q8_1_D4
 from .activations import Bytes, Floats, butterfly_sum
 from .definition import Semantics
 
-#: Relative: four units in the last place of a float32.
+#: A relative distance: four units in the last place of a float32.
 WINDOW = 2.0**-21
 _SMALLEST = 2.0**-126
 
 
 def ambiguous_codes(x: Floats) -> npt.NDArray[np.bool_]:
-    """Which values of float32[M, K] may get either of two codes, bool[M, K]."""
+    """Return which values of float32[M, K] may get either of two codes, bool[M, K]."""
     ratio = np.abs(_ratio(x.reshape(len(x), -1, QK)))
     return np.asarray(np.abs(ratio % 1 - 0.5) <= WINDOW * ratio).reshape(x.shape)
 
 
 def _ratio(blocks: Floats) -> npt.NDArray[np.float64]:
-    """127·x/max in float64, whose own error is negligible here; 0 in a block of zeros."""
+    """Return 127·x/max in float64, whose own error is negligible here; 0 in a block of zeros."""
     wide = blocks.astype(np.float64)
     largest = np.abs(wide).max(axis=-1, keepdims=True)
     return np.asarray(127 * np.divide(wide, largest, out=np.zeros_like(wide), where=largest > 0))
@@ -41,15 +41,16 @@ def _ratio(blocks: Floats) -> npt.NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Agreement:
-    """llama.cpp's activation bytes beside those of the harness's encoder.
+    """llama.cpp's activation bytes compared with those of the harness's encoder.
 
     Args:
-        codes: the number of codes that were compared: those under a scale that is not zero.
-        ambiguous: how many of them a quantizer may round in two ways.
-        differing: how many of these differ, by one step.
-        scales: the number of blocks that were compared.
-        differing_scales: how many of them have another half scale: the neighbour, which fast math may give.
-        unexplained: (m, block, what is wrong) of the first block that fast math does not explain; None for none.
+        codes: the number of compared codes: those under a scale that is not zero.
+        ambiguous: the number of these that a quantizer may round in two ways.
+        differing: the number of these that differ, by one step.
+        scales: the number of compared blocks.
+        differing_scales: the number of these with another half scale: the neighbour, which fast math may give.
+        unexplained: (m, block, the kind of difference) of the first block that fast math does not explain; None if all
+            are explained.
     """
 
     codes: int
@@ -73,8 +74,10 @@ class Agreement:
 
 
 def compare_activations(semantics: Semantics, x: Floats, theirs: Bytes) -> Agreement:
-    """Compare activations float32[M, K] as llama.cpp quantized them, uint8[M, K/32·36], with a definition of its CUDA
-    backend: one that has a `cuda_path`."""
+    """Compare activations float32[M, K] as llama.cpp quantized them, uint8[M, K/32·36], with a definition.
+
+    The definition is one of llama.cpp's CUDA backend, with a `cuda_path`.
+    """
     fmt = semantics.activations
     assert fmt is not None
     blocks = np.ascontiguousarray(x, np.float32).reshape(len(x), -1, QK)
@@ -91,7 +94,7 @@ def compare_activations(semantics: Semantics, x: Floats, theirs: Bytes) -> Agree
         else:
             other_scale = ~((d == d_ieee) | ~np.isfinite(d_ieee))
             off = np.abs(np.abs(d - exact) - np.abs(d_ieee - exact))
-            wrong_scale = other_scale & ~(off <= 2 * WINDOW * exact)  # two halves equally far away are neighbours
+            wrong_scale = other_scale & ~(off <= 2 * WINDOW * exact)  # two halves at equal distance are neighbours
         known = np.isfinite(d) & (d != 0)
     step = got["qs"].astype(int) - expected["qs"]
     ambiguous = ambiguous_codes(x).reshape(blocks.shape) & known[..., None]
@@ -115,7 +118,7 @@ def _first(wrong: npt.NDArray[np.bool_], what: str) -> tuple[int, int, str] | No
 
 
 def as_q8_1(theirs: Bytes, x: Floats) -> Bytes:
-    """Blocks of Q8_1_D4 as a kernel of `q8_1` takes them: the same codes, the scale rounded to half, s = half(Σx)."""
+    """Convert blocks of Q8_1_D4 to those of `q8_1`: the same codes, the scale rounded to half, s = half(Σx)."""
     blocks = np.ascontiguousarray(x, np.float32).reshape(len(x), -1, QK)
     view = Q8_1_D4.view(theirs.reshape(*blocks.shape[:2], Q8_1_D4.block_bytes))
     with np.errstate(over="ignore"):

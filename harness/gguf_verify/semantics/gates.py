@@ -1,16 +1,16 @@
-"""The gates: is an output what its definition says? Predicates are written so that NaN fails.
+"""The gates, which judge whether an output agrees with its definition. Predicates are written so that NaN fails.
 
-An output passes where it is within the bound and its score, |y - o| / spread, is within the product's limit. The spread
-is that of random data in ascending order. Where the score fails, it is computed again by the lane orders that kernels
-really have (`lanes`), of which the largest deviation counts. Three things may come of that:
+An output passes if it is within the bound and its score, |y - o| / spread, is within the product's limit. The spread is
+that of random data in ascending order. If the score fails, it is recomputed for the lane orders that kernels really
+have (`lanes`); the largest deviation counts. There are three outcomes:
 
 - The score by lane orders is within the limit: the output passes, and is *doubtful*, since a small fault may hide
   behind a deviation that is this large.
-- It is beyond √(3n) deviations, where n roundings of one direction end: the output is wrong.
-- It is between: a *suspicion*. The output counts as wrong, unless whoever can make the product again clears it.
+- It is beyond √(3n) deviations, the maximum of n roundings of one sign: the output fails.
+- It is between: a *suspicion*. The output fails, unless a caller that can repeat the product clears it.
 
-A product that is made again on random activations has neither large sums in lanes nor roundings that go one way, so a
-fault of the kernel shows there, by the narrow spread, and a correct kernel passes (`Judgement.cleared`).
+A product that is repeated with random activations has neither large sums in lanes nor roundings of one sign, so a fault
+of the kernel exceeds the narrow spread there, and a correct kernel passes (`Judgement.cleared`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .sums import Doubles, Product
 
 #: Rows of weights whose score is computed although they pass.
 _LOOKED_AT = 2
-#: Outputs that are judged by lane orders: the first ones, and at a time.
+#: Outputs that are judged by lane orders: in the first batch, and in further batches.
 _FIRST, _AT_ONCE = 4, 64
 
 
@@ -42,12 +42,13 @@ class Judgement:
         worst: (m, n) of the worst utilisation.
         differing_bits: elements whose bits differ from the declared order's; None for an undeclared order.
         nmse: Σ(y - o)² / Σ o².
-        product: by which it was judged, with the spread by lane orders where these were looked at; of one that was
-            screened, with what did not pass at once computed whole; of one on a card, NumPy's where something is wrong.
-        suspected: elements of which only the score says that they fail.
-        doubtful: elements whose score only lane orders explain; suspicions are among them.
+        product: the product it was judged by, with the spread by lane orders if these were computed. After a screening,
+            the parts that did not pass at once are computed whole. On a GPU, the arrays are NumPy's if an element
+            fails.
+        suspected: elements that fail by their score only.
+        doubtful: elements whose score is only explained by lane orders; suspicions are among them.
         power: whether the gates could have failed: see `power`.
-        closer: how the product was judged beside them, because they could not; None where they could.
+        closer: a further judgement of the product, made if the gates could not have failed; otherwise None.
     """
 
     bad: npt.NDArray[np.bool_]
@@ -64,7 +65,7 @@ class Judgement:
 
     @property
     def passed(self) -> bool:
-        """No output fails. That verifies them only if the gates have `power`: see `verified`."""
+        """Whether no output fails. That verifies them only if the gates have `power`: see `verified`."""
         return not self.bad.any()
 
     @property
@@ -73,8 +74,10 @@ class Judgement:
         return bool(self.suspected.any()) and not (self.bad & ~self.suspected).any()
 
     def cleared(self, wrong: npt.NDArray[np.bool_]) -> Judgement:
-        """The same after the product was made again: doubts of rows bool[N] that were wrong there are failures, the
-        others are cleared."""
+        """Return the judgement after the product was repeated with other activations.
+
+        Doubtful elements of rows bool[N] that were wrong there are failures, the others are cleared.
+        """
         none = np.zeros_like(self.suspected)
         return replace(
             self, bad=(self.bad & ~self.suspected) | (self.doubtful & wrong), suspected=none, doubtful=none
@@ -82,26 +85,26 @@ class Judgement:
 
     @property
     def verified(self) -> bool:
-        """No output fails, and most could have."""
+        """Whether no output fails, and most could have."""
         return self.passed and not self.power.says_nothing
 
     @property
     def shows_blocks(self) -> bool:
-        """Whether the loss of a block of a row would show."""
+        """Whether the loss of a block of a row would be detected."""
         return self.power.outputs > 0 and not self.power.misses_blocks
 
 
 def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None = None) -> Judgement:
     """Judge `y` float32[M, N].
 
-    An element passes where |y - o| ≤ bound, its score is within the product's limit and, where the product carries the
-    bits of a declared order, its bits are those, which need no score.
+    An element passes if |y - o| ≤ bound, its score is within the product's limit and, if the product carries the bits
+    of a declared order, its bits are equal to those, in which case no score is needed.
 
-    Where the product was screened, the rows of weights that do not pass at once are judged by the product itself, and
-    so are the few with the largest scores: the score is the worst of theirs, the utilisation that of all.
+    If the product was screened, the rows of weights that do not pass at once are judged by the product itself, and so
+    are the few rows with the largest scores: the score is the worst of theirs, the utilisation that of all.
 
     Args:
-        slack: added to the bound: what is not known about the inputs of the computation that gave `y`.
+        slack: added to the bound: the uncertainty of the inputs of the computation that gave `y`.
     """
     y, slack = put(y, p.exact), None if slack is None else put(slack, p.exact)
     of_gates = power(p, slack)
@@ -114,7 +117,7 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         utilisation = _ratio(difference, bound)
         spread = p.spread if slack is None else p.spread + slack
         score = _ratio(difference, spread)
-        # A single rounding of a result that nothing else disturbed is within any bound, whatever the spread says.
+        # A single rounding of an otherwise undisturbed result is within any bound, whatever the spread says.
         tolerable = (score <= p.limit) | (difference <= 2.0**-23 * np.abs(p.exact) + 2.0**-149)
         bad = ~within
         differing = None
@@ -136,7 +139,7 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
         bad, suspected = bad | put(found.wrong | found.suspected, bad), found.suspected
         p, doubtful = replace(p, spread=put(found.spread, p.spread)), doubtful & ~found.wrong
         score = _ratio(difference, p.spread if slack is None else p.spread + slack)
-        if p.errors is not None:  # what only lane orders explain may be so wide that zeros pass
+        if p.errors is not None:  # the spread by lane orders may be so wide that zeros pass
             of_gates = power(p, slack)
     closer = judge_closer(y, p) if of_gates.lacking and slack is None else None
     at = int(np.argmax(utilisation))
@@ -146,7 +149,7 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
     if not on_host(bad):
         if not bad.any():
             bad = none
-        else:  # looked at element by element
+        else:  # callers examine the elements one by one
             bad, p = get(bad), p.placed(get)
     if closer is not None:
         bad, of_gates = bad.copy(), closer.power
@@ -157,8 +160,7 @@ def judge(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _ByLanes:
-    """What lane orders say of doubtful outputs, [M, N] of NumPy each: which are wrong, which are suspicions, and the
-    spread."""
+    """The judgement by lane orders of doubtful outputs, [M, N] of NumPy each: failures, suspicions, and the spread."""
 
     wrong: npt.NDArray[np.bool_]
     suspected: npt.NDArray[np.bool_]
@@ -168,8 +170,10 @@ class _ByLanes:
     def of(
         cls, doubtful: npt.NDArray[np.bool_], difference: Doubles, p: Product, slack: Doubles | None
     ) -> _ByLanes:  # fmt: skip
-        """Judge the doubtful outputs, those that are furthest off first. Where one is wrong, the others need no
-        excuse: they stay suspicions, and so do those that are too many."""
+        """Judge the doubtful outputs, those with the largest errors first.
+
+        If one is wrong, the others need not be excused: they stay suspicions, and so do those in excess of the limit.
+        """
         assert p.lanes is not None
         wrong, suspected, spread = np.zeros_like(doubtful), doubtful.copy(), get(p.spread).copy()
         off = difference if slack is None else np.maximum(difference - get(slack), 0.0)
@@ -192,7 +196,7 @@ class _ByLanes:
 def _doubtful(
     y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None
 ) -> npt.NDArray[np.intp]:  # fmt: skip
-    """The rows of weights with an element that does not pass, and the `_LOOKED_AT` with the largest scores."""
+    """Return the rows of weights with an element that does not pass, and the `_LOOKED_AT` with the largest scores."""
     screen = Product(p.exact, p.bound, p.spread, p.ordered, limit=p.limit)
     doubtful = np.asarray(judge(y, screen, slack).bad.any(axis=0))
     with np.errstate(all="ignore"):
@@ -203,7 +207,7 @@ def _doubtful(
 
 
 def _ratio(difference: npt.NDArray[np.float64], scale: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """difference / scale; 0 where both are 0, infinite where it is not a number."""
+    """Return difference / scale; 0 if both are 0, infinite instead of NaN."""
     with np.errstate(all="ignore"):
         ratio = np.where(difference == 0, 0.0, difference / scale)
     return np.where(np.isnan(ratio), np.inf, ratio)

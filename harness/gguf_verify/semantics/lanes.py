@@ -1,35 +1,35 @@
-"""Lane orders: in which orders kernels add up a product, and how far rounding in them may move an output.
+"""Lane orders: the orders in which kernels add a product, and the errors of an output in them.
 
-A kernel adds up the products p[k] of an output in lanes: SIMD lanes, threads, unrolled accumulators, parts of K. The
-spread of `exact` presumes that terms are added in ascending k, and that what lanes hold has random signs. Structured
-data break both: activations that alternate in runs leave each lane with a sum of one sign, and a late outlier is in
-every partial sum of a kernel that begins with it. So an output whose score fails is judged again, by the orders that
-kernels really have. For an order whose lanes hold the partial sums S[l, i] of terms t[l, i], and are added in a tree
-with the sums R[j], there are n roundings, each of at most u times what it rounds:
+A kernel adds the products p[k] of an output in lanes: SIMD lanes, threads, unrolled accumulators, parts of K. The
+spread of `exact` assumes that terms are added in ascending k, and that the sums in lanes have random signs. Structured
+data break both assumptions: activations that alternate in runs leave each lane with a sum of one sign, and a late
+outlier is in every partial sum of a kernel that begins with it. So an output whose score fails is judged again, by the
+orders of real kernels. For an order whose lanes hold the partial sums S[l, i] of terms t[l, i], and are added in a tree
+with the sums R[j], there are n roundings, each of at most u times its operand:
 
     variance    V = Σ_l Σ_i (S[l, i]² + 2·t[l, i]²) + Σ_j R[j]²
     deviation   u/√3·√V, for independent roundings, each uniform within half an ulp
-    most        |y - o| ≤ u·Σ|what is rounded| ≤ u·√(n·V) = √(3n) deviations (Cauchy and Schwarz), to first order in u
+    most        |y - o| ≤ u·Σ|rounded values| ≤ u·√(n·V) = √(3n) deviations (Cauchy and Schwarz), to first order in u
 
-Deviation and n are the largest of all orders below. Between the score's limit and √(3n) deviations an error is possible
-only where roundings go one way together, as in rows of identical blocks: a suspicion. Beyond, none of these orders
-explains it.
+Deviation and n are the largest of all orders below. Between the score's limit and √(3n) deviations an error is only
+possible if roundings have one sign, as in rows of identical blocks: a suspicion. Beyond, none of these orders explains
+it.
 
     lanes within a block   runs of 1 to 16 values, values that are congruent modulo 2 to 16, and runs of 4 of both
                            halves (low and high nibbles); a lane adds its values exactly, as integers
     lanes of blocks        blocks that are congruent modulo 1, 2, 8 and 32
     values                 where each value is added by itself: L lanes that take g values at a time, in turn
-    beginning              a lane may begin anywhere and go on at the front: with prefix sums P and the total T,
+    beginning              a lane may begin anywhere and wrap around: with prefix sums P and the total T,
                            Σ_i S² = Σ_i (P[i] - P[r] + T·[i ≤ r])² where it begins behind r; the largest counts
 
-Where a term has two parts (a minimum or a zero point), these may be added apart, together, or in turn: the variances of
-the sum and of both parts are added up. Of a stored s each lane may take its share.
+If a term has two parts (a minimum or a zero point), these may be added separately, together, or in turn: the variances
+of the sum and of both parts are added. Each lane may add its share of a stored s.
 
-Sums in half are judged by one lane, and by two that take runs of 1 to 32 values in turn, where their score fails, and
-where their bound has no power (`closer`). Their roundings may go one way, so of each order the drift counts too, as in
-`half_sums`: |Σ e| of the terms, and of their halves. Of two parts it is that of their sum or of both, whichever is
-larger. A scale d_w·d_a that underflows is off by η = 2^-25 at most, times the
-block's integer sum, in either direction; each product of values by η. The tolerance is drift + 8 deviations, as there.
+Sums in half are judged by one lane, and by two that take runs of 1 to 32 values in turn, if their score fails, and if
+their bound has no power (`closer`). Their roundings may have one sign, so the drift of each order counts too, as in
+`half_sums`: |Σ e| of the terms, and of their halves. For two parts it is that of their sum or of both, whichever is
+larger. A scale d_w·d_a that underflows has an error of at most η = 2^-25, times the block's integer sum, in either
+direction; each product of values of η. The tolerance is drift + 8 deviations, as there.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from .values import Activations, term_values, weights_of
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Products of values that are held at a time, and of all outputs that are looked at.
+#: Products of values that are held at a time, and of all outputs that are examined.
 _HELD, _MOST = 1 << 20, 1 << 23
 #: Lanes of blocks; lanes of values, and the values that one takes at a time.
 _BLOCK_LANES, _VALUE_LANES, _RUNS = (1, 2, 8, 32), (1, 8, 32, 256, 1024), (1, 4, 16)
@@ -60,11 +60,11 @@ _BLOCK_LANES, _VALUE_LANES, _RUNS = (1, 2, 8, 32), (1, 8, 32, 256, 1024), (1, 4,
 
 @dataclass(frozen=True)
 class _Parts:
-    """What some outputs add up: the products of values in one part or two, float64[nb, values, outputs] each.
+    """The addends of some outputs: the products of values in one part or two, float64[nb, values, outputs] each.
 
     Args:
-        each_value: values are added one by one, not as exact sums of a block's.
-        integers: Σ q_w·q_a of each block float64[nb, outputs], which a scale is multiplied by; None for values.
+        each_value: whether values are added one by one, not as exact sums of a block's.
+        integers: Σ q_w·q_a of each block float64[nb, outputs], the factor of a scale; None for values.
     """
 
     parts: tuple[Doubles, ...]
@@ -73,23 +73,27 @@ class _Parts:
 
     @property
     def ways(self) -> tuple[Doubles, ...]:
-        """The sum of the parts, and each of them where there are two."""
+        """The sum of the parts, and each of them if there are two."""
         return self.parts if len(self.parts) == 1 else (self.parts[0] + self.parts[1], *self.parts)
 
     def orders(self) -> Iterator[tuple[Doubles, ...]]:
-        """In every order, the terms of each way: float64[steps, lanes, outputs]."""
+        """Return, in every order, the terms of each way: float64[steps, lanes, outputs]."""
         return zip(*map(_by_value if self.each_value else _by_block, self.ways), strict=True)
 
     def few_orders(self) -> Iterator[tuple[Doubles, ...]]:
-        """The same in one lane, and in two lanes that take runs in turn: of the orders in lanes, where the signs of
-        what a lane adds are alike, these have the largest sums."""
+        """Yield the same in one lane, and in two lanes that take runs in turn.
+
+        These have the largest sums of the orders in which the addends of a lane have the same sign.
+        """
         for run in (None, 1, 2, 4, 8, 16, 32):
             yield tuple(_in_turn(terms, run, self.each_value) for terms in self.ways)
 
 
 def with_lanes(p: Product, semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Product:
-    """A product of weights uint8[N, row bytes] and activations uint8[M, row bytes], with its spread by lane orders; its
-    limit is the lower one where it holds nothing but roundings of float32 sums."""
+    """Add the spread by lane orders to a product of weights uint8[N, row bytes] and activations uint8[M, row bytes].
+
+    Its limit is the lower one if it only holds roundings of float32 sums.
+    """
     of = lanes_of(semantics, fmt, w, x)
     return p if of is None else replace(p, lanes=of, limit=LANES_LIMIT if _rounds_sums_alone(semantics) else p.limit)
 
@@ -102,9 +106,11 @@ def _rounds_sums_alone(semantics: Semantics) -> bool:
 
 
 def lanes_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Lanes | None:
-    """The spread by lane orders of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes],
-    before anything is fused behind it; None for sums in tensor cores, whose spread holds the running error already, and
-    where an author's oracle says what is added."""
+    """Return the spread by lane orders for weights uint8[N, row bytes] and activations uint8[M, row bytes].
+
+    It is that of the product before any fused operation. None for sums in tensor cores, whose spread already holds the
+    running error, and for an author's oracle, which does not say what is added.
+    """
     accumulation = (semantics.inside or semantics).accumulation
     in_half = accumulation.name == "float16"
     if semantics.oracle is not None or not (accumulation.independent or in_half):
@@ -122,8 +128,10 @@ def lanes_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Lan
 
 
 def half_errors(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> ErrorsOf:
-    """What sums in half lose of the product of weights uint8[N, row bytes] and activations uint8[M, row bytes], where
-    block sums are added or minima are added apart; `half_sums` has those of values."""
+    """Return the errors of sums in half for weights uint8[N, row bytes] and activations uint8[M, row bytes].
+
+    Only for block sums and for minima that are added separately; `half_sums` has those of values.
+    """
 
     def of(tokens: Rows, rows: Rows) -> Errors:
         at = np.repeat(tokens, len(rows)), np.tile(rows, len(tokens))
@@ -141,7 +149,7 @@ def _columns(fmt: WeightFormat, w: Bytes) -> int:
 def _of_outputs(
     made_of: Callable[[_Parts], tuple[Doubles, ...]], semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes
 ) -> tuple[Doubles, ...]:
-    """What is made of the parts of outputs, each of a row of weights uint8[E, row bytes] and of its own activations."""
+    """Apply `made_of` to the parts of outputs, each of a row of weights uint8[E, row bytes] and its own activations."""
     step, found = max(1, _HELD // _columns(fmt, w)), []
     with np.errstate(all="ignore"):
         for at in range(0, len(w), step):
@@ -150,7 +158,7 @@ def _of_outputs(
 
 
 def _half_sums(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> tuple[Doubles, ...]:
-    """Drift and deviation of outputs, as `_of_outputs` has them."""
+    """Return drift and deviation of outputs, as in `_of_outputs`."""
     k = _columns(fmt, w)
     return _of_outputs(lambda parts: _half_errors(parts, k), semantics, fmt, w, x)
 
@@ -160,7 +168,7 @@ def _tolerance(drift: Doubles, deviation: Doubles) -> Doubles:
 
 
 def _half_errors(of: _Parts, k: int) -> tuple[Doubles, Doubles]:
-    """Drift and deviation of sums in half, in the order where each is largest."""
+    """Return drift and deviation of sums in half, each in the order in which it is largest."""
     outputs = of.parts[0].shape[-1]
     drift, squares = np.zeros(outputs), np.zeros(outputs)
     for ways in of.few_orders():
@@ -174,14 +182,14 @@ def _half_errors(of: _Parts, k: int) -> tuple[Doubles, Doubles]:
 
 
 def half_drift(terms: Doubles) -> Doubles:
-    """|Σ e| of terms float64[steps, lanes, E] that are added in half: see `half_sums`."""
+    """Return |Σ e| of terms float64[steps, lanes, E] that are added in half: see `half_sums`."""
     grid = half_grid(np.cumsum(terms, axis=0))
     off = [(np.rint(added / grid) * grid - terms).sum(axis=(0, 1)) for added in (terms, HALF.rounded(terms))]
     return np.asarray(np.abs(off).max(axis=0))
 
 
 def _parts_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> Iterator[_Parts]:
-    """Of outputs, each of a row of weights uint8[E, row bytes] and of its own activations uint8[E, row bytes]."""
+    """Yield the parts of outputs, each of a row of weights and its own activations, uint8[E, row bytes] each."""
     if isinstance(fmt, ElementFormat):
         a = round_to(fmt.name, np.ascontiguousarray(x).view(np.float32)).astype(np.float64)
         yield _Parts((_by_slice(a * fmt.decode(w).astype(np.float64)),), True)
@@ -196,7 +204,7 @@ def _parts_of(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes) -> It
 
 
 def _by_slice(products: Doubles) -> Doubles:
-    """[E, K] as [slices, 32, E], filled up with zeros."""
+    """Reshape [E, K] to [slices, 32, E], padded with zeros."""
     filled = np.pad(products, ((0, 0), (0, -products.shape[1] % SLICE)))
     return filled.reshape(len(products), -1, SLICE).transpose(1, 2, 0)
 
@@ -232,7 +240,7 @@ def _of_blocks(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations)
 
 
 def _widest(of: _Parts) -> LaneSpread:
-    """The largest deviation of all orders, and of how many roundings the largest error is made, as a multiple of it."""
+    """Return the largest deviation of all orders, and the roundings of the largest error, as a multiple of it."""
     outputs = of.parts[0].shape[-1]
     widest, most = np.zeros(outputs), np.zeros(outputs)
     for ways in of.orders():
@@ -246,8 +254,10 @@ def _widest(of: _Parts) -> LaneSpread:
 
 
 def _in_turn(products: Doubles, run: int | None, each_value: bool) -> Doubles:
-    """Products float64[nb, values, E] in two lanes that take runs of so many values in turn, or in one lane:
-    float64[steps, lanes, E]."""
+    """Arrange products float64[nb, values, E] in two lanes that take runs of `run` values in turn, or in one lane.
+
+    Returns float64[steps, lanes, E].
+    """
     nb, values, outputs = products.shape
     terms = products.reshape(-1, outputs) if each_value else products.sum(axis=1)
     if run is None:
@@ -260,7 +270,7 @@ def _in_turn(products: Doubles, run: int | None, each_value: bool) -> Doubles:
 
 
 def _by_block(products: Doubles) -> Iterator[Doubles]:
-    """Terms of blocks float64[nb, values, E] in every order: float64[steps, lanes, E]."""
+    """Yield the terms of blocks float64[nb, values, E] in every order: float64[steps, lanes, E]."""
     nb, values, outputs = products.shape
     for lane in _within_block(values):
         sums = np.stack([products[:, lane == i].sum(axis=1) for i in range(lane.max() + 1)], axis=1)
@@ -271,7 +281,7 @@ def _by_block(products: Doubles) -> Iterator[Doubles]:
 
 
 def _within_block(values: int) -> Iterator[npt.NDArray[np.intp]]:
-    """Which lane takes each value of a block."""
+    """Yield the lane of each value of a block."""
     at = np.arange(values)
     yield np.zeros(values, np.intp)
     for size in (1, 2, 4, 8, 16):
@@ -284,7 +294,7 @@ def _within_block(values: int) -> Iterator[npt.NDArray[np.intp]]:
 
 
 def _by_value(products: Doubles) -> Iterator[Doubles]:
-    """Values float64[nb, values, E] in every order: float64[steps, lanes, E]."""
+    """Yield values float64[nb, values, E] in every order: float64[steps, lanes, E]."""
     outputs = products.shape[-1]
     flat = products.reshape(-1, outputs)
     for lanes in _VALUE_LANES:
@@ -296,7 +306,7 @@ def _by_value(products: Doubles) -> Iterator[Doubles]:
 
 
 def variance(terms: Doubles) -> Doubles:
-    """V of terms float64[steps, lanes, E], each lane of which begins where its partial sums are largest."""
+    """Return V of terms float64[steps, lanes, E], each lane of which begins where its partial sums are largest."""
     steps = len(terms)
     partial = np.cumsum(terms, axis=0)
     total = partial[-1]

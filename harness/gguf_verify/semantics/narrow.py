@@ -1,16 +1,17 @@
 """Rounding to half and bfloat16: of weights before they are multiplied, and of a result before it is stored.
 
-An output y of a type with p bits is the rounding of a value v that correct arithmetic gives, |v - o| ≤ bound. So
+An output y of a type with p bits is the rounding of a value v of correct arithmetic, |v - o| ≤ bound. So
 
     |y - o| ≤ bound + r(|o| + e)
 
-with r(v) half the distance of the numbers of that type around v (half the least distance where v is subnormal), and e
-the most that v may be from o: the smaller one of the bound and the product's limit times the spread, since v passes
-both gates. r is certain, not a deviation, so the spread grows by r/limit: then the score admits r and what it admitted
+with r(v) half the spacing of the numbers of that type around v (half the smallest spacing if v is subnormal), and e the
+largest distance of v from o: the smaller one of the bound and the product's limit times the spread, since v passes both
+gates. r is certain, not a deviation, so the spread grows by r/limit: then the score admits r and everything it admitted
 before.
-If |o| + e reaches the middle between the largest number and the next one (65520 for half), y may be infinite although
-the kernel is right: there is no finite value, and the definition is to blame (`overflow`). Its bits are those of the
-declared order, rounded.
+
+If |o| + e reaches the middle between the largest number and the next one (65520 for half), y of a correct kernel may be
+infinite: there is no finite value, and the definition is to blame (`overflow`). Its bits are those of the declared
+order, rounded.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from .sums import Doubles, Floats, Product, loosened_errors
 
 @dataclass(frozen=True)
 class Narrow:
-    """A floating-point type: p bits of significand, the exponent of its smallest normal number, and from where on its
-    rounding is infinite."""
+    """A floating-point type: its bits of significand p, the exponent of its smallest normal number, its overflow limit.
+
+    Magnitudes from `overflows` on round to infinity.
+    """
 
     name: str
     title: str
@@ -37,7 +40,7 @@ class Narrow:
 
     @property
     def unit(self) -> float:
-        """u, the most that rounding takes, relative."""
+        """u, the largest relative rounding error."""
         return 2.0**-self.bits
 
     @property
@@ -47,11 +50,11 @@ class Narrow:
 
     @property
     def underflow(self) -> float:
-        """η, the most that the rounding of a result below the normal numbers takes."""
+        """η, the largest rounding error of a result below the normal numbers."""
         return 2.0 ** (self.least - self.bits)
 
     def rounded(self, values: npt.NDArray[np.floating]) -> Doubles:
-        """To nearest even, float64."""
+        """Round to nearest even, as float64."""
         if self.bits == 11 and on_host(values):  # CuPy's conversion to half may round twice
             with np.errstate(over="ignore", invalid="ignore"):
                 return values.astype(np.float16).astype(np.float64)
@@ -62,7 +65,7 @@ class Narrow:
             return np.where(np.abs(wide) >= self.overflows, np.copysign(np.inf, wide), near)
 
     def half_ulp(self, sizes: Doubles) -> Doubles:
-        """Half the distance of the numbers around |v|, of float64 magnitudes."""
+        """Return half the spacing of the numbers around |v|, for float64 magnitudes."""
         return np.asarray(np.ldexp(1.0, np.maximum(np.frexp(sizes)[1] - 1, self.least) - self.bits))
 
 
@@ -72,7 +75,7 @@ NARROW = {narrow.name: narrow for narrow in (HALF, BFLOAT16)}
 
 
 def stored(p: Product, output: str) -> Product:
-    """The product as outputs of a type hold it; as it is for "float32"."""
+    """Return the product rounded to the type of the output; "float32": unchanged."""
     narrow = NARROW.get(output)
     if narrow is None:
         return p
@@ -91,6 +94,6 @@ def stored(p: Product, output: str) -> Product:
 
 
 def stored_value(exact: Doubles, output: str) -> Doubles:
-    """An exact result as an output of a type holds it."""
+    """Return an exact result rounded to the type of the output."""
     narrow = NARROW.get(output)
     return exact if narrow is None else narrow.rounded(exact)

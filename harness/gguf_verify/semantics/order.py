@@ -1,10 +1,10 @@
-"""The order in which a kernel declares that it adds the terms of an output: with it, the output's bits are known."""
+"""The order in which a kernel declares that it adds the terms of an output. It determines the output's bits."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: A part is a multiple of the largest term, which is 32 values.
+#: A part is a multiple of the largest term, which has 32 values.
 _TERM = 32
 
 
@@ -16,7 +16,7 @@ class Order:
         part: values of a part. Each part is summed in ascending k, then the parts' sums are added in ascending order.
             None: the row is one part.
 
-    Raises ValueError where a part is not a positive multiple of 32 values.
+    Raises ValueError if a part is not a positive multiple of 32 values.
     """
 
     part: int | None = None
@@ -27,7 +27,7 @@ class Order:
             raise ValueError(f"an order in parts needs a positive multiple of {_TERM} values, not {part!r}")
 
     def terms(self, total: int, values: int) -> int:
-        """Terms of a part, for rows of `total` terms of `values` values each (32 or 16)."""
+        """Return the terms of a part, for rows of `total` terms of `values` values each (32 or 16)."""
         return total if self.part is None else self.part // values
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
-"""Why a product has no finite value: which number of which block is out of range, and who is to blame for that.
+"""The reasons why a product has no finite value: the number of the block that is out of range, and the party to blame.
 
-A bare NaN sends people to the wrong place. No kernel is at fault where what it must compute has no finite value: the
-file holds a number that is none, or the definition keeps a number in a type that cannot hold it.
+A bare NaN sends people to the wrong place. No kernel is at fault if the result that it must compute is not finite:
+either the file holds a number that is not finite, or the definition keeps a number in a type that cannot hold it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class RangeProblem:
     """The first number of a row of weights or of activations that is out of range.
 
     Args:
-        what: which number: "weight scale" is a scale or minimum, "product" one of d_w·d_a and m_w·s, "sum" that of a
-            half accumulator, "output" the result.
-        block: the block that it belongs to; the value, for weights and activations that are not quantized.
-        value: what it is, or would be in a type without limits; not finite where that is not known.
-        limit: the largest number that its type holds.
-        to_blame: "file", or "definition" for what the definition cannot represent.
+        what: the kind of number: "weight scale" is a scale or minimum, "product" one of d_w·d_a and m_w·s, "sum" that
+            of a half accumulator, "output" the result.
+        block: the block that it belongs to; for weights and activations that are not quantized, the value.
+        value: its value, or the value in a type without limits; not finite if not known.
+        limit: the largest number of its type.
+        to_blame: "file", or "definition" for a number that the definition cannot represent.
         words: the problem in a phrase.
     """
 
@@ -50,19 +50,19 @@ class RangeProblem:
 
     @property
     def ratio(self) -> float:
-        """How many times as large as the limit the number is; not finite where it is not known."""
+        """The number divided by the limit; not finite if the number is not known."""
         return abs(self.value) / self.limit
 
 
 def range_problem(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, values: Floats | None = None
 ) -> RangeProblem | None:
-    """What is out of range first in a row of weights and one of activations; None where nothing is.
+    """Return the first number out of range in a row of weights and one of activations; None if there is none.
 
     Args:
         w: uint8[row bytes] of the weights.
         x: uint8[row bytes] of the activations, in the definition's format.
-        values: float32[K] that x was quantized from, where they are known.
+        values: float32[K] that x was quantized from, if known.
     """
     if isinstance(fmt, ElementFormat):
         return _of_elements(fmt, w, x.view(np.float32))
@@ -77,14 +77,15 @@ def range_problem(
 def overflow_reason(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, values: Floats | None = None
 ) -> str | None:
-    """`range_problem` in words."""
+    """Return `range_problem` in words."""
     problem = range_problem(semantics, fmt, w, x, values)
     return None if problem is None else problem.words
 
 
 def largest_half(semantics: Semantics, x: Bytes) -> tuple[str, int, int, float] | None:
-    """Of the halves d and s in activations uint8[M, row bytes], the largest that is finite: its name, token, block and
-    value; None where the definition keeps none."""
+    """Return the largest finite half among d and s of activations uint8[M, row bytes]: name, token, block and value.
+    None if the definition has no such halves.
+    """
     definition = semantics.inside or semantics
     encoding, form = definition.encoding, definition.encoding.format
     if form is None:
@@ -171,7 +172,7 @@ def _of_activations(
 
 
 def _meant(encoding: Encoding, x: Bytes, name: str, at: int, values: Floats | None) -> float:
-    """What d or s of activation block `at` would be, if its type had no limit."""
+    """Return the value of d or s of activation block `at` in a type without limits."""
     form = encoding.format
     assert form is not None
     size = encoding.values_per_scale if name == "d" else encoding.values_per_sum
@@ -188,7 +189,7 @@ def _meant(encoding: Encoding, x: Bytes, name: str, at: int, values: Floats | No
 
 
 def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> RangeProblem | None:
-    """A product of scales that the definition rounds to half."""
+    """Check the products of scales that the definition rounds to half."""
     encoding = semantics.encoding
     if not semantics.term.half_products(fmt) or fmt.block_size != encoding.values_per_scale:
         return None
@@ -212,7 +213,7 @@ def _of_products(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> 
 
 
 def _of_result(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes) -> RangeProblem | None:
-    """The result, as the type of the output, or the sum of all magnitudes, in a half accumulator."""
+    """Check the result, in the type of the output, or the sum of all magnitudes, in a half accumulator."""
     if semantics.oracle is not None:
         return None
     k = w.size // fmt.block_bytes * fmt.block_size

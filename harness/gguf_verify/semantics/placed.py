@@ -1,8 +1,8 @@
-"""Weights on a device: read of blocks once, compared with what NumPy reads, and kept for further products.
+"""Weights on a device: blocks are read once, compared with NumPy's reading, and cached for further products.
 
-A device reads codes, scales and minima by many small steps, most of which cost a call and no time on the card. What it
-has read of a matrix takes some 1.5 bytes a value, so a device keeps it while it has room (`Device.kept`), and products
-of the same weights with other activations begin with it.
+A device reads codes, scales and minima in many small steps, most of which cost a call and no time on the GPU. A matrix
+that was read takes some 1.5 bytes a value, so a device caches it while there is room (`Device.kept`), and products of
+the same weights with other activations start from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .values import by_term, term_values
 Bytes = npt.NDArray[np.uint8]
 
 _NORMAL, _MAGNITUDE = np.uint32(0x00800000), np.uint32(0x7FFFFFFF)
-#: Bytes that are kept for a value, beside two numbers of 8 bytes for each term.
+#: Bytes that are cached for a value, besides two numbers of 8 bytes for each term.
 _OF_CODE = 1
 
 
@@ -43,24 +43,25 @@ class Placed:
         return len(self.codes)
 
     def rows(self, start: int, stop: int) -> Placed:
-        """Some of the rows."""
+        """Return some of the rows."""
         return Placed(self.codes[start:stop], self.scales[start:stop], self.minima[start:stop])
 
     def taken(self, numbers: Array) -> Placed:
-        """The rows of these numbers, which lie where the rows do."""
+        """Return the rows with these numbers, an array on the device."""
         return Placed(self.codes[numbers], self.scales[numbers], self.minima[numbers])
 
 
 def parts(
     device: Device, fmt: BlockFormat, w: Bytes, step: int, of_blocks: bool
 ) -> Iterator[tuple[int, Bytes, Array | Placed | None]]:  # fmt: skip
-    """Weights uint8[N, row bytes] on a device, `step` rows at a time: the first of these rows, the rows, and the same
-    there; None where a device takes scales for zero, so that NumPy computes their product.
+    """Yield weights uint8[N, row bytes] with their copy on a device, `step` rows at a time: (first row, rows, copy).
+
+    The copy is None if the device would flush their scales to zero, so that NumPy must compute their product.
 
     Args:
-        of_blocks: codes, scales and minima are multiplied; else the bytes are wanted.
+        of_blocks: yield codes, scales and minima; otherwise the bytes.
 
-    Raises EnvironmentFault where the device reads blocks otherwise than NumPy.
+    Raises EnvironmentFault if the device reads blocks differently from NumPy.
     """
     whole = None
     if of_blocks:
@@ -83,7 +84,7 @@ def parts(
 
 
 def _put(device: Device, fmt: BlockFormat, part: Bytes) -> Array | None:
-    """The bytes on the device, of which a sample is read and compared; None where it takes scales for zero."""
+    """Copy the bytes to the device and compare a sample; None if it would flush scales to zero."""
     rows = device.put(part)
     if flushes(fmt, rows):
         return None
@@ -100,7 +101,7 @@ def _read(fmt: BlockFormat, rows: Array) -> Placed:
 
 
 def _read_all(device: Device, fmt: BlockFormat, w: Bytes) -> Placed | None:
-    """All rows, read as many at a time as the device computes with; None where it takes scales for zero."""
+    """Read all rows, as many at a time as the device computes with; None if it would flush scales to zero."""
     step, made = device.rows(w.shape[1] // fmt.block_bytes * fmt.block_size, 0), list[Placed]()
     for start in range(0, len(w), step):
         rows = _put(device, fmt, w[start : start + step])
@@ -113,15 +114,18 @@ def _read_all(device: Device, fmt: BlockFormat, w: Bytes) -> Placed | None:
 
 
 def flushes(fmt: BlockFormat, rows: Array) -> bool:
-    """Whether arithmetic in float32 meets numbers below its normal ones, which a device takes for zero. Only scales and
-    minima may be such: codes are integers, and no format's values lie closer to each other than its smallest scale."""
+    """Return whether float32 arithmetic meets subnormal numbers, which a device may flush to zero.
+
+    Only scales and minima may be such: codes are integers, and no format's values lie closer to each other than its
+    smallest scale.
+    """
     blocks = rows.reshape(len(rows), -1, fmt.block_bytes)
     bits = (seen_as(of, np.uint32) & _MAGNITUDE for of in (fmt.scales(blocks), fmt.minima(blocks)))
     return any(bool(((of != 0) & (of < _NORMAL)).any()) for of in bits)
 
 
 def compare_blocks(fmt: BlockFormat, rows: Array, w: Bytes) -> None:
-    """Compare what the device reads of blocks with what NumPy reads. Raises EnvironmentFault."""
+    """Compare the device's reading of blocks with NumPy's. Raises EnvironmentFault."""
     there, here = (of.reshape(len(w), -1, fmt.block_bytes) for of in (rows, w))
     readers = ("codes", fmt.codes), ("scales", fmt.scales), ("minima", fmt.minima), ("values", fmt.decode)
     for what, read in readers:
@@ -130,7 +134,7 @@ def compare_blocks(fmt: BlockFormat, rows: Array, w: Bytes) -> None:
 
 
 def same(there: npt.NDArray[np.generic], here: npt.NDArray[np.generic]) -> bool:
-    """Whether arrays are equal bit for bit; any two NaN are the same."""
+    """Return whether arrays are equal bit for bit; any two NaN are equal."""
     if there.dtype != here.dtype or there.shape != here.shape:
         return False
     if here.dtype.kind != "f":
@@ -141,5 +145,5 @@ def same(there: npt.NDArray[np.generic], here: npt.NDArray[np.generic]) -> bool:
 
 
 def differs(what: str) -> EnvironmentFault:
-    """What is raised where a device's numbers are not NumPy's."""
+    """Return the error for a device whose numbers are not NumPy's."""
     return EnvironmentFault(f"the GPU computes other numbers than NumPy: {what}")

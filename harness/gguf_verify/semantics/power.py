@@ -1,29 +1,29 @@
-"""The power of a bound: could it have failed?
+"""The power of a bound: whether it could have failed.
 
-A bound is a check only where outputs exist that it refuses. Long sums in half have bounds as large as the sums: zeros
-are within them. An output o is *weak* where 0.9·o would pass, that is where the tolerance T of both gates is at least
-0.1·|o|; then 0 passes, or nearly. A product most of whose outputs are weak is not verified by its bound, whatever its
+A bound is a check only if there are outputs that it rejects. Long sums in half have bounds as large as the sums: zeros
+are within them. An output o is *weak* if 0.9·o would pass, that is, if the tolerance T of both gates is at least
+0.1·|o|; then 0 passes, or nearly. A product of which most outputs are weak is not verified by its bound, whatever its
 outputs are.
 
 Two kinds of outputs are zero for good reasons, and do not count as weak for that:
 
-- An exact zero. It is left out, whatever T is.
-- An output whose terms cancel. With r the root of the sum of their squares, |o| is about r where signs are random, and
-  float32 itself leaves some 2^-24·r·√K of it. So |o| counts as at least r·2^-9: only tolerances below r·2^-12, as those
-  of float32 sums are, profit from that. Likewise results that underflow in float32 count as at least 2^-100.
+- An exact zero. It is not counted, whatever T is.
+- An output whose terms cancel. With r the root of the sum of their squares, |o| is about r for random signs, and
+  float32 itself leaves some 2^-24·r·√K of it. So |o| counts as at least r·2^-9: only tolerances below r·2^-12, such
+  as those of float32 sums, profit from that. Likewise results that underflow in float32 count as at least 2^-100.
 
-Outputs of half and of bfloat16, and sums in half, underflow at sizes that occur: a half is a multiple of 2^-24, so of
-an output of 2^-26 zero is the rounding. With η what underflow may take of an output (`Product.underflow`), zero, or
-nearly, is right up to η/0.1, whatever a kernel does: outputs below twice that are no evidence for or against it, and
-are not counted. A product that has no others was not verified by them: it is `empty`.
+Outputs of half and of bfloat16, and sums in half, underflow at sizes that occur: a half is a multiple of 2^-24, so an
+output of 2^-26 rounds to zero. With η the possible loss of an output by underflow (`Product.underflow`), zero, or
+nearly, is correct up to η/0.1, whatever a kernel does: outputs below twice that are no evidence for or against it, and
+are not counted. A product that has no other outputs was not verified by them: it is `empty`.
 
-Where K is long and sums are coarse, gates that refuse 0.9·o may still not see that a block of the row is missing. Such
-a block's share of an output is about r/√(K/32); where T is as large, the loss is *hidden*. If it is in most outputs,
-the product does not show whether all blocks were added, and each part of its rows is judged by itself
+If K is long and sums are coarse, gates that reject 0.9·o may still not detect that a block of the row is missing. Such
+a block's share of an output is about r/√(K/32); if T is as large, the loss is *hidden*. If it is hidden in most
+outputs, the product does not show whether all blocks were added, and each part of its rows is judged separately
 (`rungs.remade`).
 
 A product of few outputs may have a small one by chance: tensor cores leave 0.01·r at K = 32768, and one output in
-thirteen is less than 0.1·r. Of fewer than `FEW` outputs |o| therefore counts as at least r/4.
+thirteen is less than 0.1·r. With fewer than `FEW` outputs |o| therefore counts as at least r/4.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from ..support.arrays import Array
 from .accumulation import SCORE_LIMIT
 from .sums import Doubles, Product
 
-#: The share of an output that a bound must be able to miss.
+#: The fraction of an output whose loss a bound must detect.
 SHARE = 0.1
-#: Outputs of a product that is small.
+#: Outputs below which a product is small.
 FEW = 16
-#: Of r, what |o| counts as at least: in general, and in small products.
+#: The minimum of |o| as a fraction of r: in general, and in small products.
 _CANCELLED, _OF_FEW = 2.0**-9, 0.25
-#: Values of the smallest part of a row whose loss a judgement must show.
+#: Values of the smallest part of a row whose loss a judgement must detect.
 BLOCK = 32
-#: The least size of an output: smaller ones underflow in float32.
+#: The minimum size of an output: smaller ones underflow in float32.
 _LEAST = 2.0**-100
 
 
 @dataclass(frozen=True)
 class Power:
-    """Of the gates of one product.
+    """The power of the gates of one product.
 
     Args:
-        outputs: whose exact value is finite, not zero, and does not underflow.
-        weak: of these, the ones of which 0.9 times the exact value would pass.
-        underflowing: other outputs that are not zero, too small for their type to tell from zero.
-        hidden: of `outputs`, the ones that would pass although a block of the row is missing.
+        outputs: those whose exact value is finite, not zero, and does not underflow.
+        weak: the ones among these for which 0.9 times the exact value would pass.
+        underflowing: other outputs that are not zero, too small for their type to distinguish from zero.
+        hidden: the ones among `outputs` that would pass although a block of the row is missing.
     """
 
     outputs: int
@@ -67,17 +67,17 @@ class Power:
 
     @property
     def lacking(self) -> bool:
-        """Whether most outputs are weak, so that to pass says nothing."""
+        """Whether most outputs are weak, so that passing is no evidence."""
         return 2 * self.weak > self.outputs
 
     @property
     def empty(self) -> bool:
-        """Whether all outputs that are not zero underflow, so that none says anything."""
+        """Whether all outputs that are not zero underflow, so that none is evidence."""
         return not self.outputs and self.underflowing > 0
 
     @property
     def says_nothing(self) -> bool:
-        """Whether outputs that pass are not verified by that."""
+        """Whether passing does not verify the outputs."""
         return self.lacking or self.empty
 
     @property
@@ -86,24 +86,26 @@ class Power:
         return 2 * self.hidden > self.outputs
 
     def joined(self, other: Power) -> Power:
-        """Of both together, where a product is judged in parts."""
+        """Return the power of both together, for a product that is judged in parts."""
         return Power(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
 def share_of_block(p: Product) -> Doubles | float:
-    """About what a block of the row adds to an output, [M, N]; infinite where only the whole row is known, or has one
-    block."""
+    """Return the approximate contribution of a block of the row to an output, [M, N].
+
+    Infinite if only the whole row is known, or the row has one block.
+    """
     if p.scale is None or p.columns <= BLOCK:
         return math.inf
     return p.scale * math.sqrt(BLOCK / p.columns)
 
 
 def power(p: Product, slack: Array | None = None) -> Power:
-    """The power of a product's gates.
+    """Return the power of a product's gates.
 
     Args:
-        p: of one that is screened, bound and spread may be smaller than those of the product: by a little.
-        slack: that is added to bound and spread.
+        p: if it is screened, bound and spread may be a little smaller than those of the product.
+        slack: added to bound and spread.
     """
     with np.errstate(all="ignore"):
         tolerance = np.minimum(p.bound, SCORE_LIMIT * p.spread)

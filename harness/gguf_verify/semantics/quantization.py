@@ -1,15 +1,15 @@
-"""What a quantizer of activations should give: an encoding's bytes, and where other bytes are as right.
+"""Checks of a quantizer of activations: the bytes of an encoding, with the differences that are equally correct.
 
-Every byte is that of the encoding's `encode`, but for these:
+Every byte must be that of the encoding's `encode`, with these exceptions:
 
 - A sum s of raw values may be of another order of float32 additions, unless the author declares that order. Each order
   is within γ_n·Σ|x| of the exact sum of n values (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed.,
   §4.2), so s must lie between the halves next to the two ends.
 - With fast math, a code whose unrounded value lies within `fast_math.WINDOW` of a half may be one step away, and a
-  scale that far from its own. What is made of codes (Σq, d·Σq) is then that of the kernel's codes.
-- Codes of values over a scale that is zero or infinite, and codes past 127, which only subnormal scales can make, are
-  nobody's definition: C leaves the conversion undefined. With fast math, nor are codes under any subnormal scale, or of
-  values from 2^126 on. Nothing is known of a block with NaN or infinities in it.
+  scale may be that far from its own. Numbers derived from codes (Σq, d·Σq) must then be those of the kernel's codes.
+- Some codes are not defined: those of values over a scale that is zero or infinite, and codes past 127, which only
+  occur with subnormal scales: C leaves the conversion undefined. With fast math, neither are codes under any subnormal
+  scale, or of values from 2^126 on. Blocks with NaN or infinities are not judged.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .sums import gamma
 Bools = npt.NDArray[np.bool_]
 Structs = npt.NDArray[np.void]
 
-#: The largest float32, and the smallest that is no subnormal.
+#: The largest float32, and the smallest normal one.
 _MOST, _SMALLEST = float(np.finfo(np.float32).max), 2.0**-126
 
 
 def encoding(name: str) -> Encoding:
-    """The encoding of this name, which quantizes. Raises KeyError."""
+    """Return the encoding of this name, which quantizes. Raises KeyError."""
     found = ENCODINGS[name]
     if not found.quantizes:
         raise KeyError(name)
@@ -42,12 +42,12 @@ def encoding(name: str) -> Encoding:
 
 
 def encodings() -> tuple[str, ...]:
-    """The names of all encodings that quantize."""
+    """Return the names of all encodings that quantize."""
     return tuple(name for name, e in ENCODINGS.items() if e.quantizes)
 
 
 def unit_of(made: Encoding) -> int:
-    """Rows of activations are whole multiples of so many values."""
+    """Return the values of which a row of activations is a whole multiple."""
     if made.rearranges is not None:
         return unit_of(made.rearranges[0])
     assert made.format is not None
@@ -56,7 +56,7 @@ def unit_of(made: Encoding) -> int:
 
 @dataclass(frozen=True)
 class WrongBlock:
-    """A block of activations that is wrong: of token m, the block, what is wrong in words, and the numbers."""
+    """A wrong block of activations: its token m, its number, the fault in words, and the numbers."""
 
     m: int
     block: int
@@ -67,16 +67,16 @@ class WrongBlock:
 
 @dataclass
 class QuantizerCheck:
-    """What was compared of a quantizer's bytes.
+    """The results of a comparison of a quantizer's bytes.
 
     Args:
-        blocks, codes: that were judged.
-        unjudged: blocks with NaN or infinities, of which nothing is known.
-        undefined: codes of no definition.
+        blocks, codes: judged blocks and codes.
+        unjudged: blocks with NaN or infinities, for which nothing is defined.
+        undefined: codes that no definition gives.
         ambiguous: codes that fast math may move.
         moved, scales_moved: codes and scales that it moved.
-        other_sums: sums of another order than the encoder's.
-        wrong: the first blocks that are wrong; `n_wrong` counts all.
+        other_sums: sums in another order than the encoder's.
+        wrong: the first wrong blocks; `n_wrong` counts all.
     """
 
     blocks: int = 0
@@ -100,9 +100,9 @@ def check_bytes(
         made: the encoding.
         ordered: the author declares the encoder's order of sums.
         fast_math: the author declares approximate division.
-        most: wrong blocks that are recorded one by one.
+        most: most wrong blocks that are recorded one by one.
 
-    Raises ValueError where the bytes are not those of such a row.
+    Raises ValueError if the bytes do not have the type or shape of such rows.
     """
     fmt = made.format
     if fmt is None:
@@ -128,8 +128,7 @@ def check_bytes(
 
 
 def only_defined(made: Encoding, x: Floats, fast_math: bool = False) -> Floats:
-    """Activations float32[M, K] with zeros for each block that has a code of no definition, or a value that is not
-    finite."""
+    """Return activations float32[M, K], with zeros for each block with an undefined code or a non-finite value."""
     assert made.format is not None
     blocks = np.pad(x, ((0, 0), (0, -x.shape[1] % made.format.block_size))).reshape(len(x), -1, made.format.block_size)
     known, _ = _codes_known(made, blocks, fast_math)
@@ -138,7 +137,7 @@ def only_defined(made: Encoding, x: Floats, fast_math: bool = False) -> Floats:
 
 
 def _codes_known(made: Encoding, blocks: Floats, fast_math: bool) -> tuple[Bools, Bools]:
-    """Which values have a code, and which may have either of two with fast math, bool like the blocks."""
+    """Return which values have a defined code, and which may have either of two with fast math, as bool[...]."""
     assert made.ratios is not None
     groups = blocks.reshape(*blocks.shape[:2], -1, made.values_per_scale)
     with np.errstate(all="ignore"):
@@ -148,21 +147,20 @@ def _codes_known(made: Encoding, blocks: Floats, fast_math: bool) -> tuple[Bools
         known |= largest == 0  # zeros have the code zero
         if fast_math:  # subnormal scales are flushed, and approximate division is not defined above 2^126
             known &= (largest == 0) | ((largest > 127 * _SMALLEST * (1 + WINDOW)) & (largest < 2.0**126))
-        # in float64, whose own error is negligible here
+        # Computed in float64, whose own error is negligible here.
         exact = 127 * np.abs(groups.astype(np.float64)) / np.where(largest > 0, largest, 1).astype(np.float64)
         return known.reshape(blocks.shape), (np.abs(exact % 1 - 0.5) <= WINDOW * exact).reshape(blocks.shape)
 
 
 def _roles(made: Encoding) -> list[tuple[str, npt.NDArray[np.intp], bool, int]]:
-    """Of each field but the codes: its name, which of its members are meant, whether they are scales, and how many
-    values each is of."""
+    """Return name, members, whether they are scales, and the values of each member, for all fields but the codes."""
     fmt, out = made.format, []
     assert fmt is not None
     for item in fmt.fields:
         every = np.arange(item.count)
         if item.name == "d":
             out.append((item.name, every, True, made.values_per_scale))
-        elif item.name == "ds":  # scales and sums: those are sums that the encoding reads as such
+        elif item.name == "ds":  # scales and sums: `read_sums` tells which members are sums
             assert made.read_sums is not None
             numbered = np.zeros((), fmt.dtype)
             numbered["ds"] = every + 1
@@ -210,20 +208,23 @@ def _compare(
 
 
 def _scales(x: Floats, got: npt.NDArray[np.floating], ours: npt.NDArray[np.floating]) -> Bools:
-    """Which scales fast math may give, of x[n, scales, values]: within WINDOW of max/127, as halves the neighbour of
-    ours at a midpoint; and zero where ours is subnormal in float32."""
+    """Return which scales of x[n, scales, values] fast math may give.
+
+    They are within WINDOW of max/127, or, for halves, the neighbour of ours at a midpoint; or zero if ours is subnormal
+    in float32.
+    """
     exact = np.abs(x.astype(np.float64)).max(axis=-1) / 127
     with np.errstate(all="ignore"):
         a, b = np.abs(got.astype(np.float64)), np.abs(ours.astype(np.float64))
         near = np.abs(a - exact) <= WINDOW * exact
-        if got.dtype.itemsize == 2:  # two halves equally far away are neighbours
+        if got.dtype.itemsize == 2:  # two halves at equal distance are neighbours
             near |= np.abs(np.abs(a - exact) - np.abs(b - exact)) <= 2 * WINDOW * exact
         near &= np.signbit(got) == np.signbit(ours)
         return np.asarray(near | ((a == 0) & (exact <= _SMALLEST * (1 + WINDOW))))
 
 
 def _sums(x: Floats, got: npt.NDArray[np.floating]) -> Bools:
-    """Which sums some order of float32 additions gives, of x[n, sums, values]."""
+    """Return which sums of x[n, sums, values] some order of float32 additions gives."""
     values = x.astype(np.float64)
     total, size = values.sum(axis=-1), np.abs(values).sum(axis=-1)
     error = gamma(values.shape[-1]) * size
@@ -234,7 +235,7 @@ def _sums(x: Floats, got: npt.NDArray[np.floating]) -> Bools:
 
 
 def _of_codes(made: Encoding, x: Floats, codes: npt.NDArray[np.int8], got: npt.NDArray[np.generic]) -> Bools:
-    """Which numbers are made of the kernel's own codes[n, sums, values]: their sums, or d times their sum."""
+    """Return which numbers are those of the kernel's own codes[n, sums, values]: their sums, or d times their sum."""
     sums = codes.astype(np.int64).sum(axis=-1)
     if np.issubdtype(got.dtype, np.integer):
         return np.asarray(got == sums)
@@ -250,7 +251,7 @@ def _of_codes(made: Encoding, x: Floats, codes: npt.NDArray[np.int8], got: npt.N
 def _told(
     x: Floats, theirs: np.void, ours: np.void, bad: list[tuple[str, npt.NDArray[np.intp], Bools]], i: int
 ) -> tuple[str, float, float]:  # fmt: skip
-    """What is wrong first in a block, got and expected."""
+    """Return the first fault in a block, in words, with the numbers got and expected."""
     for name, members, part in bad:
         if not part[i].any():
             continue

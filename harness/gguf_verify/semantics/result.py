@@ -1,4 +1,4 @@
-"""Exact results alone, without bounds, for passes over a graph that judge nothing."""
+"""Exact results without bounds, for passes over a graph without judgement."""
 
 from __future__ import annotations
 
@@ -33,18 +33,17 @@ _VALUES = 1 << 20
 def exact_result(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, threads: int = 1, device: Device | None = None
 ) -> Doubles:
-    """The exact result of `product` alone, as an output of the definition holds it: by one or two matrix products,
-    where that is possible.
+    """Compute the exact result of `product`, in the type of the definition's output, by matrix products if possible.
 
     Args:
         semantics, fmt, w, x, threads: as in `product`.
-        device: where it is computed; None: by NumPy. What is no matrix product is NumPy's.
+        device: the device that computes it; None: NumPy. A product that is not one of matrices is computed by NumPy.
 
     Returns:
         NumPy's float64[M, N].
 
-    Raises EnvironmentFault where the device's numbers are not NumPy's, or its memory does not suffice; KernelFault of
-    an author's oracle.
+    Raises EnvironmentFault if the device's numbers are not NumPy's, or its memory does not suffice; KernelFault for an
+    author's oracle.
     """
     if isinstance(fmt, ElementFormat):
         return exact_elements(fmt.name, w, np.ascontiguousarray(x).view(np.float32), threads)

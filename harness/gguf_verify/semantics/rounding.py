@@ -15,16 +15,16 @@ Floats = npt.NDArray[np.float32]
 _TIE_MASK = np.int64(0x1FFFFFFF)
 _TIE = np.int64(0x10000000)
 SMALLEST_NORMAL = 2.0**-126
-#: Steps of a chain that are looked over together; elements of their (steps, M, n) arrays.
+#: Steps of a chain that are checked together; elements of their (steps, M, n) arrays.
 _STEPS, _TOGETHER = 64, 1 << 17
 
 
 def add_rounded(product: npt.NDArray[np.float64], acc: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """`fma(a, b, acc)` for a product a·b that float64 holds exactly (at most 53 significant bits).
+    """Compute `fma(a, b, acc)` for a product a·b that float64 holds exactly (at most 53 significant bits).
 
-    Rounding the sum to float64 and then to float32 errs only where the float64 sum looks like a tie of float32, or
-    where the result is subnormal; those elements are summed again with round-to-odd, after which the second rounding
-    is right (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    Rounding the sum to float64 and then to float32 only errs if the float64 sum looks like a tie of float32, or if the
+    result is subnormal; those elements are summed again with round-to-odd, after which the second rounding is correct
+    (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
     """
     if (library := library_of(product)) is not None:
         return cast(Floats, library.rounding.chain([product[None]], acc))
@@ -38,14 +38,14 @@ def add_rounded(product: npt.NDArray[np.float64], acc: npt.NDArray[np.float32]) 
 def chain_rounded(
     streams: Sequence[npt.NDArray[np.float64]], start: npt.NDArray[np.float32] | None = None
 ) -> npt.NDArray[np.float32]:
-    """`fma` over products in turn, from zero or `start`: add_rounded step by step, but looked over once at the end.
+    """Apply `fma` to products in turn, from zero or `start`: as add_rounded step by step, but checked once at the end.
 
     Sums that float64 did not hold and that look like a tie are so rare (one in 2^29) that a chain with one is simply
-    done again with care.
+    recomputed with add_rounded.
 
     Args:
         streams: arrays [steps, …] of one shape; each step takes one product of every stream, in order.
-        start: what the first one is added to, where that is not zero.
+        start: the initial sum, if not zero.
     """
     if (library := library_of(streams[0])) is not None:
         begin = np.zeros_like(streams[0][0], dtype=np.float32) if start is None else start
@@ -81,11 +81,11 @@ def chain_rounded(
 def multiply_adds(
     a: npt.NDArray[np.float32], w: npt.NDArray[np.float32], short: bool = False
 ) -> npt.NDArray[np.float32]:
-    """Σ_k a[k]·w[k], float32[M, n], by `fma` in ascending k from +0, of a float32[K, M] and w float32[K, n].
+    """Compute Σ_k a[k]·w[k], float32[M, n], by `fma` in ascending k from +0, of a float32[K, M] and w float32[K, n].
 
     Args:
         short: products have so few bits that float32 holds them, unless they under- or overflow: then a multiplication
-            and an addition are one fused multiply-add.
+            and an addition equal one fused multiply-add.
     """
     if (library := library_of(a)) is not None:
         return cast(Floats, library.rounding.multiply_adds(a, w))
@@ -111,11 +111,11 @@ def multiply_adds(
 
 
 def half_multiply_adds(a: npt.NDArray[np.float64], w: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Σ_k a[k]·w[k], float32[M, n], by the fused multiply-add of halves in ascending k from +0, of halves a[M, K] and
-    w[n, K].
+    """Compute Σ_k a[k]·w[k], float32[M, n], by the fused multiply-add of halves in ascending k from +0.
 
-    A product of two halves has 22 bits. float64 holds its sum with a third half, unless the product is less than 2^-29
-    of that half, which is then the result, or the sum is past 2^16 and infinite.
+    The factors are halves a[M, K] and w[n, K]. A product of two halves has 22 bits. float64 holds its sum with a third
+    half, unless the product is less than 2^-29 of that half, which is then the result, or the sum is past 2^16 and
+    infinite.
     """
     acc = np.zeros((len(a), len(w)), np.float16)
     left, right = np.ascontiguousarray(a.T)[:, :, None], np.ascontiguousarray(w.T)[:, None]
@@ -126,14 +126,14 @@ def half_multiply_adds(a: npt.NDArray[np.float64], w: npt.NDArray[np.float64]) -
 
 
 def to_float32(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Rounded to float32, as float64."""
+    """Round to float32, as float64."""
     if (library := library_of(values)) is not None:
         return cast(npt.NDArray[np.float64], library.rounding.to_float32(values))
     return values.astype(np.float32).astype(np.float64)
 
 
 def _held(a: npt.NDArray[np.float32], w: npt.NDArray[np.float32]) -> bool:
-    """Whether no product of short values leaves the normal float32."""
+    """Return whether all products of short values are normal in float32, or zero."""
 
     def extremes(values: npt.NDArray[np.float32]) -> tuple[float, float]:
         size = np.abs(values)
@@ -145,7 +145,7 @@ def _held(a: npt.NDArray[np.float32], w: npt.NDArray[np.float32]) -> bool:
 
 
 def _suspicious(total: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
-    """Sums that a second rounding might get wrong."""
+    """Return the sums that a second rounding might get wrong."""
     looks_like_tie = (total.view(np.int64) & _TIE_MASK) == _TIE
     return np.asarray(looks_like_tie | ((np.abs(total) < SMALLEST_NORMAL) & (total != 0)))
 
@@ -153,13 +153,13 @@ def _suspicious(total: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
 def _sum_error(
     a: npt.NDArray[np.float64], b: npt.NDArray[np.float64], total: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """a + b - total, exactly (Knuth's TwoSum)."""
+    """Return a + b - total, exactly (Knuth's TwoSum)."""
     back = total - a
     return np.asarray((a - (total - back)) + (b - back))
 
 
 def _add_to_odd(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """a + b in float64, rounded to the neighbour with an odd last bit where it is inexact."""
+    """Return a + b in float64, rounded to the neighbour with an odd last bit if inexact."""
     total = a + b
     error = _sum_error(a, b, total)
     even = (total.view(np.int64) & 1) == 0

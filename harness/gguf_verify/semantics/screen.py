@@ -1,22 +1,24 @@
-"""Products by matrix multiplication, in which a bound and a spread are never larger than those of `exact.product`.
+"""Products by matrix multiplication, with a bound and a spread that never exceed those of `exact.product`.
 
 `exact.product` walks through the terms of every output, since the spread depends on each partial sum. Here the same
-sums are matrix products in float64, at a tenth of the time or less. What passes by them passes by the product itself,
-which `Product.of_rows` gives where something does not. With the names of `exact`, over K values in nb terms:
+sums are matrix products in float64, in a tenth of the time or less. An output that passes here passes by the product
+itself; `Product.of_rows` computes that one for outputs that do not. With the names of `exact`, over K values in nb
+terms:
 
     o     = Σ_k (q_a·d_a)·(q_w·d_w) + Σ_b s·m_w                            two matrix products
     A     = Σ_b a[b] = Σ_k |q_a·d_a|·|d_w|·(|q_w| + 2z) + Σ_b |s|·|m_w|    two more, of magnitudes
-    bound = γ_n·A, without what underflow may take
+    bound = γ_n·A, without the terms for underflow
 
 The variance of the spread is u²/3·(Σ_b S[b]² + 2·Σ_b t[b]² + Σ_b (nb - b + 3)·v[b]), b from 1, where v[b] is a[b]²/32
-for blocks (a[b]²/16 for terms of 16 values), and Σ a²·w² of the term for values that are not quantized. From below:
+for blocks (a[b]²/16 for terms of 16 values), and Σ a²·w² of the term for values that are not quantized. Its lower
+bounds are:
 
-    Σ_b S[b]² ≥ o², the last partial sum; and the squares of both parts, where the minima are added up apart
+    Σ_b S[b]² ≥ o², the last partial sum; and the squares of both parts, if the minima are added separately
     Σ_b t[b]² ≥ o²/nb and Σ_b (nb - b + 3)·a[b]² ≥ A²/Σ_b 1/(nb - b + 3), by Cauchy and Schwarz
 
-and for values the last sum is a matrix product by itself. A product of matrices in float64 is off by at most γ'·A, in
-any order, with γ' = (K + nb + 8)·2^-53 (Higham, §3.1). Two such errors stand in a comparison, so bound and spread are
-lowered by 4γ'·A, and by a share of 2^-20 for the rounding of their own formulas: some 10^-6 of either.
+and for values the last sum is itself a matrix product. A product of matrices in float64 has an error of at most γ'·A,
+in any order, with γ' = (K + nb + 8)·2^-53 (Higham, §3.1). A comparison contains two such errors, so bound and spread
+are lowered by 4γ'·A, and by a factor of 2^-20 for the rounding of their own formulas: some 10^-6 of either.
 
 A definition that rounds inside a term, sums or outputs of halves, tensor cores, fused operations and an author's oracle
 are not bilinear, or have other spreads: their products are computed whole. So are small ones.
@@ -59,12 +61,12 @@ S = TypeVar("S", bound="Screen")
 FEW, SMALL = 16, 1 << 20
 #: Values of weights that are decoded at a time; outputs whose bits are computed at a time.
 _VALUES, _TILE = 1 << 20, 1 << 16
-#: Terms of all outputs of a few rows that NumPy computes, since a device takes longer to begin.
+#: Most terms of all outputs of a few rows that NumPy computes, since a device takes longer to start.
 _ON_HOST = 1 << 17
-#: Screens that each thread keeps: of a product, of llama.cpp's, and of a kernel on llama.cpp's activations.
+#: Screens that each thread caches: of a product, of llama.cpp's, and of a kernel on llama.cpp's activations.
 _MOST = 4
 _RECENT = threading.local()
-#: More than the share that rounding in float64 takes of the formulas for bound and spread.
+#: An upper bound on the relative rounding error in float64 of the formulas for bound and spread.
 _ROUNDED = 2.0**-20
 
 
@@ -73,12 +75,12 @@ def screened(
     semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
     device: Device | None = None,
 ) -> Product:  # fmt: skip
-    """`exact.product`, by which everything that passes passes by that one, and which knows how to compute that one.
+    """Compute a product that is at least as strict as `exact.product`, and can compute that one for rows that fail.
 
     Args:
-        semantics, fmt, w, x, order, threads, device: as there.
+        semantics, fmt, w, x, order, threads, device: as in `exact.product`.
 
-    Raises what `exact.product` raises.
+    Raises the exceptions of `exact.product`.
     """
     if not isinstance(fmt, BlockFormat) or not bilinear(semantics, fmt):
         return product(semantics, fmt, w, x, order, threads, device)
@@ -89,7 +91,7 @@ def screened(
     fmt = inner.term.reads(fmt)
     if semantics.inside is not None:
         slack = slack_of_sums(inner, fmt, w, semantics.values_of(x))
-    with np.errstate(all="ignore"):  # scales that are infinite: such a product is settled by the other one
+    with np.errstate(all="ignore"):  # infinite scales: the exact product decides
         screen = screen_of(semantics, fmt, w.shape[1], x)
     prepared = screen.x
     if device is not None:
@@ -108,14 +110,14 @@ def screened(
         made = concatenated(_parts(screen.product, w, max(1, _VALUES // (nb * values)), threads))
         if order is not None:
             bits = lambda rows: _in_order(inner, fmt, rows, prepared, order)  # noqa: E731
-            parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads are no faster: measured
+            parts = _parts(bits, w, max(1, _TILE // len(x)), 1)  # two threads are no faster (measured)
             made = replace(made, ordered=np.concatenate(parts, axis=1))
     if order is not None and not np.isfinite(made.exact).all():
-        return product(semantics, fmt, w, x, order, threads, device)  # whose sums may be finite in this order
+        return product(semantics, fmt, w, x, order, threads, device)  # its sums may be finite in this order
     if slack is not None:
         made = made.loosened(slack)
 
-    def of_rows(rows: npt.NDArray[np.intp]) -> Product:  # the bits of a declared order are known
+    def of_rows(rows: npt.NDArray[np.intp]) -> Product:  # without the bits of a declared order, which are known
         few = len(rows) * len(x) * nb <= _ON_HOST
         return product(semantics, fmt, w[rows], x, None, threads, None if few else device)
 
@@ -123,10 +125,10 @@ def screened(
 
 
 def screen_of(semantics: Semantics, fmt: BlockFormat, row_bytes: int, x: Bytes) -> Screen:
-    """The products of activations uint8[M, row bytes] with any rows of weights, of so many bytes each.
+    """Return the screen of activations uint8[M, row bytes], for any rows of weights of `row_bytes` bytes.
 
-    Those of the last few arrays are kept: rows of a matrix are multiplied by them, and then combinations of all rows.
-    Nobody may write to these arrays.
+    The screens of the last few arrays are cached, since the rows of a matrix are multiplied by them, and then
+    combinations of all rows. These arrays must not be modified.
     """
     recent: deque[tuple[Bytes, Semantics, BlockFormat, int, Screen]]
     recent = _RECENT.__dict__.setdefault("screens", deque(maxlen=_MOST))
@@ -151,7 +153,7 @@ def _terms(fmt: BlockFormat, row_bytes: int) -> int:
 
 
 def bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
-    """Whether the product is one of matrices, and its spread that of float32 sums."""
+    """Return whether the product is one of matrices, and its spread that of float32 sums."""
     inner = semantics.inside or semantics
     term = inner.term
     if semantics.oracle is not None or not semantics.plain or not inner.plain:
@@ -162,14 +164,14 @@ def bilinear(semantics: Semantics, fmt: BlockFormat) -> bool:
 
 
 class _OfBlocks:
-    """Products of codes: of the same activations and any rows of weights.
+    """Products of codes: one set of activations with any rows of weights.
 
     Args:
         nb: terms of a row.
     """
 
     of_blocks = True
-    #: A device, and the same there.
+    #: A device, and the copy of the screen there.
     placed: tuple[Device, Any] | None = None
 
     def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
@@ -188,7 +190,7 @@ class _OfBlocks:
         return np.abs(self.a)
 
     def on(self, device: Device) -> _OfBlocks:
-        """The same on a device."""
+        """Return the same on a device."""
         return _placed(self, device, "a", "s", "_s_abs")
 
     @property
@@ -197,26 +199,25 @@ class _OfBlocks:
         return int(self.a.shape[1])
 
     def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
-        """What rows uint8[n, row bytes] multiply `a` and `s` by: float64[n, K] and, where it has a second part,
-        float64[n, nb]."""
+        """Decode rows uint8[n, row bytes] to the factors of `a` and `s`, float64[n, K] and float64[n, nb] or None."""
         weights, _, least = self._decoded(w)
         return weights.reshape(len(w), -1), least if self.has_second else None
 
     def _decoded(self, w: Bytes | Placed) -> tuple[Doubles, Doubles, Doubles]:
-        """float64[n, nb, 32 or 16], the scales and the minima float64[n, nb]."""
+        """Return the weights float64[n, nb, 32 or 16], the scales and the minima float64[n, nb]."""
         blocks = blocks_of(self._fmt, w)
         q = codes_of(self._semantics, self._fmt, blocks).reshape(len(w), self.nb, self._values)
         d, least = (of[:, 0].T for of in scales_of(self._semantics, self._fmt, blocks))
         return q * d[..., None], d, least
 
     def exact(self, w: Bytes | Placed) -> Doubles:
-        """The exact products alone of weights uint8[n, row bytes], float64[M, n]."""
+        """Return only the exact products of weights uint8[n, row bytes], float64[M, n]."""
         weights, least = self.weights(w)
         first: Doubles = self.a @ weights.T
         return first if least is None else first + self.s @ least.T
 
     def product(self, w: Bytes | Placed) -> Product:
-        """Of weights uint8[n, row bytes]."""
+        """Return the product of weights uint8[n, row bytes]."""
         fmt, nb, traits = self._fmt, self.nb, self._semantics.term
         weights, d, least = self._decoded(w)
         size = np.abs(weights)
@@ -235,14 +236,14 @@ class _OfBlocks:
 
 
 class _OfValues:
-    """Products of values: of the same activations and any rows of weights.
+    """Products of values: one set of activations with any rows of weights.
 
     Args:
         nb: terms of a row.
     """
 
     has_second = of_blocks = False
-    #: A device, and the same there.
+    #: A device, and the copy of the screen there.
     placed: tuple[Device, Any] | None = None
 
     def __init__(self, semantics: Semantics, fmt: BlockFormat, x: Activations, nb: int) -> None:
@@ -256,7 +257,7 @@ class _OfValues:
         return np.abs(self.a)
 
     def on(self, device: Device) -> _OfValues:
-        """The same on a device."""
+        """Return the same on a device."""
         return _placed(self, device, "a", "_later")
 
     @property
@@ -265,17 +266,17 @@ class _OfValues:
         return int(self.a.shape[1])
 
     def weights(self, w: Bytes | Placed) -> tuple[Doubles, Doubles | None]:
-        """What rows uint8[n, row bytes] multiply `a` by, float64[n, K]."""
+        """Decode rows uint8[n, row bytes] to the factors of `a`, float64[n, K]."""
         assert not isinstance(w, Placed)
         return weights_of(self._semantics.term, self._fmt, w)[0], None
 
     def exact(self, w: Bytes | Placed) -> Doubles:
-        """The exact products alone of weights uint8[n, row bytes], float64[M, n]."""
+        """Return only the exact products of weights uint8[n, row bytes], float64[M, n]."""
         made: Doubles = self.a @ self.weights(w)[0].T
         return made
 
     def product(self, w: Bytes | Placed) -> Product:
-        """Of weights uint8[n, row bytes]."""
+        """Return the product of weights uint8[n, row bytes]."""
         assert not isinstance(w, Placed)
         weights, _ = weights_of(self._semantics.term, self._fmt, w)
         exact, total = self.a @ weights.T, self._a_abs @ np.abs(weights).T
@@ -288,7 +289,7 @@ Screen = _OfBlocks | _OfValues
 
 
 def _placed(screen: S, device: Device, *names: str) -> S:
-    """A screen with these arrays on a device, where it makes what else it needs."""
+    """Return a screen with these arrays on a device, where it derives its other arrays."""
     held = screen.placed
     if held is None or held[0] is not device:
         other = copy(screen)
@@ -302,27 +303,27 @@ def _placed(screen: S, device: Device, *names: str) -> S:
 def _lowered(
     exact: Doubles, size: Doubles, carried: Doubles, lanes: Doubles, nb: int, added: int, roundings: int, summed: int
 ) -> Product:  # fmt: skip
-    """The product [M, n] of these sums.
+    """Return the product [M, n] of these sums.
 
     Args:
         size: A.
-        carried, lanes: what Σ_b S[b]² and Σ_b (nb - b + 3)·v[b] are at least.
-        added: terms that are added up, as `exact` counts them.
-        roundings: a block makes so many.
-        summed: terms of the sums in float64.
+        carried, lanes: lower bounds of Σ_b S[b]² and Σ_b (nb - b + 3)·v[b].
+        added: number of added terms, as `exact` counts them.
+        roundings: roundings of a block.
+        summed: number of terms of the sums in float64.
     """
     share = (summed + EXTRA_ROUNDINGS) * 2.0**-53
     bound = IN_FLOAT32.growth(added) * size
     spread = IN_FLOAT32.unit * np.sqrt(roundings / 3 * (carried + 2 / nb * exact**2 + lanes))
     bound, spread = (np.maximum(of * (1 - _ROUNDED) - 4 * share * size, 0.0) for of in (bound, spread))
-    reach = size * (1 + _ROUNDED) + bound  # not below that of the product itself
+    reach = size * (1 + _ROUNDED) + bound  # at least the reach of the product itself
     if not (reach < IN_FLOAT32.overflows).all():
         exact = np.where(reach >= IN_FLOAT32.overflows, np.copysign(np.inf, exact), exact)
     return Product(exact, bound, spread, None, scale=size / np.sqrt(summed))
 
 
 def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Activations, order: Order) -> Floats:
-    """The bits of a declared order, float32[M, n]."""
+    """Return the bits of a declared order, float32[M, n]."""
     if semantics.term.of_values:
         assert not isinstance(w, Placed)
         return values_in_order(semantics, fmt, w, x, order)
@@ -337,7 +338,7 @@ def _in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Acti
 
 
 def _parts(of: Callable[[Bytes], T], w: Bytes, step: int, threads: int) -> list[T]:
-    """What is made of all rows, `step` of them at a time, by so many threads."""
+    """Apply `of` to all rows, `step` at a time, in this many threads."""
 
     def one(start: int) -> T:
         with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""What an exact product consists of, and the arithmetic of its bound and its spread: see `exact`."""
+"""The record of an exact product, and the arithmetic of its bound and its spread: see `exact`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from .accumulation import IN_FLOAT32, SCORE_LIMIT, Accumulation
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-#: Numbers of rows or of tokens.
+#: Indices of rows or of tokens.
 Rows = npt.NDArray[np.intp]
 
 UNIT_ROUNDOFF = 2.0**-24
-#: The most that a result below the normal numbers is rounded by: half their spacing.
+#: The largest rounding error of a result below the normal numbers: half their spacing.
 UNDERFLOW = 2.0**-150
 
 
 @dataclass(frozen=True)
 class LaneSpread:
-    """What the orders in which kernels add up make of some outputs, float64[outputs] each: see `lanes`.
+    """Rounding errors of some outputs in the orders in which kernels add, float64[outputs] each: see `lanes`.
 
     Args:
         deviation: the largest standard deviation of the rounding errors.
-        roundings: n; an error is at most √(3n) such deviations, even if all roundings go one way. 0 where none may be
-            more than the limit of the score.
+        roundings: n; an error is at most √(3n) such deviations, even if all roundings go one way. 0 if no error may
+            exceed the limit of the score.
     """
 
     deviation: Doubles
@@ -39,11 +39,11 @@ class LaneSpread:
 
 @dataclass(frozen=True)
 class Lanes:
-    """What gives the spread by lane orders.
+    """The function that returns the spread by lane orders.
 
     Args:
-        of: of outputs of these tokens and rows, one of each for an output.
-        most: so many outputs are looked at, since each takes as long as a thousand of a product.
+        of: takes a token and a row for each output.
+        most: most outputs to examine, since each takes as long as a thousand of a product.
     """
 
     of: Callable[[Rows, Rows], LaneSpread]
@@ -52,11 +52,11 @@ class Lanes:
 
 @dataclass(frozen=True)
 class Errors:
-    """What correct kernels lose of outputs, float64[M, n] each: see `closer`.
+    """Errors of correct kernels at some outputs, float64[M, n] each: see `closer`.
 
     Args:
-        tolerance: the most that one may be off by.
-        drift: what is certain, and goes one way.
+        tolerance: the largest error.
+        drift: the part that is certain, and of one sign.
         deviation: the standard deviation of the rest.
     """
 
@@ -65,34 +65,35 @@ class Errors:
     deviation: Doubles
 
     def loosened(self, slack: Doubles | float) -> Errors:
-        """The same, where that much more may be lost."""
+        """Return the same with a larger tolerance and drift."""
         return Errors(self.tolerance + slack, self.drift + slack, self.deviation)
 
 
-#: Numbers of tokens and of rows → what correct kernels lose of these outputs.
+#: Indices of tokens and of rows → the errors of correct kernels at these outputs.
 ErrorsOf = Callable[[npt.NDArray[np.intp], npt.NDArray[np.intp]], Errors]
 
 
 @dataclass(frozen=True)
 class Product:
-    """What an output should be, `[M, N]` each: arrays of NumPy, or all of them on a card.
+    """An exact product with its tolerances, `[M, N]` each: all arrays of NumPy, or all on a GPU.
 
     Args:
         exact: float64.
-        bound: the most that a float32 computation in any order may differ from `exact`.
+        bound: the largest difference from `exact` of a float32 computation in any order.
         spread: standard deviation of the rounding errors of a sum over blocks.
-        ordered: float32, the result of the semantics' declared order, bit for bit; None where it was not asked for.
-        of_rows: gives the product of some rows of the weights, without `ordered`. None: this is the product. Else
-            `bound` and `spread` are at most those of the product, so what passes by them passes (`screen`).
-        lanes: gives the spread by lane orders; None: `spread` is all that is known.
+        ordered: float32, the result of the semantics' declared order, bit for bit; None if not requested.
+        of_rows: returns the product of some rows of the weights, without `ordered`. None: this is the product.
+            Otherwise `bound` and `spread` are at most those of the product, so an output that passes here passes there
+            (`screen`).
+        lanes: returns the spread by lane orders; None: only `spread` is known.
         limit: the largest score of an output that passes.
-        scale: about the root of the sum of the squares of all terms, as large as `exact` is where these do not cancel;
-            None where that is not known.
-        errors: gives what correct kernels lose of some outputs, for a `closer` judgement; None where only the bound is
-            known.
-        columns: K, where `errors` is known.
-        underflow: what an output below the normal numbers of its type, or of its sums, may lose by that, for all or
-            [M, N]; 0 where these are float32.
+        scale: approximately the root of the sum of the squares of all terms, as large as `exact` if these do not
+            cancel; None if not known.
+        errors: returns the errors of correct kernels at some outputs, for a `closer` judgement; None if only the bound
+            is known.
+        columns: K, if `errors` is known.
+        underflow: the possible loss of an output below the normal numbers of its type, or of its sums, for all or [M,
+            N]; 0 if these are float32.
     """
 
     exact: Doubles
@@ -108,11 +109,11 @@ class Product:
     underflow: Doubles | float = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: the numbers, without what computes more of them."""
+        """Return the numbers for another process, without the functions."""
         return {**self.__dict__, "of_rows": None, "lanes": None, "errors": None}
 
     def rows(self, index: Rows) -> Product:
-        """The product of other rows of the same activations, in this order."""
+        """Return the product of these rows of the activations, in this order."""
         there = put(index, self.exact)
         ordered, of_rows, lanes = None if self.ordered is None else self.ordered[there], self.of_rows, self.lanes
         other = None if of_rows is None else lambda rows: of_rows(rows).rows(index)
@@ -126,7 +127,7 @@ class Product:
         )  # fmt: skip
 
     def at(self, tokens: Rows, rows: Rows) -> Product:
-        """The product of single outputs, one of each token and row, as [1, outputs]; of a product of NumPy."""
+        """Return the product of single outputs, one for each token and row, as [1, outputs]; only of NumPy arrays."""
         ordered, lanes = None if self.ordered is None else self.ordered[tokens, rows][None], self.lanes
         of_lanes = None if lanes is None else Lanes(lambda _, at: lanes.of(tokens[at], rows[at]), lanes.most)
         exact, bound, spread = (of[tokens, rows][None] for of in (self.exact, self.bound, self.spread))
@@ -135,7 +136,7 @@ class Product:
         return Product(exact, bound, spread, ordered, None, of_lanes, self.limit, scale, underflow=underflow)
 
     def loosened(self, slack: Doubles | float) -> Product:
-        """The same, with bound and spread that are larger by float64[M, N] of NumPy."""
+        """Return the same, with bound and spread increased by float64[M, N] of NumPy."""
         more = slack if isinstance(slack, float) else put(slack, self.bound)
         return replace(
             self, bound=self.bound + more, spread=self.spread + more, errors=loosened_errors(self.errors, slack)
@@ -143,15 +144,17 @@ class Product:
 
     @property
     def in_order(self) -> Product:
-        """The same for what is done behind a sum of a declared order: its bits are known, so nothing is off. The
-        product itself where the order was not asked for."""
+        """The same for operations behind a sum of a declared order: its bits are known, so it has no error.
+
+        The product itself if the order was not requested.
+        """
         if self.ordered is None:
             return self
         exact, none = self.ordered.astype(np.float64), np.zeros_like(self.bound)
         return Product(exact, none, none, None)
 
     def placed(self, move: Callable[[Array], Array]) -> Product:
-        """The same elsewhere; `move` moves an array there."""
+        """Return the same elsewhere; `move` moves an array there."""
         ordered = None if self.ordered is None else move(self.ordered)
         scale = None if self.scale is None else move(self.scale)
         underflow = self.underflow if isinstance(self.underflow, float) else move(self.underflow)
@@ -161,8 +164,10 @@ class Product:
         )  # fmt: skip
 
     def settled(self, rows: Rows) -> Product:
-        """The same, with the product itself at some rows of the weights. At the others, which have passed, the spread
-        is infinite, for it is not known."""
+        """Return the same, with the product itself at some rows of the weights.
+
+        At the others, which have passed, the spread is infinite, since it is not known.
+        """
         if self.of_rows is None:
             return self
         exact, bound, spread = self.exact.copy(), self.bound.copy(), np.full_like(self.spread, np.inf)
@@ -174,7 +179,7 @@ class Product:
 
 
 def loosened_errors(errors: ErrorsOf | None, slack: Doubles | float) -> ErrorsOf | None:
-    """What is lost where float64[M, N] may be lost beside it."""
+    """Return the errors with a further loss of float64[M, N]."""
     if errors is None:
         return None
     return lambda tokens, rows: errors(tokens, rows).loosened(
@@ -183,19 +188,19 @@ def loosened_errors(errors: ErrorsOf | None, slack: Doubles | float) -> ErrorsOf
 
 
 def in_float32_range(p: Product) -> Product:
-    """A product of a declared order; not finite where its sum overflows in that order."""
+    """Return a product of a declared order; it is not finite where its sum overflows in that order."""
     assert p.ordered is not None
     finite = np.isfinite(p.ordered) | ~np.isfinite(p.exact)
     return p if finite.all() else replace(p, exact=np.where(finite, p.exact, np.copysign(np.inf, p.exact)))
 
 
 def gamma(n: int) -> float:
-    """γ_n of the bound."""
+    """Return γ_n of the bound."""
     return n * UNIT_ROUNDOFF / (1 - n * UNIT_ROUNDOFF)
 
 
 def concatenated(parts: Sequence[Product]) -> Product:
-    """The product of all rows of W from those of some each, in order."""
+    """Return the product of all rows of W from the products of parts, in order."""
     ordered = [p.ordered for p in parts if p.ordered is not None]
     scales = [p.scale for p in parts if p.scale is not None]
     return Product(
@@ -215,8 +220,10 @@ def _underflow_of(parts: Sequence[Product]) -> Doubles | float:
 
 
 def walk(term: Doubles) -> tuple[Doubles, Doubles]:
-    """Σ_b t[b] and Σ_b S[b]² of [nb, M, n], in ascending b; step by step, which is three times as fast as cumsum. On a
-    card, where each step is a call, it is not."""
+    """Return Σ_b t[b] and Σ_b S[b]² of [nb, M, n], in ascending b.
+
+    A loop is three times as fast as cumsum, but not on a GPU, where each step is a call.
+    """
     if not on_host(term):
         sums = np.cumsum(term, axis=0)
         return sums[-1], (sums**2).sum(axis=0)
@@ -232,13 +239,13 @@ def spread_of(
     term: Doubles, carried: Doubles, lanes: Doubles, roundings: int, accumulation: Accumulation = IN_FLOAT32,
     partial: Doubles | None = None,
 ) -> Doubles:  # fmt: skip
-    """[M, n] from [nb, M, n].
+    """Compute the spread [M, n] from [nb, M, n].
 
     Args:
         carried: Σ_b of the squares of all partial sums, [M, n].
         lanes: each block's sum of squares.
-        roundings: how many a block makes, where each product is added by itself.
-        accumulation: how terms are added.
+        roundings: roundings of a block, if each product is added by itself.
+        accumulation: the arithmetic of the sum.
         partial: Σ_b of the magnitudes of partial sums, [M, n]; None: those of `term`. For an accumulation whose
             roundings are not independent.
     """
@@ -256,6 +263,6 @@ def spread_of(
 
 
 def partial_sums(term: Doubles) -> Doubles:
-    """Σ_b |S[b]| of [nb, M, n]."""
+    """Return Σ_b |S[b]| of [nb, M, n]."""
     total: Doubles = np.abs(np.cumsum(term, axis=0)).sum(axis=0)
     return total

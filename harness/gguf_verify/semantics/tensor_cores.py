@@ -1,13 +1,14 @@
-"""L and F of a card's tensor cores, from planted values: how many products are added at a time, to how many bits.
+"""Measurement of L and F of a GPU's tensor cores: products added at a time, and fraction bits kept.
 
-`accumulation` says what the bound makes of them. Tests of this kind are described by Fasi et al. (PeerJ Comput. Sci.
-7:e330) and by Khattak and Mikaitis (arXiv 2512.07004).
+`accumulation` derives the bound from them. Tests of this kind are described by Fasi et al. (PeerJ Comput. Sci. 7:e330)
+and by Khattak and Mikaitis (arXiv 2512.07004).
 
-F: products 1, -1 and 2^-j at the first three places. Aligned to the largest exponent, 2^-j is cut off where j > F, and
-kept where not; 1 and -1 cancel, so the result shows it exactly. F is the largest j that is kept.
+F: products 1, -1 and 2^-j at the first three places. Aligned to the largest exponent, 2^-j is cut off if j > F, and
+kept otherwise; 1 and -1 cancel, so the result shows it exactly. F is the largest j that is kept.
 
-L: products 1 and -1 at the first two places and 2^-(F+1) at place i. Where i is added together with them, the small one
-is cut off. Where it is added later, they have cancelled before, and it is kept. L is the first place where it is.
+L: products 1 and -1 at the first two places and 2^-(F+1) at place i. If i is added together with them, the small
+product is cut off. If it is added later, they have cancelled before, and it is kept. L is the first place where it is
+kept.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ _MOST_FRACTION = 40
 
 
 def probed(multiply: Multiply, m: int = 16, n: int = 8, k: int = 16) -> tuple[int, int]:
-    """L and F of tensor cores that multiply values of 16 bits.
+    """Measure L and F of tensor cores that multiply values of 16 bits.
 
     Args:
         multiply: one instruction of m tokens, n rows and k columns (mma.sync.m16n8k16); its products are exact.
 
-    L is at most k: more cannot be seen in one instruction. Raises ValueError where the outputs are those of no such
-    unit: not the same at every output, or never cut off.
+    L is at most k: one instruction cannot show more. Raises ValueError if the outputs do not fit this model: not equal
+    at every output, or never cut off.
     """
 
     def result(row: npt.NDArray[np.float64], accumulator: float = 0.0) -> float:
@@ -59,7 +60,7 @@ def probed(multiply: Multiply, m: int = 16, n: int = 8, k: int = 16) -> tuple[in
 
 
 def _halves(products: npt.NDArray[np.float64]) -> tuple[Floats, Floats]:
-    """Factors of ±2^-j, as values that a half holds."""
+    """Split products of ±2^-j into factors that a half holds."""
     exponent = np.where(products == 0, 0, np.frexp(products)[1] - 1)
     left = exponent // 2
     a = np.where(products == 0, 0.0, np.ldexp(np.sign(products), left))

@@ -1,7 +1,7 @@
-"""What a block contributes to an output: the record that each module of `terms/` makes.
+"""The record of a term, the contribution of a block to an output; one for each module of `terms/`.
 
 A weight is w = d_w·q_w + m_w. A term says whether a format's offset is subtracted from the integer codes (then m_w is
-not used) or reaches the result through m_w·s, what of it is rounded, and whether weights are multiplied as values.
+not used) or reaches the result through m_w·s, which parts are rounded, and whether weights are multiplied as values.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 
 from ..formats import BlockFormat
 
-#: What values of weights are rounded to before they are multiplied; "": their codes are multiplied.
+#: The type to which values of weights are rounded before they are multiplied; "": codes are multiplied.
 Rounded = Literal["", "float32", "float16", "bfloat16"]
 
 
@@ -22,7 +22,7 @@ def no_format(_: BlockFormat) -> bool:
 
 
 def as_it_is(fmt: BlockFormat) -> BlockFormat:
-    """Reads a format as the file has it."""
+    """Read a format as the file has it."""
     return fmt
 
 
@@ -32,7 +32,7 @@ def has_offset(fmt: BlockFormat) -> bool:
 
 
 def one_minimum(fmt: BlockFormat) -> bool:
-    """A trait of formats whose minimum, or offset, is that of a block of its own, not of a superblock's part."""
+    """A trait of formats whose minimum, or offset, belongs to a whole block, not to a part of a superblock."""
     return fmt.min_times_sum
 
 
@@ -53,16 +53,16 @@ class Term:
             multiplied by d_a·Σ q_a.
         half_products: whether the products d_w·d_a and m_w·s of a format are rounded to half.
         half_scales: whether the scales and minima of a superblock, multiplied out, are rounded to half.
-        zero_apart: the zero point of codes may be multiplied by the activations' codes apart, in lanes where the two
-            parts do not cancel, as llama.cpp's SIMD code does.
-        minima_apart: activations are values, and offsets and minima are multiplied by their sums. It admits all that
-            `values` admits.
-        weights: values of weights are multiplied, rounded to this type (a decoded float32 is within one rounding of
-            d·q + m); "": codes are multiplied.
+        zero_apart: the zero point of codes may be multiplied by the activations' codes separately, in lanes where the
+            two parts do not cancel, as llama.cpp's SIMD code does.
+        minima_apart: activations are values, and offsets and minima are multiplied by their sums. Every result that
+            `values` admits is admitted, too.
+        weights: values of weights are multiplied, rounded to this type (a decoded float32 is within one rounding of d·q
+            + m); "": codes are multiplied.
         steps: these values may have been rounded in every step of their decoding: the exact product is that of d·q + m,
             and the bound has a slack for the steps.
-        reads: as which format it reads weights of one, where it takes them apart in another way.
-        order_known: `exact` states the order in which a kernel may declare that it adds the terms in float32.
+        reads: the format as which weights are read, if the term splits them into blocks in another way.
+        order_known: `exact` states an order of the float32 additions that a kernel may declare.
     """
 
     name: str

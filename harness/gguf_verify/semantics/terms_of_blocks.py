@@ -1,4 +1,4 @@
-"""What blocks of weights contribute to outputs, term by term, and the bits of sums in a declared order: see `exact`."""
+"""Terms of blocks of weights in outputs, and the bits of sums in a declared order: see `exact`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ Bytes = npt.NDArray[np.uint8]
 
 #: Elements of one (terms, M, n) array of a chain (measured).
 _ELEMENTS = 1 << 16
-#: The same on a card, where a call costs more than memory does.
+#: The same on a GPU, where a call costs more than memory does.
 _ON_CARD = 1 << 24
 
 
 def blocks_of(fmt: BlockFormat, w: Bytes | Placed) -> Bytes | Placed:
-    """Weights uint8[n, row bytes] as blocks uint8[n, blocks, block bytes]; what a device has read of them as it is."""
+    """Reshape weights uint8[n, row bytes] to blocks uint8[n, blocks, block bytes]; `Placed` ones are unchanged."""
     return w if isinstance(w, Placed) else w.reshape(len(w), -1, fmt.block_bytes)
 
 
 def codes_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes | Placed) -> Floats:
-    """What the definition multiplies by the activations' codes, float32[..., block_size] of uint8[..., block bytes]."""
+    """Return the codes that the definition multiplies, float32[..., block_size] of uint8[..., block bytes]."""
     codes = blocks.codes if isinstance(blocks, Placed) else fmt.codes(blocks)
     q: Floats = codes.astype(np.float32)
     if semantics.term.integer_offset(fmt):
@@ -42,7 +42,7 @@ def codes_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes | Placed) -> 
 
 
 def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes | Placed) -> tuple[Doubles, Doubles]:
-    """Scales and minima as the definition has them, float64[nb, 1, n] of uint8[n, blocks, block bytes]."""
+    """Return the definition's scales and minima, float64[nb, 1, n] of uint8[n, blocks, block bytes]."""
     d: Doubles
     least: Doubles
     if isinstance(blocks, Placed):
@@ -55,7 +55,7 @@ def scales_of(semantics: Semantics, fmt: BlockFormat, blocks: Bytes | Placed) ->
 
 
 def finite_scales(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> npt.NDArray[np.bool_]:
-    """Whether the scales and minima of blocks uint8[n, block bytes] are finite as the definition has them, bool[n]."""
+    """Return whether the definition's scales and minima of blocks uint8[n, block bytes] are finite, bool[n]."""
     with np.errstate(all="ignore"):
         of_blocks = scales_of(semantics.inside or semantics, fmt, blocks[:, None])
     d, least = (np.isfinite(v).all(axis=(0, 1)) for v in of_blocks)
@@ -64,7 +64,7 @@ def finite_scales(semantics: Semantics, fmt: BlockFormat, blocks: Bytes) -> npt.
 
 @dataclass(frozen=True)
 class Terms:
-    """Of n rows of weights and M of activations, with nb terms in a row.
+    """Terms of n rows of weights and M of activations, with nb terms in a row.
 
     Args:
         d, least: scales and minima float64[nb, 1, n].
@@ -72,7 +72,7 @@ class Terms:
         sizes: those of magnitudes, Σ(|q_w| + 2z)·|q_a|, float32[nb, M, n], with z of `exact`.
         scale: d_w·d_a, [nb, M, n].
         second: the term of the minima, [nb, M, n]; None for none.
-        factor, total: m_w·d_a [nb, M, n] and Σ q_a [nb, M, 1], where the second term is made of these.
+        factor, total: m_w·d_a [nb, M, n] and Σ q_a [nb, M, 1], if the second term is their product.
     """
 
     d: Doubles
@@ -86,12 +86,12 @@ class Terms:
 
     @classmethod
     def of(cls, semantics: Semantics, fmt: BlockFormat, w: Bytes | Placed, x: Activations) -> Terms:
-        """Of weights uint8[n, row bytes]."""
+        """Compute the terms of weights uint8[n, row bytes]."""
         traits = semantics.term
         blocks = blocks_of(fmt, w)
         q = codes_of(semantics, fmt, blocks).reshape(len(w), -1, term_values(fmt)).transpose(1, 2, 0)
         d, least = scales_of(semantics, fmt, blocks)
-        # float32 holds these integers: 32·255·128 < 2^24
+        # float32 holds these integers exactly: 32·255·128 < 2^24.
         sums = np.matmul(x.q, q).astype(np.float64)
         sizes = np.matmul(x.q_abs, np.abs(q) + np.float32(2 * fmt.zero if traits.zero_apart else 0))
         scale = x.d * d
@@ -110,8 +110,7 @@ class Terms:
         return cls(d, least, sums, sizes, scale, second, factor, total)
 
     def apart(self, units: int) -> Terms:
-        """Each of so many parts of a row by itself: a part's terms, and parts beside each other like tokens, [nb/units,
-        units·M, n]."""
+        """Return the terms of each of `units` parts of a row, side by side like tokens, [nb/units, units·M, n]."""
         m = self.sums.shape[1]
 
         def of(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -122,7 +121,7 @@ class Terms:
         return Terms(of(self.d), of(self.least), of(self.sums), of(self.sizes), of(self.scale), second, factor, total)
 
     def in_order(self, semantics: Semantics, fmt: BlockFormat, x: Activations, order: Order) -> Floats:
-        """The bits of the declared order, float32[M, n]."""
+        """Return the bits of the declared order, float32[M, n]."""
         return in_order(semantics, fmt, (self.d, self.least), x, order, lambda part: self.sums[part])
 
 
@@ -130,24 +129,24 @@ def in_order(
     semantics: Semantics, fmt: BlockFormat, scales: tuple[Doubles, Doubles], x: Activations, order: Order,
     sums: Callable[[slice], Doubles],
 ) -> Floats:  # fmt: skip
-    """The bits of a declared order, float32[M, n]: some terms at a time, so that their arrays stay in the cache.
+    """Return the bits of a declared order, float32[M, n], some terms at a time, so that their arrays stay in the cache.
 
     Args:
         scales: d and least of `Terms`.
-        sums: gives the integer sums of some terms, float64[terms, M, n].
+        sums: returns the integer sums of some terms, float64[terms, M, n].
     """
     d, least = scales
     nb, outputs = len(d), x.q.shape[1] * d.shape[2]
     has_second, halves = semantics.uses_sum(fmt), semantics.term.half_products(fmt)
-    shift = -fmt.offset * x.s if has_second and fmt.offset and not halves else None  # halves, times a power of two
+    shift = -fmt.offset * x.s if has_second and fmt.offset and not halves else None  # halves times a power of two
 
     def products(b: slice) -> list[Doubles]:
-        """What is added for some terms, by one fused multiply-add each."""
+        """Return the addends of some terms, one fused multiply-add for each."""
         of_codes = sums(b)
         if shift is not None:
             start = np.broadcast_to(shift[b].astype(np.float32), of_codes.shape)
             return [d[b] * widened(add_rounded(x.d[b] * of_codes, start))]
-        # a kernel rounds d_w·d_a and d_a·Σ q_a to float32 first; of halves they are exact
+        # A kernel first rounds d_w·d_a and d_a·Σ q_a to float32; for halves these are exact.
         first = _rounded(x.d[b] * d[b], halves) * of_codes
         if has_second:
             second = x.s[b] * least[b]
@@ -172,5 +171,5 @@ def in_order(
 
 
 def _rounded(scale: Doubles, to_half: bool) -> Doubles:
-    """A product of scales, as the definition rounds it, and then to float32."""
+    """Round a product of scales as the definition does, and then to float32."""
     return to_float32(HALF.rounded(scale) if to_half else scale)

@@ -1,17 +1,17 @@
-"""Products of values: activations that are not quantized, by weights that are decoded.
+"""Products of values: activations that are not quantized, by decoded weights.
 
-Per output, in float64, with w as the term has it: decoded (within one rounding to float32 of d·q + m), or rounded to
-half or bfloat16,
+For each output, in float64, with w as the term defines it: decoded (within one rounding to float32 of d·q + m), or
+rounded to half or bfloat16,
 
     result  o = Σ_k a[k]·w[k]           bound  g(K)·Σ|a|·(|w| + e_w) + Σ|a|·e_w + τ
 
-where g is the growth of the accumulation (`accumulation`; γ_n with n = K + 8 for float32), τ what products that
-underflow lose, η each, and what is flushed to zero below φ: K products and as many sums, φ each, and all that comes of
-an operand below φ: of a value a, and of a weight below 2^8·φ, whose scale may be below φ (a code is below 2^8). e_w is
-what w itself may be off by:
+where g is the growth of the accumulation (`accumulation`; γ_n with n = K + 8 for float32). τ is the loss of products
+that underflow, η each, and of numbers below φ that are flushed to zero: K products and as many sums, φ each, and all
+terms with an operand below φ: a value a, or a weight below 2^8·φ, whose scale may be below φ (a code is below 2^8). e_w
+is the largest error of w itself:
 
-- `half_values`, `bfloat16_values`: w is rounded once, from d·q + m or from the float32 that is decoded. Where these two
-  give neighbours, e_w is their distance; elsewhere 0.
+- `half_values`, `bfloat16_values`: w is rounded once, from d·q + m or from the decoded float32. If these two give
+  neighbours, e_w is their distance; otherwise 0.
 - `half_steps`, `bfloat16_steps`: w = d·q + m exactly, and a kernel rounds each step: the conversion of d, the scale of
   a part, the product with q, the sum with m. That is four roundings of d·q and at most as many of m, so
   e_w = ((1 + u)^4 - 1)·(|d·q| + |m|) + 2·η·(|q| + 2): the scale may underflow, which q then multiplies, and so may both
@@ -42,16 +42,19 @@ from .term import Term
 
 Bytes = npt.NDArray[np.uint8]
 _NOTHING: Doubles = np.zeros(0)
-#: The root mean square of what decoding in steps takes of a weight, as a share of the most: see `closer`.
+#: The root mean square of the error of decoding a weight in steps, as a fraction of its maximum: see `closer`.
 _OF_STEPS = 0.3
-#: More than the magnitude of any code.
+#: An upper bound of the magnitude of any code.
 _MOST_CODE = 2.0**8
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Decoded once for all tiles: codes [nb, M, 32 or 16], their magnitudes, d, s and the size of s [nb, M, 1] each; or
-    values [M, K] in float32, their magnitudes, and the values in float64."""
+    """Activations, decoded once for all tiles.
+
+    Codes [nb, M, 32 or 16], their magnitudes, d, s and the size of s [nb, M, 1] each; or values [M, K] in float32,
+    their magnitudes, and the values in float64.
+    """
 
     q: Floats
     q_abs: Floats
@@ -62,7 +65,7 @@ class Activations:
 
     @classmethod
     def of(cls, semantics: Semantics, x: Bytes, values: int, nb: int) -> Activations:
-        """Of tokens uint8[M, row bytes], in rows of nb terms; what fills up a last block of activations is left out."""
+        """Decode tokens uint8[M, row bytes], in rows of nb terms; padding in a last block is dropped."""
         if not semantics.encoding.quantizes:
             floats = semantics.values_of(x)
             return cls(floats, np.abs(floats), _NOTHING, _NOTHING, _NOTHING, floats.astype(np.float64))
@@ -71,18 +74,18 @@ class Activations:
         return cls(q, np.abs(q), a.d[:nb], a.s[:nb], a.s_size[:nb], _NOTHING)
 
     def apart(self, units: int) -> Activations:
-        """Those of each of so many parts of a row by itself, as `Terms.apart` has them; of codes."""
+        """Return those of each of `units` parts of a row on its own, as in `Terms.apart`; only for codes."""
         of = {name: parts_apart(getattr(self, name), units) for name in ("q", "q_abs", "d", "s", "s_size")}
         return replace(self, **of)
 
     def on(self, device: Device) -> Activations:
-        """The same on a device."""
+        """Return the same on a device."""
         there = {of.name: device.put(getattr(self, of.name)) for of in fields(self) if of.name != "q_abs"}
         return Activations(q_abs=np.abs(there["q"]), **there)
 
 
 def parts_apart(array: npt.NDArray[Any], units: int) -> npt.NDArray[Any]:
-    """[nb, M, …] as [nb/units, units·M, …]: so many parts of a row, beside each other like tokens."""
+    """Reshape [nb, M, …] to [nb/units, units·M, …]: the parts of a row, side by side like tokens."""
     if not array.size:
         return array
     nb, m, last = array.shape
@@ -90,12 +93,12 @@ def parts_apart(array: npt.NDArray[Any], units: int) -> npt.NDArray[Any]:
 
 
 def term_values(fmt: BlockFormat) -> int:
-    """Values of a term: 32, or 16 where only so many share a scale."""
+    """Return the values of a term: 32, or 16 if only 16 share a scale."""
     return min(fmt.group, 32)
 
 
 def by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
-    """float32[n, blocks, groups] as float64[nb, 1, n]."""
+    """Convert float32[n, blocks, groups] to float64[nb, 1, n]."""
     per_group = fmt.group // term_values(fmt)
     flat = of_groups.reshape(len(of_groups), -1)
     wide: Doubles = widened(flat)
@@ -103,7 +106,7 @@ def by_term(fmt: BlockFormat, of_groups: Floats) -> Doubles:
 
 
 def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
-    """d·q + m of uint8[..., block_bytes], float64[..., block_size], not rounded as a decoded value is."""
+    """Return d·q + m of uint8[..., block_bytes], float64[..., block_size], without the rounding of a decoded value."""
     q = fmt.codes(blocks).astype(np.float64)
     q = q.reshape(*q.shape[:-1], fmt.groups, fmt.group)
     q *= fmt.scales(blocks)[..., None]
@@ -112,7 +115,7 @@ def exact_weights(fmt: BlockFormat, blocks: Bytes) -> Doubles:
 
 
 def weights_of(term: Term, fmt: BlockFormat, w: Bytes) -> tuple[Doubles, Doubles | None]:
-    """The values of weights uint8[n, row bytes], float64[n, K], and what they may be off by; None for nothing."""
+    """Return the values of weights uint8[n, row bytes], float64[n, K], and their largest errors; None for no error."""
     n = len(w)
     blocks = w.reshape(n, -1, fmt.block_bytes)
     narrow = NARROW.get(term.weights)
@@ -131,7 +134,7 @@ def weights_of(term: Term, fmt: BlockFormat, w: Bytes) -> tuple[Doubles, Doubles
 
 
 def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
-    """Values of activations by those of weights."""
+    """Compute the product of values of activations and values of weights."""
     term, accumulation = semantics.term, semantics.accumulation
     wide, off = weights_of(term, fmt, w)
     result = None
@@ -150,13 +153,13 @@ def value_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
 
 
 def in_16_bits(semantics: Semantics) -> bool:
-    """Whether values are added in half, or decoded in steps of 16 bits: then their bound is wide."""
+    """Return whether values are added in half, or decoded in steps of 16 bits: then their bound is wide."""
     term = semantics.term
     return not term.minima_apart and (semantics.accumulation.name == "float16" or term.steps)
 
 
 def value_errors(semantics: Semantics, fmt: BlockFormat, w: Bytes, a: Doubles) -> Errors:
-    """What correct kernels lose of products of values float64[M, K] and weights uint8[n, row bytes]: see `closer`."""
+    """Return the errors of correct kernels (`closer`) for values float64[M, K] and weights uint8[n, row bytes]."""
     values, off = weights_of(semantics.term, fmt, w)
     if semantics.accumulation.name == "float16":
         made = half_sums.errors(a, values)
@@ -181,11 +184,14 @@ def value_errors(semantics: Semantics, fmt: BlockFormat, w: Bytes, a: Doubles) -
 
 
 def values_in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order) -> Floats:
-    """The bits of the declared order of decoded weights uint8[n, row bytes], float32[M, n]. Raises ValueError."""
+    """Return the bits of the declared order of decoded weights uint8[n, row bytes], float32[M, n].
+
+    Raises ValueError.
+    """
     if order.part is not None:
         raise ValueError(f"no definition states the order {order} for values of activations")
     values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)).reshape(len(w), -1)
-    if semantics.fused_in_half:  # w is the half of what is decoded to float32
+    if semantics.fused_in_half:  # w is the decoded float32, rounded to half
         return half_multiply_adds(x.wide, HALF.rounded(values))
     return multiply_adds(contiguous(x.q.T), contiguous(values.T))
 
@@ -193,13 +199,13 @@ def values_in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activat
 def of_values(
     a: Doubles, w: Doubles, size: int, accumulation: Accumulation, ordered: Floats | None = None
 ) -> Product:  # fmt: skip
-    """The product of values float64[M, K] and float64[n, K], with `size` values in a term."""
+    """Compute the product of values float64[M, K] and float64[n, K], with `size` values in a term."""
     by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
     w_by_block = w.reshape(len(w), -1, size).transpose(1, 2, 0)
     term = np.matmul(by_block, w_by_block)
     exact, carried = walk(term)
     partial = None
-    if accumulation.name == "float16":  # `half2` holds the sums of even and of odd k apart
+    if accumulation.name == "float16":  # `half2` adds even and odd k separately
         even = np.matmul(by_block[:, :, ::2], w_by_block[:, ::2])
         partial = partial_sums(even) + partial_sums(term - even)
         carried = np.maximum(carried, walk(even)[1] + walk(term - even)[1])
@@ -219,16 +225,16 @@ def of_values(
 def alignment_of_subnormals(
     a: Doubles, w: Doubles, narrow: Narrow | None, accumulation: Accumulation, off: Doubles | None = None
 ) -> Doubles | float:
-    """What tensor cores lose because a factor is subnormal, beyond the bound of `of_values`, float64[M, n].
+    """Return the loss in tensor cores due to subnormal factors, beyond the bound of `of_values`, float64[M, n].
 
-    They align products by the sum of their factors' exponents, and the exponent of a subnormal factor is that of the
-    smallest normal number ν. The product of a and w is so cut off as one of max(|a|, ν)·max(|w|, ν), in the one step
-    that adds it. (On an H100 and an H200 outputs have the bits of this model with L = 16, F = 25, and with weights of
-    2^-24 not those of normalized exponents: tests/gpu/test_gpu_tensor_cores.py.) Zeros have no exponent.
+    Tensor cores align products by the sum of their factors' exponents, and the exponent of a subnormal factor is that
+    of the smallest normal number ν. So the product of a and w is truncated like one of max(|a|, ν)·max(|w|, ν), in the
+    one step that adds it. (On an H100 and an H200 outputs have the bits of this model with L = 16, F = 25, and with
+    weights of 2^-24 not those of normalized exponents: tests/gpu/test_gpu_tensor_cores.py.) Zeros have no exponent.
 
     Args:
-        narrow: the factors' type; None where they are float32.
-        off: what a weight may be off by: one that is 0 here need not be 0 in a kernel.
+        narrow: the factors' type; None if they are float32.
+        off: the largest error of a weight: one that is 0 here need not be 0 in a kernel.
     """
     if narrow is None or not accumulation.fraction:
         return 0.0
@@ -242,7 +248,7 @@ def alignment_of_subnormals(
 
 
 def _of_flushed_operands(a: Doubles, w: Doubles, flushed: float) -> Doubles | float:
-    """Σ|a|·|w| of the values below this, and of the weights below 2^8 times this, [M, n]."""
+    """Return Σ|a|·|w| of the values below `flushed`, and of the weights below 2^8 times that, [M, n]."""
     size_a, size_w = np.abs(a), np.abs(w)
     small_a, small_w = size_a * (size_a < flushed), size_w * (size_w < _MOST_CODE * flushed)
     lost: Doubles | float = 0.0
@@ -254,8 +260,9 @@ def _of_flushed_operands(a: Doubles, w: Doubles, flushed: float) -> Doubles | fl
 
 
 def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
-    """The product; not finite where the accumulator of a right kernel, which passes both gates, may overflow in some
-    order, or does overflow in the declared one.
+    """Return the product; not finite where the accumulator of a correct kernel may overflow.
+
+    A correct kernel passes both gates. Its accumulator may overflow in some order, or does so in the declared one.
 
     Args:
         size: the sum of the magnitudes of all terms.
@@ -269,7 +276,10 @@ def held(p: Product, size: Doubles, accumulation: Accumulation) -> Product:
 
 
 def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations, order: Order | None) -> Product:
-    """Values of activations; a block's codes and its minimum are multiplied apart, and may be added up apart."""
+    """Compute a product of values of activations, where a block's codes and its minimum are multiplied separately.
+
+    They may also be added separately.
+    """
     if order is not None:
         raise ValueError(f"no definition states the order {order} where minima are multiplied apart")
     accumulation = semantics.accumulation
@@ -286,7 +296,7 @@ def apart_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations,
     columns = x.q.shape[1]
     scales = np.maximum(1, np.abs(d) + np.abs(least)).max(axis=0)
     lost = (magnitude > 0) * (accumulation.underflow + _MOST_CODE * accumulation.flushed) * 2 * columns * scales
-    # of a value: its product, the sum of its block, its scale, and the sums of blocks, of either kind
+    # Flushed for each value: its product, the sum of its block, its scale, and the sums of blocks, of either kind.
     bound = accumulation.growth(columns + 2 * len(q)) * magnitude + lost
     partial = None if accumulation.independent else partial_sums(first) + partial_sums(second)
     spread = spread_of(first + second, carried, lanes, values, accumulation, partial)

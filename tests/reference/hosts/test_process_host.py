@@ -124,7 +124,7 @@ def test_a_launch_that_does_not_end(impatient: ProcessHost, root: Path) -> None:
         with pytest.raises(KernelFault, match=r"^the kernel did not end within 0.5 s$"):
             launched(impatient, root, x, 4, 1001)
         assert reaped(pid)
-    with pytest.raises(KernelFault, match="was not run: it ran into the time limit 3 times before"):
+    with pytest.raises(KernelFault, match="was not run: it exceeded the time limit 3 times before"):
         launched(impatient, root, x, 4, 0)
 
 

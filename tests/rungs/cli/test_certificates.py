@@ -165,7 +165,7 @@ def test_an_operator_is_its_declaration_and_its_library(tmp_path: Path, monkeypa
     assert (before.kernel_name, before.unknown) == ("torch.ops.mine.gemm", {})
     (tmp_path / "lib" / "mine.so").write_text("other code")
     assert "mine.so was changed" in before.difference(made_of())
-    with pytest.raises(UsageError, match="an operator is no file"):
+    with pytest.raises(UsageError, match="an operator has no file"):
         collect("torch.ops.mine.gemm")
 
 

@@ -49,7 +49,7 @@ def test_what_was_not_run_since_others_hung_has_not_failed(pytester: pytest.Pyte
     assert f"FAILED gguf::{hung}" in said or f"FAILED gguf::{other}" in said
     done.stdout.fnmatch_lines(["PASSED gguf::output.weight"])
     done.stdout.fnmatch_lines(["*is not verified on blk.0.ffn_*.weight of tiny-Q4_0.gguf: it was not checked"])
-    done.stdout.fnmatch_lines(["*the kernel was not run: it ran into the time limit at M=*, N=768, K=256 before"])
+    done.stdout.fnmatch_lines(["*the kernel was not run: it exceeded the time limit at M=*, N=768, K=256 before"])
 
 
 def test_more_failures_than_a_record_holds(pytester: pytest.Pytester) -> None:

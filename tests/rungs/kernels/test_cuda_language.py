@@ -167,7 +167,7 @@ def test_errors_of_the_gpus_compilers(by: str, tmp_path: Path) -> None:
 def test_a_header_that_is_not_here(tmp_path: Path) -> None:
     error = refused(tmp_path, "\n#include <torch/extension.h>\n" + KERNEL.format(body=""))
     assert "k.cu:2:" in str(error)
-    assert "<torch/extension.h> is not here; name its folder by include" in str(error)
+    assert "<torch/extension.h> was not found; name its folder by include" in str(error)
 
 
 PTX = 'asm volatile("wgmma.fence.sync.aligned;\\n" ::: "memory");'

@@ -110,7 +110,7 @@ def test_launches_scratch_padding_strides_and_constants(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("y[n * stride + m] = sum;", "y[n * stride + m] = sum; if (!n) y[M] = 0;", "4 bytes between its rows"),
+        ("y[n * stride + m] = sum;", "y[n * stride + m] = sum; if (!n) y[M] = 0;", "4 bytes between or after its rows"),
         ("gridDim.z + p] = sum;", "gridDim.z + p + 1] = sum;", "wrote outside its workspace: 0 bytes before, 4 after"),
         ("const float* x, float* part", "float* x, float* part", None),
         (
@@ -142,7 +142,7 @@ def test_faults_in_such_calls(tmp_path: Path, old: str, new: str, said: str | No
         ),  # a part that nobody writes
         ("+ 32 * b];\n    }", "+ 32 * b + 32];\n    }", "past the end of its activations"),  # and between its rows
         ("factors[1] + n", "(factors[1] - 1) + n", ""),
-        ("n * stride + m", "n * (stride - 3) + m", "between its rows"),
+        ("n * stride + m", "n * (stride - 3) + m", "between or after its rows"),
     ],
     ids=["unwritten-scratch", "between-rows", "wrong-part", "wrong-stride"],
 )
@@ -226,7 +226,7 @@ def library(folder: Path, text: str = C_SOURCE) -> Path:
 
 def test_a_function_of_c(tmp_path: Path) -> None:
     path = library(tmp_path)
-    with pytest.raises(UsageError, match=r"k\.toml, which would declare .* is not a file"):
+    with pytest.raises(UsageError, match=r"k\.toml, the file for its declaration, does not exist"):
         open_foreign(f"{path}:gemm", CpuHost(1))
     (tmp_path / "k.toml").write_text(OF_C + 'returns = "int32"\n')
     with pytest.raises(UsageError, match="the library has no function gemv"):
@@ -235,7 +235,7 @@ def test_a_function_of_c(tmp_path: Path) -> None:
     assert right(made(kernel))
     rows, x = operands()
     more = np.concatenate([rows, rows[:2]])
-    with pytest.raises(KernelFault, match="function returned 3, and 0 means success"):
+    with pytest.raises(KernelFault, match="function returned 3, but 0 means success"):
         kernel.product(kernel.upload(FORMATS["Q4_0"], more), x)
     kernel.close()
 
@@ -292,12 +292,12 @@ def test_faults_of_a_function_of_c(tmp_path: Path, old: str, new: str, said: str
     ("text", "said"),
     [
         (OF_C, "it names no code"),
-        (OF_C + 'code = "k.so"\n', "each launch names its function"),
+        (OF_C + 'code = "k.so"\n', "each launch must name its function"),
         (NAMED + 'code = "none.so"\n', "none.so, is not a file"),
-        (NAMED + 'code = "k.toml"\n', r"its code, k\.toml, is no \.cu, \.ptx"),
+        (NAMED + 'code = "k.toml"\n', r"its code, k\.toml, is not a \.cu, \.ptx"),
         (NAMED.replace("float32 1.0", "float32 one") + 'code = "k.so"\n', "'one' is not a number"),
         (NAMED.replace("stream", "streams") + 'code = "k.so"\n', "parameter 'streams' is not one of"),
-        (NAMED + 'code = "k.so"\noperands.weights = { stripe = 3 }\n', "declares 'stripe': did you mean 'stride'"),
+        (NAMED + 'code = "k.so"\noperands.weights = { stripe = 3 }\n', "'stripe' is not a key of operand weights: did you mean 'stride'"),
         (NAMED + 'code = "k.so"\noperands.room = { zeroed = true }\n', "either scratch = BYTES or constant"),
         (NAMED + 'code = "k.so"\noutput = "half"\n', "output 'half': "),
         (NAMED + 'code = "k.so"\nreturns = "float32"\n', "returns one of void, int32, not 'float32'"),
@@ -316,9 +316,9 @@ def test_declarations_that_say_nothing_valid(tmp_path: Path, text: str, said: st
 def test_code_for_a_card_needs_one(tmp_path: Path) -> None:
     (tmp_path / "k.ptx").write_text("// nothing")
     (tmp_path / "k.toml").write_text(OF_C + "block = 1\ngrid = 1\n")
-    with pytest.raises(EnvironmentFault, match=r"a \.ptx runs on a GPU alone"):
+    with pytest.raises(EnvironmentFault, match=r"a \.ptx file only runs on a GPU"):
         open_foreign(f"{tmp_path / 'k.ptx'}:gemm", CpuHost(1))
-    with pytest.raises(UsageError, match=r"give --declare FILE\.toml"):
+    with pytest.raises(UsageError, match=r"add --declare FILE\.toml"):
         open_foreign("torch.ops.mine.gemm", CpuHost(1))
 
 

@@ -119,11 +119,11 @@ def test_wrong_by_its_own_oracle(name: str) -> None:
         ("oracle_raises", "the kernel's oracle raised ValueError: no idea in its activations; at foreign_kernels"),
         ("oracle_random", "the kernel's oracle is not deterministic: a second call of its activations gave other"),
         ("oracle_changes_inputs", "the kernel's oracle modified its activations' inputs: . bytes, the first at"),
-        ("oracle_nan", "the kernel's oracle gives activations that are not finite, the first in row 0$"),
-        ("oracle_infinite", "the kernel's oracle gives weights that are not finite, the first in row 0$"),
+        ("oracle_nan", "the kernel's oracle returned activations that are not finite, the first in row 0$"),
+        ("oracle_infinite", "the kernel's oracle returned weights that are not finite, the first in row 0$"),
         ("oracle_transposed", r"gives float64\[32, 3\] as its activations, expected float64\[3, 32\]$"),
         ("oracle_floats", r"gives float32\[3, 32\] as its activations, expected float64\[3, 32\]$"),
-        ("oracle_nothing", "the kernel's oracle gives no array as its activations$"),
+        ("oracle_nothing", "the kernel's oracle returned no array as its activations$"),
         ("oracle_wide", r"gives float64\[3, 288\] as its activations, expected float64\[3, 32\]$"),
         ("oracle_unlike", "the kernel's oracle gives weights of 33 columns and activations of 32$"),
         ("oracle_crashes", "the kernel's oracle crashed: its process died of SIGSEGV$"),
@@ -301,7 +301,7 @@ def test_identified_beside_its_oracle() -> None:
     ("attributes", "said"),
     [
         ({"semantics": "own"}, "semantics 'own without an Oracle' is not one of f32, f32_apart, q8_1, "),
-        ({"semantics": foreign_kernels.half_activations, "ordered": True}, "no order of an oracle is known"),
+        ({"semantics": foreign_kernels.half_activations, "ordered": True}, "the order of an oracle is not known"),
         ({"takes": "q8_1"}, "takes 'q8_1' is not one of float32, float16, bfloat16, f32"),
         ({"semantics": "q8_1", "takes": "mmq"}, "takes 'mmq' is not one of float32, float16, bfloat16, q8_1"),
         (
@@ -418,7 +418,7 @@ def test_cuda_that_quantizes_itself(tmp_path: Path) -> None:
     [
         ([('semantics = "q8_1"', 'semantics = "own"')], "semantics 'own' needs an oracle"),
         ([('semantics = "q8_1"', 'semantics = "q8_1"\n// oracle = "o.py:o"')], "in place of semantics"),
-        ([('semantics = "q8_1"', 'oracle = "my_oracle.py"')], 'oracle is "FILE.py:NAME"'),
+        ([('semantics = "q8_1"', 'oracle = "my_oracle.py"')], 'oracle must be "FILE.py:NAME"'),
         ([('semantics = "q8_1"', 'oracle = "none.py:oracle"')], "none.py is not a file"),
         ([('semantics = "q8_1"', 'oracle = "my_oracle.py:none"')], "my_oracle.py has no none"),
         (

@@ -56,7 +56,7 @@ def test_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         kernel.close()
     with pytest.raises(UsageError, match=r"PyTorch has no operator torch\.ops\..*\.gemv"):
         open_foreign(f"torch.ops.{name}.gemv", CpuHost(1), further=further)
-    with pytest.raises(EnvironmentFault, match="PyTorch's operators cannot be had"):
+    with pytest.raises(EnvironmentFault, match="PyTorch's operators cannot be loaded"):
         open_foreign(f"torch.ops.{name}.gemm", CpuHost(1), further=Further(further.declared, ("no_such_module",)))
 
 

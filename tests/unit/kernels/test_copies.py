@@ -193,7 +193,7 @@ def test_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copies.close()
     for i in range(9):
         (tmp_path / f"{i}.bin").touch()
-    with pytest.raises(UsageError, match="put the kernel into a folder of its own"):
+    with pytest.raises(UsageError, match="put the kernel into a separate folder"):
         Copies([tmp_path / "k.py"])
 
 

@@ -39,7 +39,7 @@ def test_a_block_to_paste_is_made_of_the_source() -> None:
     found = kernels_in(SOURCE)
     vector = "\n".join(proposed("mul_mat_vec_q4_0_q8_1", found["mul_mat_vec_q4_0_q8_1"]))
     assert '["weights", "activations", "output", "int32 K", "int32 N", "int32 ?"]' in vector
-    assert "# of int nrows_y write M, N or K in place of ?" in vector
+    assert "# for int nrows_y write M, N or K in place of ?" in vector
     corrected = vector.replace("?", "N", 1).replace("// [gguf-verify]\n", "").replace("// [/gguf-verify]", "")
     declared = parse(corrected.replace("// ", ""))
     assert (declared.of.formats, declared.of.semantics, declared.of.domain.m.most) == (("Q4_0",), "q8_1", 1)
@@ -54,8 +54,8 @@ def test_parameters_that_cannot_be_passed_and_those_of_what_is_fused() -> None:
     block = "\n".join(proposed("f", kernels_in(text % "int")["f"]))
     assert 'formats = ["Q8_0"]' in block
     assert '"float32 ?", "int32 ?"' in block
-    assert 'bias is none of weights, activations and output: declare epilogue = ["bias"]' in block
-    assert "of float beta write its value" in block
+    assert 'bias is not weights, activations or output: declare epilogue = ["bias"]' in block
+    assert "for float beta write its value" in block
     of_struct, of_bool = (kernels_in(text % kind)["f"] for kind in ("Pair", "bool"))
     declared = ["weights", "activations", "output", "bias", "float32 1", "int32 N"]
     assert "the parameter bool v, which cannot be passed" in misfit("f", of_bool, declared)
@@ -68,10 +68,10 @@ def test_what_cannot_be_the_parameters_is_told_before_anything_is_compiled() -> 
     right = ["weights", "activations", "output", "uint64 K", "int64 N"]
     assert misfit("gemv", parameters, right) is None
     assert misfit("gemv", parameters, right[:4]) == (
-        'gemv has 5 parameters, and 4 are declared; write parameters = ["weights", "activations", "output", '
+        'gemv has 5 parameters, but 4 are declared; write parameters = ["weights", "activations", "output", '
         '"uint64 K", "int64 N"]'
     )
-    assert 'the parameter long long rows, and "int32 N" is declared' in misfit("g", parameters, [*right[:4], "int32 N"])
+    assert 'the parameter long long rows, but "int32 N" is declared' in misfit("g", parameters, [*right[:4], "int32 N"])
     assert "the parameter __nv_bfloat16* y" in misfit("g", parameters, [*right[:2], "int64 M", *right[3:]])
     assert "a null pointer cannot be passed; y is" in misfit("g", parameters, [*right[:2], "int64 0", *right[3:]])
     unknown = [p._replace(type="index_t") if p.name == "rows" else p for p in parameters]

@@ -71,11 +71,11 @@ def test_a_declaration_says_what_was_asked_for() -> None:
     ("asked", "path", "said"),
     [
         (("Q4_O", "f32", "", "float32"), "a.cu", "no type of weights is called 'Q4_O'; did you mean"),
-        (("Q4_0", "mmq", "", "float32"), "a.cu", "there is no template of 'mmq'; take one of f32, q8_1"),
+        (("Q4_0", "mmq", "", "float32"), "a.cu", "there is no template of 'mmq'; use one of f32, q8_1"),
         (("Q4_0", "q8_1", "float16", "float32"), "a.cu", "a template of q8_1 takes float32"),
         (("Q4_0", "f32", "", "float64"), "a.cu", "output 'float64' is not one of"),
         (("Q4_0", "f32", "bfloat16", "float32"), "a.py", "NumPy has no bfloat16"),
-        (("Q4_0", "q8_1", "float32", "float32"), "a.py", "leave --takes out"),
+        (("Q4_0", "q8_1", "float32", "float32"), "a.py", "omit --takes"),
         (("Q4_0", "f32", "", "float32"), "a.cpp", "a kernel is FILE.cu or FILE.py, not 'a.cpp'"),
     ],
 )

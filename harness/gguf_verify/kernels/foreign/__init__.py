@@ -1,4 +1,4 @@
-"""Foreign kernels, written by others: what their authors write, and the process that each runs in.
+"""Foreign kernels: the interface for their authors, and the process that each runs in.
 
-This room may import the rest of `gguf_verify.kernels` and what that may import.
+This package may import the rest of `gguf_verify.kernels` and what that may import.
 """

@@ -1,5 +1,7 @@
-"""`python -m gguf_verify.kernels.foreign FD`: the process of a kernel that is a file, or of its oracle. The first
-message says what to run."""
+"""The process of a kernel in a file, or of its oracle: `python -m gguf_verify.kernels.foreign FD`.
+
+The first message says what to run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the author of a kernel writes. This is the reference; docs/ has a tutorial.
+"""The interface of a kernel in Python. This is the reference; docs/ has a tutorial.
 
     from gguf_verify import kernel
 
@@ -9,24 +9,25 @@
 
 `gguf-verify MODEL.gguf --kernel FILE.py:my_gemm` verifies it. The function is called with
 
-    weights       uint8[N, row bytes], the file's rows; or what `pack(rows, format)` made of them for each matrix
-    activations   what the kernel takes: float32[M, K], or Q8_1 blocks uint8[M, K/32·36] (halves d and s, 32 codes)
+    weights       uint8[N, row bytes], the file's rows; or the result of `pack(rows, format)` for each matrix
+    activations   float32[M, K], or Q8_1 blocks uint8[M, K/32·36] (halves d and s, 32 codes), see below
     shape         Shape: format, m, n, k
-    out           float32[M, N] to write into, only where the kernel declares out=True; its return value is then ignored
+    out           float32[M, N] to write into, only if the kernel declares out=True; its return value is then ignored
 
-A kernel takes float32 activations where its semantics is "f32" or an `Oracle`, or where it quantizes them itself, which
-it declares by takes="float32". Otherwise it takes Q8_1 blocks as its semantics defines them.
+A kernel gets float32 activations if its semantics is "f32" or an `Oracle`, or if it declares takes="float32", which
+means that it quantizes them itself. Otherwise it gets Q8_1 blocks as its semantics defines them.
 
-Arrays are NumPy's. The answer may be any array on the CPU (DLPack, `__array__`), or an array on a GPU that has
-`__cuda_array_interface__` and `.get()` or `.cpu()`. The answer is read once and then overwritten. A kernel may also be
-any callable object with the attributes `formats` and `semantics` and, where they are not the defaults, `ordered`,
-`out`, `pack`, `takes` and `domain`.
+Arrays are NumPy arrays. The result may be any array on the CPU (DLPack, `__array__`), or an array on a GPU that has
+`__cuda_array_interface__` and `.get()` or `.cpu()`. It is read once and then overwritten. A kernel may also be any
+callable object with the attributes `formats` and `semantics` and, where they are not the defaults, `ordered`, `out`,
+`pack`, `takes` and `domain`.
 
-A kernel promises to multiply any number of tokens M and rows N, and any K of whole blocks, unless it declares where it
-works: domain={"M": 1} is a kernel for decoding, domain={"N": {"multiple": 64}, "K": {"multiple": 256, "most": 8192},
-"architectures": ["sm_90"]} one with tiles and a card. Inside its domain it is tried at many shapes that no model has.
+A kernel must multiply any number of tokens M and rows N, and any K of whole blocks, unless it declares a domain:
+domain={"M": 1} for a kernel that only decodes, domain={"N": {"multiple": 64}, "K": {"multiple": 256, "most": 8192},
+"architectures": ["sm_90"]} for one with tiles and a given GPU. Within its domain it is tested at many shapes that no
+model has.
 
-A kernel that computes something other than a definition of this project declares an `Oracle` as its semantics.
+A kernel that computes anything but a definition of this project declares an `Oracle` as its semantics.
 
 Public names are imported from the package: `from gguf_verify import Oracle, Shape, kernel`.
 """
@@ -40,7 +41,7 @@ from typing import Any, NamedTuple
 
 from ...support.errors import UsageError
 
-#: Types of values.
+#: Types of activations and outputs that are plain values.
 FLOAT32 = "float32"
 HALVES = (FLOAT32, "float16", "bfloat16")
 
@@ -59,20 +60,21 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Oracle:
-    """What a kernel computes where no definition of this project says it: the exact product y = a·wᵀ of two matrices.
+    """The definition of a kernel that no definition of this project fits: the exact product y = a·wᵀ of two matrices.
 
-    The author gives the matrices. gguf-verify multiplies them exactly and derives the rounding error bound itself.
+    The author supplies the matrices. gguf-verify multiplies them exactly and derives the rounding error bound itself.
 
     Args:
         weights: a function (rows uint8[n, bytes of any number of whole blocks], format) → float64[n, L], which treats
-            each row by itself. None: the file's values, exactly.
+            each row on its own. None: the file's exact values.
         activations: a function (x as the kernel takes it) → float64[M, L]. None: the values that x holds.
 
     L is K, or up to 2·K: further columns are further terms, such as a minimum times a sum. Both functions must return
-    finite values, and the same ones in a second call. They run in a process of their own, which never sees the kernel's
-    outputs. Such a kernel is verified as what its author says. The report adds how far that is from each definition of
-    `gguf_verify.semantics`, on the activations that the kernel takes. It is a mismatch if the oracle is far from all of
-    them (NMSE above 0.01), if its terms cancel and so widen the bound, or if a few of its weights are not the file's.
+    finite values, and the same values in a second call. They run in a separate process, which never sees the kernel's
+    outputs. The kernel is verified against the oracle alone. The report adds the oracle's distance from each definition
+    of `gguf_verify.semantics`, on the activations that the kernel takes. It is a mismatch if the oracle is far from all
+    of them (NMSE above 0.01), if its terms cancel and so widen the bound, or if a few of its weights differ from the
+    file's.
     """
 
     weights: Function | None = None
@@ -88,20 +90,20 @@ class Oracle:
 
 #: The name of the semantics of a kernel with an `Oracle`, as in `gguf_verify.semantics.definition`.
 OWN = "own"
-#: What kernels may compute, and in words.
+#: The tasks that a kernel may declare, with a description for messages.
 COMPUTES = {
     "gemm": "a product of activations and quantized weights",
-    "experts": "such products of the experts that each token names",
+    "experts": "products with the experts of each token",
     "dequantize": "the values of quantized weights",
     "quantize": "quantized activations",
     "repack": "the same weights in another layout",
 }
-#: Those that multiply nothing.
+#: The tasks without a product.
 TASKS = ("dequantize", "quantize", "repack")
-#: What a kernel in Python may get its arrays as, and where these lie.
+#: The array libraries and devices that a kernel in Python may choose.
 ARRAYS = ("numpy", "torch", "cupy", "jax")
 DEVICES = ("cpu", "cuda")
-#: What a declaration may say, in TOML and as arguments of `kernel`: the same names.
+#: The keys of a declaration: the same names in TOML and as arguments of `kernel`.
 KEYS = (
     "formats", "semantics", "ordered", "takes", "domain", "activations", "term", "accumulates", "output", "epilogue",
     "computes", "operands", "arrays", "device", "deterministic", "unpack", "packed", "arithmetic", "fast_math",
@@ -109,13 +111,13 @@ KEYS = (
 )  # fmt: skip
 
 
-#: Whether `kernel` checks the declaration itself. In a kernel's process it does not: the verifier checks what that
-#: process declares. That needs the formats and definitions, which take long to import.
+#: Whether `kernel` checks the declaration itself. False in a kernel's process: the verifier checks the declaration that
+#: the process sends, and the check needs the formats and definitions, which are slow to import.
 checks_declarations = True
 
 
 def strings(value: object, what: str) -> tuple[str, ...]:
-    """A list of strings. Raises UsageError."""
+    """Return a list of strings as a tuple. Raises UsageError."""
     if not isinstance(value, list | tuple | set | frozenset) or not all(isinstance(v, str) for v in value):
         example = f": write {what} = [{json.dumps(value[:60])}]" if isinstance(value, str) else ""
         raise UsageError(f"{what} is not a list of strings{example}")
@@ -125,19 +127,22 @@ def strings(value: object, what: str) -> tuple[str, ...]:
 
 
 def _named(semantics: object) -> str:
-    """The name of a semantics: "own" for an Oracle. The word "own" without an Oracle becomes a name that is refused."""
+    """Return the name of a semantics: "own" for an Oracle.
+
+    The word "own" without an Oracle becomes a name that is refused.
+    """
     if isinstance(semantics, Oracle):
         return OWN
     return str(semantics) if semantics != OWN else f"{OWN} without an Oracle"
 
 
 def shortened(value: object) -> str:
-    """It as ASCII, at most 60 characters."""
+    """Return a value's `repr` as ASCII, at most 60 characters."""
     return ascii(value)[:60]
 
 
 def table_of(kernel: Any) -> dict[str, Any]:
-    """What a kernel in Python declares by its attributes, as a table of `KEYS`. Raises UsageError."""
+    """Return the attributes that a kernel in Python declares, as a table of `KEYS`. Raises UsageError."""
     if not callable(kernel):
         raise UsageError(f"it is of type {type(kernel).__name__}, which is not callable")
     computes = getattr(kernel, "computes", "gemm")
@@ -157,22 +162,24 @@ def kernel(
     formats: Sequence[str] = (), semantics: str | Oracle = "", ordered: bool = False, out: bool = False,
     pack: Function | None = None, takes: str = "", domain: dict[str, Any] | None = None, **more: Any,
 ) -> Callable[[Function], Function]:  # fmt: skip
-    """Declare a function as a kernel: see this module's text and `Declaration`.
+    """Declare a function as a kernel: see the docstring of this module and `Declaration`.
 
     Args:
         semantics: the name of a definition, or an Oracle.
-        pack: (rows uint8[N, row bytes], format) → what the function takes as its weights.
-        domain: where it promises to work, if not everywhere: see `gguf_verify.kernels.domain.domain_of`.
+        pack: a function (rows uint8[N, row bytes], format) → the weights that the kernel gets.
+        domain: the shapes that the kernel supports, if not all: see `gguf_verify.kernels.domain.domain_of`.
         more: further `KEYS`.
 
-    Raises UsageError for a format or semantics that does not exist, a domain that is none, other keys, and a function
-    that declares something else already: both names would be what was declared last.
+    Raises UsageError for an unknown format or semantics, an invalid domain, an unknown key, and a function that already
+    has another declaration: the attributes are the function's, so the last declaration would win under both names.
     """
     for key in more:
         if key not in KEYS:
             from ...support.near import nearest
 
-            raise UsageError(f"no kernel declares {shortened(key)}: {nearest(key, KEYS)}there are: {', '.join(KEYS)}")
+            raise UsageError(
+                f"{shortened(key)} is not a key of declarations: {nearest(key, KEYS)}there are: {', '.join(KEYS)}"
+            )
     given = {"formats": tuple(formats), "ordered": ordered, "takes": takes, "domain": domain or {}, **more}
     if checks_declarations:
         from .declaration import declaration_of_table
@@ -186,7 +193,7 @@ def kernel(
         if before is not None and any(getattr(function, name, None) != value for name, value in declared.items()):
             name = getattr(function, "__name__", "the function")
             raise UsageError(
-                f"{shortened(name)} declares something else already: declare a function of its own, such as "
+                f"{shortened(name)} already has another declaration: declare a separate function, such as "
                 f"lambda *given: {name}(*given)"
             )
         for name, value in declared.items():

@@ -1,5 +1,4 @@
-"""What a call of a foreign kernel is given beside weights, activations and output: operands of what is fused behind the
-product, and the experts of its tokens."""
+"""Operands of a call besides weights, activations and output: those of fused operations, and lists of experts."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def epilogue_of(declared: Declaration) -> Epilogue | None:
-    """What a kernel declares to be fused, or None. Raises UsageError."""
+    """Return the declared epilogue of a kernel, or None. Raises UsageError."""
     if not declared.fused:
         return None
     try:
@@ -36,22 +35,25 @@ def epilogue_of(declared: Declaration) -> Epilogue | None:
 
 
 def experts_taken(declared: Declaration) -> Taken | None:
-    """What a kernel for mixtures of experts declares to take, or None for another. Raises UsageError."""
+    """Return what a kernel for mixtures of experts declares under `experts`; None for another kernel.
+
+    Raises UsageError.
+    """
     said = dict(declared.more).get("experts")
     if declared.computes == "experts":
         return taken_of({} if said is None else said)
     if said is not None:
-        raise UsageError('experts are declared by a kernel with computes = "experts"')
+        raise UsageError('experts needs computes = "experts"')
     return None
 
 
 @dataclass(frozen=True)
 class Beside:
-    """Operands of one call.
+    """Further operands of one call.
 
     Args:
-        arrays: by their names; "output" is what the output holds before the call.
-        routing: the experts of its tokens, of a kernel for experts.
+        arrays: by name; "output" is the content of the output before the call.
+        routing: the experts of its tokens, for a kernel for experts.
     """
 
     arrays: Arrays = field(default_factory=dict)
@@ -68,14 +70,14 @@ class Beside:
 
     @property
     def before(self) -> npt.NDArray[Any] | None:
-        """What the output holds before the call, [M, N]; None where it holds nothing."""
+        """The content of the output before the call, [M, N]; None if it has none."""
         return self.arrays.get("output")
 
     def given(self, layouts: Layouts, names: Mapping[str, int]) -> list[Given]:
-        """The further operands.
+        """Return the further operands.
 
         Args:
-            names: what names of expressions stand for.
+            names: the values of the names in expressions.
         """
         return [
             Given(*layouts.further.get(name, Further()).operand(name, values, names))
@@ -83,12 +85,12 @@ class Beside:
         ]  # fmt: skip
 
 
-#: What most calls have.
+#: The further operands of most calls: none.
 NOTHING = Beside()
 
 
 def routed_beside(routing: Routing, taken: Taken, names: tuple[str, ...], fused: Arrays | None = None) -> Beside:
-    """The lists of a routing, of these names, and operands of what is fused."""
+    """Return the lists of a routing with these names, and the operands of fused operations."""
     lists = {name: made for name, made in routing.operands(taken.block_m).items() if name in names}
     return Beside({**lists, **(fused or {})}, routing)
 
@@ -96,7 +98,7 @@ def routed_beside(routing: Routing, taken: Taken, names: tuple[str, ...], fused:
 def fused_of_slots(
     epilogue: Epilogue | None, fmt: WeightFormat, rows: Bytes, x: Bytes, routing: Routing, output: str, neutral: bool
 ) -> Arrays:  # fmt: skip
-    """The operands of what is fused behind the products of experts; {} where nothing is.
+    """Return the operands of what is fused behind the products of experts; {} if nothing is.
 
     Args:
         rows: weights of all experts, uint8[E·N, row bytes].
@@ -114,10 +116,10 @@ def fused_of_slots(
 
 @dataclass(frozen=True)
 class Fused:
-    """The operands of a product's epilogue, of all of its tokens and rows.
+    """The operands of a product's epilogue, for all of its tokens and rows.
 
     Args:
-        arrays: of `Epilogue.operands`.
+        arrays: from `Epilogue.operands`.
         n: rows of the product.
     """
 
@@ -128,16 +130,19 @@ class Fused:
     def of(
         cls, epilogue: Epilogue | None, fmt: WeightFormat, rows: Bytes, x: Bytes, output: str, neutral: bool
     ) -> Fused | None:
-        """Of weights uint8[N, row bytes] and activations uint8[M, row bytes], as the judge has them; None for none."""
+        """Build them from weights uint8[N, row bytes] and activations uint8[M, row bytes], as the judge has them.
+
+        None without an epilogue.
+        """
         if epilogue is None or not isinstance(fmt, BlockFormat):
             return None
         return cls(epilogue.operands(fmt, rows, x, output, neutral), len(rows))
 
     def call(self, tokens: Index, n: int, row_bytes: int) -> Beside:
-        """Of a call with these tokens, and with n rows of so many bytes, which repeat those of the product."""
+        """Return those of a call with these tokens, and with n rows of `row_bytes` bytes, the product's repeated."""
         return Beside(filled_up(self.arrays, tokens, np.arange(n) % self.n, row_bytes))
 
     def routed(self, call: Embedded, tokens: Index, row_bytes: int) -> Arrays:
-        """Of a call of experts that stands for the product of these tokens."""
+        """Return those of a call of experts that stands for the product of these tokens."""
         of_slots, rows = tokens[call.tokens.reshape(-1)], call.experts.rows % self.n
         return filled_up(self.arrays, of_slots, rows, row_bytes, call.routing.ids.reshape(-1))

@@ -1,4 +1,4 @@
-"""Single thread blocks of calls of any size, which a foreign process runs."""
+"""Single thread blocks of calls of any size, run by a foreign process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .operands import MemoryFile, Operand, laid_out
 
 
 class ThreadBlocks:
-    """Asks a process for what thread blocks of sparse products write."""
+    """Has a process run thread blocks of sparse products and return their writes."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -25,8 +25,10 @@ class ThreadBlocks:
         self._operands: tuple[Operand, ...] = ()
 
     def _place(self, call: SparseCall) -> MemoryFile:
-        """What repeats in the operands, and room for all that a thread block may write. Only what is written takes
-        memory."""
+        """Return a memory file with the repeating contents of the operands, and room for all writes of a thread block.
+
+        Only pages that are written take memory.
+        """
         of = call if call.of is None else call.of
         if self._file is not None and self._of is of:
             return self._file
@@ -44,8 +46,10 @@ class ThreadBlocks:
         return file
 
     def alone(self, call: SparseCall, launches: Sequence[dict[str, Any]]) -> Written:
-        """What thread blocks of the last launch write, the "numbers" of each launch alone. Raises KernelFault,
-        EnvironmentFault."""
+        """Run the thread blocks "numbers" of each launch, and return the writes of the last launch.
+
+        Raises KernelFault, EnvironmentFault.
+        """
         try:
             self._conversation.ready()
         except NotRun as error:

@@ -1,4 +1,4 @@
-"""The operands of a call of a foreign kernel, from a product's weights and activations."""
+"""Operands for the calls of a foreign kernel, built from the weights and activations of a product."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Operands:
-    """Makes the operands of calls.
+    """Builds the operands of calls.
 
     Args:
-        declared: what the kernel declares.
-        definition: the definition of its product, which says what is fused.
+        declared: the kernel's declaration.
+        definition: the definition of its product, including fused operations.
     """
 
     def __init__(self, declared: Declaration, definition: Semantics) -> None:
@@ -38,11 +38,11 @@ class Operands:
         )
 
     def names(self, fmt: WeightFormat, m: int, n: int, k: int, beside: Beside = NOTHING) -> dict[str, int]:
-        """What names of expressions stand for."""
+        """Return the values of the names in expressions."""
         return names_of(fmt, m, n, k, beside.experts, beside.slots)
 
     def weights(self, fmt: WeightFormat, rows: Bytes, k: int, experts: int = 1) -> Given:
-        """The weights uint8[E·N, row bytes], of which a process takes many products."""
+        """Return the weights uint8[E·N, row bytes], which a process keeps for many products."""
         unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
         names = names_of(fmt, 1, len(rows) // experts, k, experts)
         return self._matrix("weights", unit, rows, k, names)
@@ -50,10 +50,10 @@ class Operands:
     def of_call(
         self, fmt: WeightFormat, x: Bytes, shape: tuple[int, int, int], beside: Beside = NOTHING
     ) -> list[Given]:  # fmt: skip
-        """What a product of loaded weights with activations uint8[M, row bytes] needs beside them.
+        """Return the operands of a product of loaded weights with activations uint8[M, row bytes].
 
         Args:
-            shape: [M, N, K]; of experts there are M·top_k rows of output, and M or M·top_k of activations.
+            shape: [M, N, K]; for experts, the output has M·top_k rows, and the activations M or M·top_k.
         """
         m, n, k = shape
         names = self.names(fmt, *shape, beside)
@@ -62,7 +62,7 @@ class Operands:
         return [*given, *(Given(*own) for own in self.own(names).values())]
 
     def lies(self, fmt: WeightFormat, shape: tuple[int, int, int]) -> dict[str, Lies]:
-        """Where the matrices of a product [M, N, K] lie. Raises KernelFault."""
+        """Return the memory layout of the matrices of a product [M, N, K]. Raises KernelFault."""
         (m, n, k), names = shape, self.names(fmt, *shape)
         weights = Unit("uint8", fmt.block_size, fmt.block_bytes)
         sizes: dict[str, tuple[Unit, int, int]] = {
@@ -77,11 +77,11 @@ class Operands:
         return found
 
     def tail(self, name: str, names: Mapping[str, int]) -> int:
-        """Bytes that may be read behind an operand of what is fused. Raises KernelFault."""
+        """Return the readable bytes behind an operand of a fused operation. Raises KernelFault."""
         return tail_of(self._declared.layouts.further.get(name, Further()).tail, names)
 
     def own(self, names: Mapping[str, int]) -> dict[str, tuple[Operand, Bytes | None]]:
-        """Memory of a call's own. Raises KernelFault."""
+        """Return the scratch memory of a call. Raises KernelFault."""
         return {name: own.operand(name, names) for name, own in self._declared.layouts.own.items()}
 
     def _matrix(self, name: str, unit: Unit, matrix: Bytes, k: int, names: Mapping[str, int]) -> Given:
@@ -100,12 +100,12 @@ class Operands:
 
 
 def sparse_fault(declared: Declaration, names: Mapping[str, int]) -> str | None:
-    """Why single thread blocks of products past memory cannot be run of such a kernel, in words, or None."""
+    """Return why single thread blocks of a product too large for memory cannot be run, in words, or None."""
     return "the experts of its tokens are lists of any length" if declared.computes != "gemm" else None
 
 
 def lies_of(operand: Operand, unit: Unit, transposed: bool, units: int) -> Lies:
-    """Where an operand of a matrix lies, whose rows have so many units before they are filled up."""
+    """Return the memory layout of a matrix operand whose rows have `units` units before padding."""
     outer, inner = operand.shape[0], operand.shape[1] // unit.count
     step = operand.strides[0] if operand.strides is not None else inner * unit.nbytes
     row, apart = (unit.nbytes, step) if transposed else (step, unit.nbytes)

@@ -1,7 +1,7 @@
-"""Our end of a socket whose other end is not trusted. Messages are framed as `multiprocessing.connection` frames them.
+"""A socket to an untrusted peer. Messages are framed as in `multiprocessing.connection`.
 
-A message has a limit of size, and an exchange a deadline that holds for sending and receiving together, however the
-bytes trickle.
+A message has a size limit. The deadline of an exchange covers sending and receiving together, however slowly the bytes
+arrive.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class Late(Exception):
 
 
 class Garbled(Exception):
-    """What came is no message."""
+    """The peer sent no valid message."""
 
 
 class Channel:
-    """Our end.
+    """The trusted end of the socket.
 
     Args:
-        descriptor: the socket's. It stays the caller's, and no longer blocks.
-        most: bytes of a message that is received.
+        descriptor: the socket, owned by the caller. It is made non-blocking.
+        most: most bytes of a received message.
     """
 
     def __init__(self, descriptor: int, most: int) -> None:
@@ -44,11 +44,11 @@ class Channel:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing has come that was not received."""
+        """Whether no unread bytes have arrived."""
         return not self._held and not self._ready(select.POLLIN, time.monotonic())
 
     def send(self, message: bytes, deadline: float, handles: Sequence[int] = ()) -> None:
-        """Send a message, and then descriptors, if there are any. Raises Late; OSError where the other side is gone."""
+        """Send a message, followed by descriptors, if any. Raises Late; OSError if the peer is gone."""
         left = memoryview(_HEAD.pack(len(message)) + message)
         while left:
             try:
@@ -67,7 +67,7 @@ class Channel:
                     self._wait(select.POLLOUT, deadline)
 
     def receive(self, deadline: float) -> bytes:
-        """The next message. Raises Late, Garbled; EOFError and OSError where the other side is gone."""
+        """Receive the next message. Raises Late, Garbled; EOFError and OSError if the peer is gone."""
         (size,) = _HEAD.unpack(self._bytes(_HEAD.size, deadline))
         if not 0 <= size <= self._most:
             raise Garbled
@@ -91,5 +91,5 @@ class Channel:
             raise Late
 
     def _ready(self, event: int, deadline: float) -> bool:
-        """Whether the socket can be used in time; it can also where the other side is gone."""
+        """Return whether the socket is ready before the deadline; it also is if the peer is gone."""
         return bool(self._polls[event].poll(1000 * max(0.0, deadline - time.monotonic())))

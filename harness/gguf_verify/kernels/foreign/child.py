@@ -1,43 +1,43 @@
-"""The process that a foreign kernel runs in. It holds one kernel and one matrix of weights, and is not trusted.
+"""The process of a foreign kernel. It holds one kernel and one matrix of weights, and is not trusted.
 
-This is the protocol of the two processes. Messages are JSON, framed as `multiprocessing.connection` does. Operands are
-not in them: they lie in memory files of the verifier (`operands.py`), which this process maps. The verifier writes the
-inputs and poisons the outputs between guards; it asks for one run; and when this process has answered, it judges what
-it finds there (`judge.py`). So nothing here checks guards, inputs, bits or poison.
+This is the protocol between the two processes. Messages are JSON, framed as in `multiprocessing.connection`. Operands
+are not part of them: they lie in memory files of the verifier (`operands.py`), which this process maps. The verifier
+writes the inputs and poisons the outputs between guards, requests one run, and checks the memory after this process has
+answered (`judge.py`). So nothing here checks guards, inputs, bits or poison.
 
-The first message of this process is what the kernel declares, or {"usage": one line} or {"environment": one line} where
-there is none. Each question then has
+The first message of this process is the kernel's declaration, or {"usage": one line} or {"environment": one line} on an
+error. Each question then has
 
     of       its number, which the answer repeats
     files    numbers of memory files that this process does not have yet. Their descriptors follow the message, by
              SCM_RIGHTS, on one byte.
-    forget   numbers of files that are not spoken of any more
-    do       one of those below
+    forget   numbers of files that are no longer needed
+    do       one of the actions below
     operands a list of `operands.Operand`: name, role (input, output, scratch), dtype, shape, strides, file, place
 
-and is answered by {"of", "ok": true, …}, by {"of", "fault": one line, "cause"} where the kernel is to blame, with
-"trace": [[place, code, whether it is its author's], …] where it raised, and "finding": {"kind", "lines"} where a
-checked build or a GPU found it; and "not_run" where the host cannot run it as a GPU does; or by {"of", "environment":
-one line, "not_tried"} where this machine cannot do it, which is taken only of runs under a schedule and of single
-thread blocks. "not_tried": whether blocks wait for others.
+The answer is {"of", "ok": true, …} on success; {"of", "fault": one line, "cause"} for a fault of the kernel, with
+"trace": [[place, code, whether it is its author's], …] for an exception, "finding": {"kind", "lines"} for one of a
+checked build or a GPU, and "not_run" if the host cannot run it as a GPU does; or {"of", "environment": one line,
+"not_tried"} if this machine cannot do it, which is only accepted for runs under a schedule and for single thread
+blocks. "not_tried": whether blocks wait for others.
 
-    load     take the weights: "format", "n", "k". They are good until the next one.
-    run      a product: "shape" [M, N, K]. What the kernel returns is copied to its output's place. A kernel in CUDA C++
-             is told its "launches", one after the other: "kernel" (a type's), "grid", "block", "shared", "args": names
-             of operands, or [type, number]; and, under a "schedule" (the fields of `hosts.schedule.Schedule`), the
-             "placed" kernel of it, whether it "adds_floats", and all of its operands: it finds nothing loaded. The
-             answer says whether it "adds_floats", and what it reads "unset".
-    alone    single thread blocks of "launches" whose operands are sparse: "numbers" of each, one of the last; "sizes"
-             of all operands in bytes, of which "scratch" are written for later launches; bytes at their ends that are
-             "zeros"; and of a number of the output ("unit"). The operands of the question are what repeats in them.
-             "written" of the answer is how many places and numbers the last block wrote to the outputs "at" int64[…]
-             and "words" uint32[…] or uint16[…].
+    load     load the weights: "format", "n", "k". They are used until the next load.
+    run      make a product: "shape" [M, N, K]. The kernel's return value is copied to its output's place. A kernel in
+             CUDA C++ gets its "launches" in order: "kernel" (a type's), "grid", "block", "shared", "args": names of
+             operands, or [type, number]; and, under a "schedule" (the fields of `hosts.schedule.Schedule`), the
+             "placed" kernel for it, whether it "adds_floats", and all of its operands: nothing is loaded. The answer
+             reports whether it "adds_floats", and its reads of "unset" memory.
+    alone    run single thread blocks of "launches" with sparse operands: "numbers" of each, one of the last; "sizes"
+             of all operands in bytes, of which "scratch" are written for later launches; the bytes at their ends that
+             are "zeros"; and the bytes of a number of the output ("unit"). The operands of the question hold the
+             repeating contents. The answer's "written" is the number of places and numbers that the last block wrote
+             to the outputs "at" int64[…] and "words" uint32[…] or uint16[…].
 
-What the answers say beyond "ok" only this process can see. It is believed where it is against the kernel.
+Further fields of the answers report what only this process can see. They are believed if they speak against the kernel.
 
-The first message of an oracle's process is {"gives": names of functions}. A run of it names "what" is asked, of "k"
-columns: "weights", of a "format", or "activations". The operand "given" goes in; the answer's "columns" L say that
-float64[n, L] lies at the beginning of the operand "values".
+The first message of an oracle's process is {"gives": names of functions}. A run names "what" to compute, with "k"
+columns: "weights", with a "format", or "activations". The input is the operand "given"; the answer's "columns" L say
+that float64[n, L] lies at the beginning of the operand "values".
 """
 
 from __future__ import annotations
@@ -69,16 +69,19 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-#: Places of one product.
+#: Most places that a message lists.
 MOST_UNSET = 20
 
 
 class Runner(Protocol):
-    """A kernel, ready to be called. Its methods get a question and the operands that it names, and return what the
-    answer says beside "ok". They raise Fault, and EnvironmentFault."""
+    """A kernel, ready to be called.
+
+    Its methods get a question and the operands that it names, and return the answer's fields besides "ok". They raise
+    Fault and EnvironmentFault.
+    """
 
     def declared(self) -> dict[str, Any]:
-        """The first message."""
+        """Return the first message."""
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
 
@@ -88,7 +91,7 @@ class Runner(Protocol):
 
 
 class OracleRunner:
-    """The Oracle of a kernel, or one itself. Raises UsageError where there is none."""
+    """The oracle of a kernel, or an `Oracle` itself. Raises UsageError if there is none."""
 
     def __init__(self, found: Any) -> None:
         oracle = found if isinstance(found, Oracle) else getattr(found, "semantics", None)
@@ -112,39 +115,40 @@ class OracleRunner:
         try:
             answer, _ = as_array(getattr(self._oracle, what)(copy, *more))
         except Fault:
-            raise Fault(f"the kernel's oracle gives no array as its {what}") from None
+            raise Fault(f"the kernel's oracle returned no array as its {what}") from None
         except BaseException as error:  # also SystemExit
             raise raised("the kernel's oracle", error, f" in its {what}") from None
         unchanged(f"{what}' inputs", copy.view(np.uint8), given.view(np.uint8), "the kernel's oracle")
         n = len(given)
         if answer.dtype != np.float64 or answer.ndim != 2 or len(answer) != n or not k <= answer.shape[1] <= 2 * k:
             described = f"{answer.dtype}[{', '.join(map(str, answer.shape))}]"
-            raise Fault(f"the kernel's oracle gives {described} as its {what}, expected float64[{n}, {k}]")
+            raise Fault(f"the kernel's oracle returned {described} as its {what}, expected float64[{n}, {k}]")
         out = np.array(answer, np.float64, order="C")
         if not np.isfinite(out).all():
             row = int(np.argmin(np.isfinite(out).all(axis=1)))
-            raise Fault(f"the kernel's oracle gives {what} that are not finite, the first in row {row}")
+            raise Fault(f"the kernel's oracle returned {what} that are not finite, the first in row {row}")
         return out
 
 
 def import_kernel(path: Path, name: str) -> Any:
-    """NAME of FILE.py. Raises UsageError."""
+    """Import NAME from FILE.py. Raises UsageError."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file")
     spec = importlib.util.spec_from_file_location("gguf_verify_foreign_kernel", path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is no Python source")
+        raise UsageError(f"{path} is not a Python source")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.append(str(path.resolve().parent))
     try:
-        # no bytecode: it is told from its source by second and size alone, so an edit of a kernel could go unseen
+        # No bytecode: Python compares it with the source by size and modification second only, so an edit could go
+        # unseen.
         sys.dont_write_bytecode = True
         exec(compile(path.read_bytes(), str(path), "exec", dont_inherit=True), module.__dict__)
     except HarnessError as error:  # of the declaration
         raise UsageError(f"{path}: {error}") from None
     except BaseException as error:
-        where = "; it finds modules in its folder, in those of PYTHONPATH, and installed ones"
+        where = "; modules are found in its folder, in those of PYTHONPATH, and among installed packages"
         hint = where if isinstance(error, ModuleNotFoundError) else ""
         raise UsageError(f"{path} cannot be imported: {one_line(error)}{hint}") from None
     found = module
@@ -156,16 +160,16 @@ def import_kernel(path: Path, name: str) -> Any:
 
 
 def end_with_parent() -> None:
-    """This process dies with its parent, in an endless loop too; Ctrl-C is the parent's to handle."""
+    """Have this process die with its parent, even in an endless loop, and leave Ctrl-C to the parent."""
     with contextlib.suppress(Exception):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # a fork has the parent's handlers
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a fork inherits the parent's handlers
         signal.signal(number, signal.SIG_DFL)
 
 
 def serve(link: Connection, make: Callable[[], Runner]) -> None:
-    """Answer until the parent is gone; `make` gives the Runner."""
+    """Answer questions until the parent is gone; `make` returns the Runner."""
 
     def answer(runner: Runner, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         do = {"load": runner.load, "run": runner.run, "alone": runner.alone}[question["do"]]
@@ -175,7 +179,7 @@ def serve(link: Connection, make: Callable[[], Runner]) -> None:
 
 
 def serve_oracle(link: Connection, make: Callable[[], OracleRunner]) -> None:
-    """Answer questions to an oracle until the parent has gone."""
+    """Answer questions to an oracle until the parent is gone."""
     _serve(link, make, OracleRunner.run)
 
 
@@ -220,9 +224,9 @@ def _serve(
 
 
 def _receive(link: Connection, question: dict[str, Any], files: dict[int, int]) -> None:
-    """Receive the files that a question says are new, and close those that it does not need."""
+    """Receive the new files of a question, and close those that are no longer needed."""
     for number in question["forget"]:
-        os.close(files.pop(number))  # arrays that a kernel kept keep what is mapped
+        os.close(files.pop(number))  # memory that a kernel still references stays mapped
     if question["files"]:
         with socket.socket(fileno=os.dup(link.fileno())) as ours:
             handles = reduction.recvfds(ours, len(question["files"]))

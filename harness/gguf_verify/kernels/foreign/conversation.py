@@ -1,6 +1,6 @@
-"""Questions to a process that is not trusted, and its answers: whatever it does, a caller gets one line.
+"""Questions to an untrusted process, and its answers. Any misbehaviour becomes one line.
 
-A fault is a KernelFault. The process is then started again at the next call, so that what one call broke does not reach
+A fault is a KernelFault. The process is then restarted at the next call, so that what one call broke does not affect
 the next.
 """
 
@@ -30,10 +30,10 @@ from .faults import MOST_FRAMES
 from .opened import Opened
 from .operands import MemoryFile
 
-#: After so many calls that ran into the time limit nothing is called again, so that a run comes to its end.
+#: After this many calls that exceeded the time limit, no more calls are made, so that the run ends.
 _MOST_HANGS = 3
 _MOST_MESSAGE = 1 << 14
-#: What a process may say that it saw a kernel do, beside what is judged here: `KernelFinding`.
+#: Kinds of findings that a process may report, which this process cannot check itself: `KernelFinding`.
 _SEEN_THERE = get_args(FindingKind)
 
 
@@ -41,7 +41,7 @@ class Budget:
     """The time that one call may take, over all of its exchanges with a process.
 
     Args:
-        seconds: for a call that is made twice; those of more runs have more.
+        seconds: for a call with two runs; calls with more runs get proportionally more.
     """
 
     def __init__(self, seconds: float, runs: int = 2) -> None:
@@ -49,7 +49,7 @@ class Budget:
 
     @contextmanager
     def spent(self) -> Iterator[float]:
-        """Inside, time passes; the deadline by the monotonic clock."""
+        """Count the time spent inside; yield the deadline by the monotonic clock."""
         start = time.monotonic()
         try:
             yield start + self._left
@@ -58,7 +58,7 @@ class Budget:
 
 
 def _trace(said: object) -> tuple[TraceFrame, ...]:
-    """The frames that a process says an exception passed; what is not one is left out."""
+    """Return the frames of an exception that a process reports; invalid ones are skipped."""
     frames = said[-MOST_FRAMES:] if isinstance(said, list) else []
     return tuple(
         TraceFrame(printable(str(f[0]), 200), printable(str(f[1]), 100), f[2] is True)
@@ -70,13 +70,13 @@ class Conversation:
     """Questions to one process, and its answers.
 
     Args:
-        who: who is to blame for a fault, in words: "the kernel".
+        who: the party at fault, in words: "the kernel".
         name: the kernel's name, for faults that end the run.
         start: starts the process.
         time_limit: seconds for a call.
-        start_limit: seconds for the first message, which the process sends unasked.
-        fault: what is raised.
-        opened: takes the files that its processes map.
+        start_limit: seconds for the first message, which the process sends unprompted.
+        fault: the exception to raise.
+        opened: records the files that its processes map.
     """
 
     def __init__(
@@ -87,13 +87,13 @@ class Conversation:
         self._opened = Opened() if opened is None else opened
         self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
         self.process: ChildProcess | None = None
-        #: Calls that ran into the time limit, and rows and columns of those that were products.
+        #: Calls that exceeded the time limit, and the rows and columns of those that were products.
         self.hangs = 0
         self._hung: dict[tuple[int, ...], str] = {}
         self._channel: Channel | None = None
-        #: Questions that were asked; an answer says which one it is of.
+        #: Number of questions so far; an answer repeats the number of its question.
         self._asked = 0
-        #: Memory files that the process has, and those of them that it does not need any more.
+        #: Memory files that the process has, and those of them that it no longer needs.
         self._known: set[int] = set()
         self._forgotten: list[int] = []
 
@@ -116,12 +116,12 @@ class Conversation:
             self._opened.look(self.process)
 
     def ready(self) -> bool:
-        """Whether it is still the process of the last call. If not, it is started again. Raises KernelFault."""
+        """Return whether the process of the last call still runs. If not, restart it. Raises KernelFault."""
         if self.process is not None:
             return True
         if self.hangs >= _MOST_HANGS:
             at = f" (at {'; '.join(self._hung.values())})" if self._hung else ""
-            raise NotRun(f"{self.who} was not run: it ran into the time limit {_MOST_HANGS} times before{at}")
+            raise NotRun(f"{self.who} was not run: it exceeded the time limit {_MOST_HANGS} times before{at}")
         try:
             self.begin()
         except (UsageError, EnvironmentFault) as error:
@@ -129,11 +129,11 @@ class Conversation:
         return False
 
     def budget(self, runs: int = 2) -> Budget:
-        """The time of a call that is made so often."""
+        """Return the time budget of a call with this many runs."""
         return Budget(self._time_limit, runs)
 
     def forget(self, file: MemoryFile) -> None:
-        """The process does not need this file any more."""
+        """Note that the process no longer needs this file."""
         if file.number in self._known:
             self._known.remove(file.number)
             self._forgotten.append(file.number)
@@ -143,21 +143,21 @@ class Conversation:
         self, question: dict[str, Any], files: Sequence[MemoryFile] = (), budget: Budget | None = None,
         may_lack: bool = False,
     ) -> dict[str, Any]:  # fmt: skip
-        """Send a question and return the answer that it was done.
+        """Send a question and return its answer.
 
         Args:
-            files: that the question speaks of.
-            budget: of the call that it belongs to; None: it is a call by itself.
-            may_lack: whether it may be answered by what this machine lacks.
+            files: the memory files that the question refers to.
+            budget: that of the call; None: the question is a call on its own.
+            may_lack: whether the process may answer that this machine cannot do it.
 
-        Raises KernelFault; with `may_lack`, EnvironmentFault. NotRun where a product with as many rows and columns ran
-        into the time limit before, outside of a schedule.
+        Raises KernelFault; with `may_lack`, EnvironmentFault. NotRun if a product with as many rows and columns
+        exceeded the time limit before, except under a schedule.
         """
         assert self._channel is not None
         shape = () if "schedule" in question else tuple(question.get("shape", ()))
         if shape[1:] in self._hung:
-            raise NotRun(f"{self.who} was not run: it ran into the time limit at {self._hung[shape[1:]]} before")
-        if not self._channel.quiet:  # nothing was asked that this could answer
+            raise NotRun(f"{self.who} was not run: it exceeded the time limit at {self._hung[shape[1:]]} before")
+        if not self._channel.quiet:  # a message without a question
             self.garbage()
         self._asked += 1
         new = [file for file in files if file.number not in self._known]
@@ -197,8 +197,10 @@ class Conversation:
     def _exchange(
         self, budget: Budget, what: str, message: bytes | None = None, handles: Sequence[int] = ()
     ) -> dict[str, Any]:  # fmt: skip
-        """Send a message, if there is one, and receive one. Raises KernelFault where none comes in time or it is not
-        valid."""
+        """Send a message, if there is one, and receive one.
+
+        Raises KernelFault if none arrives in time or it is invalid.
+        """
         assert self._channel is not None
         try:
             with budget.spent() as deadline:
@@ -220,12 +222,12 @@ class Conversation:
         return said
 
     def garbage(self) -> NoReturn:
-        """End the process, whose answer is not valid. Raises KernelFault."""
+        """End the process after an invalid answer. Raises KernelFault."""
         self.stop()
         raise self._fault(f"{self.who}'s process sent an answer that is not valid")
 
     def _dead(self) -> NoReturn:
-        """Raises KernelFault, which says how the process ended."""
+        """Raise KernelFault with a description of how the process ended."""
         assert self.process is not None
         code = self.process.wait(2.0)
         how, cause = "its process stopped answering", ""

@@ -1,7 +1,8 @@
-"""Copies of a foreign kernel's files, which its processes find in place of them: what runs is what was digested.
+"""Copies of a foreign kernel's files, which its processes get in place of the originals.
 
-Inside the boundary nothing else of the user's folders is there, but packages that are installed in a folder of Python's
-path: those are known by their versions.
+So the code that runs is the code that was hashed.
+Within the sandbox nothing else of the user's folders is visible, except packages installed in a folder of Python's
+path: those are identified by their versions.
 """
 
 from __future__ import annotations
@@ -21,42 +22,41 @@ from ...support import scratch
 from ...support.errors import EnvironmentFault, UsageError
 from ...support.text import printable
 
-#: Of one kernel: files, bytes in all, bytes of a file that is not named, and seconds to copy them.
+#: Limits for one kernel: files, bytes in all, bytes of a file that is not named, and seconds to copy them.
 MOST_FILES, MOST_BYTES, MOST_OF_ONE, MOST_SECONDS = 10_000, 1 << 30, 1 << 28, 60.0
-#: Levels of folders; what lies deeper is not copied.
+#: Levels of folders; deeper ones are not copied.
 _MOST_DEPTH = 64
-#: Errors of a disk that holds no more.
+#: Errors of a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-#: Folders of Python's path that were not copied in this process: none of them is tried twice.
+#: Folders of Python's path that could not be copied; the process does not try them again.
 _uncopied: set[Path] = set()
 
 
 class Copies:
-    """The folders of these files, copied with all that lies below them but hidden files and links that lead outside.
+    """Copies of the folders of these files, with everything below except hidden files and links that lead outside.
 
-    Of a folder that is too large, only the files that lie directly in it are copied, and packages of Python in it.
+    Of a folder that is too large, only the files directly in it and Python packages in it are copied.
 
     Args:
         named: the kernel's file, its libraries, its oracle.
-        path: folders of Python's path, which are copied, too, but for the packages that are installed in them. Where
-            that is too much, or a link leads out of one, the kernel sees the folders themselves.
+        path: folders of Python's path, which are copied, too, except for packages that are installed in them. If that
+            is too much, or a link leads out of one, the kernel sees the folders themselves.
 
-    Raises UsageError where a file that is named cannot be read, or the folders of those are too large.
+    Raises UsageError if a named file cannot be read, or the folders of the named files are too large.
     """
 
     def __init__(self, named: Iterable[Path], path: Iterable[Path] = ()) -> None:
-        #: Each file that is named → where it lies, if that is behind a link.
+        #: Each named file → its real path, if that is behind a link.
         self.named = {Path(os.path.abspath(each)): Path(os.path.realpath(each)) for each in named}
         self._top = Path(os.path.realpath(scratch.folder("kernel")))
-        #: Folder → its copy. Two names of one folder have one copy.
+        #: Folder → its copy. Two names of one folder share a copy.
         self.folders: dict[Path, Path] = {}
         #: Installed packages in folders that are copied.
         self.installed: tuple[Path, ...] = ()
-        #: Folders of Python's path that are not copied.
+        #: Folders of Python's path that are not copied, and those that are.
         self.uncopied: tuple[Path, ...] = ()
-        #: Those that are.
         self.imported: tuple[Path, ...] = ()
         imported = tuple(
             each for each in path
@@ -104,7 +104,7 @@ class Copies:
             self.folders |= dict.fromkeys(names, copy)
 
     def copy_of(self, path: Path) -> Path:
-        """Where the copy of a file lies, of which the file itself is no part, whatever the links."""
+        """Return the path of a file's copy. It lies within the copies, whatever the links."""
         for each in (path, self.named.get(path, path)):
             folder = next(folder for folder in self.folders if each.is_relative_to(folder))
             copy = Path(os.path.realpath(self.folders[folder] / each.relative_to(folder)))
@@ -124,13 +124,14 @@ def _outermost(folders: Iterable[Path]) -> list[Path]:
 
 @cache
 def installed_in(folder: Path) -> Mapping[str, tuple[str, str]]:
-    """Name of a file or folder → package and version, of what is installed in a folder, as its metadata list it. A
-    package whose metadata are not valid is none."""
+    """Return the packages installed in a folder: name of a file or folder → package and version.
+    A package with invalid metadata is skipped.
+    """
     found: dict[str, tuple[str, str]] = {}
     for package in metadata.distributions(path=[str(folder)]):
         try:
             of, files = (package.name, package.version), package.files or ()
-        except Exception:  # of the parsers of messages and of CSV, which are not written for hostile text
+        except Exception:  # the parsers of e-mail headers and CSV are not written for hostile text
             continue
         if all(isinstance(each, str) for each in of):
             tops = {file.parts[0] for file in files if file.parts}
@@ -139,11 +140,11 @@ def installed_in(folder: Path) -> Mapping[str, tuple[str, str]]:
 
 
 class _TooLarge(Exception):
-    """A folder exceeds a limit, or needs what lies outside."""
+    """A folder exceeds a limit, or contains a link that leads outside."""
 
 
 class _Room:
-    """What may still be copied."""
+    """How much may still be copied."""
 
     def __init__(self) -> None:
         self.files, self.nbytes, self._end = MOST_FILES, MOST_BYTES, time.monotonic() + MOST_SECONDS
@@ -156,14 +157,14 @@ class _Room:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A folder that is copied.
+    """A folder to copy.
 
     Args:
-        folder: without links in its path.
-        named: the files in it that are named.
-        reached: all folders whose copies lie at their places.
-        skipped: what is not copied.
-        closed: whether no link in it may lead out.
+        folder: its real path.
+        named: the named files in it.
+        reached: all folders whose copies appear at the original paths.
+        skipped: paths that are not copied.
+        closed: whether links that lead outside are an error.
     """
 
     folder: Path
@@ -173,12 +174,14 @@ class _Asked:
     closed: bool
 
     def holds(self, path: Path) -> bool:
-        """Whether it is named, or one below it is."""
+        """Return whether a path is named, or a named file is below it."""
         return any(file.is_relative_to(path) for file in self.named)
 
     def link(self, path: Path) -> str | None:
-        """The text of the copy of a link; None where it leads outside. In its folder it leads to the copy of a file, so
-        that this is found from everywhere."""
+        """Return the target for the copy of a link; None if it leads outside.
+
+        Within its folder the target is relative, so that the link works at every place where the copy appears.
+        """
         real = Path(os.path.realpath(path))
         if real.is_relative_to(self.folder):
             return os.path.relpath(real, path.parent)
@@ -186,7 +189,7 @@ class _Asked:
 
 
 def holds_all(folder: Path) -> bool:
-    """Whether it is never copied as a whole: everything that a user has lies below, or what this run makes."""
+    """Return whether a folder is too general to copy: the user's home or this run's files are below it."""
     every = ("/", os.path.expanduser("~"), tempfile.gettempdir(), scratch.top())
     return any(Path(os.path.realpath(each)).is_relative_to(folder) for each in every if os.path.isabs(each))
 
@@ -207,7 +210,7 @@ def _copy(asked: _Asked, copy: Path, whole: bool) -> None:
             ) from None  # fmt: skip
     raise UsageError(
         f"the kernel's folder {printable(str(asked.folder), 200)} holds more than {MOST_FILES:,} files or "
-        f"{MOST_BYTES:,} bytes, or takes more than {MOST_SECONDS:g} s to copy; put the kernel into a folder of its own"
+        f"{MOST_BYTES:,} bytes, or takes more than {MOST_SECONDS:g} s to copy; put the kernel into a separate folder"
     )
 
 
@@ -217,7 +220,7 @@ def _copy_folder(asked: _Asked, folder: Path, copy: Path, room: _Room, deep: boo
     except OSError:
         if asked.holds(folder):
             raise
-        return  # no user of the folder may read it, or it has gone meanwhile
+        return  # not readable, or removed meanwhile; a missing unnamed folder is no fault
     try:
         room.take(1, 0)
         copy.mkdir(mode=0o700)
@@ -250,13 +253,13 @@ def _copy_file(path: Path, copy: Path, room: _Room, named: bool) -> None:
     except OSError:
         if named:
             raise
-        return  # no user of the folder may read it, or it has gone meanwhile
+        return  # not readable, or removed meanwhile
     with open(handle, "rb") as source:
         about = os.fstat(handle)
         if not stat.S_ISREG(about.st_mode) or (about.st_size > MOST_OF_ONE and not named):
             return
         room.take(1, about.st_size)
-        left = about.st_size  # it may grow meanwhile
+        left = about.st_size  # the file may grow meanwhile
         with copy.open("xb") as target:
             while left and (chunk := source.read(min(left, 1 << 20))):
                 left -= target.write(chunk)

@@ -1,5 +1,7 @@
-"""The sources of a kernel in CUDA C++, FILE.cu:SYMBOL: they are copied, and compiled for a host. What the file declares
-stands in `declared`."""
+"""Sources of a kernel in CUDA C++, FILE.cu:SYMBOL, which are copied, and compiled for a host.
+
+The module `declared` parses the declaration in the file.
+"""
 
 from __future__ import annotations
 
@@ -38,18 +40,18 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"\n]+)"|<([^>\n]+)>)',
 _NAME = re.compile(r"[A-Za-z_][\w:]*(?:<[\w:<>, *&()+-]*>)?")
 _STRUCT = re.compile(r"\b(?:struct|class|union)\s+(?:(?:alignas|__align__)\([^()]*\)\s*)?(\w+)\s*(?::[^;{]*)?\{")
 _MOST_TEXT, _MOST_FILES = 1 << 22, 64
-#: Of a compiler's line: a header that is not there.
+#: A compiler's error line for a missing header.
 _NO_HEADER = re.compile(r"fatal error: (\S+): No such file|(?:could not|cannot) open source file \"([^\"]+)\"")
-#: A name between quotes or angles, which may be escaped.
+#: A name between quotes or angle brackets, possibly escaped.
 _NAME_OF_FILE = re.compile(r'["<]([^"<>\\\n\0]{1,4096})')
-#: For the GPU's compilers: what a kernel may use that CUDA does not have.
+#: Definitions for the GPU's compilers that kernels may use and CUDA lacks.
 _SUPPLIED = "#define DYNAMIC_SHARED(NAME) extern __shared__ __align__(1024) unsigned char NAME[]"
 
 
 class CudaSource:
-    """FILE.cu:SYMBOL, its declaration, and a folder with all that compiling it needs.
+    """A source FILE.cu:SYMBOL with its declaration, and a folder with everything needed to compile it.
 
-    Raises UsageError where there is no such file or its declaration is not valid.
+    Raises UsageError if there is no such file or its declaration is invalid.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class CudaSource:
         self.files = included_files(path, self._folders)
         folder = scratch.folder("foreign")
         self._removed = weakref.finalize(self, scratch.remove_folder, folder)
-        #: What compilers read, and what its process loads.
+        #: Folders of the sources for the compilers, and of the code that its process loads.
         self.root, self.built = folder / "source", folder / "built"
         try:
             self.root.mkdir()
@@ -82,10 +84,10 @@ class CudaSource:
             raise
 
     def _copy(self, path: Path) -> None:
-        """Copy the file and what it includes, so that all runs of one session compile the same.
+        """Copy the file and its includes, so that all runs of one session compile the same text.
 
-        What is included otherwise (by an absolute path, or from a folder of the compiler's) is read where it is, and
-        the hosts' caches know of it. The copies lie to each other as the originals do.
+        Files that are included otherwise (by an absolute path, or from a folder of the compiler) are read in place, and
+        the hosts' caches track them. The copies keep their relative places.
         """
         self.main = os.path.abspath(path)
         self._top = os.path.commonpath([os.path.dirname(name) for name in self.files])
@@ -104,8 +106,10 @@ class CudaSource:
 
     @cached_property
     def elsewhere(self) -> tuple[Path, ...]:
-        """Files that its text names from the root or from the current folder, which compilers read where they lie, as
-        `.incbin` does."""
+        """Files that its text names by an absolute path or relative to the current folder.
+
+        Compilers read them in place, for example through `.incbin`.
+        """
         found = {os.path.abspath(path) for text in self.files.values() for path in _NAME_OF_FILE.findall(text)}
         named = {file for path in found if os.path.isfile(path) for file in (path, *_included(Path(path)))}
         return tuple(map(Path, sorted(named - {*self.files})))
@@ -114,18 +118,18 @@ class CudaSource:
         return os.path.relpath(name, self._top)
 
     def shown(self, name: str) -> str:
-        """The name of one of the author's files, as it lies to the kernel's."""
+        """Return the name of one of the author's files, relative to the kernel's file."""
         return os.path.relpath(name, os.path.dirname(self.main))
 
     @cached_property
     def _for_cpu(self) -> ForCpu:
-        """The files as the C++ compiler takes them, written below "cpu"."""
+        """The files rewritten for the C++ compiler, below "cpu"."""
         made = ForCpu()
         self._write("cpu/author", {name: made.rewritten(text, self.shown(name)) for name, text in self.files.items()})
         return made
 
     def compiled_by(self, host: Host) -> tuple[str, Author]:
-        """The file below `root` that a host compiles, and how the author has it compiled."""
+        """Return the file below `root` that a host compiles, and the author's compiler options."""
         if not HOSTS[host.name].emulated:
             return OF_NVCC, self.on_gpu
         made = self._for_cpu
@@ -140,16 +144,16 @@ class CudaSource:
 
     @property
     def on_gpu(self) -> Author:
-        """How the author has it compiled for a GPU."""
+        """The author's compiler options for a GPU."""
         folders = [f"author/{self._below(folder)}" for folder in self._seen_folders()]
         return Author(self._flags, tuple(folders), ordered=self.declaration.of.ordered)
 
     def _seen_folders(self) -> list[str]:
-        """Those of the author's folders of headers from which a file was copied."""
+        """Return the author's include folders from which a file was copied."""
         return [folder for folder in self._folders if any(name.startswith(f"{folder}{os.sep}") for name in self.files)]
 
     def not_run(self, compilation: Compilation, defines: Mapping[str, str]) -> list[str]:
-        """Branches of the files that were not compiled because of what they were compiled for."""
+        """Return the branches of the files that were excluded by the target of the compilation."""
         version = "".join(c for c in compilation.by.rpartition(" ")[2] if c.isdigit() or c == ".").split(".")
         major, minor = (
             (version[0], version[1]) if "NV" in compilation.by.upper()[:5] and len(version) > 1 else ("13", "0")
@@ -170,7 +174,7 @@ class CudaSource:
         )
 
     def plain(self, error: EnvironmentFault) -> UsageError:
-        """What a compiler says, of the author's files by their own names."""
+        """Return a compiler's error with the author's own file names."""
         lines = [self._plain(line) for line in (str(error), *error.details)]
         return UsageError(lines[0], details=lines[1:])
 
@@ -184,14 +188,16 @@ class CudaSource:
         if missing := _NO_HEADER.search(line):
             name = missing[1] or missing[2]
             line += (
-                f': <{name}> is not here; name its folder by include = ["…"], or have the kernel in a file that '
-                "does without it"
+                f': <{name}> was not found; name its folder by include = ["…"], or move the kernel to a file that '
+                "does not include it"
             )
         return line
 
     def _compared(self) -> tuple[str, ...]:
-        """What the sources write otherwise than the declaration, each in a line. Raises UsageError where a launch's
-        parameters cannot be those of its function, or there is no such function."""
+        """Compare the sources with the declaration; return the differences, one line each.
+
+        Raises UsageError if a launch's parameters cannot be those of its function, or there is no such function.
+        """
         written = {name: of for text in self.files.values() for name, of in kernels_in(text).items()}
         structs = {name for text in self.files.values() for name in _STRUCT.findall(text)}
         hints: dict[str, None] = {}
@@ -216,7 +222,7 @@ class CudaSource:
 
     @property
     def adds_floats(self) -> bool:
-        """Whether it may add floats by atomic operations, in an order that nobody chooses."""
+        """Whether it may add floats by atomic operations, whose order is not defined."""
         return any(word in text for text in self.files.values() for word in ("atomicAdd", "red.", "atom."))
 
     def close(self) -> None:
@@ -224,14 +230,14 @@ class CudaSource:
 
 
 def _folders(declaration: CallDeclaration, beside: Path) -> tuple[list[str], tuple[str, ...]]:
-    """The folders of headers that an author declares, or gives as -I, and the other flags. Raises UsageError."""
+    """Return the author's include folders, declared or given as -I, and the other flags. Raises UsageError."""
     named, flags = split_flags(declaration.flags, ("-I", "-isystem"))
     folders = [re.sub(r"^(-I|-isystem=?)", "", flag) for flag in named]
     return [os.path.abspath(put_in(folder, beside)) for folder in (*declaration.include, *folders)], tuple(flags)
 
 
 def _found(of: str, name: str, folders: Sequence[str], files: Collection[str] | None = None) -> str | None:
-    """The file that one includes by a relative name."""
+    """Return the file that another one includes by a relative name."""
     if os.path.isabs(name):
         return None
     for folder in (os.path.dirname(of), *folders):
@@ -242,11 +248,11 @@ def _found(of: str, name: str, folders: Sequence[str], files: Collection[str] | 
 
 
 def included_files(path: Path, folders: Sequence[str] = (), everywhere: bool = False) -> dict[str, str]:
-    """A file and all that it includes by a relative path, directly or not: absolute path → text.
+    """Return a file and all files that it includes by a relative path, directly or not: absolute path → text.
 
     Args:
-        folders: where else the compiler looks for headers.
-        everywhere: by an absolute path, too.
+        folders: further include folders.
+        everywhere: whether to follow absolute paths, too.
 
     Raises UsageError.
     """
@@ -269,7 +275,7 @@ def included_files(path: Path, folders: Sequence[str] = (), everywhere: bool = F
 
 
 def _included(path: Path) -> Iterable[str]:
-    """What a file includes, where it is text."""
+    """Return the includes of a file; nothing if it is no text."""
     try:
         return included_files(path, everywhere=True)
     except UsageError:
@@ -277,7 +283,7 @@ def _included(path: Path) -> Iterable[str]:
 
 
 def _declared_in(path: Path, symbol: str = "") -> str:
-    """The declaration of FILE.cu. Raises UsageError; where there is none, with one to paste."""
+    """Return the declaration of FILE.cu. Raises UsageError; if there is none, with a proposal to paste."""
     text, sidecar = read_text(path), path.with_suffix(".toml")
     found = _BLOCK.search(text)
     if found is None and not sidecar.is_file():
@@ -294,13 +300,13 @@ def _declared_in(path: Path, symbol: str = "") -> str:
 
 
 def _may_have(symbol: str, texts: Sequence[str]) -> bool:
-    """Whether sources may define a function: they hold its name, or macros that make names."""
+    """Return whether sources may define a function: they hold its name, or macros that make names."""
     name = re.split(r"[<(]|::", symbol)[-1 if "::" in symbol else 0]
     return any(name in text or "##" in text for text in texts)
 
 
 def read_text(path: Path) -> str:
-    """A text of an author. Raises UsageError."""
+    """Read a text of an author. Raises UsageError."""
     try:
         return read_input(path, "text", _MOST_TEXT).decode()
     except UnicodeDecodeError:
@@ -308,7 +314,7 @@ def read_text(path: Path) -> str:
 
 
 def _digest_since(path: str, begun: int) -> str | None:
-    """sha256 of a file; None where it was changed after that time, in ns, and what was read may be something else."""
+    """Return the sha256 of a file; None if it changed after `begun` in ns: a compiler may have read another text."""
     try:
         digest, changed = file_digest(path), os.stat(path).st_ctime_ns
     except OSError:
@@ -317,31 +323,32 @@ def _digest_since(path: str, begun: int) -> str | None:
 
 
 class CudaKernels:
-    """The kernels of a source, compiled here and loaded nowhere: files in a folder of the source, for its process. They
-    are found by keys: "TYPE/SYMBOL". Each type is compiled when it is first asked for.
+    """The kernels of a source, compiled but not loaded: files in a folder of the source, for its process.
+
+    Their keys are "TYPE/SYMBOL". Each type is compiled on first use.
 
     Args:
-        host: compiles.
+        host: compiles them.
         seconds: for compiling all types, and for all under one kind of schedule.
     """
 
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
         self._source, self.host, self._seconds = source, host, seconds
         self._placed: dict[tuple[str, bool], dict[str, Placed]] = {}
-        #: Absolute path → sha256 of each file that was read, as it was read, without the copies in the source's folder;
-        #: None of one that was changed meanwhile.
+        #: Absolute path → sha256 of each file that was read, except the copies in the source's folder; None for a file
+        #: that was changed meanwhile.
         self.opened: dict[str, str | None] = {
             name: hashlib.sha256(text.encode()).hexdigest() for name, text in source.files.items()
         }
-        #: Which code is run, for each type that was compiled.
+        #: The compilation of each compiled type.
         self.compilations: dict[str, Compilation] = {}
 
     def all(
         self, wanted: Collection[str] | None = None, progress: Callable[[str], None] | None = None
     ) -> dict[str, Placed]:
-        """For each wanted type that it declares; None: for all. `progress` is told of each.
+        """Compile each wanted type that it declares; None: all. `progress` is called for each.
 
-        Raises UsageError where one does not compile, EnvironmentFault where what compiles is missing.
+        Raises UsageError if one does not compile, EnvironmentFault if the compiler is missing.
         """
         needed = [fmt for fmt in self._source.declaration.of.kinds if wanted is None or not fmt or fmt in wanted]
         where = "the CPU" if HOSTS[self.host.name].emulated else "the GPU"
@@ -353,7 +360,7 @@ class CudaKernels:
         return made
 
     def of(self, fmt: str) -> dict[str, Placed]:
-        """For one type. Raises as `all` does."""
+        """Compile one type. Raises as `all` does."""
         self.host.check()
         try:
             return self._of(fmt, None)
@@ -361,7 +368,7 @@ class CudaKernels:
             raise self._source.plain(error) from None
 
     def under(self, fmt: str, schedule: Schedule) -> dict[str, Placed]:
-        """For launches under a schedule. Raises EnvironmentFault."""
+        """Compile one type for launches under a schedule. Raises EnvironmentFault."""
         return self._of(fmt, schedule)
 
     def _of(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
@@ -394,8 +401,10 @@ class CudaKernels:
         return self._placed[fmt, checked]
 
     def _accepted(self, fmt: str, defines: dict[str, str], built: dict[str, Artefact]) -> dict[str, Artefact]:
-        """What was built for the CPU, with the registers that its kernels take on a GPU, where CUDA's compiler is here.
-        Raises EnvironmentFault with its errors."""
+        """Add the registers that its kernels use on a GPU to a build for the CPU, if CUDA's compiler is installed.
+
+        Raises EnvironmentFault with the compiler's errors.
+        """
         found = accepted(self._source.root, defines, list(built), self._source.on_gpu)
         self.compilations[fmt] = replace(self.compilations[fmt], accepted=found.words)
         limits = from_json(next(iter(built.values())).parts["limits"])
@@ -408,7 +417,7 @@ class CudaKernels:
         }
 
     def _sizes(self, fmt: str) -> dict[str, tuple[int, ...]]:
-        """The functions that calls with such weights launch, and the bytes of their parameters."""
+        """Return the functions that calls with these weights launch, with the bytes of their parameters."""
         out: dict[str, tuple[int, ...]] = {}
         for step in self._source.declaration.all_steps:
             kinds = ("" if isinstance(p, str) else p.kind for p in step.parameters)

@@ -22,37 +22,37 @@ from .api import ARRAYS, COMPUTES, DEVICES, FLOAT32, HALVES, TASKS, shortened, s
 from .layouts import Layouts, layouts_of, no_operand
 from .task_declaration import check_task
 
-#: Definitions of which `gguf_verify.semantics.exact` states an order.
+#: Definitions with an order stated in `gguf_verify.semantics.exact`.
 _ORDERS = ", ".join(name for name, s in SEMANTICS.items() if s.order_known) + ', and f16 with accumulates "float16"'
-#: Operands of experts: the experts of each token, and what engines make of that.
+#: Operands of a mixture of experts: the experts of each token, and the lists that engines derive from them.
 OF_EXPERTS = LISTS
 _OF_OTHERS = ("arithmetic", "fast_math", "experts")
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a kernel declares about itself.
+    """The declaration of a kernel.
 
     Args:
-        formats: names of the types of weights that it takes.
-        semantics: the definition that it computes, by its name; "own": an Oracle; "": that of `activations` and `term`.
-        ordered: it adds terms in the order of that definition, so its bits are judged, too.
+        formats: names of the weight types that it takes.
+        semantics: the name of its definition; "own": an Oracle; "": the definition with `activations` and `term`.
+        ordered: it adds terms in the order of that definition, so its bits are compared, too.
         out: it writes into an array that it is given.
-        takes: its activations. "float32", "float16", "bfloat16": it gets values, and where its semantics quantizes
-            them it does that itself, by IEEE arithmetic (s in any order of summation; with `ordered`, in the
-            definition's). The name of a definition, with an oracle: that definition's blocks. "": as its semantics has
-            them, or float32 with an oracle.
-        domain: the numbers of tokens, rows and columns that it promises to multiply, and its GPUs.
-        activations, term: the encoding of the activations and the formula of a block's term, of
-            `gguf_verify.semantics.encodings.ENCODINGS` and `terms.TERMS`, where no definition has a name for both.
-        accumulates: how it adds: "float32", "values", "float16" or "tensor" (see `gguf_verify.semantics.declared`).
+        takes: the type of its activations. "float32", "float16", "bfloat16": it gets values and, if its semantics
+            quantizes activations, quantizes them itself in IEEE arithmetic (s in any order of summation; with
+            `ordered`, in the definition's order). The name of a definition, with an oracle: the blocks of that
+            definition. "": as its semantics defines, or float32 with an oracle.
+        domain: the numbers of tokens, rows and columns that it supports, and its GPUs.
+        activations, term: the encoding of the activations (`gguf_verify.semantics.encodings.ENCODINGS`) and the formula
+            of a block's term (`terms.TERMS`), where no definition has a name for the pair.
+        accumulates: the accumulator: "float32", "values", "float16" or "tensor" (see `gguf_verify.semantics.declared`).
         output: the type of its outputs: "float32", "float16" or "bfloat16".
-        epilogue: what is fused behind the product, in order.
+        epilogue: the operations fused behind the product, in order.
         computes: one of `COMPUTES`.
-        layouts: how its operands lie in memory, and memory of its own.
-        arrays, device: what a kernel in Python gets its arrays as.
+        layouts: the memory layout of its operands, and scratch memory.
+        arrays, device: the array library and device of a kernel in Python.
         deterministic: two calls give the same bits.
-        more: what only some of `computes` declare.
+        more: keys that only some of `computes` have.
 
     Raises UsageError.
     """
@@ -80,8 +80,8 @@ class Declaration:
         if self.computes not in COMPUTES:
             scope = "; ".join(f"{name}: {words}" for name, words in COMPUTES.items())
             raise UsageError(
-                f"computes {shortened(self.computes)} is out of scope. In scope are {scope}; each with what is fused "
-                "behind it (see docs/kernels-of-your-own.md)"
+                f"computes {shortened(self.computes)} is out of scope. In scope are {scope}; each may have fused "
+                "operations (see docs/kernels-of-your-own.md)"
             )
         if not self.formats and self.computes != "quantize":
             raise UsageError('it declares no formats: write, for example, formats = ["Q4_0"]')
@@ -91,7 +91,7 @@ class Declaration:
         if not all(isinstance(value, bool) for value in (self.ordered, self.out, self.deterministic)):
             raise UsageError("ordered, out and deterministic must be True or False")
         if self.ordered and not self.deterministic:
-            raise UsageError("a kernel that adds in an order that is known is deterministic")
+            raise UsageError("ordered = true contradicts deterministic = false")
         for what, value, known in (
             ("output", self.output, HALVES), ("arrays", self.arrays, ARRAYS), ("device", self.device, DEVICES),
         ):  # fmt: skip
@@ -109,15 +109,15 @@ class Declaration:
 
     def _check_definition(self) -> None:
         own = self.semantics == OWN
-        # of an oracle's activations only the values of Q8_1 are known
+        # The values of an oracle's activations are only known for Q8_1.
         blocks = [name for name, s in SEMANTICS.items() if s.declarable and s.activations is Q8_1]
         may = (*HALVES, *(blocks if own else [self.semantics] if self.semantics else []))
         if self.takes not in ("", *may):
             raise UsageError(f"takes {shortened(self.takes)} is not one of {', '.join(may)}{meant(self.takes, may)}")
         if own and self.ordered:
-            raise UsageError(f"no order of an oracle is known: ordered goes with {_ORDERS}")
+            raise UsageError(f"the order of an oracle is not known: ordered needs {_ORDERS}")
         if own and (self.activations or self.term):
-            raise UsageError("activations and term are of a definition of this project, and an Oracle is in its place")
+            raise UsageError("activations and term cannot be declared with an Oracle")
         definition = self.definition
         if own:
             return
@@ -127,22 +127,24 @@ class Declaration:
             except ValueError as error:
                 raise UsageError(str(error)) from None
         if self.ordered and not definition.order_known:
-            raise UsageError(f"no order of {definition.name} is known: ordered goes with {_ORDERS}")
+            raise UsageError(f"the order of {definition.name} is not known: ordered needs {_ORDERS}")
 
     @property
     def definition(self) -> Semantics:
-        """The definition that it declares; with an oracle, the one whose activations, sums, output and fused
-        operations it shares. Raises UsageError."""
+        """The declared definition; for an oracle, one with its activations, sums, output and fused operations.
+
+        Raises UsageError.
+        """
         return self._defined(self.fused)
 
     @property
     def plain_definition(self) -> Semantics:
-        """The same of its product alone, without what is fused behind it. Raises UsageError."""
+        """The definition of the product alone, without fused operations. Raises UsageError."""
         return self._defined(())
 
     @property
     def fused(self) -> tuple[str, ...]:
-        """The operations behind its product; accumulation into the output is the last."""
+        """The operations fused behind its product; accumulation into the output comes last."""
         return (*self.epilogue, *(["accumulate"] if self.layouts.of("output").accumulate else []))
 
     def _defined(self, fused: tuple[str, ...]) -> Semantics:
@@ -159,7 +161,7 @@ class Declaration:
 
     @property
     def beside(self) -> tuple[str, ...]:
-        """What it declares beside the name of its definition, in words, for reports."""
+        """Everything declared besides the definition's name, in words, for reports."""
         words, more = [], dict(self.more)
         if self.computes not in TASKS:
             inner = self.definition.inside or self.definition
@@ -174,18 +176,18 @@ class Declaration:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Types of weights that it has code for; "" where it takes none."""
+        """Types of weights that it has code for; ("",) for a task without weights."""
         return self.formats or ("",)
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Operands of a call beside the matrices and its own: of what is fused, and of experts."""
+        """Operands of a call besides the matrices and scratch: those of fused operations and of experts."""
         fused = tuple(OPERATIONS[name].operand if name in OPERATIONS else name for name in self.epilogue)
         return fused + (OF_EXPERTS if self.computes == "experts" else ())
 
     @property
     def given(self) -> str:
-        """What its activations are: a type of values, or the definition whose blocks they are."""
+        """The type of its activations: a type of values, or the name of the definition whose blocks it takes."""
         if self.semantics == OWN:
             return self.takes or FLOAT32
         if self.takes in HALVES:
@@ -198,12 +200,12 @@ class Declaration:
 
 
 def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declaration:
-    """What a table of `KEYS` declares. Raises UsageError."""
+    """Build a declaration from a table of `KEYS`. Raises UsageError."""
     accumulates = said.get("accumulates", FLOAT32)
     if isinstance(accumulates, Mapping):
         accumulates = tuple(sorted(accumulates.items()))
     elif not isinstance(accumulates, str):
-        raise UsageError("accumulates is a name, or a table")
+        raise UsageError("accumulates must be a name or a table")
     texts = {key: str(said[key]) for key in ("takes", "activations", "term", "output", "computes", "arrays", "device")
              if key in said}  # fmt: skip
     return Declaration(
@@ -216,5 +218,5 @@ def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declarat
 
 
 def declaration_of(kernel: Any) -> Declaration:
-    """What a kernel declares by its attributes. Raises UsageError."""
+    """Build the declaration of a kernel in Python from its attributes. Raises UsageError."""
     return declaration_of_table(table_of(kernel), getattr(kernel, "out", False))

@@ -1,23 +1,24 @@
-r"""What a kernel that is not a Python function declares, in TOML: in a block of comments of FILE.cu, in a file beside
-it with the suffix .toml, or in a FILE.toml that names its code.
+r"""Declarations in TOML, for kernels other than Python functions: in a block of comments in FILE.cu, in a file beside
+the code with the suffix .toml, or in a FILE.toml that names its code.
 
     // [gguf-verify]
     // formats = ["Q4_0"]                       types of weights
-    // semantics = "q8_1"                       as in api.py, with all that it names: takes, output, ordered, domain, …
+    // semantics = "q8_1"                       as in api.py, with all further keys: takes, output, ordered, domain, …
     // oracle = "file.py:NAME"                  an Oracle, in a file beside this one; it replaces semantics
     // parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
     // block = 128                              threads: a number, an expression, or up to three of them
     // grid = "ceil(M * N, 128)"                blocks, likewise
     // shared = "4 * K"                         bytes of dynamic shared memory, if it uses any
     // macros = { TILE = 16 }                   optional; macros of one type: macros.Q4_0 = { BLOCK = "block_q4_0" }
-    // flags = ["-use_fast_math"]               the author's own flags of the compiler
+    // flags = ["-use_fast_math"]               the author's own compiler flags
     // include = ["../common"]                  folders in which the compiler looks for headers
     // [/gguf-verify]
 
-A parameter is the name of an operand (weights, activations, output, what is fused, memory of the call's own), a type
-and an expression ("int32 K / 32", "float32 1.0"), or "stream". Expressions: see `expressions`; operands: see `layouts`.
+A parameter is the name of an operand (weights, activations, output, an operand of a fused operation, scratch memory), a
+type and an expression ("int32 K / 32", "float32 1.0"), or "stream". Expressions: see `expressions`; operands: see
+`layouts`.
 
-Several launches follow each other in order, each with its symbol and, perhaps, a condition:
+Several launches run in order, each with its symbol and an optional condition:
 
     [[launches]]
     symbol = "quantize_q8_1"                 or symbol = { Q4_0 = "…", Q8_0 = "…" }, one for each type
@@ -28,11 +29,11 @@ Several launches follow each other in order, each with its symbol and, perhaps, 
     when = "M <= 8"
     …
 
-A FILE.toml says where its code is: code = "file.cu", "file.ptx", "file.cubin", "lib.so" (functions of C, which get
-pointers, numbers and the stream, and return nothing or, with returns = "int32", a status, of which 0 is success), or
-"torch.ops" (operators of PyTorch, which may return the output), with import = ["module"] and load = ["lib.so"].
-Variables of the environment, as $NAME, are put in. Of a library and of PyTorch a launch has a symbol and parameters
-alone; device = "cuda" gives them memory of a GPU.
+A FILE.toml says where its code is: code = "file.cu", "file.ptx", "file.cubin", "lib.so" (C functions, which get
+pointers, numbers and the stream, and return nothing or, with returns = "int32", a status, where 0 is success), or
+"torch.ops" (PyTorch operators, which may return the output), with import = ["module"] and load = ["lib.so"].
+Environment variables ($NAME) are expanded. A launch of a library or of PyTorch has only a symbol and parameters;
+device = "cuda" gives it GPU memory.
 
 A symbol is a `__global__` function: `extern "C"`, in a namespace, or a template with its arguments ("f<32, float>").
 """
@@ -60,11 +61,11 @@ from .layouts import MATRICES, NUMBERS, Number, number_of
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SYMBOL = re.compile(r"[A-Za-z_][\w:<>, .*&()+-]*")
 _OF_LAUNCH = ("symbol", "parameters", "block", "grid", "shared", "when", "returns")
-#: What a function of C may return: nothing, or a status, of which 0 is success.
+#: Return types of a C function: nothing, or a status where 0 is success.
 _RETURNS = ("void", "int32")
 _OF_CODE = ("code", "import", "load", "oracle", "macros", "flags", "include", "launches")
 _STREAM = "stream"
-#: What must be declared, with an example.
+#: Required keys, each with an example for the message.
 _NEEDED = {
     "formats": 'formats = ["Q4_0"]', "semantics": 'semantics = "q8_1" (--identify finds what a kernel computes)',
     "parameters": 'parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]',
@@ -80,7 +81,7 @@ Three = tuple[Expression, Expression, Expression]
 
 @dataclass(frozen=True)
 class Step:
-    """One launch, or one call of a function. `grid` is None for a function."""
+    """One launch of a kernel, or one call of a function, which has no `grid`."""
 
     symbols: Mapping[str, str]
     parameters: tuple[str | Number, ...]
@@ -91,15 +92,15 @@ class Step:
     returns: str = "void"
 
     def symbol(self, fmt: str) -> str:
-        """Its function for weights of a type; "" for that which the command line names."""
+        """Return its function for a type of weights; "" stands for the symbol given on the command line."""
         return self.symbols.get(fmt) or self.symbols.get("", "")
 
     def happens(self, names: Mapping[str, int]) -> bool:
-        """Whether a call of this shape makes it. Raises KernelFault."""
+        """Return whether a call of this shape makes this launch. Raises KernelFault."""
         return self.when is None or bool(self.when.value(names))
 
     def launched(self, names: Mapping[str, int]) -> Launched:
-        """Grid, threads and shared memory. Raises KernelFault."""
+        """Return grid, threads and shared memory. Raises KernelFault."""
         assert self.grid is not None
         grid, block = ((x.value(names), y.value(names), z.value(names)) for x, y, z in (self.grid, self.block))
         return Launched(grid, block, self.shared.value(names))
@@ -107,18 +108,18 @@ class Step:
 
 @dataclass(frozen=True)
 class CallDeclaration:
-    """What the comment or FILE.toml declares.
+    """The declaration in a comment or FILE.toml.
 
     Args:
-        of: what the kernel is.
+        of: the declaration of the kernel as such.
         steps: the launches of a call, in order.
-        macros, macros_of: macros of all types, and of one each.
+        macros, macros_of: macros for all types, and for single types.
         oracle: FILE.py and NAME of its oracle, if it has one.
-        code: what the file names as its code.
-        flags, include: the author's own flags and folders, for the compiler.
-        modules, libraries: what is imported and loaded before PyTorch's operators are looked up.
-        unpack: of a repacking, the launch that takes its weights apart again.
-        packed: of a repacking, the bytes of what it makes.
+        code: the code that the file names.
+        flags, include: the author's own compiler flags and include folders.
+        modules, libraries: modules to import and libraries to load before PyTorch's operators are looked up.
+        unpack: for a repacking, the launch that unpacks its result.
+        packed: for a repacking, the bytes of its result.
     """
 
     of: Declaration
@@ -135,31 +136,33 @@ class CallDeclaration:
     packed: Expression | None = None
 
     def defines(self, fmt: str) -> dict[str, str]:
-        """The macros for such weights."""
+        """Return the macros for a type of weights."""
         return {**self.macros, **self.macros_of.get(fmt, {})}
 
     def symbols(self, fmt: str) -> tuple[str, ...]:
-        """The functions that calls with such weights need; "" stands for the one of the command line."""
+        """Return the functions that calls with these weights need; "" stands for the symbol on the command line."""
         return tuple(dict.fromkeys(step.symbol(fmt) for step in self.all_steps))
 
     @property
     def all_steps(self) -> tuple[Step, ...]:
-        """With that of `unpack`."""
+        """The launches of a call and that of `unpack`."""
         return self.steps if self.unpack is None else (*self.steps, self.unpack)
 
     def launched(self, names: Mapping[str, int]) -> tuple[Launched, ...] | None:
-        """What a call launches; None where that is not known. Raises KernelFault."""
+        """Return the launches of a call; None if they are not known. Raises KernelFault."""
         steps = [step for step in self.steps if step.happens(names)]
         return None if any(step.grid is None for step in steps) else tuple(step.launched(names) for step in steps)
 
     def messages(
         self, fmt: str, names: Mapping[str, int], symbol: str = "", unpacks: bool = False
     ) -> list[dict[str, Any]]:
-        """The launches of a call, for messages. Raises KernelFault where CUDA would not make one, or none is made.
+        """Return the launches of a call, for messages to the kernel's process.
 
         Args:
-            symbol: of launches that name none.
-            unpacks: of the call that takes packed weights apart.
+            symbol: the function of launches without one.
+            unpacks: return the launch that unpacks packed weights instead.
+
+        Raises KernelFault if CUDA would refuse a launch, or if the call makes no launch.
         """
         out = []
         at = ", ".join(f"{name}={names[name]}" for name in "MNK")
@@ -177,16 +180,16 @@ class CallDeclaration:
                 said["returns"] = step.returns
             out.append(said)
         if not out:
-            raise KernelFault(f"at {at} no launch of the declaration happens (each has a condition: when)")
+            raise KernelFault(f"at {at} the kernel makes no launch: no condition (when) holds")
         return out
 
 
 def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
-    """TOML to a declaration.
+    """Parse a declaration in TOML.
 
     Args:
-        named: the command line names a symbol, which launches without one have.
-        kind: of the code ("cu", "so", "torch"), where the declaration does not name it.
+        named: whether the command line names a symbol, which launches without one use.
+        kind: the kind of code ("cu", "so", "torch"), if the declaration does not name its code.
 
     Raises UsageError.
     """
@@ -208,7 +211,7 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
     if computes in ("gemm", "experts") and not {"semantics", "oracle", "term"} & said.keys():
         _lacks("semantics")
     if said.get("semantics") == OWN:
-        raise UsageError(f"semantics {OWN!r} needs an oracle, which is declared in its place")
+        raise UsageError(f"semantics {OWN!r} needs an oracle: declare oracle in place of semantics")
     table = {key: said[key] for key in KEYS if key in said} | ({"semantics": OWN} if oracle else {})
     declared = declaration_of_table(table)
     code = str(said.get("code", "")) or {"so": "library.so", "torch": TORCH}.get(kind, "")
@@ -225,16 +228,16 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
 
 
 def _repacking(said: dict[str, Any], declared: Declaration, code: str) -> tuple[Step | None, Expression | None]:
-    """What takes packed weights apart, and their size."""
+    """Return the launch that unpacks packed weights, and their size."""
     if declared.computes != "repack":
         return None, None
     if "packed" not in said:
-        raise UsageError('a repacking declares how many bytes it makes: packed = "N * K / BLOCK * BYTES"')
+        raise UsageError('a repacking must declare the bytes of its result: packed = "N * K / BLOCK * BYTES"')
     unpack = said.get("unpack")
     if unpack is None:
         return None, Expression(said["packed"])
     if not isinstance(unpack, dict) or not unpack.get("symbol"):
-        raise UsageError("unpack is a launch: a table of symbol, parameters, block and grid")
+        raise UsageError("unpack must be a launch: a table of symbol, parameters, block and grid")
     return _step(unpack, declared, code, False), Expression(said["packed"])
 
 
@@ -243,8 +246,10 @@ def _lacks(key: str) -> None:
 
 
 def put_in(text: str, folder: Path) -> str:
-    """A path of a declaration, with the environment's variables and relative to the declaration's folder. Raises
-    UsageError where a variable is not set."""
+    """Expand environment variables in a path of a declaration, relative to the declaration's folder.
+
+    Raises UsageError for a variable that is not set.
+    """
     expanded = os.path.expandvars(text)
     if missing := re.search(r"\$\{?(\w+)", expanded):
         raise UsageError(f"{text}: set the environment variable {missing[1]}")
@@ -256,9 +261,9 @@ def _steps(said: dict[str, Any], declared: Declaration, code: str, named: bool) 
     if tables is None:
         tables = [{key: said[key] for key in _OF_LAUNCH if key in said}]
     elif any(key in said for key in _OF_LAUNCH):
-        raise UsageError("it declares launches, and one more beside them: move it to [[launches]]")
+        raise UsageError("a launch is declared outside [[launches]]: move it there")
     if not isinstance(tables, list) or not 0 < len(tables) <= _MOST_LAUNCHES:
-        raise UsageError("launches are tables, [[launches]], one for each")
+        raise UsageError("launches must be tables, one [[launches]] for each launch")
     steps = tuple(_step(table, declared, code, named) for table in tables)
     used = [p for step in steps for p in step.parameters if isinstance(p, str)]
     for name in _needed(declared):
@@ -270,7 +275,7 @@ def _steps(said: dict[str, Any], declared: Declaration, code: str, named: bool) 
 
 
 def _needed(declared: Declaration) -> tuple[str, ...]:
-    """Operands that the parameters must name."""
+    """Return the operands that the parameters must name."""
     without = {"dequantize": "activations", "repack": "activations", "quantize": "weights"}.get(declared.computes)
     return tuple(name for name in MATRICES if name != without)
 
@@ -281,7 +286,7 @@ def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:
     has_grid, in_c = not code or code.endswith(_LAUNCHED), bool(code) and not code.endswith((*_LAUNCHED, TORCH))
     for key in table:
         if key not in _OF_LAUNCH:
-            raise UsageError(f"a launch declares {ascii(key)[:60]}: {nearest(key, _OF_LAUNCH)}".rstrip(": "))
+            raise UsageError(f"{ascii(key)[:60]} is not a key of launches: {nearest(key, _OF_LAUNCH)}".rstrip(": "))
     for key in ("parameters", "block", "grid") if has_grid else ("parameters",):
         if key not in table:
             _lacks(key)
@@ -289,13 +294,13 @@ def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:
     symbols = symbol if isinstance(symbol, dict) else {"": symbol}
     for of, name in symbols.items():
         if not isinstance(name, str) or (name and not _SYMBOL.fullmatch(name)) or of not in ("", *declared.formats):
-            raise UsageError(f"symbol {ascii(name)[:60]} is not the name of a function, or of one for each type")
+            raise UsageError(f"symbol {ascii(name)[:60]} is neither a function's name nor a table of names by type")
     if not named and not all(symbols.get(fmt) or symbols.get("") for fmt in declared.formats):
-        raise UsageError("each launch names its function: symbol")
+        raise UsageError("each launch must name its function: symbol")
     parameters = tuple(_parameter(p, declared) for p in strings(table["parameters"], "parameters"))
     returns = table.get("returns", "void")
     if returns not in _RETURNS or (returns != "void" and not in_c):
-        what = "a function of a library in C returns" if in_c else "returns is of a function of a library in C:"
+        what = "a function of a C library returns" if in_c else "returns is only for functions of a C library:"
         raise UsageError(f"{what} one of {', '.join(_RETURNS)}, not {ascii(returns)[:40]}")
     return Step(
         symbols, parameters, _three(table["grid"]) if has_grid else None, _three(table.get("block", 1)),
@@ -320,7 +325,7 @@ def _parameter(said: str, declared: Declaration) -> str | Number:
 def _oracle(said: dict[str, Any]) -> tuple[str, str]:
     found = re.fullmatch(r"([^:]+\.py):([^:/]+)", str(said["oracle"]))
     if found is None or "semantics" in said:
-        raise UsageError('oracle is "FILE.py:NAME", in place of semantics')
+        raise UsageError('oracle must be "FILE.py:NAME", in place of semantics')
     return found[1], found[2]
 
 
@@ -340,13 +345,13 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
     for table in (common, *of.values()):
         for name, value in table.items():
             if not _NAME.fullmatch(name) or not isinstance(value, str | int) or {"\n", "\0"} & set(str(value)):
-                raise UsageError(f"macro {ascii(name)[:60]} is not a name with a text or number")
+                raise UsageError(f"macro {ascii(name)[:60]} is not a name with a string or a number")
     if unknown := of.keys() - set(formats):
         raise UsageError(f"macros are given for {ascii(min(unknown))[:60]}, which is not among its formats")
     return {k: str(v) for k, v in common.items()}, {f: {k: str(v) for k, v in t.items()} for f, t in of.items()}
 
 
 def shape_names(declared: Declaration, fmt: str, m: int, n: int, k: int) -> dict[str, int]:
-    """`names_of` a call."""
+    """Return the names of `names_of` for a call."""
     more = dict(declared.more)
     return names_of(FORMATS[fmt], m, n, k, int(more.get("experts", 1)), int(more.get("top_k", 1)))

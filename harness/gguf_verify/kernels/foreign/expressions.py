@@ -1,5 +1,4 @@
-"""Integer arithmetic that a declaration may hold: sizes, grids, arguments and conditions of a call, as functions of its
-shape.
+"""Integer expressions in declarations: sizes, grids, arguments and conditions of a call, as functions of its shape.
 
 An expression consists of integers, names, `+ - * / // %` (both divisions round down), comparisons, `and`, `or`, `not`,
 `A if CONDITION else B`, parentheses, min, max and ceil(a, b), which is the quotient rounded up. A comparison is 1 or 0.
@@ -15,7 +14,7 @@ from typing import Any
 from ...formats import WeightFormat
 from ...support.errors import KernelFault, UsageError
 
-#: What names stand for, in every expression.
+#: The names in expressions, with their meanings.
 NAMES = {
     "M": "tokens",
     "N": "rows of the weights, of one expert where there are several",
@@ -39,13 +38,13 @@ _FUNCTIONS: dict[str, Callable[[int, int], int]] = {"min": min, "max": max, "cei
 
 
 def names_of(fmt: WeightFormat, m: int, n: int, k: int, experts: int = 1, top_k: int = 1) -> dict[str, int]:
-    """What the names stand for in a call."""
+    """Return the values of the names in a call."""
     return {"M": m, "N": n, "K": k, "BLOCK": fmt.block_size, "BYTES": fmt.block_bytes, "TYPE": fmt.type_id,
             "E": experts, "TOP_K": top_k}  # fmt: skip
 
 
 class Expression:
-    """Integer arithmetic of `NAMES`. Raises UsageError for anything else."""
+    """An integer expression of `NAMES`. Raises UsageError for anything else."""
 
     def __init__(self, source: object) -> None:
         self.source = str(source)
@@ -61,7 +60,7 @@ class Expression:
             raise UsageError(f"{short} is not an expression of M, N and K (names: {', '.join(NAMES)})") from None
 
     def value(self, names: Mapping[str, int]) -> int:
-        """Its value for what `names_of` gives. Raises KernelFault where it divides by zero or is no number."""
+        """Evaluate it for the result of `names_of`. Raises KernelFault for a division by zero or an overflow."""
         try:
             return _value(self._root, names)
         except (ZeroDivisionError, ValueError):
@@ -69,12 +68,12 @@ class Expression:
             raise KernelFault(f"{self.source} divides by zero or overflows at M={m}, N={n}, K={k}") from None
 
     def uses(self, name: str) -> bool:
-        """Whether it depends on a name."""
+        """Return whether it depends on a name."""
         return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(self._root))
 
 
 def _value(node: ast.AST, names: Mapping[str, int]) -> int:
-    """The value of a syntax tree. Raises ValueError for anything but such arithmetic; ZeroDivisionError."""
+    """Evaluate a syntax tree. Raises ValueError for unsupported syntax; ZeroDivisionError."""
     made = _evaluated(node, lambda part: _value(part, names), names)
     if made.bit_length() > _MOST_BITS:
         raise ValueError

@@ -1,4 +1,4 @@
-"""What a kernel's process says of a fault, in one line, and where in its author's code it was."""
+"""Faults in a kernel's process: their one-line descriptions, and the place in the author's code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ...support.errors import HarnessError, KernelFinding, NotRun, TraceFrame
 from ...support.paths import PACKAGE
 
 MOST_TEXT = 300
-#: Frames of a traceback that a message holds, its last ones.
+#: Most frames of a traceback in a message, counted from the innermost.
 MOST_FRAMES = 16
-#: Where Python's own modules lie.
+#: Folder of Python's standard library.
 _STANDARD_LIBRARY = Path(contextlib.__file__).parent
 
 
 class Fault(Exception):
-    """The kernel is to blame; one line says for what.
+    """A fault of the kernel, described in one line.
 
     Args:
-        finding: of a `KernelFinding`, its kind and lines.
-        not_run: whether the host cannot run the call as a GPU does, so that the kernel is not to blame.
-        cause: what further faults of the same cause have in common; "" where nothing does.
+        finding: for a `KernelFinding`, its kind and lines.
+        not_run: whether the host cannot run the call as a GPU does, so that the kernel is not at fault.
+        cause: a key shared by further faults of the same cause; "" if there is none.
         trace: frames of an exception.
     """
 
@@ -41,7 +41,7 @@ class Fault(Exception):
 
     @classmethod
     def of(cls, error: HarnessError) -> Fault:
-        """What the host said."""
+        """Convert an error of the host."""
         if isinstance(error, KernelFinding):
             return cls(str(error), {"kind": error.kind, "lines": list(error.lines)[:8]})
         fault = cls(str(error))
@@ -50,7 +50,7 @@ class Fault(Exception):
 
 
 def one_line(error: BaseException) -> str:
-    """Its type and the first line of its message."""
+    """Return an exception's type and the first line of its message."""
     with contextlib.suppress(Exception):
         lines = str(error).strip().splitlines()
         return f"{type(error).__name__}: {lines[0][:MOST_TEXT]}" if lines else type(error).__name__
@@ -58,8 +58,10 @@ def one_line(error: BaseException) -> str:
 
 
 def raised(who: str, error: BaseException, more: str = "") -> Fault:
-    """That a function of the kernel's author raised: a line that names the innermost place of the author's own code,
-    and the frames of the traceback that are not of this package."""
+    """Return the fault for an exception in a function of the kernel's author.
+
+    It names the innermost place in the author's own code, and holds the traceback's frames outside this package.
+    """
     frames: list[TraceFrame] = []
     with contextlib.suppress(Exception):
         frames = [_frame(f) for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
@@ -83,7 +85,7 @@ def _is_ours(file: str) -> bool:
 
 
 def unchanged(what: str, now: npt.NDArray[Any], before: npt.NDArray[Any], who: str) -> None:
-    """Raises Fault where somebody wrote into an array that only this process has."""
+    """Raise Fault if an array that only this process has was modified."""
     a, b = (np.ascontiguousarray(v).reshape(-1).view(np.uint8) for v in (now, before))
     if not np.array_equal(a, b):
         wrong = np.flatnonzero(a != b) if a.size == b.size else np.zeros(1, int)

@@ -1,7 +1,7 @@
-"""Arrays of the libraries that kernels in Python are written with: NumPy, PyTorch, CuPy, JAX; on the CPU or on a card.
+"""Operands as arrays of NumPy, PyTorch, CuPy and JAX, on the CPU or on a GPU.
 
-A kernel on the CPU gets the mapped operands themselves, where its library can use them. What lies on a card is a copy:
-`Frame.settle` writes outputs, and inputs that the kernel changed, back to where the verifier looks for them.
+A kernel on the CPU gets the mapped operands themselves if its library allows that. An array on a GPU is a copy:
+`Frame.settle` writes outputs, and inputs that the kernel changed, back to where the verifier reads them.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ from .faults import Fault, one_line
 from .operands import Mapped, dtype_of
 
 BFLOAT16 = "bfloat16"
-#: Bytes of NaN behind a copy on a GPU, which begins as many bytes behind a multiple of 256 as the operand does.
+#: Bytes of NaN behind a copy on a GPU. The copy has the operand's address modulo 256.
 _BEHIND = 4096
 
 
 class Frame:
-    """Operands as arrays of a library, and its arrays as NumPy's: here of NumPy, whose bfloat16 are uint16.
+    """Operands as arrays of a library, and the library's arrays as NumPy's.
+
+    This class is for NumPy, with bfloat16 as uint16.
 
     Args:
-        library, device: of `api.ARRAYS` and `api.DEVICES`.
+        library, device: from `api.ARRAYS` and `api.DEVICES`.
 
-    Raises EnvironmentFault where the library or the card is missing.
+    Raises EnvironmentFault if the library or the GPU is missing.
     """
 
     def __init__(self, library: str, device: str) -> None:
         self._device = device
-        #: What lies on a card, and the operand that it is a copy of.
+        #: Arrays on a GPU, with the operands that they copy.
         self._copies: list[tuple[Mapped, Any]] = []
 
     def array(self, mapped: Mapped) -> Any:
-        """An operand."""
+        """Return an operand as an array."""
         return mapped.array
 
     def stream(self) -> int:
-        """The stream that the library launches on."""
+        """Return the stream that the library launches on."""
         return 0
 
     def wait(self) -> None:
-        """Until what was launched is done."""
+        """Wait for all launches to finish."""
 
     def write(self, mapped: Mapped, values: npt.NDArray[Any]) -> None:
-        """Write an output that a function returned, after which `settle` finds it as it is."""
+        """Write an output that a function returned; `settle` does not overwrite it."""
         mapped.array[...] = values
         self._copies = [(other, flat) for other, flat in self._copies if other is not mapped]
 
     def settle(self, keep: bool = False) -> None:
-        """Write back what lies on a card and changed; with `keep`, only look."""
+        """Write back arrays on a GPU that changed; with `keep`, keep the copies for later calls."""
         for mapped, flat in self._copies:
             made = self._bytes(flat)[: mapped.operand.nbytes]
             if not np.array_equal(made, mapped.bytes):
@@ -64,7 +66,7 @@ class Frame:
             self._copies.clear()
 
     def forget(self) -> None:
-        """Drop the copies on the GPU without writing them back: their old places may hold other operands now."""
+        """Drop the copies on the GPU without writing them back: their places may hold other operands now."""
         self._copies.clear()
 
     def _bytes(self, flat: Any) -> npt.NDArray[np.uint8]:
@@ -72,13 +74,13 @@ class Frame:
 
 
 class TorchFrame(Frame):
-    """PyTorch's tensors."""
+    """PyTorch tensors."""
 
     def __init__(self, library: str, device: str) -> None:
         super().__init__(library, device)
         self._torch = _imported("torch")
         if device == "cuda" and not self._torch.cuda.is_available():
-            raise EnvironmentFault("the kernel wants PyTorch's tensors on a card, and PyTorch sees none")
+            raise EnvironmentFault("the kernel takes PyTorch tensors on a GPU, but PyTorch finds no GPU")
 
     def array(self, mapped: Mapped) -> Any:
         torch, operand = self._torch, mapped.operand
@@ -110,7 +112,7 @@ class TorchFrame(Frame):
 
 
 class CupyFrame(Frame):
-    """CuPy's arrays, whose bfloat16 are uint16."""
+    """CuPy arrays, with bfloat16 as uint16."""
 
     def __init__(self, library: str, device: str) -> None:
         super().__init__(library, device)
@@ -135,7 +137,7 @@ class CupyFrame(Frame):
 
 
 class JaxFrame(Frame):
-    """JAX's arrays, which nobody writes into."""
+    """JAX arrays, which are immutable."""
 
     def __init__(self, library: str, device: str) -> None:
         super().__init__(library, device)
@@ -148,7 +150,7 @@ class JaxFrame(Frame):
         try:
             place = self._jax.devices("cpu" if self._device == "cpu" else "gpu")[0]
         except RuntimeError as error:
-            raise EnvironmentFault(f"the kernel wants JAX's arrays on a card: {one_line(error)}") from None
+            raise EnvironmentFault(f"the kernel takes JAX arrays on a GPU, but finds none: {one_line(error)}") from None
         return self._jax.device_put(array, place)
 
 
@@ -156,7 +158,7 @@ _FRAMES: dict[str, type[Frame]] = {"numpy": Frame, "torch": TorchFrame, "cupy": 
 
 
 def frame_of(library: str, device: str) -> Frame:
-    """Raises EnvironmentFault where the library or the card is missing."""
+    """Return a frame. Raises EnvironmentFault if the library or the GPU is missing."""
     return _FRAMES[library](library, device)
 
 
@@ -169,10 +171,12 @@ def _imported(name: str) -> Any:
 
 
 def as_array(answer: Any, wanted: str = "") -> tuple[npt.NDArray[Any], str]:
-    """An answer as a NumPy array, without a copy where possible, and its dtype's name. Raises Fault.
+    """Return a kernel's result as a NumPy array, without a copy if possible, and the name of its dtype.
 
     Args:
-        wanted: the dtype that it should have: bfloat16 may come as its bits, since NumPy and CuPy have no such dtype.
+        wanted: the expected dtype: bfloat16 may come as uint16 bits, since NumPy and CuPy have no such dtype.
+
+    Raises Fault.
     """
     try:
         if hasattr(answer, "detach"):  # PyTorch: a tensor that requires a gradient
@@ -183,19 +187,19 @@ def as_array(answer: Any, wanted: str = "") -> tuple[npt.NDArray[Any], str]:
         if not isinstance(answer, np.ndarray):
             answer = _as_numpy(answer)
         name = answer.dtype.name
-        if name == BFLOAT16 or (wanted == BFLOAT16 and name == "uint16"):  # of the package ml_dtypes, or its bits
+        if name == BFLOAT16 or (wanted == BFLOAT16 and name == "uint16"):  # from the package ml_dtypes, or its bits
             return answer.view(np.uint16), BFLOAT16
         return answer, str(answer.dtype)
     except Fault:
         raise
     except BaseException as error:
-        raise Fault(f"what the kernel returned cannot be read as an array: {one_line(error)}") from None
+        raise Fault(f"the kernel's return value cannot be read as an array: {one_line(error)}") from None
 
 
 def _as_numpy(answer: Any) -> npt.NDArray[Any]:
-    if hasattr(answer, "__cuda_array_interface__"):  # CuPy's, PyTorch's; JAX's and Numba's have neither method
+    if hasattr(answer, "__cuda_array_interface__"):  # CuPy and PyTorch; JAX and Numba have neither method
         answer = answer.get() if hasattr(answer, "get") else answer.cpu() if hasattr(answer, "cpu") else answer
-    if hasattr(answer, "__array__"):  # before DLPack, whose arrays may be read only
+    if hasattr(answer, "__array__"):  # preferred to DLPack, whose arrays may be read-only
         return np.asarray(answer)
     if hasattr(answer, "__dlpack__"):
         return np.from_dlpack(answer)
@@ -203,11 +207,11 @@ def _as_numpy(answer: Any) -> npt.NDArray[Any]:
 
 
 def poison_answer(answer: Any, y: npt.NDArray[Any], others: list[npt.NDArray[Any]]) -> None:
-    """Overwrite an answer that was read, where possible, so that an element that is not written next time is noticed.
+    """Overwrite a result after reading it, if possible, so that elements that the next call does not write are noticed.
 
     Args:
-        y: the answer as an array.
-        others: arrays that must stay as they are.
+        y: the result as an array.
+        others: arrays that must not change.
     """
     words: dict[int, Any] = {4: POISON, 2: POISON_16}
     word = words.get(y.dtype.itemsize)

@@ -1,8 +1,8 @@
-"""A kernel that is a function: of a shared library with a C interface, or an operator of PyTorch.
+"""Kernels that are functions: of a shared library with a C interface, or operators of PyTorch.
 
-A function of C gets, in the declared order, pointers, numbers of the declared types and the stream (void*; null on the
-CPU). It returns nothing or, where that is declared, a status, of which 0 is success. An operator of PyTorch gets
-tensors, and ints and floats; what it returns is the output, unless it is given the output.
+A C function gets, in the declared order, pointers, numbers of the declared types and the stream (void*; null on the
+CPU). It returns nothing or, if so declared, a status, where 0 is success. An operator of PyTorch gets tensors, and ints
+and floats; its return value is the output, unless the output is one of its arguments.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ STREAM = "stream"
 
 
 class FunctionRunner:
-    """A `child.Runner`. `asked` is the first message to its process: "calls", the names of the functions, "library",
-    the path of a shared library or "" for PyTorch; "import" and "load"; the "device" and the "arrays" that they take.
+    """A `child.Runner` for functions.
 
-    Raises UsageError where there is no such function; EnvironmentFault.
+    Args:
+        asked: the first message to the process: "calls", the names of the functions; "library", the path of a shared
+            library or "" for PyTorch; "import" and "load"; the "device" and the "arrays" of the functions.
+
+    Raises UsageError if there is no such function; EnvironmentFault.
     """
 
     def __init__(self, asked: dict[str, Any]) -> None:
@@ -39,13 +42,13 @@ class FunctionRunner:
         self._functions = {name: find(name) for name in asked["calls"]}
 
     def declared(self) -> dict[str, Any]:
-        """The verifier has read what it declares."""
+        """Return nothing: the verifier has read the declaration itself."""
         return {}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         self._holding.forget()
         self._held, self._operands = {n: self._holding.array(m) for n, m in operands.items()}, operands
-        if "experts" in question and self._of_torch:  # operators read the experts' stride
+        if "experts" in question and self._of_torch:  # operators take the stride of the experts from the shape
             self._held["weights"] = self._held["weights"].reshape(question["experts"], question["n"], -1)
         return {}
 
@@ -62,7 +65,7 @@ class FunctionRunner:
         return {}
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a function of a library has no thread blocks that can be seen")
+        raise EnvironmentFault("the thread blocks of a library function cannot be run alone")
 
     def _call_c(self, function: Any, args: list[Any], arrays: dict[str, Any], returns: str | None) -> None:
         given = [ctypes.c_void_p(self._frame.stream()) if arg == STREAM
@@ -72,7 +75,7 @@ class FunctionRunner:
         code = function(*given)
         self._frame.wait()
         if code:
-            raise Fault(f"the kernel's function returned {code}, and 0 means success")
+            raise Fault(f"the kernel's function returned {code}, but 0 means success")
 
     def _call_operator(self, function: Any, args: list[Any], arrays: dict[str, Any], output: Mapped) -> None:
         given = [self._frame.stream() if arg == STREAM else arrays[arg] if isinstance(arg, str) else arg[1]
@@ -125,7 +128,7 @@ def _torch_operators(modules: list[str], libraries: list[str]) -> Callable[[str]
         for library in libraries:
             torch.ops.load_library(library)
     except BaseException as error:
-        raise EnvironmentFault(f"PyTorch's operators cannot be had: {one_line(error)}") from None
+        raise EnvironmentFault(f"PyTorch's operators cannot be loaded: {one_line(error)}") from None
 
     def find(name: str) -> Any:
         found = torch.ops

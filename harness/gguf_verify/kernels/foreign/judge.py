@@ -1,6 +1,6 @@
-"""What a foreign process did to the memory of a call, judged here: it is asked nothing about that.
+"""Checks of the memory of a call after a foreign process ran it. The process itself is not trusted to answer.
 
-It may still write while it is judged. So an output is copied first, and judged as it is in the copy.
+It may still write while the checks run, so an output is copied first, and the copy is judged.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from .operands import Operand
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: Bytes that are compared at a time: they stay in the processor's cache.
+#: Bytes compared at a time, so that they stay in the processor's cache.
 _AT_A_TIME = 1 << 18
 
 
 def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
-    """A copy of what an output holds, as an array of its shape.
+    """Return a copy of an output, as an array of its shape.
 
     Args:
-        before: what it held before the call, uint8[nbytes].
+        before: its content before the call, uint8[nbytes].
 
-    Raises KernelFinding where its guards were written, or what lies between its rows.
+    Raises KernelFinding if its guards, or the bytes between its rows, were written.
     """
     whole = output.whole_in(memory).copy()
     _untouched(whole, output)
@@ -41,13 +41,13 @@ def taken(output: Operand, memory: Bytes, before: Bytes) -> npt.NDArray[Any]:
         at_start.array_in(expected)[...] = made
         wrong = int((expected != inside).sum())
         if wrong:
-            words = f"the kernel wrote outside its output: {wrong} bytes between its rows or behind them"
+            words = f"the kernel wrote outside its output: {wrong} bytes between or after its rows"
             raise KernelFinding("outside", words)
     return made
 
 
 def widened(made: npt.NDArray[Any], dtype: str) -> Floats:
-    """Outputs as float32, exactly; what was never written is the poison of float32. Bytes stay bytes."""
+    """Convert outputs to float32, exactly. Elements that were never written become float32 poison; bytes stay bytes."""
     if dtype not in ("float16", "bfloat16"):
         return made
     bits = made.view(np.uint16)
@@ -57,7 +57,7 @@ def widened(made: npt.NDArray[Any], dtype: str) -> Floats:
 
 
 def guarded(operand: Operand, memory: Bytes) -> None:
-    """Raises KernelFinding where the guards of an operand were written."""
+    """Raise KernelFinding if the guards of an operand were written."""
     _untouched(operand.whole_in(memory), operand)
 
 
@@ -67,53 +67,53 @@ def _untouched(whole: Bytes, operand: Operand) -> None:
 
 
 def unchanged(what: str, now: Bytes, before: Bytes) -> None:
-    """Raises KernelFinding where the kernel wrote into one of its inputs, uint8[n]; `before` is what it was given."""
+    """Raise KernelFinding if the kernel wrote into one of its inputs, uint8[n]; `before` is what it was given."""
     wrong, first = 0, 0
     for at in range(0, len(before), _AT_A_TIME):
         a, b = now[at : at + _AT_A_TIME], before[at : at + _AT_A_TIME]
         if not np.array_equal(a, b):
             differ = np.flatnonzero(a != b)
-            if len(differ):  # it may have been written again since
+            if len(differ):  # empty if the process restored the bytes between the two comparisons
                 first = first if wrong else at + int(differ[0])
             wrong += max(1, len(differ))
     if wrong:
         raise KernelFinding("input", f"the kernel modified its {what}: {wrong} bytes, the first at {first}")
 
 
-#: Why two runs on the same inputs may not give other outputs, and what may be wrong, as faults begin.
+#: Beginnings of faults: two runs on the same inputs gave other outputs, at the same addresses or only at others.
 FIXED = "the kernel is not deterministic"
 MOVED = (
-    "the kernel's outputs depend on the addresses of its operands (their contents are the same; only where they begin "
-    "in memory differs)"
+    "the kernel's outputs depend on the addresses of its operands (the runs differ only in the "
+    "addresses, not in the contents)"
 )
 
 
 def written_again(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
-    """Raises KernelFinding where outputs float32[M, N] were written in a first run, and not in a second one."""
+    """Raise KernelFinding if outputs float32[M, N] were written in a first run but not in a second one."""
     if first.dtype != np.float32:
         return
     left = np.argwhere(np.ascontiguousarray(second).view(np.uint32) == POISON)
     if len(left) and not (np.ascontiguousarray(first).view(np.uint32) == POISON).any():
         m, n = left[0]
         words = (
-            f"the kernel leaves outputs as they were: in a second run on the same inputs row {n} token {m} was never "
-            "written (a buffer that it keeps?)"
+            f"the kernel does not always write its outputs: in a second run on the same inputs row {n} token {m} was "
+            "never written (does it keep a buffer?)"
         )
         raise KernelFinding("unwritten", words)
 
 
 def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any], why: str = FIXED) -> None:
-    """Raises KernelFinding where two runs on the same inputs gave different outputs: float32[M, N], or an array of
-    another type.
+    """Raise KernelFinding if two runs on the same inputs gave different outputs.
 
     Args:
-        why: what is wrong then, in words.
+        first, second: float32[M, N], or arrays of another type.
+        why: the fault to report, in words.
     """
     if first.dtype != np.float32:
         differ = np.argwhere(first != second) if first.shape == second.shape else np.zeros((1, first.ndim), int)
         if len(differ):
             at = ", ".join(map(str, differ[0]))
-            stale = ", or leaves outputs as they were" if why == FIXED else ""
+            stale = ", or does not write all outputs" if why == FIXED else ""
             words = (
                 f"{why}{stale}: a second run on the same inputs changed {len(differ)} of {first.size} of them, the "
                 f"first at [{at}]"

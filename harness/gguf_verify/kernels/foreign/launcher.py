@@ -1,7 +1,7 @@
-"""A kernel in CUDA C++ in its own process: it loads what the verifier compiled, and launches it on a host.
+"""Launcher of a kernel in CUDA C++ in its own process: it loads the compiled kernel and launches it on a host.
 
-On a host that can, a kernel runs on the mapped operands themselves. A card has memory of its own: its inputs are copied
-there, and its outputs, and inputs that the kernel changed, are copied back to where the verifier looks for them.
+Where the host allows, a kernel runs on the mapped operands themselves. A GPU has its own memory: inputs are copied to
+it; outputs, and inputs that the kernel changed, are copied back to where the verifier reads them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ from .operands import Mapped
 
 
 class Launcher:
-    """A `child.Runner`. `asked` is the first message to its process: the "host", its "threads", and the "kernels":
-    "TYPE/SYMBOL" → the fields of `hosts.base.Placed`. Raises EnvironmentFault."""
+    """A `child.Runner` for compiled kernels.
+
+    Args:
+        asked: the first message to its process: the "host", its "threads", and the "kernels": "TYPE/SYMBOL" → the
+            fields of `hosts.base.Placed`.
+
+    Raises EnvironmentFault.
+    """
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self._host = make_host(asked["host"], asked["threads"])
@@ -30,7 +36,7 @@ class Launcher:
         self._weights: tuple[Mapped, Any] | None = None
 
     def declared(self) -> dict[str, Any]:
-        """The verifier has read what it declares."""
+        """Return nothing: the verifier has read the declaration itself."""
         return {}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
@@ -95,7 +101,7 @@ class Launcher:
 
 
 def _buffer(host: Host, mapped: Mapped) -> Any:
-    """The operand as an argument of launches."""
+    """Return the operand as an argument of launches."""
     operand = mapped.operand
     output = operand.role != "input"
     over = host.over(mapped.bytes, operand.name, output)
@@ -113,7 +119,7 @@ def _buffer(host: Host, mapped: Mapped) -> Any:
 def _launched(
     host: Host, kernels: dict[str, Any], question: dict[str, Any], held: dict[str, tuple[Mapped, Any]]
 ) -> None:
-    """Make the launches of a question. Then the mapped operands hold what they made."""
+    """Make the launches of a message and write the results to the mapped operands."""
     buffers = {name: buffer for name, (_, buffer) in held.items()}
     for launch in question["launches"]:
         args = _arguments(launch, buffers)
@@ -129,15 +135,15 @@ def _launched(
 
 
 def _written(host: Host, name: str, buffer: Any) -> Any:
-    """The bytes of an output or of scratch memory. Raises KernelFault if a guard was overwritten."""
+    """Return the bytes of an output or of scratch memory. Raises KernelFault if a guard was overwritten."""
     try:
         return host.download(buffer)
-    except KernelFinding as error:  # a host calls all that kernels write an output
+    except KernelFinding as error:  # hosts say "output" for all memory that kernels write
         raise KernelFinding(error.kind, error.words.replace("its output", f"its {name}"), error.lines) from None
 
 
 def _arguments(launch: dict[str, Any], buffers: dict[str, Any]) -> list[Any]:
-    """Arguments of a launch: buffers by their names, and numbers of a type."""
+    """Return the arguments of a launch: buffers by name, and typed numbers."""
     return [_argument(a, buffers) for a in launch["args"]]
 
 

@@ -1,26 +1,26 @@
-"""How the operands of a call lie in memory, where a declaration says something else than rows one behind the other.
+"""Memory layouts of the operands of a call, where a declaration differs from contiguous rows.
 
     [operands.activations]
-    columns = "ceil(K, 512) * 512"     a row is filled up with zeros to so many values
-    stride = "K + 64"                  values (tokens or rows, if transposed) from one row to the next; what is between
-                                       belongs to nothing: it is no number, and must stay as it is
+    columns = "ceil(K, 512) * 512"     values in a row after padding with zeros
+    stride = "K + 64"                  values (tokens or rows, if transposed) from one row to the next; the gap belongs
+                                       to no row: it holds NaN and must not change
     transposed = true                  the first dimension changes fastest: blocks of activations lie as [K/32][M],
                                        outputs as [N][M]
-    tail = 512                         bytes behind the last value that may be read; they are zero
-    alignment = 64                     it begins at a multiple of so many bytes; 16 where nothing is declared
+    tail = 512                         zero bytes behind the last value that may be read
+    alignment = 64                     alignment of its address in bytes; 16 if not declared
 
     [operands.output]
-    accumulate = true                  the product is added to what the output holds
+    accumulate = true                  the product is added to the content of the output
 
-    [operands.workspace]               any other name is memory of the call's own
+    [operands.workspace]               any other name is scratch memory of the call
     scratch = "M * K / 32 * 36"        bytes that nothing has written
     zeroed = true                      they are zero
     constant = ["int32 N", "int32 0"]  in place of scratch: an input that holds these numbers
     alignment = 64                     as above
 
-What is fused behind the product, such as `up`, and lists of experts have a `tail` and an `alignment`.
+Operands of fused operations, such as `up`, and lists of experts have a `tail` and an `alignment`.
 
-Columns and strides count values, not bytes: of blocks they are whole numbers of blocks.
+Columns and strides count values, not bytes; for blocks they must be whole numbers of blocks.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from .operands import Operand, Role, dtype_of
 
 Bytes = npt.NDArray[np.uint8]
 
-#: The operands that every product has.
+#: The operands of every product.
 MATRICES = ("weights", "activations", "output")
-#: Numbers that a parameter or a constant may be.
+#: Types of numbers in parameters and constants.
 NUMBERS = ("int32", "uint32", "int64", "uint64", "float32")
 _OF_MATRIX: dict[str, type] = {
     "columns": Expression, "stride": Expression, "transposed": bool, "tail": Expression, "accumulate": bool,
@@ -51,14 +51,14 @@ _OF_MATRIX: dict[str, type] = {
 }  # fmt: skip
 _OF_OWN: dict[str, type] = {"scratch": Expression, "zeroed": bool, "constant": list, "alignment": int}
 _OF_FURTHER: dict[str, type] = {"tail": Expression, "alignment": int}
-#: What `alignment` may be: more than what every operand has, up to what CUDA's allocations have.
+#: Valid values of `alignment`: from the default up to the alignment of CUDA's allocations.
 _ALIGNMENTS = tuple(ALIGNMENT << i for i in range(5))
 _MOST_BYTES, _MOST_NUMBERS = 1 << 40, 1 << 10
 
 
 @dataclass(frozen=True)
 class Unit:
-    """What a matrix consists of: blocks of `values` numbers in `count` elements of a dtype, or single numbers."""
+    """The elements of a matrix: blocks of `values` numbers in `count` elements of a dtype, or single numbers."""
 
     dtype: str
     values: int = 1
@@ -71,23 +71,23 @@ class Unit:
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a type: of a parameter, or of a constant. That of a float32 is its literal."""
+    """A typed number, for a parameter or a constant. The value of a float32 is its literal."""
 
     kind: str
     value: Expression | float
 
     def plain(self, names: Mapping[str, int]) -> list[Any]:
-        """Type and value, for a message. Raises KernelFault where the type does not hold it."""
+        """Return type and value, for a message. Raises KernelFault if the type does not hold the value."""
         if isinstance(self.value, float):
             return [self.kind, self.value]
         value, limits = self.value.value(names), np.iinfo(self.kind)
         if not limits.min <= value <= limits.max:
-            raise KernelFault(f"{self.value.source} is {value}, which no {self.kind} holds")
+            raise KernelFault(f"{self.value.source} is {value}, which exceeds {self.kind}")
         return [self.kind, value]
 
 
 def number_of(declared: object) -> Number | None:
-    """ "int32 EXPRESSION" or "float32 LITERAL"; None where it does not begin with a type. Raises UsageError."""
+    """Parse "int32 EXPRESSION" or "float32 LITERAL"; None if it does not begin with a type. Raises UsageError."""
     kind, _, source = str(declared).strip().partition(" ")
     if kind not in NUMBERS or not source.strip():
         return None
@@ -99,13 +99,13 @@ def number_of(declared: object) -> Number | None:
     except ValueError:
         value = math.inf
     if not math.isfinite(value):
-        raise UsageError(f"{ascii(source)[:60]} is not a number that a float32 holds")
+        raise UsageError(f"{ascii(source)[:60]} is not a number that fits float32")
     return Number(kind, value)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a matrix of the product lies in memory: see this module's text."""
+    """The memory layout of a matrix of the product: see the docstring of this module."""
 
     columns: Expression | None = None
     stride: Expression | None = None
@@ -117,9 +117,9 @@ class Layout:
     def operand(
         self, name: str, role: Role, unit: Unit, rows: int, values: int, names: Mapping[str, int]
     ) -> Operand:  # fmt: skip
-        """The operand of a matrix of so many rows, with so many values in a row.
+        """Return the operand of a matrix [rows, values].
 
-        Raises KernelFault where the declaration says no layout of these sizes.
+        Raises KernelFault if the declaration yields no valid layout at these sizes.
         """
         columns = self._of("columns", values, unit, values, names)
         outer, inner = (columns // unit.values, rows) if self.transposed else (rows, columns // unit.values)
@@ -147,7 +147,7 @@ class Layout:
         return value
 
     def content(self, operand: Operand, unit: Unit, matrix: Bytes) -> Bytes:
-        """The bytes of an input, uint8[nbytes], from its matrix uint8[rows, row bytes]."""
+        """Return the bytes of an input, uint8[nbytes], from its matrix uint8[rows, row bytes]."""
         width = matrix.shape[1] // unit.nbytes
         units = operand.shape[0] if self.transposed else operand.shape[1] // unit.count
         if operand.strides is None and not self.transposed and not operand.tail and units == width:
@@ -170,24 +170,24 @@ class Layout:
         return out
 
     def matrix(self, made: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """An output's array as rows of the product."""
+        """Return an output's array as rows of the product."""
         return made.T if self.transposed else made
 
 
 def tail_of(tail: Expression | None, names: Mapping[str, int]) -> int:
-    """The value of a `tail`. Raises KernelFault."""
+    """Evaluate a `tail`. Raises KernelFault."""
     return 0 if tail is None else tail.value(names)
 
 
 @dataclass(frozen=True)
 class Further:
-    """How an operand of what is fused behind the product, or a list of experts, lies in memory."""
+    """The memory layout of an operand of a fused operation, or of a list of experts."""
 
     tail: Expression | None = None
     alignment: int = ALIGNMENT
 
     def operand(self, name: str, array: npt.NDArray[Any], names: Mapping[str, int]) -> tuple[Operand, Bytes]:
-        """The operand, and its content: an array, whose uint16 are bfloat16. Raises KernelFault."""
+        """Return the operand and its content. An array of uint16 holds bfloat16. Raises KernelFault."""
         tail = tail_of(self.tail, names)
         if not 0 <= tail <= _MOST_BYTES:
             raise KernelFault(f"the declared tail of {name} takes {tail:,} bytes")
@@ -199,7 +199,7 @@ class Further:
 
 @dataclass(frozen=True)
 class Own:
-    """Memory of the call's own: scratch of so many bytes, or an input that holds constants of one type."""
+    """Scratch memory of a call, or an input that holds constants of one type."""
 
     scratch: Expression | None = None
     zeroed: bool = False
@@ -207,7 +207,7 @@ class Own:
     alignment: int = ALIGNMENT
 
     def operand(self, name: str, names: Mapping[str, int]) -> tuple[Operand, Bytes | None]:
-        """The operand, and its content where it has one. Raises KernelFault."""
+        """Return the operand, and its content if it has one. Raises KernelFault."""
         if self.constant:
             kind = self.constant[0].kind
             values = np.array([number.plain(names)[1] for number in self.constant], kind)
@@ -229,25 +229,25 @@ class Layouts:
     further: Mapping[str, Further] = field(default_factory=dict)
 
     def of(self, name: str) -> Layout:
-        """The layout of a matrix."""
+        """Return the layout of a matrix."""
         return self.matrices.get(name, Layout())
 
     @property
     def plain(self) -> bool:
-        """Whether all operands lie as they do where nothing is declared."""
+        """Whether all operands have the default layout."""
         plain = Layout()
         return not self.own and all(replace(of, alignment=ALIGNMENT) == plain for of in self.matrices.values())
 
 
 def layouts_of(said: object) -> Layouts:
-    """The table `operands`. Raises UsageError."""
+    """Parse the table `operands`. Raises UsageError."""
     if not isinstance(said, dict) or not all(isinstance(v, dict) for v in said.values()):
-        raise UsageError("operands is a table of tables, one for each operand")
+        raise UsageError("operands must be a table of tables, one for each operand")
     matrices = {name: Layout(**_typed(name, said[name], _OF_MATRIX)) for name in said if name in MATRICES}
     if any(layout.accumulate for name, layout in matrices.items() if name != "output"):
         raise UsageError("only the output can accumulate")
     if matrices.get("output", Layout()).columns is not None:
-        raise UsageError("an output has a stride, and no columns of zeros")
+        raise UsageError("an output can have a stride, but no columns of zeros")
     further = {
         name: Further(**_typed(name, table, _OF_FURTHER)) for name, table in said.items()
         if name not in MATRICES and table and not table.keys() - _OF_FURTHER.keys()
@@ -265,27 +265,27 @@ def _own(name: str, said: dict[str, Any]) -> Own:
     numbers = [number_of(value) for value in typed.pop("constant", [])]
     kinds = {None if number is None else number.kind for number in numbers}
     if None in kinds or len(kinds) > 1 or len(numbers) > _MOST_NUMBERS:
-        raise UsageError(f'constant of operand {name} is a list of numbers of one type, such as ["int32 N"]')
+        raise UsageError(f'constant of operand {name} must be a list of numbers of one type, such as ["int32 N"]')
     return Own(**typed, constant=tuple(number for number in numbers if number is not None))
 
 
 def no_operand(name: str) -> UsageError:
-    """That a table `operands.NAME` declares nothing that a call has."""
-    return UsageError(f"operand {ascii(name)[:60]} has either scratch = BYTES or constant = [NUMBERS]")
+    """Return the error for a table `operands.NAME` that describes no operand of a call."""
+    return UsageError(f"operand {ascii(name)[:60]} needs either scratch = BYTES or constant = [NUMBERS]")
 
 
 def _typed(name: str, said: dict[str, Any], keys: dict[str, type]) -> dict[str, Any]:
-    """The keys of a table, its expressions read. Raises UsageError."""
+    """Return the keys of a table, with expressions parsed. Raises UsageError."""
     out: dict[str, Any] = {}
     for key, value in said.items():
         kind = keys.get(key)
         if kind is None:
             near = nearest(key, keys)
-            raise UsageError(f"operand {name} declares {ascii(key)[:60]}: {near}there are: {', '.join(keys)}")
+            raise UsageError(f"{ascii(key)[:60]} is not a key of operand {name}: {near}there are: {', '.join(keys)}")
         if kind is Expression:
             out[key] = Expression(value)
         elif key == "alignment" and (value not in _ALIGNMENTS or isinstance(value, bool)):
-            raise UsageError(f"alignment of operand {name} is one of {', '.join(map(str, _ALIGNMENTS))}")
+            raise UsageError(f"alignment of operand {name} must be one of {', '.join(map(str, _ALIGNMENTS))}")
         elif not isinstance(value, kind):
             raise UsageError(f"{key} of operand {name} is not {'true or false' if kind is bool else 'a list'}")
         else:

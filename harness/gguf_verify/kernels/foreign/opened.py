@@ -1,8 +1,8 @@
-"""The files that a foreign kernel is made of, as they were opened: those that its processes opened in its own folder,
-those that the system's loader mapped into them, and those that its compilers read.
+"""Observation of the files that a foreign kernel uses: those that its processes opened in its own folder, those that
+the system's loader mapped into them, and those that its compilers read.
 
-The kernel is not asked, since it could lie. The system lists what is opened in a folder (inotify(7)) and what a process
-has mapped (`/proc/PID/maps`). A file of the system that was mapped for a moment between two looks is not seen.
+The kernel could lie, so the operating system is asked: it reports files opened in a folder (inotify(7)) and files that
+a process has mapped (`/proc/PID/maps`). A system file that is mapped only between two looks is missed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 
 
 class Watch:
-    """Notes which files below some folders are opened.
+    """Watches which files below some folders are opened.
 
     Args:
-        folders: folder → the one that is watched in its place, such as its copy.
+        folders: folder → the folder that is watched in its place, such as its copy.
 
-    Raises OSError where the system lets no more be watched.
+    Raises OSError if the system's limit of watches is reached.
     """
 
     def __init__(self, folders: Mapping[Path, Path]) -> None:
@@ -56,7 +56,7 @@ class Watch:
             raise
 
     def opened(self) -> set[Path]:
-        """The files that were opened until now; all that there are, where the system dropped some events."""
+        """Return the files opened so far; if the system dropped events, all files."""
         for event in () if self._events.closed else self._events.read(timeout=0):
             if event.mask & flags.Q_OVERFLOW:
                 self._opened |= everything(self._folders)
@@ -65,12 +65,12 @@ class Watch:
         return self._opened
 
     def close(self) -> None:
-        """Stop."""
+        """Stop watching."""
         self._events.close()
 
 
 def everything(folders: Mapping[Path, Path]) -> set[Path]:
-    """All files below folders."""
+    """Return all files below some folders."""
     found = set()
     for folder, there in folders.items():
         for place, names in islice(_walk(there), MOST_FILES):
@@ -79,8 +79,10 @@ def everything(folders: Mapping[Path, Path]) -> set[Path]:
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and those below it, with the names of their files. Only the folder itself where all that a user has lies
-    below."""
+    """Yield a folder and its subfolders, with the names of their files.
+
+    A folder that contains the user's whole home is not descended into.
+    """
     alone = holds_all(top)
     for place, names, files in os.walk(top):
         yield Path(place), files
@@ -88,24 +90,24 @@ def _walk(top: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 class Opened:
-    """Files that were opened, and what identifies them.
+    """The files that were opened, with their digests.
 
-    What belongs to Python or to this project is not among them: reports have their versions. A file that is made
-    during the run, such as the compiled kernel, is not one either.
+    Files of Python and of this project are not listed: reports have their versions. Files made during the run, such as
+    the compiled kernel, are not listed either.
     """
 
     def __init__(self) -> None:
-        #: Absolute path → sha256 when it was first seen; None where it cannot be read, or was replaced meanwhile. Words
-        #: stand for files that are not known.
+        #: Absolute path → sha256 when first seen; None if it cannot be read, or was replaced since. An entry in words
+        #: stands for files that are not known.
         self.files: dict[str, str | None] = {}
-        #: Installed packages → version: those that hold an opened file or are imported by one, and all that lie in a
-        #: folder of Python's path other than its own.
+        #: Installed packages → version: those that hold an opened file or are imported by one, and all packages in
+        #: folders of Python's path other than its own.
         self.packages: dict[str, str] = {}
         self._copies: Copies | None = None
         self._watch: Watch | None = None
 
     def watch(self, copies: Copies) -> None:
-        """Note from now on which copies are opened."""
+        """Start noting which copies are opened."""
         self._copies = copies
         for folder in copies.uncopied:
             self.files[f"modules in {folder.name or folder}, a folder of Python's path"] = None
@@ -117,7 +119,7 @@ class Opened:
             self._list(everything(copies.folders))
 
     def watch_folders(self, named: Iterable[Path]) -> None:
-        """Note from now on what is opened in the folders of these files themselves."""
+        """Start noting which files are opened in the folders of these files themselves."""
         folders = {Path(os.path.abspath(path)).parent for path in named}
         try:
             self._watch = Watch({folder: folder for folder in folders})
@@ -131,10 +133,10 @@ class Opened:
             self._watch.close()
 
     def look(self, process: Kept) -> None:
-        """Take the files that a process, and those that it started, have mapped or opened now."""
+        """Add the files that a process and its children have mapped or opened now."""
         copied, installed = ((), ()) if self._copies is None else (self._copies.folders, self._copies.installed)
         own = tuple(f"{folder}{os.sep}" for folder in (process.folder, *copied) if folder is not None)
-        # of the folders that are copied, packages alone are seen as they lie
+        # Of the copied folders, only installed packages are visible at their original place.
         beside = tuple(f"{path}{os.sep}" for path in installed)
         mapped = mapped_files(process.pid)
         self.take(path for path in mapped if not path.startswith(own) or f"{path}{os.sep}".startswith(beside))
@@ -142,7 +144,7 @@ class Opened:
             self._list(self._watch.opened())
 
     def _list(self, paths: set[Path]) -> None:
-        """List files of the kernel's folders; of a module that was compiled before, its source."""
+        """Add files of the kernel's folders; for a compiled module, its source."""
         named = set() if self._copies is None else {*self._copies.named}
         for path in sorted({*paths, *named}):
             source = _source(path)
@@ -152,11 +154,15 @@ class Opened:
                 self.packages |= _imported(content)
 
     def take(self, paths: Iterable[str], read: Mapping[str, str | None] = MappingProxyType({})) -> None:
-        """Take these files; a name that ends in " (deleted)" is that of one that was replaced. Of those that were read
-        before, `read` has the digests."""
+        """Add these files. A name that ends in " (deleted)" is a file that was replaced.
+
+        Args:
+            read: digests of files that were read before.
+        """
         for path in paths:
             name = path.removesuffix(_DELETED)
-            # one that was replaced since it was listed may have been replaced before its digest was made
+            # A file replaced since it was listed may have been replaced before its digest was made, so it is not
+            # skipped here.
             if (name in self.files and name == path) or name.startswith(_ours()):
                 continue
             if owners := _owners(name):
@@ -171,13 +177,13 @@ _DELETED = " (deleted)"
 
 @cache
 def _ours() -> tuple[str, ...]:
-    """How the names of files begin that are this project's, or that a run makes."""
+    """Return the path prefixes of this project's files and of files that a run makes."""
     return tuple(f"{os.path.realpath(folder)}{os.sep}" for folder in (PACKAGE, kernel_root(), scratch.top()))
 
 
 @cache
 def _pythons() -> tuple[str, ...]:
-    """How the names of files begin that are Python's. Installed packages may lie below."""
+    """Return the path prefixes of Python's files. Installed packages may lie below them."""
     folders = [os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")]
     executable = os.path.realpath(sys.executable)
     library = os.path.join(os.path.dirname(os.path.dirname(executable)), "lib", "libpython")
@@ -185,14 +191,14 @@ def _pythons() -> tuple[str, ...]:
 
 
 def _source(path: Path) -> Path:
-    """The source of a compiled module, other files as they are."""
+    """Return the source of a compiled module; other files unchanged."""
     source = path.parent.parent / f"{path.name.partition('.')[0]}.py"
     return source if path.parent.name == "__pycache__" and path.suffix == ".pyc" and source.is_file() else path
 
 
 @cache
 def _owners(path: str) -> dict[str, str]:
-    """The installed packages that a file is of → version."""
+    """Return the installed packages that own a file → version."""
     if (packages := _INSTALLED.search(path)) is not None:
         return _of_top(packages[1].removesuffix(".libs"))  # the libraries that a wheel brings
     folders = (folder for folder in path_elsewhere() if path.startswith(f"{folder}{os.sep}"))
@@ -200,15 +206,17 @@ def _owners(path: str) -> dict[str, str]:
     return dict(installed_in(folder)[top] for folder, top in tops if top in installed_in(folder))
 
 
-#: Lines of Python that import, as far as they name packages.
+#: Lines of Python with an import.
 _IMPORT = re.compile(r"(?m)(?:^|;)[ \t]*(?:from[ \t]+(\w+)[\w.]*[ \t]+import\b|import[ \t]+([^\n#;]+))")
-#: Bytes of a source that are searched for them.
+#: Most bytes of a source that are searched for imports.
 _MOST_SOURCE = 1 << 20
 
 
 def _imported(source: Path) -> dict[str, str]:
-    """The installed packages that a file imports anywhere, if it is Python → version. The text is not parsed: it is not
-    trusted, and a parser takes a hundred times its size."""
+    """Return the installed packages that a Python file imports anywhere → version.
+
+    The text is searched, not parsed: it is not trusted, and a parser needs a hundred times its size in memory.
+    """
     if source.suffix != ".py":
         return {}
     try:
@@ -230,7 +238,7 @@ def _imported(source: Path) -> dict[str, str]:
 
 
 def _of_top(top: str) -> dict[str, str]:
-    """The installed packages that a module of the top is of → version."""
+    """Return the installed packages that provide a top-level module → version."""
     versions = {}
     for name in _packages().get(top, ()):
         with contextlib.suppress(metadata.PackageNotFoundError, KeyError):
@@ -242,7 +250,7 @@ def _of_top(top: str) -> dict[str, str]:
 @cache
 def _packages() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for package in metadata.distributions():  # as packages_distributions, which fails where one is not valid
+    for package in metadata.distributions():  # not packages_distributions: it fails if one package is invalid
         with contextlib.suppress(Exception):
             tops = {*(package.read_text("top_level.txt") or "").split()}
             for file in () if tops else package.files or ():

@@ -1,4 +1,4 @@
-"""What `--kernel` names that is not this project's: how each kind of code is found, declared and started."""
+"""Opening of foreign kernels: each kind of code that `--kernel` names is found, its declaration read, and started."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ from .sources import File, Object
 #: Kinds of code, by suffix; their declaration is in the file or beside it.
 _FILE = re.compile(r"(?s)(.*\.(py|cu|ptx|cubin|so)):([^/]+)")
 _FOREIGN = re.compile(r"(?s)\.(py|cu|ptx|cubin|so)(:|$)|\.toml$|^torch\.ops\.")
-#: Compiling a kernel for one of its types may take this many times the time limit of a call, and at least so many
-#: seconds.
+#: Compiling a kernel for one type may take this many times the time limit of a call, and at least this many seconds.
 _COMPILE_TIMES, _COMPILE_LEAST = 10, 120.0
-#: Bytes of code that is not compiled here.
+#: Most bytes of a file of binary code.
 _MOST_CODE = 1 << 30
 
 
 def names_foreign(kernel: str) -> bool:
-    """Whether this means a kernel of somebody else's, and not a shipped one."""
+    """Return whether `--kernel` names a foreign kernel, and not a shipped one."""
     return _FOREIGN.search(kernel) is not None
 
 
 def file_of(kernel: str, declared: str = "") -> tuple[Path, str]:
-    """The file that such a name names, and what in it: "" for a FILE.toml. An operator of PyTorch stands for the file
-    that declares it. Raises UsageError for what is no file."""
+    """Split a kernel's name into its file and the entry in it, which is "" for a FILE.toml.
+
+    For an operator of PyTorch the file is the one that declares it. Raises UsageError for an operator without such a
+    file.
+    """
     if kernel.startswith(f"{TORCH}."):
         if not declared:
-            raise UsageError('an operator is no file: declare it in a FILE.toml with code = "torch.ops", and name that')
+            raise UsageError('an operator has no file: declare it in a FILE.toml with code = "torch.ops", and use that')
         return Path(declared), kernel
     path, _, entry = kernel.rpartition(":")
     return (Path(path), entry) if path and not kernel.endswith(".toml") else (Path(kernel), "")
@@ -48,11 +50,11 @@ def file_of(kernel: str, declared: str = "") -> tuple[Path, str]:
 
 @dataclass(frozen=True)
 class Further:
-    """What the command line says of a kernel beside its name.
+    """Options of the command line that describe a kernel besides its name.
 
     Args:
-        declared: a file with its declaration, where that is neither in the kernel's file nor beside it.
-        modules, libraries: what is imported and loaded before PyTorch's operators are looked up.
+        declared: a file with its declaration, if that is neither in the kernel's file nor beside it.
+        modules, libraries: modules to import and libraries to load before PyTorch's operators are looked up.
     """
 
     declared: str = ""
@@ -62,14 +64,14 @@ class Further:
 
 @dataclass(frozen=True)
 class Named:
-    """A kernel that is named, as code of one kind.
+    """A kernel that the user named, as code of one kind.
 
     Args:
         shown: its name in reports.
         kind: "py", "cu", "ptx", "cubin", "so", or "torch".
-        path: of the code; that of the declaration for PyTorch's operators.
-        symbol: a function of it; "" where the declaration names all.
-        declaration: the file that declares it; None where the code does.
+        path: the file with the code; for PyTorch's operators, the file with the declaration.
+        symbol: a function in it; "" if the declaration names all functions.
+        declaration: the file that declares it; None if the code does.
     """
 
     shown: str
@@ -79,11 +81,11 @@ class Named:
     declaration: Path | None = None
 
     def call_declaration(self, further: Further) -> CallDeclaration:
-        """What is declared. Raises UsageError."""
+        """Read its declaration. Raises UsageError."""
         assert self.declaration is not None
         if not self.declaration.is_file():
             said = printable(str(self.declaration), 200)
-            raise UsageError(f"{said}, which would declare what it takes and computes, is not a file")
+            raise UsageError(f"{said}, the file for its declaration, does not exist")
         found = parse(read_text(self.declaration), bool(self.symbol), self.kind)
         folder = self.declaration.parent
         loaded = [os.path.abspath(put_in(path, folder)) for path in found.libraries]
@@ -94,12 +96,12 @@ class Named:
 
 
 def named(kernel: str, further: Further) -> Named:
-    """What a name means. Raises UsageError."""
+    """Resolve a kernel's name. Raises UsageError."""
     declared = Path(further.declared) if further.declared else None
     if kernel.startswith(f"{TORCH}."):
         if declared is None:
             raise UsageError(
-                f"operator {printable(kernel, 100)} says nothing of its arguments: give --declare FILE.toml, with "
+                f"operator {printable(kernel, 100)} has no declaration: add --declare FILE.toml, with "
                 'formats, semantics and parameters such as ["weights", "activations", "int32 TYPE", "int32 N"]'
             )
         return Named(printable(kernel, 100), "torch", declared, kernel, declared)
@@ -121,7 +123,7 @@ def named(kernel: str, further: Further) -> Named:
 
 
 def _of_declaration(path: Path) -> Named:
-    """A FILE.toml that names its code. Raises UsageError."""
+    """Resolve a FILE.toml that names its code. Raises UsageError."""
     shown = printable(path.name, 100)
     if not path.is_file():
         raise UsageError(f"kernel {shown}: {printable(str(path), 200)} is not a file")
@@ -133,7 +135,7 @@ def _of_declaration(path: Path) -> Named:
         if not file.is_file():
             raise UsageError(f"its code, {printable(str(file), 200)}, is not a file")
         if file.suffix not in (".cu", ".ptx", ".cubin", ".so"):
-            raise UsageError(f"its code, {printable(file.name, 100)}, is no .cu, .ptx, .cubin or .so")
+            raise UsageError(f"its code, {printable(file.name, 100)}, is not a .cu, .ptx, .cubin or .so")
         return Named(shown, file.suffix.removeprefix("."), file, "", path)
     except UsageError as error:
         raise UsageError(f"kernel {shown}: {error}") from None
@@ -143,18 +145,17 @@ def open_foreign(
     kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False, further: Further | None = None,
     wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None,
 ) -> ForeignKernel:  # fmt: skip
-    """A foreign kernel, by one of the names of `named`; or a function or callable object that declares what it is.
+    """Open a foreign kernel: a name that `named` resolves, or a function or callable object with a declaration.
 
     Args:
-        host: where CUDA C++ runs, and the shipped kernels of types that are not quantized.
-        time_limit, verbose: as `ForeignKernel`.
-        further: what else is said of it.
-        wanted: names of the types that it is opened for, of which a kernel in CUDA C++ is compiled for those that it
-            declares; None for all that it declares.
-        progress: told what is being done, in words, at each step.
+        host: the host for CUDA C++, and for the shipped kernels of types that are not quantized.
+        time_limit, verbose: as in `ForeignKernel`.
+        further: further options of the command line.
+        wanted: names of the types to open it for; a kernel in CUDA C++ is compiled for those that it also declares.
+            None: all types that it declares.
+        progress: called with a description of each step.
 
-    Raises UsageError where there is no such kernel, its declaration is not valid, or it does not compile;
-    EnvironmentFault.
+    Raises UsageError if there is no such kernel, its declaration is invalid, or it does not compile; EnvironmentFault.
     """
     if not isinstance(kernel, str):
         return ForeignKernel(Object(kernel), host, time_limit, verbose)
@@ -183,11 +184,11 @@ def _source(
     found: Named, host: Host, time_limit: float, verbose: bool, further: Further, wanted: frozenset[str] | None,
     progress: Callable[[str], None] | None,
 ) -> ForeignKernel:  # fmt: skip
-    """CUDA C++, which is compiled here."""
+    """Open a kernel in CUDA C++, which is compiled here."""
     given = None if found.declaration is None else found.call_declaration(further)
     cuda = CudaSource(found.path, found.symbol, given, found.declaration)
     try:
-        builder = make_host(host.name, host.threads or 0)  # not one in a process: it loads nothing
+        builder = make_host(host.name, host.threads or 0)  # only compiles: a host in this process loads no foreign code
         kernels = CudaKernels(cuda, builder, max(_COMPILE_LEAST, _COMPILE_TIMES * time_limit))
         placed = {key: asdict(kernel) for key, kernel in kernels.all(wanted, progress).items()}
         asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
@@ -202,7 +203,7 @@ def _source(
 
 
 def _oracle(oracle: tuple[Path, str] | None) -> dict[str, Any]:
-    """The first message to the process of an oracle."""
+    """Return the first message to the process of an oracle."""
     return {"path": os.path.abspath(oracle[0]), "name": oracle[1], "oracle": True} if oracle else {}
 
 
@@ -216,9 +217,9 @@ def _oracle_of(found: Named, declared: CallDeclaration) -> dict[str, Any]:
 
 
 def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
-    """Code that is compiled already, for a card."""
+    """Open code that is already compiled for a GPU."""
     if HOSTS[host.name].emulated:
-        raise EnvironmentFault(f"a .{found.kind} runs on a GPU alone: --host gpu", "host-not-usable")
+        raise EnvironmentFault(f"a .{found.kind} file only runs on a GPU: use --host gpu", "host-not-usable")
     declared, path = found.call_declaration(further), os.path.abspath(found.path)
     if os.path.getsize(path) > _MOST_CODE:
         raise UsageError(f"it is larger than {_MOST_CODE:,} bytes")
@@ -235,14 +236,14 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
 
 
 def _binaries(*paths: Path) -> tuple[str, ...]:
-    """Binaries as they are run, in words."""
+    """Describe binaries, which run unchanged, for reports."""
     return tuple(
-        f"{printable(path.name, 100)} as it is, sha256 {(file_digest(str(path)) or 'unknown')[:16]}" for path in paths
+        f"{printable(path.name, 100)} unchanged, sha256 {(file_digest(str(path)) or 'unknown')[:16]}" for path in paths
     )
 
 
 def _functions(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
-    """Functions of a shared library, or operators of PyTorch."""
+    """Open functions of a shared library, or operators of PyTorch."""
     declared = found.call_declaration(further)
     calls = {name or found.symbol for fmt in declared.of.kinds for name in declared.symbols(fmt)}
     arrays = "torch" if found.kind == "torch" else declared.of.arrays
@@ -259,8 +260,10 @@ def _functions(found: Named, host: Host, time_limit: float, verbose: bool, furth
 
 
 def files_named(kernel: str, further: Further) -> tuple[Path, ...]:
-    """The files that a kernel's name and its declaration stand for; what those include and import is found out when it
-    runs. Raises UsageError."""
+    """Return the files that a kernel's name and its declaration refer to. Raises UsageError.
+
+    Files that those include or import are found when the kernel runs.
+    """
     found = named(kernel, further)
     files = [file_of(kernel, further.declared)[0], found.path]
     if found.declaration is not None:

@@ -1,10 +1,8 @@
-"""The operands of a call, and the memory in which two processes see them: the verifier, whose memory it is, and the
-kernel's process, which maps it.
-
-A memory file has a fixed size: neither side can shrink it under the other. Each operand has pages of its own and lies
-between guards of `GUARD_BYTES`; the kernel's process maps it between pages that cannot be accessed. A kernel may assume
-that each operand begins at a multiple of `ALIGNMENT`, or of what its declaration promises, and nothing more: where it
-begins beyond that differs between calls (`laid_out`).
+"""Operands of a call, in memory that the verifier shares with the kernel's process.
+A memory file has a fixed size: neither process can shrink it. Each operand has its own pages and lies between guards of
+`GUARD_BYTES`; the kernel's process maps it between pages without access rights. A kernel may assume that each operand
+is aligned to `ALIGNMENT`, or to the alignment in its declaration, and nothing more: the address varies beyond that
+between calls (`laid_out`).
 """
 
 from __future__ import annotations
@@ -29,39 +27,38 @@ from ...support.numbers import number_type
 
 Bytes = npt.NDArray[np.uint8]
 Role = Literal["input", "output", "scratch"]
-#: The bytes of guards. Those of inputs are NaN in every type, so that an output that depends on them shows it.
+#: Fill bytes of guards. Those of inputs are NaN in every type, so that an output that depends on them is NaN.
 _GUARD_FILL, _INPUT_GUARD_FILL = 0xA5, 0xFF
-#: What outputs and scratch memory hold that nothing has written where their elements have no poison, and in a second
-#: run something else. What may be of any type holds NaN of every type at first, so that it shows where it is multiplied
-#: by zero.
+#: Fill bytes of unwritten outputs without poison and of unwritten scratch memory, in the first and in later runs. The
+#: first is NaN in every type, so that it shows even if it is multiplied by zero.
 _OTHER_FILLS = (0xFF, 0x52)
-#: Where an operand lies: less than its alignment before a page that cannot be accessed; directly behind one; or apart
-#: from both, with its guards between.
+#: Where an operand lies: less than its alignment before a page without access rights ("behind" it), directly after one
+#: ("before" it), or apart from both, with its guards between.
 Wall = Literal["behind", "before", "apart"]
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """NumPy's dtype. It has none for bfloat16, whose bits are given."""
+    """Return NumPy's dtype. NumPy has no bfloat16: its bits are uint16."""
     return number_type("uint16" if name == "bfloat16" else name)
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a call, as messages name it.
+    """One operand of a call, as messages describe it.
 
     Args:
-        name: "weights", "activations", "output", or another that the call's author chose.
-        role: an input is written by the verifier alone; an output and scratch memory by the kernel, between guards. An
-            output is poisoned before.
+        name: "weights", "activations", "output", or a name that the kernel's author chose.
+        role: an input is written by the verifier only; an output and scratch memory by the kernel, between guards. An
+            output is poisoned before the call.
         dtype: NumPy's name, such as "float32"; or "bfloat16".
-        shape: of the array.
+        shape: the shape of the array.
         file: the number of the memory file.
-        at: its first byte there.
-        strides: bytes from element to element of each dimension; None: as C has them.
+        at: the offset of its first byte in the file.
+        strides: bytes between elements along each dimension; None: C order.
         tail: bytes behind the last element that belong to it.
-        filled: whether an output or scratch memory holds something before the call that the kernel may read.
-        alignment: it begins at a multiple of so many bytes.
-        wall: where it lies among pages that cannot be accessed.
+        filled: whether an output or scratch memory has a content before the call that the kernel may read.
+        alignment: its alignment in bytes.
+        wall: where it lies relative to pages without access rights.
     """
 
     name: str
@@ -86,32 +83,34 @@ class Operand:
 
     @property
     def guard_fill(self) -> int:
-        """The byte that its guards hold."""
+        """The fill byte of its guards."""
         return _INPUT_GUARD_FILL if self.role == "input" else _GUARD_FILL
 
     def bytes_in(self, memory: Bytes) -> Bytes:
-        """Its bytes in those of its file."""
+        """Return its bytes in those of its file."""
         return memory[self.at : self.at + self.nbytes]
 
     def whole_in(self, memory: Bytes) -> Bytes:
-        """The same with its guards."""
+        """Return its bytes and guards in those of its file."""
         return memory[self.at - GUARD_BYTES : self.at + self.nbytes + GUARD_BYTES]
 
     @property
     def reach(self) -> tuple[int, int]:
-        """The bytes of the file that the kernel's process maps, to which a wall is next: from where to where."""
+        """The range of the file that the kernel's process maps, up to the pages without access rights: (first, end)."""
         first = self.at if self.wall == "before" else self.at - GUARD_BYTES
         if self.wall == "behind":
             return first, self.at + -(-self.nbytes // self.alignment) * self.alignment
         return first, self.at + self.nbytes + GUARD_BYTES
 
     def array_in(self, memory: Bytes) -> npt.NDArray[Any]:
-        """The array, in the bytes of its file."""
+        """Return the array, in the bytes of its file."""
         return np.ndarray(self.shape, dtype_of(self.dtype), memory[self.at :], strides=self.strides)
 
     def unwritten(self, turn: int = 0) -> Bytes:
-        """What it holds before anything has written it, uint8[nbytes]; in two turns of a call something else where no
-        NaN shows it."""
+        """Return its content before anything has written it, uint8[nbytes].
+
+        Where no NaN would show a read of it, the content differs between two runs of a call.
+        """
         nbytes, size = self.nbytes, dtype_of(self.dtype).itemsize
         words = {4: POISON, 2: POISON_16}
         if self.role == "output" and size in words and not nbytes % size:
@@ -125,12 +124,12 @@ class Operand:
         self.bytes_in(memory)[:] = content
 
     def plain(self) -> dict[str, Any]:
-        """For a message."""
+        """Return its fields for a message."""
         return dict(vars(self))
 
     @classmethod
     def of_plain(cls, said: dict[str, Any]) -> Operand:
-        """What `plain` made."""
+        """Rebuild an operand from the fields that `plain` returned."""
         strides = said["strides"]
         more = {"shape": tuple(said["shape"]), "strides": None if strides is None else tuple(strides)}
         return cls(**{**said, **more})
@@ -143,10 +142,10 @@ def _pages(nbytes: int) -> int:
 def laid_out(
     wanted: Sequence[Operand], file: int, wall: Wall = "apart", start: int = 0, key: int = 0
 ) -> tuple[tuple[Operand, ...], int]:
-    """The operands at their places in a file, from a multiple of a page's size on; and the size that the file needs.
+    """Place operands in a file, beginning at a page boundary; return them and the size that the file needs.
 
     Args:
-        key: varies where in their pages operands begin that lie apart from walls.
+        key: varies the offsets within pages of operands apart from walls.
     """
     placed = []
     for operand in wanted:
@@ -158,8 +157,11 @@ def laid_out(
 
 
 def _begins(operand: Operand, wall: Wall, key: int) -> int:
-    """Where in a page an operand begins. Apart from walls and directly before one, that differs in the lowest bit that
-    its alignment leaves open, and apart from walls in others, too, from operand to operand and from key to key."""
+    """Return the offset of an operand in its page.
+
+    Apart from walls and directly after one, the lowest bit that the alignment leaves open is set. Apart from walls,
+    further bits vary with the operand and the key.
+    """
     unit = operand.alignment
     before_wall = -operand.nbytes // unit * unit % mmap.PAGESIZE
     if wall != "apart":
@@ -173,17 +175,17 @@ _numbers = itertools.count(1)
 
 
 class MemoryFile:
-    """Memory of this process that another one may map. Its size is sealed. Raises EnvironmentFault."""
+    """Shared memory of this process, with a sealed size. Raises EnvironmentFault."""
 
     def __init__(self, nbytes: int) -> None:
-        from ...support.sealed import mapped_here  # late: a kernel's process makes no files, and must start fast
+        from ...support.sealed import mapped_here  # late: a kernel's process makes no files and must start fast
 
         self.number, self.nbytes, self.handle = next(_numbers), max(1, nbytes), -1
         try:
             self.handle = os.memfd_create("gguf-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             try:
                 os.ftruncate(self.handle, self.nbytes)
-                # else the other side could make reading it a fatal signal
+                # Without the seals the other process could shrink the file, and reading it would raise SIGBUS.
                 fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
                 self.bytes = np.frombuffer(mapped_here(self.handle, self.nbytes), np.uint8)
             except BaseException:
@@ -193,7 +195,7 @@ class MemoryFile:
             raise EnvironmentFault(f"no shared memory of {nbytes:,} bytes: {error}") from None
 
     def close(self) -> None:
-        """The memory is freed once no array uses it, here and in the other process."""
+        """Close the file. Its memory is freed when no array uses it, here and in the other process."""
         handle, self.handle = self.handle, -1
         self.bytes = np.zeros(0, np.uint8)
         if handle >= 0:
@@ -204,23 +206,23 @@ class MemoryFile:
 
 
 class Mapped:
-    """An operand in the process that maps it, between pages that cannot be accessed.
+    """An operand in the process that maps it, between pages without access rights.
 
     Args:
         handle: the file's descriptor.
-        private: what is written to it is not written to the file.
+        private: whether writes are kept from the file.
     """
 
     def __init__(self, operand: Operand, handle: int, private: bool = False) -> None:
         self.operand, self._handle, self._private = operand, handle, private
 
     def copy(self) -> Mapped:
-        """The same bytes at the same place among pages, which may be written."""
+        """Return the same bytes at the same offset in a page, in a private mapping that may be written."""
         return Mapped(self.operand, self._handle, True)
 
     @cached_property
     def _memory(self) -> tuple[Operand, Bytes]:
-        """What is mapped, and the operand with its place in that. Raises EnvironmentFault."""
+        """The mapped memory, and the operand with its place in it. Raises EnvironmentFault."""
         first, last = self.operand.reach
         memory = mapped_between_walls(self._handle, first, last - first, self._private)
         return replace(self.operand, at=self.operand.at - first), memory

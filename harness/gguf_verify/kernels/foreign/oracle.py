@@ -1,5 +1,4 @@
-"""The oracle of a kernel's author, which runs in a process of its own and is not trusted to be the same function the
-second time."""
+"""The oracle of a kernel's author, in a separate process. It is not trusted to return the same values twice."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ Doubles = npt.NDArray[np.float64]
 
 
 class ForeignOracle:
-    """The oracle of a kernel's author, in a process of its own: a `semantics.Oracle`.
+    """The oracle of a kernel's author, in a separate process: a `semantics.Oracle`.
 
     Args:
         takes: the definition whose activations the kernel takes.
@@ -37,7 +36,7 @@ class ForeignOracle:
         )  # fmt: skip
         self._last: dict[str, tuple[bytes, Doubles]] = {}
         try:
-            #: The functions that it gives.
+            #: The names of the functions that it supplies.
             self.gives = strings(self._conversation.begin().get("gives"), "the names of its functions")
         except KernelFault as error:
             raise UsageError(f"kernel {source.name}: {error}") from None
@@ -46,14 +45,14 @@ class ForeignOracle:
             raise
 
     def weights(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8]) -> Doubles:
-        """float64[n, L]. Raises KernelFault."""
+        """Return float64[n, L]. Raises KernelFault."""
         k = rows.shape[1] // fmt.block_bytes * fmt.block_size
         if "weights" not in self.gives:
             return exact_weights(fmt, rows.reshape(len(rows), -1, fmt.block_bytes)).reshape(len(rows), k)
         return self._asked({"what": "weights", "format": fmt.name}, rows, "uint8", rows.shape, k)
 
     def activations(self, x: npt.NDArray[np.uint8]) -> Doubles:
-        """float64[M, L]. Raises KernelFault."""
+        """Return float64[M, L]. Raises KernelFault."""
         fmt = self._takes.activations
         if "activations" not in self.gives:
             if fmt is None:
@@ -68,7 +67,10 @@ class ForeignOracle:
     def _asked(
         self, question: dict[str, Any], given: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...], k: int
     ) -> Doubles:  # fmt: skip
-        """Ask a function twice. Its last answer is kept, since products of one matrix follow each other."""
+        """Call a function twice and compare.
+
+        Its last answer is cached, since products of one matrix follow each other.
+        """
         what = question["what"]
         given = np.ascontiguousarray(given)
         key = hashlib.sha256(f"{question}{dtype}{shape}".encode() + given.tobytes()).digest()
@@ -77,7 +79,7 @@ class ForeignOracle:
         self._conversation.ready()
         wanted = (Operand("given", "input", dtype, shape), Operand("values", "output", "float64", (len(given), 2 * k)))
         _, size = laid_out(wanted, 0)
-        file = MemoryFile(2 * size)  # each time fresh memory
+        file = MemoryFile(2 * size)  # fresh memory for each call
         budget = self._conversation.budget()
         try:
             first, out = (self._once(question, given, laid_out(wanted, file.number, start=at)[0], file, k, budget)
@@ -88,7 +90,7 @@ class ForeignOracle:
         if first.shape != out.shape or not np.array_equal(first.view(np.uint64), out.view(np.uint64)):
             self._conversation.stop()
             raise OracleFault(
-                f"the kernel's oracle is not deterministic: a second call of its {what} gave other values"
+                f"the kernel's oracle is not deterministic: a second call of its {what} returned other values"
             )
         self._last[what] = key, out
         return out
@@ -97,7 +99,7 @@ class ForeignOracle:
         self, question: dict[str, Any], given: npt.NDArray[np.uint8], operands: tuple[Operand, ...], file: MemoryFile,
         k: int, budget: Budget,
     ) -> Doubles:  # fmt: skip
-        """float64[n, L], a copy."""
+        """Call a function once; return a copy of its values, float64[n, L]."""
         copy, values = operands
         copy.bytes_in(file.bytes)[:] = given.reshape(-1)
         asked = {"do": "run", **question, "k": k, "operands": [operand.plain() for operand in operands]}

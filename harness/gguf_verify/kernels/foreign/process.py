@@ -1,8 +1,8 @@
-"""The parent's side of a foreign kernel, which runs in a process of its own.
+"""The verifier's side of a foreign kernel, which runs in a separate process.
 
-Whatever the kernel does there becomes a KernelFault of one line, which rungs record. Nothing that the process sends is
-trusted: what it did is judged from memory of this process, and outputs are judged like any other. Where the kernel is
-judged by its author's oracle, the oracle runs in a second process.
+Any misbehaviour there becomes a KernelFault of one line, which rungs record. Nothing that the process sends is trusted:
+its writes are checked in memory of this process, and outputs are judged like any other. If the kernel has an oracle by
+its author, the oracle runs in a second process.
 """
 
 from __future__ import annotations
@@ -56,27 +56,27 @@ from .sources import Source
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Multiply-adds of a call that a checked build makes again, at most.
+#: Most multiply-adds of a call that is repeated with a checked build.
 _MOST_LOCATED = 1 << 23
-#: Bytes of the zeros that repeat in scratch that is zeroed.
+#: Bytes of the page of zeros that repeats in zeroed scratch memory.
 _PAGE = 4096
-#: Seconds for a call, by default.
+#: Default time limit of a call in seconds.
 TIME_LIMIT = 60.0
 
 
 class ForeignKernel(Kernel):
-    """A kernel that is not this project's, in a process of its own.
+    """A foreign kernel, in a separate process.
 
     Args:
-        source: where it comes from.
-        host: where shipped kernels multiply the matrices whose types are not quantized.
+        source: its files, and how its process is started.
+        host: the host of the shipped kernels that multiply matrices of types without quantization.
         time_limit: seconds for two runs of a call, and for loading a matrix.
-        verbose: what the kernel prints goes to standard error.
-        cuda: a kernel in CUDA C++, and what compiles it.
-        plan: what is declared of code that is not compiled here.
-        symbol: the function of the launches that name none.
+        verbose: whether to print the kernel's output to standard error.
+        cuda: for a kernel in CUDA C++, its source and its compiler.
+        plan: the declaration of code that is not compiled here.
+        symbol: the function of launches without one.
 
-    Raises UsageError where there is no such kernel or it does not declare what it must; EnvironmentFault.
+    Raises UsageError if there is no such kernel or its declaration is incomplete; EnvironmentFault.
     """
 
     def __init__(
@@ -86,21 +86,21 @@ class ForeignKernel(Kernel):
     ) -> None:  # fmt: skip
         self.host = host
         self._source, self._time_limit, self._verbose = source, time_limit, verbose
-        #: What a file in CUDA C++ declares, and what compiles it.
+        #: The declaration of launches, and the compiler of a kernel in CUDA C++.
         self._cuda = plan
         self._compiled: CudaKernels | None = None
         self._symbol = symbol
         self._hints = () if cuda is None else cuda[0].hints
         if cuda is not None:
             self._cuda, self._compiled, self._symbol = cuda[0].declaration, cuda[1], cuda[0].symbol
-        #: Whether a source in CUDA C++ adds floats by atomic operations, in an order that nobody chooses. Its process
-        #: cannot say so of itself.
+        #: Whether a source in CUDA C++ adds floats by atomic operations, whose order is not defined. The answer of its
+        #: process would not be trusted.
         self._may_add_floats = cuda is not None and cuda[0].adds_floats
         self._schedule: Schedule | None = None
-        #: What is fused is given operands with which the kernel computes its product alone.
+        #: Whether fused operations get neutral operands, with which the kernel computes the product alone.
         self._neutral = False
         self._oracle: ForeignOracle | None = None
-        # a side that stops in the middle of a message must not hold up the other
+        # A process that stops in the middle of a message must not block this one.
         self._conversation = Conversation(
             "the kernel", source.name, lambda: source.start(verbose, max(time_limit, 1.0)), time_limit,
             source.start_limit, opened=source.opened,
@@ -111,9 +111,9 @@ class ForeignKernel(Kernel):
             self.declaration = _declared(self._conversation, said, source.name) if self._cuda is None else self._cuda.of
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self.declaration.definition, time_limit, verbose)
-            #: Whether its process keeps weights in another form, whose changes no guard shows.
+            #: Whether its process derives packed weights, which have no guards.
             self._packs = said.get("packs") is True
-            #: Whether a repacking brings what takes its weights apart again.
+            #: Whether a repacking has an inverse.
             self.unpacks = said.get("unpacks") is True if self._cuda is None else self._cuda.unpack is not None
             if self.declaration.computes not in TASKS:
                 self._operands = Operands(self.declaration, self.definition)
@@ -140,8 +140,7 @@ class ForeignKernel(Kernel):
     def check_fault(self) -> str | None:
         if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "none":
             return (
-                "compute-sanitizer speaks with what it checks by sockets, which the sandbox takes away from your "
-                "kernel; if you trust the kernel, add --sandbox none"
+                "compute-sanitizer needs sockets, which the sandbox blocks; if you trust the kernel, add --sandbox none"
             )
         return super().check_fault()
 
@@ -159,7 +158,7 @@ class ForeignKernel(Kernel):
             return self
         if not self._epilogue.has_neutral:
             return None
-        plain = copy.copy(self)  # which shares the process
+        plain = copy.copy(self)  # shares the process
         plain._neutral = True
         plain.__dict__.pop("definition", None)
         return plain
@@ -225,7 +224,7 @@ class ForeignKernel(Kernel):
             return None
         if schedule.checked and self.check_fault() is not None:
             return None
-        scheduled = copy.copy(self)  # which shares the process
+        scheduled = copy.copy(self)  # shares the process
         scheduled._schedule = schedule
         return scheduled
 
@@ -249,7 +248,7 @@ class ForeignKernel(Kernel):
     def alone(self, product: SparseProduct, number: int) -> Written:
         names = self._operands.names(product.fmt, product.m, product.n, product.k)
         own = self._operands.own(names)
-        # scratch that is zeroed repeats a page of zeros
+        # Zeroed scratch memory is sparse: a page of zeros that repeats.
         contents = {
             name: content[:_PAGE] if of.role == "scratch" else content
             for name, (of, content) in own.items() if content is not None
@@ -281,11 +280,11 @@ class ForeignKernel(Kernel):
     def alone_in(
         self, call: SparseCall, fmt: str, names: Mapping[str, int], number: int, needs: Sequence[Needs] = ()
     ) -> Written:  # fmt: skip
-        """What thread block `number` of a call's last launch writes. Raises KernelFault, EnvironmentFault.
+        """Return the writes of thread block `number` of a call's last launch. Raises KernelFault, EnvironmentFault.
 
         Args:
             fmt, names: as in `called`.
-            needs: what it needs of each earlier launch.
+            needs: the thread blocks of each earlier launch that it depends on.
         """
         assert self._cuda is not None
         *before, launch = self._cuda.messages(fmt, names, self._symbol)
@@ -296,7 +295,7 @@ class ForeignKernel(Kernel):
         return self._blocks.alone(call, [*before, {**launch, "numbers": [number]}])
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """By this project's encoder: the kernel is given the activations that it declares to take."""
+        """Encode activations with this project's encoder: the kernel gets the activations that it declares."""
         whole_blocks(x, self.definition.activations)
         return self.definition.bytes_of(x)
 
@@ -314,8 +313,10 @@ class ForeignKernel(Kernel):
         return self._located(len(x) * weights.n * weights.k, lambda kernel: kernel._gemm(weights, x))
 
     def _located(self, work: int, make: Callable[[ForeignKernel], npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        """What a call gives. If an ordinary one accesses memory outside its operands, and is not large, a checked build
-        makes it again, which knows the line. Raises as the call."""
+        """Make a call; if it accesses memory outside its operands, repeat it with a checked build to find the line.
+
+        Only calls of moderate size are repeated. Raises as the call does.
+        """
         try:
             return make(self)
         except KernelFinding as error:
@@ -330,13 +331,15 @@ class ForeignKernel(Kernel):
                     if found.lines:
                         raise found from None
                 except (KernelFault, EnvironmentFault):
-                    pass  # it says less than what was found first
+                    pass  # less informative than the first finding
             raise error from None
 
     def _gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """Inside its domain alone: tokens are given in calls of an allowed number, the last ones with repeated tokens;
-        weights of fewer rows than it takes with repeated rows, and of fewer columns with repeated blocks that meet
-        activations of zero."""
+        """Multiply within the kernel's domain, with padding that does not change the results.
+
+        Tokens are given in calls of an allowed number, the last ones with repeated tokens. Weights of too few rows get
+        repeated rows; weights of too few columns get repeated blocks, which are multiplied by activations of zero.
+        """
         unit = self._operands.activations
         if unit.values > 1 and weights.k % QK:
             raise UsageError(f"a row of {weights.k} activations is not a whole number of blocks of {QK}")
@@ -375,7 +378,7 @@ class ForeignKernel(Kernel):
         return y
 
     def _load(self, weights: Weights, rows: npt.NDArray[np.uint8], n: int, k: int) -> None:
-        """Have the process take weights uint8[E·N, row bytes]. Raises KernelFault."""
+        """Have the process load weights uint8[E·N, row bytes]. Raises KernelFault."""
         experts = len(rows) // max(1, n)
         given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k, max(1, experts))
         more = {} if self.takes_experts is None else {"experts": experts}
@@ -386,11 +389,11 @@ class ForeignKernel(Kernel):
         self, weights: Weights, experts: Experts, product_of: tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp]],
         x: npt.NDArray[np.uint8], shape: tuple[int, int], fused: Fused | None,
     ) -> npt.NDArray[np.float32]:  # fmt: skip
-        """A plain product of weights that were loaded as experts.
+        """Make a plain product with weights that were loaded as experts.
 
         Args:
-            product_of: all activations of the product, and the numbers of those that the call has.
-            x: these, filled up to the call's columns.
+            product_of: all activations of the product, and the numbers of the tokens of the call.
+            x: the activations of the call, padded to its columns.
             shape: [N, K] of the call.
             fused: the operands of the product's epilogue.
 
@@ -438,7 +441,7 @@ class ForeignKernel(Kernel):
 
     @property
     def _names(self) -> tuple[str, ...]:
-        """The lists of a routing that it gets: those that its parameters name."""
+        """The lists of a routing that its parameters name."""
         if self._cuda is None:
             return () if self.takes_experts is None else self.takes_experts.lists
         return tuple(name for step in self._cuda.steps for name in step.parameters if isinstance(name, str))
@@ -446,9 +449,11 @@ class ForeignKernel(Kernel):
     def _made(
         self, fmt: WeightFormat, x: npt.NDArray[np.uint8], shape: tuple[int, int, int], beside: Beside
     ) -> npt.NDArray[np.float32]:
-        """The answers of one call, float32[T, M·slots, N]: several where their bits may differ and do. Raises
-        KernelFault; EnvironmentFault under a schedule."""
-        if self._cuda is not None and not len(x):  # as engines do: a launch without thread blocks is an error
+        """Make one call; return its results float32[T, M·slots, N], several if their bits may differ and do.
+
+        Raises KernelFault; EnvironmentFault under a schedule.
+        """
+        if self._cuda is not None and not len(x):  # as engines do: CUDA refuses a launch without thread blocks
             return np.empty((1, 0, shape[1]), np.float32)
         names, operands = self._operands.names(fmt, *shape, beside), self._operands.of_call(fmt, x, shape, beside)
         more = {} if beside.routing is None else {"top_k": beside.slots}
@@ -459,16 +464,16 @@ class ForeignKernel(Kernel):
         self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
         more: Mapping[str, Any] | None = None, runs: Runs | None = None,
     ) -> tuple[list[Arrays], dict[str, Any]]:  # fmt: skip
-        """The outputs of a call, of each run whose bits may differ, and what the process said.
+        """Make a call; return its outputs, once for each run whose bits may differ, and the process's last message.
 
         Args:
-            products: what its process holds.
-            fmt: the weights' type; "" where there are none.
-            operands: beside those that were loaded.
-            names: what names of expressions stand for.
-            unpacks: the call takes packed weights apart.
-            more: of the question.
-            runs: of the call, in place of the usual ones.
+            products: the operands that its process holds.
+            fmt: the weights' type; "" without weights.
+            operands: those that are not loaded.
+            names: the values of the names in expressions.
+            unpacks: whether the call unpacks packed weights.
+            more: further fields of the message.
+            runs: replaces the usual runs.
 
         Raises KernelFault; EnvironmentFault under a schedule.
         """
@@ -492,8 +497,11 @@ class ForeignKernel(Kernel):
 
     @property
     def _runs(self) -> Runs:
-        """How often an ordinary call is made. A task whose bits may differ makes it once, so that each answer is
-        judged. Libraries may add in another order at another address; code that is launched here chooses none."""
+        """How often an ordinary call is made.
+
+        A task whose bits may differ is called once, so that each answer is judged. Libraries may add in another order
+        at other addresses; code that is launched here may not.
+        """
         if not self._any_bits:
             return Runs(self.walls, same="all" if self._source.on_host else "fixed")
         return Runs(self.walls[-1:] if self.declaration.computes in TASKS else self.walls)
@@ -507,16 +515,16 @@ class ForeignKernel(Kernel):
 
     @property
     def loaded(self) -> Products:
-        """What its process holds."""
+        """The operands that its process holds."""
         return self._products
 
     @property
     def declares(self) -> CallDeclaration | None:
-        """What is declared of its launches, where it is no function of Python."""
+        """The declaration of its launches; None for a Python function."""
         return self._cuda
 
     def beside(self, who: str) -> Products:
-        """A further process of it. Its `close` is the caller's."""
+        """Start a further process of it, which the caller closes."""
         conversation = Conversation(
             who, self._source.name, lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
             self._time_limit, self._source.start_limit, opened=self._source.opened,
@@ -525,15 +533,17 @@ class ForeignKernel(Kernel):
 
     @property
     def _any_bits(self) -> bool:
-        """Whether its outputs may have other bits each time, which is then no fault: it adds floats by atomic
-        operations and declares no order, and a card chooses one. (An emulated card runs blocks one after the other.)
-        All of its outputs are judged by the bound."""
+        """Whether the bits of its outputs may differ between calls, which is then no fault.
+
+        True if it declares so, or if it adds floats by atomic operations on a real GPU and declares no order. (The
+        emulator runs blocks one after the other.) All of its outputs are then judged by the bound.
+        """
         if not self.declaration.deterministic:
             return True
         return self._may_add_floats and not self.declaration.ordered and not HOSTS[self.host.name].emulated
 
     def _called_with(self, weights: Weights) -> tuple[int, int]:
-        """Rows and columns of a call for such weights: their own, or the next ones that its domain holds."""
+        """Return rows and columns of a call with such weights: their own, or the next larger ones in its domain."""
         unit = Extent(multiple=math.lcm(weights.fmt.unit, self._operands.activations.values))
         k = next((k for k in _multiples(self.domain.k, weights.k) if k in unit), None)
         n = self.domain.n.up(weights.n)
@@ -552,7 +562,7 @@ class ForeignKernel(Kernel):
 
 
 def _multiples(extent: Extent, value: int) -> Iterator[int]:
-    """The values of an extent from `value` on, as many as decide whether one is a multiple of a superblock."""
+    """Yield the values of an extent from `value` on, enough to decide whether one is a multiple of a superblock."""
     found = extent.up(value)
     for _ in range(1 << 8):
         if found is None:
@@ -562,7 +572,7 @@ def _multiples(extent: Extent, value: int) -> Iterator[int]:
 
 
 def _declared(conversation: Conversation, said: dict[str, Any], name: str) -> Declaration:
-    """What a kernel's process said first, as its declaration. Raises UsageError, KernelFault."""
+    """Parse the first message of a kernel's process as its declaration. Raises UsageError, KernelFault."""
     try:
         return declaration_of_table(said["declared"])
     except UsageError as error:

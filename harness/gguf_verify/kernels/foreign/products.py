@@ -1,4 +1,4 @@
-"""Calls that a foreign process makes in memory of this one, which judges what became of it."""
+"""Calls of a foreign process in memory that it shares with the verifier, which judges the result."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from .operands import MemoryFile, Operand, Wall, laid_out
 Bytes = npt.NDArray[np.uint8]
 Arrays = dict[str, npt.NDArray[Any]]
 
-#: A memory file is used again for a call that needs at least this part of it, or where it is small.
+#: A memory file is reused for a call that needs at least this fraction of it, or if the file is small.
 _PART, _SMALL = 4, 1 << 24
-#: Bytes of each input that tell calls apart.
+#: Bytes of each input that distinguish calls.
 _OF_KEY = 64
 
-#: Signals of bad accesses, and what follows of them where the same call had ended with its operands elsewhere.
+#: Signals of bad accesses, and the conclusion where the same call had ended with its operands elsewhere.
 _OF_ACCESS = ("SIGSEGV", "SIGBUS")
 _AT_WALL = (
-    "; the same call had ended where no page that cannot be accessed lies directly {0} its operands, and died where "
-    "one does: it reads or writes {1} one"
+    "; the same call succeeds unless a page without access rights lies directly {0} an operand: the kernel reads or "
+    "writes {1} it"
 )
 _BEYOND: dict[Wall, str] = {"before": "before the start of", "behind": "past the end of"}
 
 
 @dataclass(frozen=True)
 class Given:
-    """An operand of a call as the verifier makes it.
+    """An operand of a call with its content.
 
     Args:
         operand: it has no place yet.
-        content: uint8[nbytes] of an input, and of what else holds something before the call; None: nothing has written
-            it. It stays as it is.
-        read: what is made of an output's array before it is compared and returned.
+        content: uint8[nbytes] of an input, and of any other operand with a content before the call; None: unwritten
+            memory. It is not modified.
+        read: converts an output's array before it is compared and returned.
     """
 
     operand: Operand
@@ -50,14 +50,14 @@ class Given:
 
 @dataclass(frozen=True)
 class Runs:
-    """How often a call is made, and what is expected of its answers.
+    """How often a call is made, and which of its answers must agree.
 
     Args:
-        walls: where its operands lie in each run of the first call that has these weights. A later one is made at the
-            last of these places and at one before, which its contents choose.
-        scheduled: a schedule orders the call, which is given everything anew.
-        same: what must have the same bits in each run: "nothing"; "fixed", outputs where the operands lie at the same
-            addresses; or "all", outputs wherever they lie.
+        walls: where the operands lie in each run of the first call with these weights. A later call is made at the last
+            of these places and at one of the others, chosen by its contents.
+        scheduled: whether a schedule orders the call, which then gets all operands anew.
+        same: which bits must agree between the runs: "nothing"; "fixed": outputs with the operands at the same
+            addresses; "all": outputs at any addresses.
     """
 
     walls: tuple[Wall, ...]
@@ -71,14 +71,14 @@ ORDINARY: tuple[Wall, ...] = ("apart", "before", "behind")
 
 @dataclass
 class _Held:
-    """What the process holds for many calls.
+    """Operands that the process holds for many calls.
 
     Args:
         whose, walls: for `Products.holds`.
-        inputs: the caller's copies of the bytes.
+        inputs: the verifier's copies of the bytes.
         file: has room for them at each of the places.
-        question: asks the process to take them.
-        once: they stay where they are between two runs at one place and from the first call on.
+        question: the message that has the process load them.
+        once: they stay in place between two runs at one place and from the first call on.
         wall, operands: where they lie now.
         called: whether a call was made at all of the places.
     """
@@ -94,7 +94,7 @@ class _Held:
     called: bool = False
 
     def put(self, wall: Wall) -> None:
-        """Lay them there."""
+        """Write the operands at a place."""
         self.wall = wall
         wanted = [given.operand for given in self.inputs]
         self.operands, _ = laid_out(wanted, self.file.number, wall, 0, _key(self.inputs))
@@ -103,7 +103,7 @@ class _Held:
 
 
 class Products:
-    """What one process holds and makes, for a kernel under any schedule."""
+    """Operands that one process holds and calls that it makes, for a kernel under any schedule."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -111,8 +111,10 @@ class Products:
         self._room: MemoryFile | None = None
 
     def holds(self, whose: object, walls: tuple[Wall, ...]) -> bool:
-        """Whether the process, which is started where there is none, holds what was loaded for this. Raises
-        KernelFault."""
+        """Return whether the process, which is started if needed, holds what was loaded for `whose`.
+
+        Raises KernelFault.
+        """
         same = self._conversation.ready()
         return same and self._held is not None and self._held.whose is whose and self._held.walls == walls
 
@@ -120,14 +122,14 @@ class Products:
         self, whose: object, walls: tuple[Wall, ...], inputs: Sequence[Given], more: Mapping[str, Any],
         once: bool = False,
     ) -> None:  # fmt: skip
-        """Have the process take inputs, such as weights, for many calls.
+        """Have the process load inputs, such as weights, for many calls.
 
         Args:
             whose: for `holds`.
             walls: where they lie in the runs of a call.
-            more: of the question.
-            once: they are taken once for the last two runs of the first call and for all later ones, so that what the
-                process made of them is not made again, and shows that a call changes it.
+            more: further fields of the message.
+            once: load them once for the last two runs of the first call and for all later calls, so that data that the
+                process derives from them are not derived again, and a call that changes them is found.
 
         Raises KernelFault.
         """
@@ -142,13 +144,13 @@ class Products:
         self._held = loaded
 
     def _take(self, held: _Held, wall: Wall) -> None:
-        """Have the process take what is held, at this place."""
+        """Have the process load the held operands at this place."""
         held.put(wall)
         operands = [operand.plain() for operand in held.operands]
         self._conversation.ask({**held.question, "operands": operands}, [held.file])
 
     def _walls(self, runs: Runs, key: int) -> tuple[Wall, ...]:
-        """Where the operands lie in the runs of a call with contents of this key."""
+        """Return where the operands lie in the runs of a call whose contents have this key."""
         held, (*others, last) = self._held, runs.walls
         if held is not None and held.called and len(others) > 1:
             return others[key % len(others)], last
@@ -157,12 +159,13 @@ class Products:
     def call(
         self, operands: Sequence[Given], more: Mapping[str, Any], runs: Runs
     ) -> tuple[list[Arrays], dict[str, Any]]:
-        """The outputs of a call by their names, of each run whose bits may differ; and what the process said last. Each
-        run has fresh memory.
+        """Make a call, with fresh memory for each run.
 
         Args:
-            operands: beside those that were loaded.
-            more: of the question.
+            operands: those that are not loaded.
+            more: further fields of the message.
+
+        Returns the outputs by name, once for each run whose bits may differ, and the last message of the process.
 
         Raises KernelFault; in scheduled runs, EnvironmentFault.
         """
@@ -170,7 +173,7 @@ class Products:
         budget = self._conversation.budget(len(walls))
         try:
             for turn, wall in enumerate(walls):
-                # what nothing has written holds no number in the first run, and a small one in all others
+                # Unwritten memory holds NaN in the first run and a small number in all others.
                 answer, said = self._once(operands, more, runs, (wall, min(turn, 1)), budget)
                 made.append(answer)
             if self._held is not None and len(walls) > 1:
@@ -185,7 +188,7 @@ class Products:
                 raise NotTried(str(error)) from None
             raise
         except KernelFault as error:
-            self._conversation.stop()  # what one call broke must not reach the next
+            self._conversation.stop()  # a process that one call broke must not serve the next
             if runs.scheduled and error.late:
                 self._conversation.hangs -= 1  # in the usual order it may return
                 raise NotTried(str(error)) from None
@@ -199,8 +202,9 @@ class Products:
         self, made: Sequence[Arrays], operands: Sequence[Given], more: Mapping[str, Any], of: tuple[Runs, Wall],
         budget: Budget,
     ) -> None:  # fmt: skip
-        """Raises KernelFinding where two runs gave different bits that should not have. Two more, where the operands
-        lie as they did in the first, tell whether their addresses are why.
+        """Raise KernelFinding if two runs gave different bits that must agree.
+
+        Two more runs, with the operands at the addresses of the first, tell whether the addresses are the cause.
 
         Args:
             of: the runs, and where the operands lay in the first.
@@ -220,7 +224,7 @@ class Products:
     def _once(
         self, given: Sequence[Given], more: Mapping[str, Any], runs: Runs, at: tuple[Wall, int], budget: Budget
     ) -> tuple[Arrays, dict[str, Any]]:  # fmt: skip
-        """One run: what it made, and what the process said.
+        """Make one run; return its outputs and the message of the process.
 
         Args:
             at: where the operands lie, and the number of the run.
@@ -252,7 +256,7 @@ class Products:
         return out, said
 
     def _file(self, size: int) -> MemoryFile:
-        """Room for the operands of a call, beside what was loaded."""
+        """Return a memory file for the operands of a call that are not loaded."""
         room = self._room
         if room is None or room.nbytes < size or room.nbytes > max(_SMALL, _PART * size):
             if room is not None:
@@ -277,23 +281,23 @@ class Products:
 
 
 def _key(given: Sequence[Given]) -> int:
-    """A number of these operands' contents, so that calls with other contents lie elsewhere."""
+    """Return a number derived from the operands' contents, so that calls with other contents lie elsewhere."""
     return zlib.crc32(b"".join(one.content[:_OF_KEY].tobytes() for one in given if one.content is not None))
 
 
 def _sizes(wanted: Sequence[Operand], walls: Sequence[Wall], key: int) -> list[int]:
-    """Bytes of a file that operands take at each of these places."""
+    """Return the bytes of a file that operands take at each of these places."""
     return [laid_out(wanted, 0, wall, 0, key)[1] for wall in walls]
 
 
 def _at_wall(walls: Sequence[Wall], ended: int) -> str:
-    """What follows of a bad access in the run after so many that ended; "" where nothing does."""
+    """Return the conclusion from a bad access after `ended` runs that succeeded; "" if there is none."""
     at = walls[ended] if ended < len(walls) else "apart"
     return _AT_WALL.format(at, _BEYOND[at]) if ended and at in _BEYOND and at not in walls[:ended] else ""
 
 
 def _all_same(made: Sequence[Arrays]) -> bool:
-    """Whether the outputs of several runs have the same bits."""
+    """Return whether the outputs of several runs have the same bits."""
     first = made[0]
     return all(np.array_equal(_bits(other[name]), _bits(first[name])) for other in made[1:] for name in first)
 
@@ -303,7 +307,7 @@ def _bits(array: npt.NDArray[Any]) -> Bytes:
 
 
 def _begin(operand: Operand, given: Given, memory: Bytes, turn: int) -> Bytes:
-    """Write what an operand holds before a call, and return it."""
+    """Write and return the content of an operand before a call."""
     content = operand.unwritten(turn) if given.content is None else given.content
     operand.begin_in(memory, content)
     return content

@@ -1,4 +1,4 @@
-"""A kernel in Python, in its own process: a function or a callable object."""
+"""Kernels in Python, functions or callable objects, in their own process."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ _MATRICES = ("weights", "activations", "output")
 
 
 def plain_table(kernel: Any) -> dict[str, Any]:
-    """What a kernel declares, which the verifier checks. Raises UsageError where it cannot be sent."""
+    """Return the declaration of a kernel for the verifier to check. Raises UsageError if it cannot be sent."""
     table = table_of(kernel)
     if not isinstance(getattr(kernel, "out", False), bool):  # which is no key of the table
         raise UsageError("out must be True or False")
     try:
         json.dumps(table)
     except (TypeError, ValueError, RecursionError):
-        raise UsageError("its declaration holds more than texts, numbers, lists and tables") from None
+        raise UsageError("its declaration may only hold strings, numbers, lists and tables") from None
     return table
 
 
 def frames_of(table: dict[str, Any]) -> tuple[Frame, Frame]:
-    """Two frames of the arrays that a kernel takes; of NumPy's where the declaration is not valid. Raises
-    EnvironmentFault."""
+    """Return two frames of the arrays that a kernel takes; NumPy's if the declaration is invalid.
+
+    Raises EnvironmentFault.
+    """
     arrays, device = table.get("arrays", "numpy"), table.get("device", "cpu")
     if arrays not in ARRAYS or device not in DEVICES:
         arrays, device = "numpy", "cpu"
@@ -39,13 +41,15 @@ def frames_of(table: dict[str, Any]) -> tuple[Frame, Frame]:
 
 
 class PythonRunner:
-    """A `child.Runner`. Raises UsageError where it declares nothing; EnvironmentFault where the library whose arrays it
-    takes is missing."""
+    """A `child.Runner` for a kernel in Python.
+
+    Raises UsageError if it has no declaration; EnvironmentFault if the library of its arrays is missing.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self._table, self._out = plain_table(kernel), bool(getattr(kernel, "out", False))
         self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
-        #: Of what was loaded, and of one call.
+        #: Frames of the loaded operands, and of one call.
         self._holding, self._calling = frames_of(self._table)
 
     def declared(self) -> dict[str, Any]:
@@ -55,14 +59,14 @@ class PythonRunner:
         self._fmt = question["format"]
         self._held = operands
         self._holding.forget()
-        # a pack in NumPy may write into what it is given
+        # A pack function in NumPy may write into its argument.
         own = self._pack is not None and self._table.get("arrays", "numpy") == "numpy"
         arrays = {name: self._holding.array(mapped.copy() if own else mapped) for name, mapped in operands.items()}
         self._weights: Any = arrays.pop("weights")
         if "experts" in question:
             self._weights = self._weights.reshape(question["experts"], question["n"], -1)
         self._others = arrays
-        #: Of packed weights, which only this process has.
+        #: A copy of packed weights, which only this process has: the verifier cannot check them.
         self._kept: Any = None
         if self._pack is not None:
             try:
@@ -78,7 +82,7 @@ class PythonRunner:
         given = {name: frame.array(mapped) for name, mapped in operands.items()
                  if name != "output" or self._out or output.filled}  # fmt: skip
         more = self._others | {name: array for name, array in given.items() if name not in _MATRICES}
-        if output.filled and not self._out:  # what is added to
+        if output.filled and not self._out:  # accumulation: the previous content is an operand
             more["output"] = given["output"]
         try:
             if self._out:
@@ -108,20 +112,20 @@ class PythonRunner:
         return {}
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+        raise EnvironmentFault("a kernel in Python has no thread blocks to run alone")
 
 
 def _unexpected(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...], expected_dtype: str) -> str:
-    """That an answer is another array than was declared, and what to declare if it may be right."""
+    """Return the fault for a result of another shape or type than declared, with a hint if it may be correct."""
     said = f"the kernel returned {_described(dtype, shape)}, expected {_described(expected_dtype, expected)}"
     if shape == expected and dtype in HALVES:
-        return f'{said}: if that is what it means to give, declare output = "{dtype}"'
+        return f'{said}: if that is intended, declare output = "{dtype}"'
     if shape == expected and dtype == "float64":
         return f"{said}: return it as {expected_dtype}, such as y.astype(np.{expected_dtype})"
     if shape == (math.prod(expected),):
         return f"{said}: return it in {expected[0]} rows, such as y.reshape(shape.m, shape.n)"
     if shape == expected[::-1] and shape != expected:
-        return f"{said}: if it gives [N, M], declare operands.output.transposed = true"
+        return f"{said}: if it returns [N, M], declare operands.output.transposed = true"
     return said
 
 

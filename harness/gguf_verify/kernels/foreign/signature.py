@@ -1,7 +1,7 @@
-"""The parameters of a kernel in CUDA C++ as its source writes them: what may be declared of them, what does not fit.
+"""Parameters of a kernel in CUDA C++ as its source writes them: a declaration to propose, and misfits of a given one.
 
-The text is not compiled: a name that a macro makes is not found, and a type that is not known says nothing. So this
-only helps to write a declaration; nothing is judged by it.
+The text is not compiled: a parameter list made by a macro is not found, and an unknown type yields nothing. This only
+helps to write a declaration; no verdict depends on it.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _KERNEL = re.compile(
     r"\(([^;{}]{0,4000}?)\)\s{0,99}\{", re.S,
 )  # fmt: skip
 _WORDS = re.compile(r"\b(?:const|volatile|struct|restrict|__restrict__|__restrict|__grid_constant__)\b")
-#: C's types of integers → those of a declaration.
+#: Integer types of C → those of a declaration.
 _INTEGERS = {
     "int": "int32", "int32_t": "int32", "signed": "int32", "unsigned": "uint32", "unsigned int": "uint32",
     "uint32_t": "uint32", "uint": "uint32", "long long": "int64", "int64_t": "int64", "long": "int64",
     "long long int": "int64", "ptrdiff_t": "int64", "size_t": "uint64", "uint64_t": "uint64",
     "unsigned long long": "uint64", "unsigned long": "uint64",
 }  # fmt: skip
-#: Types of a value that a pointer points to → dtype.
+#: Types that a pointer of values points to → dtype.
 VALUES = {
     "float": "float32", "half": "float16", "__half": "float16", "half2": "float16", "__half2": "float16",
     "nv_bfloat16": "bfloat16", "__nv_bfloat16": "bfloat16", "__nv_bfloat162": "bfloat16",
 }  # fmt: skip
-#: Functions of a text that are looked at, and those that a message names.
+#: Most functions of a text that are read, and most that a message lists.
 _MOST_KERNELS, _MOST_NAMED = 1000, 5
-#: Types that blocks of activations usually have, in lower case.
+#: Usual types of blocks of activations, in lower case.
 _BLOCKS = {"q8_1", "block_q8_1", "block_q8_1_mmq"}
-#: Names, in lower case, that M, N and K usually have.
+#: Usual names of M, N and K, in lower case.
 _NAMES = {
     "M": {"m", "tokens", "n_tokens", "num_tokens", "batch", "batch_size", "b_size", "ncols_y", "cols_y", "ne11"},
     "N": {"n", "rows", "nrows", "n_rows", "nrows_x", "rows_x", "nrows_dst", "out_features", "ne01"},
@@ -45,7 +45,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-#: Names, in lower case, of operands of what is fused → the operation in `epilogue`.
+#: Names, in lower case, of operands of fused operations → the operation in `epilogue`.
 _FUSED = {"bias": "bias", "b": "bias", "residual": "residual"}
 
 
@@ -59,7 +59,7 @@ class Parameter(NamedTuple):
 
 
 def kernels_in(text: str) -> dict[str, tuple[Parameter, ...]]:
-    """Name → parameters of the `__global__` functions that a text writes out."""
+    """Return name → parameters of the `__global__` functions in a text."""
     found, text = {}, _COMMENT.sub(" ", text)
     for at in itertools.islice(re.finditer(r"\b__global__\b", text), _MOST_KERNELS):
         written = _KERNEL.match(text, at.end())
@@ -80,8 +80,10 @@ def _parameter(text: str) -> Parameter:
 
 
 def proposed(symbol: str, parameters: Sequence[Parameter] | None) -> tuple[str, ...]:
-    """The lines of a declaration to paste and correct, for a function with these parameters; None: not known. Types of
-    weights are those that its name names."""
+    """Return the lines of a declaration to paste and correct, for a function with these parameters; None: not known.
+
+    The types of weights are taken from the function's name or its parameter types.
+    """
     listed, unsure = _declared(parameters or ())
     types = [p.type for p, role in zip(parameters or (), listed, strict=False) if role == "weights"]
     named = _formats_in(symbol) or [name for type_ in types for name in _formats_in(type_)]
@@ -89,20 +91,20 @@ def proposed(symbol: str, parameters: Sequence[Parameter] | None) -> tuple[str, 
     if parameters is None:
         listed = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]
     shown = ", ".join(f'"{parameter}"' for parameter in listed)
-    # of vectors of activations only, there is no M
+    # A kernel for single vectors of activations has no parameter M.
     said = {role: VALUES.get(p.type, "") for p, role in zip(parameters or (), listed, strict=False)}
     takes, output = said.get("activations", ""), said.get("output", "")
     most = "N" if parameters is not None and not any(p.endswith(" M") for p in listed) else "M * N"
     return (
         "// [gguf-verify]",
-        f"// formats = [{formats}]  # the types of weights that it takes",
-        '// semantics = "f32"  # it multiplies the activations as they are' if takes else
-        '// semantics = "q8_1"  # it takes blocks of Q8_1; "f32": the activations as they are',
+        f"// formats = [{formats}]  # the weight types that it supports",
+        '// semantics = "f32"  # it multiplies plain activations' if takes else
+        '// semantics = "q8_1"  # it takes blocks of Q8_1; "f32": plain activations',
         *([f'// takes = "{takes}"'] if takes not in ("", "float32") else []),
         *([f'// output = "{output}"'] if output not in ("", "float32") else []),
         f"// parameters = [{shown}]",
         *(f"//   # {line}" for line in unsure),
-        "// block = 128  # threads, as you launch it: a number, an expression, or a list of up to three",
+        "// block = 128  # threads of your launch: a number, an expression, or a list of up to three",
         f'// grid = "ceil({most}, 128)"  # thread blocks, likewise',
         *(["// domain = { M = 1 }  # it multiplies one token"] if most == "N" else []),
         "// [/gguf-verify]",
@@ -110,54 +112,54 @@ def proposed(symbol: str, parameters: Sequence[Parameter] | None) -> tuple[str, 
 
 
 def _formats_in(name: str) -> list[str]:
-    """Types of weights that a name holds, as block_q8_0 does."""
+    """Return the types of weights in a name such as block_q8_0."""
     return [of for of in FORMATS if re.search(rf"(?<![a-z0-9]){of.lower()}(?![0-9])", name.lower())]
 
 
 def _declared(parameters: Sequence[Parameter]) -> tuple[list[str], list[str]]:
-    """Parameters as they may be declared, and what could not be told, in words."""
+    """Return the parameters as they may be declared, and a hint for each that is unclear."""
     inputs = iter(("weights", "activations"))
     listed, unsure = list[str](), list[str]()
     for p in parameters:
         if p.pointer:
             listed.append((next(inputs, "") if p.constant else "output") or p.name)
             if listed[-1] == p.name:
-                unsure.append(f"{p.name} is none of weights, activations and output{_fused(p.name)}")
+                unsure.append(f"{p.name} is not weights, activations or output{_fused(p.name)}")
             continue
         if p.type in ("float", "double", "bool"):
             listed.append("float32 ?" if p.type == "float" else f"{p.type} ?")
             what = (
-                "its value" if p.type == "float" else f"nothing: a {p.type} cannot be passed, an int32 or float32 can;"
+                "its value" if p.type == "float" else f"nothing: a {p.type} cannot be passed, only an int32 or float32;"
             )
-            unsure.append(f"of {p.type} {p.name} write {what} in place of ?")
+            unsure.append(f"for {p.type} {p.name} write {what} in place of ?")
             continue
         size = next((size for size, names in _NAMES.items() if p.name.lower() in names), "")
         kind = _INTEGERS.get(p.type, "int32")
         listed.append(f"{kind} {size or '?'}")
         if not size:
-            unsure.append(f"of {p.type} {p.name} write M, N or K in place of ?")
+            unsure.append(f"for {p.type} {p.name} write M, N or K in place of ?")
     return listed, unsure
 
 
 def _fused(name: str) -> str:
-    """How an operand of that name is declared, if it is one of what is fused behind a product."""
+    """Return a hint how to declare an operand of this name, if it is one of a fused operation."""
     if name.lower() not in _FUSED:
         return ': see "What is fused" and "Experts" in docs/declarations.md'
     return f': declare epilogue = ["{_FUSED[name.lower()]}"] too (docs/declarations.md, "What is fused")'
 
 
 def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str, output: str) -> tuple[str, ...]:
-    """What a declaration says otherwise than the source, each in a line.
+    """Return the differences between a declaration and the source, one line each.
 
     Args:
-        declared: what each parameter is: "weights", "activations", "output", or anything else.
+        declared: the role of each parameter: "weights", "activations", "output", or anything else.
         given: the dtype of its activations; "" for blocks.
         output: the dtype of its outputs.
     """
     found = []
     for p, role in zip(parameters, declared, strict=False):
         if role == "activations" and given and p.type.lower() in _BLOCKS:
-            found.append(f"its activations {p.name} are blocks in the source, and it is given {given}: declare q8_1")
+            found.append(f"its activations {p.name} are blocks in the source, but it would get {given}: declare q8_1")
         dtype = VALUES.get(p.type) if p.pointer else None
         if dtype is None or role not in ("activations", "output"):
             continue
@@ -166,7 +168,7 @@ def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str,
         if role == "activations" and dtype != given:
             what = f"{given} activations" if given else "blocks"
             found.append(
-                f"its activations {p.name} are {p.type}* in the source, and it is given {what}: declare takes = "
+                f"its activations {p.name} are {p.type}* in the source, but it would get {what}: declare takes = "
                 f'"{dtype}", or semantics = "f32" if it does not quantize them'
             )
     names = {p.name.lower(): role.rpartition(" ")[2] for p, role in zip(parameters, declared, strict=False)}
@@ -180,19 +182,20 @@ def unlike(parameters: Sequence[Parameter], declared: Sequence[str], given: str,
 def misfit(
     symbol: str, parameters: Sequence[Parameter], declared: Sequence[str], structs: Collection[str] = ()
 ) -> str | None:
-    """Why a declaration's parameters cannot be those of a function, with what may be declared; None where they may be,
-    or where the function has a type that is not known.
+    """Return why a declaration's parameters cannot be those of a function, with a correction.
+
+    None if they can be, or if the function has a type that is not known.
 
     Args:
         structs: types that the sources define.
     """
     for p in parameters:
-        # a struct of 4 or 8 bytes may be declared as a number of that size
+        # A struct of 4 or 8 bytes may be declared as a number of that size.
         if not p.pointer and (p.type == "bool" or (p.type in structs and len(parameters) != len(declared))):
             cure = "take an int" if p.type == "bool" else "take its members as parameters of their own"
             return (
                 f"{symbol} has the parameter {p.type} {p.name}, which cannot be passed: a declaration passes pointers "
-                f"and numbers of 4 and 8 bytes; {cure}, perhaps in a kernel that calls this one's code"
+                f"and numbers of 4 and 8 bytes; {cure}, for example in a wrapper kernel"
             )
     if "stream" in declared or not all(p.pointer or p.type in _INTEGERS or p.type == "float" for p in parameters):
         return None
@@ -201,24 +204,24 @@ def misfit(
         ", with M, N or K in place of ?" if "?" in str(right) else ""
     )
     if len(parameters) != len(declared):
-        return f"{symbol} has {len(parameters)} parameters, and {len(declared)} are declared; {instead}"
+        return f"{symbol} has {len(parameters)} parameters, but {len(declared)} are declared; {instead}"
     for p, said in zip(parameters, declared, strict=True):
         kind = said.split()[0] if " " in said else ""
         wanted = _INTEGERS.get(p.type, "float32")
         other = bool(kind) and ((kind == "float32") != (wanted == "float32") or kind[-2:] != wanted[-2:])
         if p.pointer and kind and said.split()[1:] == ["0"]:
             return (
-                f"{symbol} has the pointer {p.type}* {p.name}, and {json.dumps(said)} is declared: a null pointer "
+                f"{symbol} has the pointer {p.type}* {p.name}, but {json.dumps(said)} is declared: a null pointer "
                 f"cannot be passed; {p.name} is an operand{_fused(p.name)}"
             )
         if p.pointer != (not kind) or other:
             written = f"{p.type}{'*' if p.pointer else ''} {p.name}"
-            return f"{symbol} has the parameter {written}, and {json.dumps(said)} is declared; {instead}"
+            return f"{symbol} has the parameter {written}, but {json.dumps(said)} is declared; {instead}"
     return None
 
 
 def there_is(symbol: str, known: Sequence[str]) -> str:
-    """What may have been meant by the name of a function that is not there."""
+    """Return a list of functions that exist, nearest to a name that does not."""
     if not known:
         return 'it has no extern "C" __global__ function'
     near = difflib.get_close_matches(symbol, known, _MOST_NAMED, 0.0)

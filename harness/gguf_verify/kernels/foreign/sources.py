@@ -1,4 +1,4 @@
-"""Where a foreign kernel comes from, and how its process and its oracle's are started."""
+"""Sources of foreign kernels, and how the processes of a kernel and of its oracle are started."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ START_LIMIT = 60.0
 
 
 class Source(ABC):
-    """Where a kernel comes from."""
+    """A source of a kernel."""
 
     name: str
-    #: Whether it runs on the host of the run. If not, its own code decides where.
+    #: Whether it runs on the host of the run. If not, its own code chooses the device.
     on_host: bool = False
-    #: Seconds for its first message, or the time limit of a call where that is longer.
+    #: Seconds for its first message; the time limit of a call replaces it if longer.
     start_limit: float = START_LIMIT
 
-    #: Which code it is, where nothing compiles it here, in words.
+    #: Description of code that is not compiled here.
     code: tuple[str, ...] = ()
 
     @cached_property
@@ -44,15 +44,15 @@ class Source(ABC):
 
     @property
     def sandbox(self) -> Sandbox:
-        """How its process is confined."""
+        """The sandbox of its process."""
         return current()
 
     @abstractmethod
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
-        """Start its process, or its oracle's. The other arguments are those of `ChildProcess`."""
+        """Start its process, or that of its oracle. The other arguments are those of `ChildProcess`."""
 
     def close(self) -> None:  # noqa: B027 - most leave nothing
-        """Remove what it left on disk. It is not started again."""
+        """Remove its files from disk. It cannot be started again."""
 
 
 class File(Source):
@@ -61,10 +61,10 @@ class File(Source):
     Args:
         asked: the first message to its process.
         oracle: the first message to its oracle's process.
-        start_limit: seconds for its first message, or the time limit of a call where that is longer.
+        start_limit: seconds for its first message; the time limit of a call replaces it if longer.
         close: called when it is not started again.
         on_host: see `Source`.
-        named: the files that it is made of. Inside the boundary, its processes find copies of their folders.
+        named: its files. In the sandbox its processes see copies of their folders.
         shown: folders of the run that its process reads.
         code: see `Source`.
     """
@@ -87,7 +87,7 @@ class File(Source):
 
     @cached_property
     def _copies(self) -> Copies | None:
-        """Of its files, where its processes can find them in place of those."""
+        """Copies of its files, if its processes can see them in place of the originals."""
         if not self._named:
             return None
         if current().kind != "bubblewrap":
@@ -114,8 +114,10 @@ class File(Source):
 
 
 class Object(Source):
-    """An object of this process, which runs in a fork of it. A kernel that uses CUDA must be given as a file, because
-    CUDA's state does not survive a fork."""
+    """An object of this process, which runs in a fork.
+
+    A kernel that uses CUDA must be given as a file, because CUDA's state does not survive a fork.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self.name = printable(str(getattr(kernel, "__name__", type(kernel).__name__)), 64)
@@ -127,7 +129,7 @@ class Object(Source):
 
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
         def run(link: Connection) -> None:
-            gc.freeze()  # to collect what this process shared with others would unmap what lies at its addresses here
+            gc.freeze()  # collecting an inherited object could unmap memory at an address that this process reuses
             if oracle:
                 serve_oracle(link, lambda: OracleRunner(self._kernel))
             else:

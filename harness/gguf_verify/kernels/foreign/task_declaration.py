@@ -1,4 +1,4 @@
-"""What kernels that multiply nothing declare beside their formats: how they round, and what they make."""
+"""Declarations of kernels without a product: dequantizers, quantizers and repackings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...support.near import nearest
 if TYPE_CHECKING:
     from .declaration import Declaration
 
-#: What each task may declare beside formats, domain, operands, arrays and device.
+#: The keys that each task may declare besides formats, domain, operands, arrays and device.
 _KEYS = {
     "dequantize": ("output", "arithmetic", "fast_math"),
     "quantize": ("activations", "takes", "ordered", "fast_math"),
@@ -23,7 +23,7 @@ _KEYS = {
 
 
 def check_task(declared: Declaration) -> None:
-    """That a kernel which multiplies nothing declares what it needs, and nothing else. Raises UsageError."""
+    """Check that a kernel without a product declares all that it needs, and nothing else. Raises UsageError."""
     more, task = dict(declared.more), declared.computes
     said = {
         "semantics": declared.semantics, "term": declared.term, "takes": declared.takes, "ordered": declared.ordered,
@@ -34,9 +34,9 @@ def check_task(declared: Declaration) -> None:
     for key, value in said.items():
         if value and key not in _KEYS[task]:
             may = ", ".join(_KEYS[task])
-            raise UsageError(f"a kernel that computes {task!r} declares no {key}; it may declare {may}")
+            raise UsageError(f"a kernel that computes {task!r} cannot declare {key}; it may declare {may}")
     if not isinstance(more.get("fast_math", False), bool):
-        raise UsageError("fast_math is true or false")
+        raise UsageError("fast_math must be true or false")
     if task == "dequantize":
         for name in declared.formats:
             _check_arithmetic(name, arithmetic_of(declared, name))
@@ -45,7 +45,7 @@ def check_task(declared: Declaration) -> None:
         if declared.activations not in known:
             near = nearest(declared.activations, known)
             raise UsageError(
-                f"activations {ascii(declared.activations)[:60]}: {near}a quantizer declares what it makes, one of "
+                f"activations {ascii(declared.activations)[:60]}: {near}a quantizer must declare its encoding, one of "
                 f"{', '.join(known)}"
             )
         if declared.takes not in ("", "float32", "float16", "bfloat16"):
@@ -53,8 +53,10 @@ def check_task(declared: Declaration) -> None:
 
 
 def arithmetic_of(declared: Declaration, fmt: str) -> str:
-    """The arithmetic that a dequantizer declares for a type: one name for all, or a table of types. Raises
-    UsageError."""
+    """Return the arithmetic that a dequantizer declares for a type: one name for all, or a table of types.
+
+    Raises UsageError.
+    """
     said: Any = dict(declared.more).get("arithmetic", ONCE)
     if isinstance(said, Mapping):
         if unknown := [name for name in said if name not in declared.formats]:
@@ -69,4 +71,4 @@ def _check_arithmetic(fmt: str, said: str) -> None:
             f"arithmetic {ascii(said)[:60]}: {nearest(said, ARITHMETICS)}it is one of {', '.join(ARITHMETICS)}"
         )
     if not applies(said, FORMATS[fmt]):
-        raise UsageError(f"arithmetic {said} is of an offset, a minimum or a superblock, and {fmt} has none")
+        raise UsageError(f"arithmetic {said} needs an offset, a minimum or a superblock, and {fmt} has none")

@@ -1,5 +1,4 @@
-"""A function that multiplies nothing, in its own process: a dequantizer, a quantizer, or a packing and what takes that
-apart again."""
+"""Python functions without a product, in their own process: dequantizers, quantizers and repackings."""
 
 from __future__ import annotations
 
@@ -19,13 +18,15 @@ from .python_kernel import PythonRunner, frames_of, plain_table
 
 
 def runner_of(kernel: Any) -> Runner:
-    """What runs a kernel. Raises UsageError where its declaration is not valid; EnvironmentFault."""
+    """Return the runner of a kernel. Raises UsageError if its declaration is invalid; EnvironmentFault."""
     return TaskRunner(kernel) if getattr(kernel, "computes", "gemm") in TASKS else PythonRunner(kernel)
 
 
 class TaskRunner:
-    """A `child.Runner`. Raises UsageError where the kernel's declaration is not valid; EnvironmentFault where the
-    library whose arrays it takes is missing."""
+    """A `child.Runner` for a task.
+
+    Raises UsageError if the kernel's declaration is invalid; EnvironmentFault if the library of its arrays is missing.
+    """
 
     def __init__(self, kernel: Any) -> None:
         self._table, self._out = plain_table(kernel), bool(getattr(kernel, "out", False))
@@ -33,7 +34,7 @@ class TaskRunner:
         self._holding, self._calling = frames_of(self._table)
         self._fmt, self._held = "", dict[str, Mapped]()
         self._weights: Any = None
-        #: What was packed when there was no room for it yet.
+        #: A packed array that was made before the verifier had room for it.
         self._kept: npt.NDArray[Any] | None = None
 
     def declared(self) -> dict[str, Any]:
@@ -61,8 +62,10 @@ class TaskRunner:
         return self._deliver(lambda: self._kernel(first, shape, *out, **more), "the kernel", operands, bool(out))
 
     def _packed(self, operands: dict[str, Mapped]) -> dict[str, Any]:
-        """The type and shape of what is packed; and the bytes, where there is room for them. What was packed when there
-        was none is delivered then, so that no answer is lost."""
+        """Pack; return type and shape, and write the bytes if there is room for them.
+
+        A result made without room is kept for the call that brings the room, so that no answer is lost.
+        """
         packed, self._kept = self._kept, None
         if packed is None:
             packed = self._pack()
@@ -89,7 +92,7 @@ class TaskRunner:
     def _deliver(
         self, call: Callable[[], Any], who: str, operands: dict[str, Mapped], written: bool = False
     ) -> dict[str, Any]:
-        """Write what a function returns into the output, unless it has `written` there itself."""
+        """Write a function's return value into the output, unless the function has `written` it there itself."""
         try:
             answer = call()
         except Fault:
@@ -110,4 +113,4 @@ class TaskRunner:
         return {}
 
     def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a kernel in Python has no thread blocks that can be seen")
+        raise EnvironmentFault("a kernel in Python has no thread blocks to run alone")

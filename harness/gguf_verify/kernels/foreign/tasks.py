@@ -1,4 +1,4 @@
-"""Foreign kernels that multiply nothing, as the rungs ask them: the parent's side of `task_runner` and of launches."""
+"""Foreign kernels without a product, as rungs use them: the verifier's side of `task_runner` and of launches."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T", bound="ForeignTask")
 
-#: The most bytes that a packing may make, as a multiple of the file's, and beside that.
+#: Most bytes that a packing may make: a multiple of the file's, plus a constant.
 _MOST_TIMES, _MOST_BESIDE = 16, 1 << 20
 
 
 class ForeignTask(Task):
-    """What all of them share.
+    """Base class of foreign tasks.
 
     Args:
-        kernel: its process, what it declares, and where it runs.
+        kernel: its process, declaration and host.
     """
 
     def __init__(self, kernel: ForeignKernel) -> None:
@@ -63,7 +63,7 @@ class ForeignTask(Task):
 
     @property
     def definition(self) -> Semantics:
-        return F32  # of products with values; no rung asks it of a kernel that multiplies nothing
+        return F32  # a placeholder: no rung reads the definition of a kernel without a product
 
     @property
     def domain(self) -> Domain:
@@ -99,7 +99,7 @@ class ForeignTask(Task):
         return names_of(fmt, m, n, k)
 
     def _load(self, products: Products, fmt: BlockFormat, given: Given, n: int, k: int) -> None:
-        """Have a process take weights, for one call."""
+        """Have a process load weights, for one call."""
         if not products.holds(given, self.kernel.walls):
             products.load(given, self.kernel.walls, [given], {"format": fmt.name, "n": n, "k": k})
 
@@ -120,14 +120,14 @@ class ForeignTask(Task):
         self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
         runs: Runs | None = None,
     ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:  # fmt: skip
-        """The output, where there is one, and what the process said."""
+        """Make a call; return its output, if it has one, and the last message of the process."""
         made, said = self.kernel.called(products, fmt, [*operands, *self._own(names)], names, unpacks, runs=runs)
         return made[0].get("output"), said
 
     def _large(
         self, fmt: str, names: Mapping[str, int], contents: dict[str, Bytes], sizes: dict[str, int]
     ) -> LargeCall | str:  # fmt: skip
-        """A call that is not made whole, or why it cannot be made. Raises KernelFault."""
+        """Return a call that is too large to make whole, or why it cannot be made. Raises KernelFault."""
         declares = self.kernel.declares
         launched = None if declares is None else declares.launched(names)
         if declares is None or launched is None:
@@ -135,7 +135,7 @@ class ForeignTask(Task):
         if len(launched) != 1:
             return f"it makes {len(launched)} launches"
         if not self.declared.layouts.plain:
-            return "its operands lie in layouts of their own"
+            return "its operands have declared layouts"
         if not self.host.runs_alone:
             return f"the {self.host.name} host cannot run single thread blocks"
         declares.messages(fmt, names)  # raises where a parameter's type does not hold its number
@@ -217,19 +217,21 @@ class ForeignQuantizer(ForeignTask, Quantizer):
 
 
 def _as(x: Floats, dtype: str) -> Bytes:
-    """The bytes of values float32[M, K] that a type holds, uint8[M, row bytes]."""
+    """Return the bytes of values float32[M, K] in another type that holds them exactly, uint8[M, row bytes]."""
     if dtype == "bfloat16":
         return (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     return np.ascontiguousarray(x if dtype == "float32" else x.astype(np.float16)).view(np.uint8)
 
 
 class ForeignRepacker(ForeignTask, Repacker):
-    """A repacking. Its `pack` and its `unpack` run in separate processes, which never run at the same time: each call
-    ends the process of the other function first. So `unpack` gets the packed bytes and nothing else, because a channel
-    between two processes (locks of a file, sockets) needs both.
+    """A repacking.
+
+    Its `pack` and its `unpack` run in separate processes, which never run at the same time: each call ends the process
+    of the other function first. So `unpack` gets the packed bytes and nothing else, because a channel between two
+    processes (file locks, sockets) needs both.
 
     Args:
-        apart: the process of `unpack`; None: one of its own.
+        apart: the process of `unpack`; None: starts one.
     """
 
     def __init__(self, kernel: ForeignKernel, apart: Products | None = None) -> None:
@@ -242,7 +244,7 @@ class ForeignRepacker(ForeignTask, Repacker):
         return "weights in another layout" + (", and back" if self.unpacks else "")
 
     def under(self, schedule: Schedule) -> Task | None:
-        scheduled = self.kernel.under(schedule)  # which shares both processes
+        scheduled = self.kernel.under(schedule)  # shares both processes
         return None if scheduled is None else ForeignRepacker(scheduled, self._unpacking)
 
     def close(self) -> None:
@@ -289,12 +291,12 @@ class ForeignRepacker(ForeignTask, Repacker):
 
 
 def _rows_of(unit: Unit, n: int, k: int) -> Operand:
-    """An output of n rows of blocks, one behind the other."""
+    """Return an output of n contiguous rows of blocks."""
     return Operand("output", "output", unit.dtype, (n, k // unit.values * unit.count))
 
 
 def _described(said: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
-    """Type and shape that a process said of a packed array. Raises KernelFault."""
+    """Return type and shape that a process reports for a packed array. Raises KernelFault."""
     dtype, shape = said.get("dtype"), said.get("shape")
     sound = isinstance(shape, list) and len(shape) <= 16
     sound = sound and all(isinstance(v, int) and not isinstance(v, bool) and 0 <= v < 1 << 48 for v in shape or ())
@@ -305,7 +307,7 @@ def _described(said: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
 
 
 def as_task(kernel: ForeignKernel) -> ForeignKernel | ForeignTask:
-    """The kernel as what it declares to compute."""
+    """Return the kernel as the task that it declares."""
     kinds: dict[str, type[ForeignTask]] = {
         "dequantize": ForeignDequantizer, "quantize": ForeignQuantizer, "repack": ForeignRepacker,
     }  # fmt: skip

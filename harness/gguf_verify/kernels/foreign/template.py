@@ -1,7 +1,8 @@
-"""A kernel to begin from: complete, right and naive, for any type of weights (`gguf-verify new-kernel`).
+"""Templates of kernels to begin from: complete, correct and naive, for any type of weights (`gguf-verify new-kernel`).
 
-In CUDA C++ it stands beside a header that decodes the type: the project's own, with all that it includes, in one file.
-So the kernel needs no include path, here and where its author compiles it. In Python the project's decoder is called.
+A kernel in CUDA C++ comes with a header that decodes the type: the project's own, with all that it includes, in one
+file. So the kernel needs no include path, neither here nor where its author compiles it. A kernel in Python calls the
+project's decoder.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from ...support.errors import UsageError
 from ...support.near import nearest
 from ...support.paths import kernel_root
 
-#: Definitions that there is a body of, and the types of activations and outputs.
+#: Definitions with a template, and the types of activations and outputs.
 SEMANTICS = ("f32", "q8_1")
 TAKES = ("float32", "float16", "bfloat16")
-#: A type's name in CUDA C++, how a value is read, and how it is written.
+#: Type in CUDA C++, expression that reads a value, expression that writes one.
 _ELEMENTS = {
     "float32": ("float", "{}", "{}"), "float16": ("uint16_t", "half_to_float({})", "float_to_half({})"),
     "bfloat16": ("uint16_t", "bfloat16_to_float({})", "float_to_bfloat16({})"),
@@ -35,15 +36,15 @@ _DEFINED = re.compile(
 
 @dataclass(frozen=True)
 class Template:
-    """What a new kernel is of.
+    """The options of a new kernel.
 
     Args:
         fmt: the weights' type.
         semantics: one of `SEMANTICS`.
-        takes: as a declaration has it: "" for what the definition takes.
+        takes: the declared type of activations; "": the definition's.
         output: the dtype of the outputs.
 
-    Raises UsageError for what there is no template of.
+    Raises UsageError if there is no such template.
     """
 
     fmt: BlockFormat
@@ -53,7 +54,7 @@ class Template:
 
     @classmethod
     def of(cls, kind: str, semantics: str, takes: str, output: str) -> Template:
-        """By the names. Raises UsageError."""
+        """Build it from names. Raises UsageError."""
         if kind not in FORMATS:
             there = f"there are: {', '.join(FORMATS)}"
             raise UsageError(f"no type of weights is called {ascii(kind)[:60]}; {nearest(kind, FORMATS)}{there}")
@@ -62,8 +63,8 @@ class Template:
     def __post_init__(self) -> None:
         if self.semantics not in SEMANTICS:
             raise UsageError(
-                f"there is no template of {ascii(self.semantics)[:60]}; take one of {', '.join(SEMANTICS)}, and change "
-                "what it computes and declares"
+                f"there is no template of {ascii(self.semantics)[:60]}; use one of {', '.join(SEMANTICS)}, and change "
+                "the code and its declaration"
             )
         may = TAKES if self.semantics == "f32" else ("float32",)
         if self.takes and self.takes not in may:
@@ -73,11 +74,11 @@ class Template:
 
     @property
     def header(self) -> str:
-        """The name of the file that decodes the type."""
+        """The name of the header that decodes the type."""
         return f"{self.fmt.name.lower()}.cuh"
 
     def files(self, path: Path) -> dict[Path, str]:
-        """The files of a new kernel: path → text. Raises UsageError for a suffix that no kernel has."""
+        """Return the files of a new kernel: path → text. Raises UsageError for an unknown suffix."""
         if path.suffix == ".py":
             return {path: self._python(path)}
         if path.suffix == ".cu":
@@ -105,10 +106,10 @@ class Template:
         return f"""\
 // A naive kernel to begin from: {fmt.name} weights × {what}, one thread an output.
 //
-//     gguf-verify kernel {path.name}:gemm                   is it right, on drawn data?
-//     gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it right on a model, compared with llama.cpp?
+//     gguf-verify kernel {path.name}:gemm                   is it correct on random data?
+//     gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it correct on a model, compared with llama.cpp?
 //
-// What the verifier must know stands here, in TOML. `semantics` names what the kernel computes: if you do not know,
+// The declaration for the verifier, in TOML. `semantics` names the kernel's definition: if you do not know it,
 // --identify finds it from the outputs. Some other keys: takes, output, domain = {{ M = 1, K = {{ multiple = 256 }} }}.
 //
 // [gguf-verify]
@@ -191,9 +192,9 @@ extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* 
     def _python(self, path: Path) -> str:
         fmt = self.fmt
         if self.semantics == "q8_1" and self.takes:
-            raise UsageError("a template in Python of q8_1 takes blocks of Q8_1: leave --takes out")
+            raise UsageError("a template in Python of q8_1 takes blocks of Q8_1: omit --takes")
         if "bfloat16" in (self.takes, self.output):
-            raise UsageError("NumPy has no bfloat16: take a template in CUDA C++")
+            raise UsageError("NumPy has no bfloat16: use a template in CUDA C++")
         more = f', takes="{self.takes}"' if self.takes not in ("", "float32") else ""
         more += f', output="{self.output}"' if self.output != "float32" else ""
         widened = ".astype(np.float32)" if self.takes == "float16" else ""
@@ -201,10 +202,10 @@ extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* 
         given = f"{self.takes or 'float32'}[M, K]" if self.semantics == "f32" else "uint8[M, K/32·36], blocks of Q8_1"
         body = _PYTHON_F32 if self.semantics == "f32" else self._python_q8_1()
         return f'''\
-"""A naive kernel to begin from: {fmt.name} weights in NumPy. PyTorch, Triton and CuPy take the same way.
+"""A naive kernel to begin from: {fmt.name} weights in NumPy. PyTorch, Triton and CuPy work the same way.
 
-    gguf-verify kernel {path.name}:gemm                   is it right, on drawn data?
-    gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it right on a model, compared with llama.cpp?
+    gguf-verify kernel {path.name}:gemm                   is it correct on random data?
+    gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it correct on a model, compared with llama.cpp?
 """
 
 import numpy as np
@@ -231,7 +232,7 @@ def gemm(weights, activations, shape):
         of_codes = fmt.has_min and not fmt.min_times_sum
         width = min(fmt.group, 32)
         lines = [
-            f"    x, width = activations.view(Q8_1), {width}  # so many weights share a scale",
+            f"    x, width = activations.view(Q8_1), {width}  # this many weights share a scale",
             "    d = x['d'].astype(np.float32)",
             f"    scales = np.repeat(fmt.scales(blocks), {fmt.group // width}, axis=-1).reshape(shape.n, -1)",
             *(
@@ -289,8 +290,10 @@ _PYTHON_F32 = """\
 
 
 def flattened(fmt: BlockFormat) -> str:
-    """The header of a type with all that it includes, without those of its functions and tables that it does not use.
-    The conversions of `standalone.cuh` are whole, so that each kernel of the type can include the same file."""
+    """Return the header of a type with all that it includes, without functions and tables that it does not use.
+
+    The conversions of `standalone.cuh` are kept whole, so that all kernels of the type can include the same file.
+    """
     root = kernel_root()
     texts: dict[str, str] = {}
 
@@ -300,7 +303,7 @@ def flattened(fmt: BlockFormat) -> str:
         table = headers().get(name)
         file = root / "standalone.cuh" if name == _COMMON else root / "formats" / name
         text = file.read_text() if table is None else table
-        texts[name] = ""  # in its place once what it includes has come
+        texts[name] = ""  # marks it as visited; its place is after its own includes
         for included in _INCLUDE.findall(text):
             add(included)
         del texts[name]
@@ -320,6 +323,6 @@ def flattened(fmt: BlockFormat) -> str:
 
 
 def _paragraphs(text: str) -> list[str]:
-    """The declarations of a header at its outermost level, each with the comment above it."""
+    """Return the declarations at the outermost level of a header, each with the comment above it."""
     found = re.split(r"\n\n(?=\S)", text.strip())
     return [p for p in found if not all(line.startswith("//") for line in p.splitlines())]

@@ -1,6 +1,7 @@
-"""The definitions of "quantized weights × activations" that exist: each module makes one record.
+"""The existing definitions of "quantized weights × activations": each module makes one record.
 
-They import formats and what lies beside this room in `semantics`. Nothing lists them by name: the registry finds them.
+They may import formats and the modules of `semantics` outside this package. The registry finds them; no list names
+them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from ..definition import Semantics
 
 
 def _place(semantics: Semantics) -> tuple[bool, bool, bool, str]:
-    """Those of any kernel first, then those of llama.cpp's CUDA and CPU backends; unquantized weights last."""
+    """Return the sort key: definitions of any kernel, llama.cpp's CUDA and CPU backends, unquantized weights."""
     of_cpu = not (semantics.any_format or semantics.cuda_path)
     return semantics.of_elements, not semantics.any_format, of_cpu, semantics.name
 
@@ -20,7 +21,9 @@ SEMANTICS: dict[str, Semantics] = {s.name: s for s in sorted(members(__name__, S
 
 
 def llama_cpu_semantics(fmt: WeightFormat) -> Semantics:
-    """What llama.cpp's CPU backend computes for a weight format (its `vec_dot_type`, checked against the library)."""
+    """Return the definition of llama.cpp's CPU backend for a weight format (`vec_dot_type`, checked against the
+    library).
+    """
     return SEMANTICS[fmt.llama.cpu]
 
 

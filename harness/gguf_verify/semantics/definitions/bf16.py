@@ -13,6 +13,6 @@ BF16 = Semantics(
     encoding=FLOAT32,
     term=VALUES,
     of_elements=True,
-    # AVX512-BF16 takes subnormal operands for zero and flushes subnormal results
+    # AVX512-BF16 treats subnormal operands as zero and flushes subnormal results.
     elements=ElementRounding(flushed=2.0**-126, underflow=2.0**-125, exact=True),
 )

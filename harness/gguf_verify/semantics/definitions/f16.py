@@ -13,6 +13,6 @@ F16 = Semantics(
     encoding=FLOAT32,
     term=VALUES,
     of_elements=True,
-    # no product of two halves is below 2^-48
+    # No product of two halves is below 2^-48.
     elements=ElementRounding(flushed=0.0, underflow=0.0, exact=True),
 )

@@ -1,7 +1,7 @@
-"""`f32`: activations stay float32 and weights are dequantized, as kernels called W4A16 do.
+"""`f32`: activations stay float32 and weights are dequantized, as in kernels called W4A16.
 
-The bound is that of products of decoded values. A kernel that multiplies an offset or a minimum apart, as in
-d·Σ q·a - 8·d·Σ a, loses more in float32 where activations have outliers, which cancel between the two sums.
+The bound is that of products of decoded values. A kernel that multiplies an offset or a minimum separately, as in d·Σ
+q·a - 8·d·Σ a, has larger float32 errors if activations have outliers, which cancel between the two sums.
 """
 
 from __future__ import annotations

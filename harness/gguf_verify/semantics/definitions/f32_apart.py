@@ -1,7 +1,7 @@
 """`f32_apart`: as `f32`, but offsets and minima are multiplied by sums of activations, as in d·Σ q·a - 8·d·Σ a.
 
-The exact product is that of `f32`, of weights that are not rounded. The two sums of a block cancel, and more is lost
-where an activation is large: a value A among small ones leaves up to about u·8·d·A, also where its weight is zero.
+The exact product is that of `f32`, with weights that are not rounded. The two sums of a block cancel, so errors are
+larger if an activation is large: a value A among small ones leaves up to about u·8·d·A, even if its weight is zero.
 """
 
 from __future__ import annotations

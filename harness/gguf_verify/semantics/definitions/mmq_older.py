@@ -1,4 +1,4 @@
-"""`mmq_older`: MMQ of llama.cpp of before August 2024, which vLLM and candle took over: Q8_1 for any number of tokens.
+"""`mmq_older`: MMQ of llama.cpp before August 2024, as vLLM and candle adopted it: Q8_1 for any number of tokens.
 
 It differs from `q8_1` in the minima of superblocks, which are multiplied by the stored s.
 """

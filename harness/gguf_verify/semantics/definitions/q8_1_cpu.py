@@ -1,4 +1,4 @@
-"""`q8_1_cpu`: llama.cpp's CPU backend for blocks with a minimum; s is made of the activations' codes."""
+"""`q8_1_cpu`: llama.cpp's CPU backend for blocks with a minimum; s is computed from the activations' codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`q8_1_delta`: llama.cpp's CUDA kernels of IQ1_S for few tokens: a part of each weight meets the sum of raw values."""
+"""`q8_1_delta`: llama.cpp's CUDA kernels of IQ1_S for few tokens: a part of each weight is a factor of the raw sum."""
 
 from __future__ import annotations
 

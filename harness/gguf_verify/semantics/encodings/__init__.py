@@ -1,4 +1,4 @@
-"""The encodings of activations that exist: each module makes one record, and the registry finds it."""
+"""The existing encodings of activations: each module makes one record, and the registry finds it."""
 
 from __future__ import annotations
 

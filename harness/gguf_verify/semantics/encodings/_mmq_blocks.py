@@ -2,8 +2,8 @@
 
 ggml-cuda/mmq.cuh (v0.5.0) has three layouts of these 16 bytes. DS4: four pairs of half d and half s, of 32 values each.
 D4: four float32 scales, of 32 values each. D2S6: two half scales, of 64 values each, then six half sums, of 16 values
-each: those of the first 96 values. llama.cpp keeps the blocks of all tokens with the same K side by side; here a
-token's blocks are, which the operand of a declaration may transpose.
+each: those of the first 96 values. llama.cpp stores the blocks of all tokens with the same K side by side; here a
+token's blocks are adjacent, which the operand of a declaration may transpose.
 """
 
 from __future__ import annotations
@@ -57,8 +57,10 @@ def _format(name: str, scales: Field, read: object, slow: object) -> BlockFormat
 
 
 def packed(blocks: Bytes) -> Bytes:
-    """Blocks of 32 values, uint8[M, K/32·36] with 4 bytes before their codes, by fours: uint8[M, ceil(K/128)·144]. What
-    fills up the last four is zeros."""
+    """Pack blocks of 32 values, uint8[M, K/32·36] with 4 bytes before their codes, by fours: uint8[M, ceil(K/128)·144].
+
+    The last four are padded with zeros.
+    """
     fours = np.pad(blocks, ((0, 0), (0, -blocks.shape[1] % 144))).reshape(len(blocks), -1, 4, 36)
     head = fours[..., :4].reshape(*fours.shape[:2], 16)
     return np.concatenate([head, fours[..., 4:].reshape(*fours.shape[:2], SIZE)], axis=-1).reshape(len(blocks), -1)

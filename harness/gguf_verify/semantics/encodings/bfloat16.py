@@ -10,7 +10,7 @@ from ..encoding import Encoding
 
 
 def encode_bfloat16(x: Floats) -> Bytes:
-    """To nearest even. Returns uint8[M, 2·K]."""
+    """Round to nearest even. Returns uint8[M, 2·K]."""
     rounded = ELEMENTS["BF16"].round(np.ascontiguousarray(x, np.float32))
     return (rounded.view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(np.uint8)
 

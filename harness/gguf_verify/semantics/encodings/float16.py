@@ -9,7 +9,7 @@ from ..encoding import Encoding
 
 
 def encode_float16(x: Floats) -> Bytes:
-    """To nearest even; past 65504 infinite. Returns uint8[M, 2·K]."""
+    """Round to nearest even; beyond 65504 to infinity. Returns uint8[M, 2·K]."""
     with np.errstate(over="ignore", invalid="ignore"):
         return np.ascontiguousarray(x, np.float32).astype(np.float16).view(np.uint8)
 

@@ -1,4 +1,4 @@
-"""`float32`: activations as they are, and multiplied as values."""
+"""`float32`: activations are not changed, and multiplied as values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..encoding import Encoding
 
 
 def encode_float32(x: Floats) -> Bytes:
-    """The bytes of the values, uint8[M, 4·K]."""
+    """Return the bytes of the values, uint8[M, 4·K]."""
     return np.ascontiguousarray(x, np.float32).view(np.uint8)
 
 

@@ -16,7 +16,7 @@ from ._mmq_blocks import D2S6_BLOCK, SIZE
 
 
 def encode_mmq_d2s6(x: Floats) -> Bytes:
-    """d = half(1/(127/max)) of 64 values, s = half(Σx) of 16, by fours and then over lanes at distance 2 and 1.
+    """Encode d = half(1/(127/max)) of 64 values, s = half(Σx) of 16, by fours and then over lanes at distance 2 and 1.
 
     quantize_mmq_q8_1 (ggml-cuda/quantize.cu). Returns uint8[M, ceil(K/128)·144]; values past K are zeros.
     """

@@ -11,7 +11,7 @@ from ..encoding import Encoding
 
 
 def encode_mmq_d4(x: Floats) -> Bytes:
-    """d as a float32, no sum: the layout D4 of quantize_mmq_q8_1 (ggml-cuda/quantize.cu).
+    """Encode d as a float32, without a sum: the layout D4 of quantize_mmq_q8_1 (ggml-cuda/quantize.cu).
 
     Returns:
         uint8[M, K/32·36].

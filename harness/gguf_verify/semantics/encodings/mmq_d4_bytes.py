@@ -9,7 +9,7 @@ from .mmq_d4 import D4
 
 
 def encode_mmq_d4_bytes(x: Floats) -> Bytes:
-    """uint8[M, ceil(K/128)·144]; values past K are zeros."""
+    """Return uint8[M, ceil(K/128)·144]; values past K are zeros."""
     return packed(D4.encode(x))
 
 

@@ -14,7 +14,7 @@ from ..encoding import Encoding
 
 
 def encode_mmq(x: Floats) -> Bytes:
-    """d as a half, s = half(Σx), summed by fours and then over lanes at distance 4, 2 and 1.
+    """Encode d as a half, s = half(Σx), summed by fours and then over lanes at distance 4, 2 and 1.
 
     The layout DS4 of quantize_mmq_q8_1 (ggml-cuda/quantize.cu), each of its blocks as one of Q8_1.
 

@@ -12,7 +12,7 @@ from .mmq_ds4 import DS4
 
 
 def encode_mmq_ds4_bytes(x: Floats) -> Bytes:
-    """uint8[M, ceil(K/128)·144]; values past K are zeros."""
+    """Return uint8[M, ceil(K/128)·144]; values past K are zeros."""
     return packed(DS4.encode(x))
 
 

@@ -9,7 +9,7 @@ from ..encoding import Encoding
 
 
 def encode_q8_0_cpu(x: Floats) -> Bytes:
-    """d = half(max|x|/127), no sum. llama.cpp v0.5.0, ggml-cpu, quantize_row_q8_0 (SIMD).
+    """Encode d = half(max|x|/127), without a sum. llama.cpp v0.5.0, ggml-cpu, quantize_row_q8_0 (SIMD).
 
     Returns:
         uint8[M, K/32·34].

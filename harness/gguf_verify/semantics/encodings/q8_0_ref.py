@@ -1,4 +1,4 @@
-"""`q8_0_ref`: Q8_0 as the reference code of ggml quantizes, in C without SIMD."""
+"""`q8_0_ref`: Q8_0 as ggml's reference code quantizes, in C without SIMD."""
 
 from __future__ import annotations
 

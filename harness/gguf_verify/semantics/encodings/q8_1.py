@@ -1,6 +1,6 @@
 """`q8_1`: blocks of 32 with s, the sum of the raw values, as this project and llama.cpp's CUDA kernels quantize.
 
-The latter do so for few tokens. MMQ of before August 2024, and the engines that took it over, do so for any number.
+llama.cpp does so for few tokens. MMQ before August 2024, and the engines that adopted it, do so for any number.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..encoding import Encoding
 
 
 def ratios(blocks: Floats) -> tuple[Floats, Floats]:
-    """x/d and d = max|x|/127."""
+    """Return x/d and d = max|x|/127."""
     d = largest(blocks) / np.float32(127)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return blocks / d[..., None], d
 
 
 def encode_q8_1(x: Floats) -> Bytes:
-    """d = max|x|/127, q = round-half-away(x/d) with d before its rounding, s = half(Σx).
+    """Encode d = max|x|/127, q = round-half-away(x/d) with d before its rounding, s = half(Σx).
 
     Source: llama.cpp v0.5.0, ggml-cuda/quantize.cu, quantize_q8_1, with IEEE division. NaN and values over a zero d
     have code 0; codes are clamped to ±127, which only a subnormal d can need.

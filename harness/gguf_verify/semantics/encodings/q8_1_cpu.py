@@ -1,4 +1,4 @@
-"""`q8_1_cpu`: Q8_1 as llama.cpp's CPU backend quantizes activations: s is made of their codes."""
+"""`q8_1_cpu`: Q8_1 as llama.cpp's CPU backend quantizes activations: s is computed from their codes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..encoding import Encoding
 
 
 def encode_q8_1_cpu(x: Floats) -> Bytes:
-    """As `q8_0_cpu`, and s = half(d·Σq) with d before its rounding. quantize_row_q8_1 (SIMD).
+    """Encode as `q8_0_cpu`, with s = half(d·Σq) and d before its rounding. quantize_row_q8_1 (SIMD).
 
     Returns:
         uint8[M, K/32·36].

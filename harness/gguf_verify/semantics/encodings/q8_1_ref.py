@@ -1,4 +1,4 @@
-"""`q8_1_ref`: Q8_1 as the reference code of ggml quantizes, in C without SIMD: s is made of the codes."""
+"""`q8_1_ref`: Q8_1 as ggml's reference code quantizes, in C without SIMD: s is computed from the codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from ..encoding import Encoding
 
 
 def encode_q8_1_ref(x: Floats) -> Bytes:
-    """As `q8_0_ref`, and s = half(d·Σq) with d before its rounding. ggml-quants.c, quantize_row_q8_1_ref (v0.5.0).
+    """Encode as `q8_0_ref`, with s = half(d·Σq) and d before its rounding. ggml-quants.c, quantize_row_q8_1_ref
+    (v0.5.0).
 
     Returns:
         uint8[M, K/32·36].

@@ -11,16 +11,16 @@ from ..encoding import Encoding
 
 
 def ratios(blocks: Floats) -> tuple[Floats, Floats]:
-    """x·i and d = 1/i with i = -127/(signed max)."""
+    """Return x·i and d = 1/i with i = -127/(signed max)."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         inverse = np.float32(-127) / signed_max(np.where(np.isnan(blocks), np.float32(0), blocks))
         return blocks * inverse[..., None], np.float32(1) / inverse
 
 
 def encode_q8_k(x: Floats) -> Bytes:
-    """q = round-half-even(x·i), at most 127, with i = -127/(signed max); d = 1/i, a float32.
+    """Encode q = round-half-even(x·i), at most 127, with i = -127/(signed max); d = 1/i, a float32.
 
-    Source: llama.cpp v0.5.0, ggml-quants.c, quantize_row_q8_K_ref. NaN is not counted beside a number.
+    Source: llama.cpp v0.5.0, ggml-quants.c, quantize_row_q8_K_ref. NaN is ignored beside a number.
 
     Returns:
         uint8[M, ceil(K/256)·292]; values past K are zeros.
@@ -29,7 +29,7 @@ def encode_q8_k(x: Floats) -> Bytes:
     zero = signed_max(np.where(np.isnan(blocks), np.float32(0), blocks)) == 0
     ratio, d = ratios(blocks)
     with np.errstate(invalid="ignore", over="ignore"):
-        # the addition rounds to a whole number; its low bits are the code (nearest_int)
+        # The addition rounds to a whole number; its low bits are the code (nearest_int).
         shifted = (ratio + np.float32(12582912.0)).view(np.int32)
         q = np.minimum((shifted & 0x007FFFFF) - 0x00400000, 127)
     q = np.where(zero[..., None], 0, q).astype(np.int8)

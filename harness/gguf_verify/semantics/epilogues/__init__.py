@@ -1,6 +1,6 @@
-"""Operations that kernels fuse behind a product, one a module: what each adds to the exact result and to its bound.
+"""Operations that kernels fuse behind a product, one a module, with their effect on the exact result and its bound.
 
-They import what lies beside this room in `semantics`. Nothing lists them by name: the registry finds them.
+They may import the modules of `semantics` outside this package. The registry finds them; no list names them.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Gates, f(gate) · up: both are products of the same activations, of the kernel's weights and of its operand `up`.
+"""Gates, f(gate) · up: two products of the same activations, with the kernel's weights and with its operand `up`.
 
 With z the gate's exact value, β its bound, v and β_v those of up, and L a Lipschitz constant of f on [z - β, z + β]:
 
     |f(z')·v' - f(z)·v| ≤ |f(z)|·β_v + (|v| + β_v)·Δ + u·(|f(z)| + Δ)·(|v| + β_v) + η,   Δ = L·β + ρ
 
-where ρ is what the kernel's own evaluation of f may be off by, u one rounding of the product and η = 2^-126, since code
-with fast math flushes what is smaller to zero. The errors of the functions in ulps (one is at most 2^-23 of the
-value) are those of the appendix "Mathematical Functions" of NVIDIA's CUDA C++ Programming Guide: expf 2, __expf(x)
-2 + ⌊1.173·|x|⌋, tanhf 2, division with -use_fast_math 2.
+where ρ is the largest error of the kernel's own evaluation of f, u one rounding of the product and η = 2^-126, since
+code with fast math flushes smaller numbers to zero. The errors of the functions in ulps (one is at most 2^-23 of the
+value) are those of the appendix "Mathematical Functions" of NVIDIA's CUDA C++ Programming Guide: expf 2, __expf(x) 2 +
+⌊1.173·|x|⌋, tanhf 2, division with -use_fast_math 2.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..sums import UNIT_ROUNDOFF, Doubles, Product
 from .operation import Apply, Fused, Operation, still_lost
 
 _SMALLEST_NORMAL = 2.0**-126
-#: Second-order terms: the largest relative error below, 2^-15, multiplied by itself is less than this share of it.
+#: Second-order terms: the largest relative error below, 2^-15, multiplied by itself is less than this fraction of it.
 _ONCE_MORE = 1 + 2.0**-14
 
 
@@ -34,7 +34,8 @@ class Gate:
     Args:
         of: z → f(z).
         slope: (z - β, z + β) → a Lipschitz constant of f between them.
-        rounding: (z - β, z + β, |f| at most) → how far the kernel's value may be from f of the same argument.
+        rounding: (z - β, z + β, the largest |f|) → the largest difference between the kernel's value and f of the same
+            argument.
     """
 
     of: Callable[[Doubles], Doubles]
@@ -42,7 +43,7 @@ class Gate:
     rounding: Callable[[Doubles, Doubles, Doubles], Doubles]
 
     def apply(self, p: Product, _: npt.NDArray[Any], fused: Fused) -> Product:
-        """f(p)·up."""
+        """Return f(p)·up."""
         up, u = fused.companion(), fused.roundoff
         low, high = p.exact - p.bound, p.exact + p.bound
         value, slope = self.of(p.exact), self.slope(low, high)
@@ -61,15 +62,20 @@ def _silu(z: Doubles) -> Doubles:
 
 
 def _silu_slope(low: Doubles, high: Doubles) -> Doubles:
-    """SiLU'(z) = σ(z)·(1 + z·(1 - σ(z))) is at most 1.1 in magnitude. For z ≤ 0 that is at most e^z·(1 + |z|), which
-    grows with z."""
+    """SiLU'(z) = σ(z)·(1 + z·(1 - σ(z))) is at most 1.1 in magnitude.
+
+    For z ≤ 0 it is at most e^z·(1 + |z|), which grows with z.
+    """
     return np.where(high < 0, np.minimum(1.1, np.exp(high) * (1 - high)), 1.1)
 
 
 def _silu_rounding(low: Doubles, high: Doubles, size: Doubles) -> Doubles:
-    """z/(1 + e), e = exp(-z): e is off by (2 + 1.173·|z|) ulps; 1 + e by the share e/(1 + e) of that and by a rounding;
-    the division by 2 ulps, and z may be multiplied by something before. Where 1 + e is above 2^126, fast math divides
-    to zero, and where e overflows, any code does: the whole value may be missing."""
+    """Rounding of z/(1 + e), e = exp(-z).
+
+    The error of e is (2 + 1.173·|z|) ulps; that of 1 + e is the fraction e/(1 + e) of that and a rounding; the division
+    has 2 ulps, and z may be multiplied by a factor before. Where 1 + e is above 2^126, fast math divides to zero, and
+    where e overflows, any code does: the whole value may be missing.
+    """
     largest = np.maximum(np.abs(low), np.abs(high))
     share = 1 / (1 + np.exp(low))
     relative = (share * (2 + 1.173 * largest) * 2 + 6) * UNIT_ROUNDOFF * _ONCE_MORE
@@ -98,9 +104,12 @@ def _gelu_slope(low: Doubles, _: Doubles) -> Doubles:
 
 
 def _gelu_rounding(low: Doubles, high: Doubles, size: Doubles) -> Doubles:
-    """z·(1 + t)/2, t = tanh p: p is off by 6 roundings, which move t by at most 6u·|p|·sech²(p) ≤ 2.7u; tanhf by
-    2 ulps, 4u; 1 + t by a rounding: 8u with what is left, of which half times |z|. Written as z/(1 + exp(-2p)), the
-    same comes to e^-2p·(16.7·|p| + 8)·u ≤ 8u times |z|. Two further multiplications round the value."""
+    """Rounding of z·(1 + t)/2, t = tanh p.
+
+    p has 6 roundings, which move t by at most 6u·|p|·sech²(p) ≤ 2.7u; tanhf has 2 ulps, 4u; 1 + t one rounding: 8u with
+    the remainder, of which half times |z|. Written as z/(1 + exp(-2p)), the same comes to e^-2p·(16.7·|p| + 8)·u ≤ 8u
+    times |z|. Two further multiplications round the value.
+    """
     largest = np.maximum(np.abs(low), np.abs(high))
     return UNIT_ROUNDOFF * (8 * largest + 4 * size)
 

@@ -21,7 +21,8 @@ RESIDUAL = Operation(
     name="residual", title="y[m, n] + residual[m, n]", operand="residual", place="output", as_output=True, neutral=0.0,
     apply=_plus,
 )  # fmt: skip
-#: What lies in the output before the call; the kernel adds to it. It is always the last operation.
+#: Accumulation into the output: its operand is the content of the output before the call. It is always the last
+#: operation.
 ACCUMULATE = Operation(
     name="accumulate", title="output[m, n] + y[m, n]", operand="output", place="output", as_output=True, neutral=0.0,
     apply=_plus,

@@ -1,4 +1,4 @@
-"""The terms that exist: each module makes one record, and the registry finds it."""
+"""The existing terms: each module makes one record, and the registry finds it."""
 
 from __future__ import annotations
 

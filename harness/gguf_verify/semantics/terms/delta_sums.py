@@ -1,10 +1,10 @@
-"""`delta_sums`: as `sums`; the part of IQ1_S's weights that is no entry of the grid meets the stored s.
+"""`delta_sums`: as `sums`; the part of IQ1_S's weights outside the grid is multiplied by the stored s.
 
-A weight of IQ1_S is d·(2·scale + 1)·(grid ± 1/8). Kernels hold grid + 1, which is not negative, in place of grid:
+A weight of IQ1_S is d·(2·scale + 1)·(grid ± 1/8). Kernels store grid + 1, which is not negative, in place of grid:
 
     d·(2·scale + 1)·(d_a·Σ (grid + 1)·q_a + (±1/8 - 1)·s)
 
-So does llama.cpp's MMVQ (ggml-cuda/vecdotq.cuh, vec_dot_iq1_s_q8_1). Of IQ1_M, whose signs are those of 8 values, it
+This is llama.cpp's MMVQ (ggml-cuda/vecdotq.cuh, vec_dot_iq1_s_q8_1). For IQ1_M, whose signs belong to 8 values each, it
 multiplies ±1/8 - 1 by sums of codes: that product is the one of `sums`.
 """
 
@@ -25,7 +25,7 @@ _PART = 32
 
 
 def _sign(structs: Structs) -> npt.NDArray[np.int8]:
-    """1 or -1 where an eighth is added or subtracted, int8[..., 8]."""
+    """Return 1 or -1 where an eighth is added or subtracted, int8[..., 8]."""
     return (1 - 2 * (structs["qh"] >> 15).astype(np.int8)).astype(np.int8)
 
 

@@ -1,4 +1,4 @@
-"""`integers_apart`: as `integers`, where zero points may be multiplied apart, as SIMD code does."""
+"""`integers_apart`: as `integers`, but zero points may be multiplied separately, as in SIMD code."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 //   longer."
 // shows_when = "2 to 4 tokens, and an output that is wider than the matrix"
 // names = ["outside-buffers"]
-// says = ["outside its output", "never written", "between its rows"]
+// says = ["outside its output", "never written", "between or after its rows"]
 // [/museum]
 // [gguf-verify]
 // formats = ["Q4_0"]
