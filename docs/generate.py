@@ -15,8 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "harness"), str(HERE.parent)]
 
-import pictures  # noqa: E402
-
+from docs import pictures  # noqa: E402
 from gguf_verify.certificates import registry  # noqa: E402
 from gguf_verify.cli.command import commands  # noqa: E402 - the checkout's package comes first
 from gguf_verify.cli.explain import explanations  # noqa: E402

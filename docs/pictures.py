@@ -10,7 +10,7 @@ from pathlib import Path
 from gguf_verify.measure import markdown
 
 HERE = Path(__file__).parent
-_STYLE = "font-family:ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;font-size:13px;white-space:pre"
+_STYLE = "text{font:13px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}"
 #: The beginning of a line of a report, and its colour; the first that matches counts.
 _COLOURS = (
     (r"MISMATCH|FAILED", "#ff7b72"),
@@ -42,12 +42,12 @@ def _wrapped(lines: Sequence[str], width: int = 88) -> Iterator[str]:
 def _terminal(lines: Sequence[str]) -> str:
     width, height = 24 + 8 * max(map(len, lines)), 24 + 18 * len(lines)
     made = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"><style>{_STYLE}</style>',
         f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>',
     ]
     for number, line in enumerate(lines):
         colour = next((colour for begin, colour in _COLOURS if re.match(begin, line)), "#e6edf3")
-        made.append(f'<text x="12" y="{27 + 18 * number}" style="{_STYLE}" fill="{colour}">{escape(line)}</text>')
+        made.append(f'<text x="12" y="{27 + 18 * number}" fill="{colour}">{escape(line)}</text>')
     return "\n".join([*made, "</svg>\n"])
 
 
