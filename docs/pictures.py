@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
-from gguf_verify.measure import markdown
+from tools.measure import markdown
 
 HERE = Path(__file__).parent
 _STYLE = "text{font:13px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;white-space:pre}"
