@@ -1,10 +1,9 @@
-"""What `mkdocs build` is told besides mkdocs.yml: the repository's own pages belong to the site too.
+"""Hooks of `mkdocs build`: add the repository's own pages and the notebook to the site, and translate links.
 
-Notebooks become pages, without a program that would run them. README.md becomes the site's first page, and
-CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and fixtures/README.md become pages of their own. Links are written as they
-work in the repository; here they become links between pages. A link to any other file of the repository leads to
-`extra.repository`, if mkdocs.yml has it, and becomes plain text if not. (With `repo_url` in its place the theme would
-ask that host for numbers.)
+README.md becomes the site's first page; CONTRIBUTING.md, SECURITY.md, CHANGELOG.md and fixtures/README.md become pages.
+A notebook becomes a page without being run. Links are written as they work in the repository; here they become links
+between pages. A link to any other file of the repository leads to `extra.repository` if mkdocs.yml has it, and becomes
+plain text otherwise. (`repo_url` would not do: with it the theme requests numbers from that host.)
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PAGES = {
     "CHANGELOG.md": "changelog.md",
     "fixtures/README.md": "fixtures.md",
 }
-_LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -41,7 +40,7 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def notebook_page(text: str) -> str:
-    """A notebook as a page: its text, and its code in fences."""
+    """Return a notebook as a page: its text, and its code in fences."""
     parts = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -50,7 +49,7 @@ def notebook_page(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """The page with its links as the site needs them."""
+    """Return the page with links that work in the site."""
     sources = {target: source for source, target in PAGES.items()}
     uri = page.file.src_uri
     source = sources.get(uri, f"docs/{uri}")

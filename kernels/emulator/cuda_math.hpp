@@ -1,6 +1,6 @@
 // CUDA's functions of float and double beyond C's (CUDA Math API, "Single/Double Precision Intrinsics", "Type Casting
 // Intrinsics"), and its min and max. Roundings, conversions, minima and square roots have the bits of the hardware; those
-// that are approximate there are the value that they approximate, rounded once (docs/cuda-functions.md has the list).
+// that are approximate there are the value that they approximate, rounded once (docs/platforms.md has the list).
 // A NaN that arithmetic makes is the processor's, not the card's 0x7FFFFFFF.
 #pragma once
 #include "cuda_vectors.hpp"

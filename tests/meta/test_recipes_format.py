@@ -69,6 +69,9 @@ def test_a_format_is_two_files(tmp_path: Path) -> None:
     copy = ProjectCopy(tmp_path / "project")
     copy.also(
         "docs/generate.py",
+        "docs/pictures.py",
+        "docs/certificates.md",
+        "docs/tutorials/kernel-author.md",
         "docs/benchmarks.md",
         "docs/backends.md",
         "docs/backends.json",

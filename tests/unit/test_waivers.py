@@ -300,4 +300,4 @@ def test_texts_of_the_file_are_escaped() -> None:
 
 
 def test_the_page_shows_the_reference() -> None:
-    assert f"```toml\n{REFERENCE}```" in (ROOT / "docs" / "waivers.md").read_text()
+    assert f"```toml\n{REFERENCE}```" in (ROOT / "docs" / "ci.md").read_text()

@@ -11,7 +11,7 @@ from tests.support.tools import ROOT
 
 DOCS = ROOT / "docs"
 #: Pages that people write; the others are made from the code, by programs that their first lines name.
-GENERATED = ("claims", "command-line", "faults", "findings", "formats", "museum", "mutation", "readers", "verified")
+GENERATED = ("claims", "command-line", "faults", "findings", "formats", "museum", "mutation", "readers")
 PAGES = sorted(
     [*(p for p in DOCS.rglob("*.md") if p.stem not in GENERATED), *ROOT.glob("*.md"), ROOT / "fixtures" / "README.md"]
 )
