@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import (
@@ -23,13 +24,11 @@ from gguf_verify.report.writer import Kind
 from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from gguf_verify.support.text import printable
 
-from .compare import Comparison, compare
-from .config import REFERENCE, read_config
-from .history import History
-from .night import Settings, run_night
-from .records import Night
-from .significance import MOST_NIGHTS
-from .summary import NightReport
+if TYPE_CHECKING:
+    from .compare import Comparison
+    from .history import History
+    from .records import Night
+
 
 _EPILOG = """\
 exit codes
@@ -46,11 +45,12 @@ exit codes
            3: the history cannot be used
            4: the history is damaged
 """
-_RUN_EPILOG = f"A configuration with every key:\n\n{REFERENCE}"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
+    from .config import REFERENCE
+
     parser: argparse.ArgumentParser = Parser(
         prog="gguf-verify nightly",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -62,7 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     run_ = commands.add_parser(
         "run",
         help="run the matrix, or resume an interrupted night",
-        epilog=_RUN_EPILOG,
+        epilog=f"A configuration with every key:\n\n{REFERENCE}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     run_.add_argument("config", type=Path, metavar="CONFIG.toml")
@@ -114,6 +114,12 @@ def run(argv: list[str]) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from .config import read_config
+    from .history import History
+    from .night import Settings, run_night
+    from .significance import MOST_NIGHTS
+    from .summary import NightReport
+
     if args.jobs is not None:
         check_ranges(("-j", args.jobs, 1, 256))
     config = read_config(args.config)
@@ -132,12 +138,18 @@ def _run(args: argparse.Namespace) -> int:
 
 def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
     """Compare `new` with `old`, or with the newest finished night of `earlier`; None if there is none."""
+    from .compare import compare
+    from .significance import MOST_NIGHTS
+
     old = old or next((n for n in earlier if n.finished), None)
     return None if old is None or old.number == new.number else compare(earlier[:MOST_NIGHTS], old, new)
 
 
 def _source(args: argparse.Namespace) -> tuple[History, str | None]:
     """Return the history, and the name of the configuration whose nights to use (None for all)."""
+    from .config import read_config
+    from .history import History
+
     if args.history is not None:
         return History(args.history, make=False), None
     config = read_config(args.config)

@@ -3,15 +3,44 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
+from gguf_verify.cli import verify
+from gguf_verify.hosts.choice import HOST_CHOICES, help_of_hosts
+from gguf_verify.kernels import families
+from gguf_verify.kernels.ladder import KERNELS
+from gguf_verify.llama.backends import help_of_references
+from gguf_verify.rungs import rungs_for
 from tests.support.tools import ROOT
 
 #: Each takes a megabyte or more.
 LEFT_OUT = (
     "asyncio", "urllib.request", "numpy.random", "gguf_verify_nightly", "gguf_verify.audit.remote", "llama_cpp",
 )  # fmt: skip
+
+
+def test_help_needs_no_numpy() -> None:
+    """Every command's module is imported for the list of commands; what a command runs is not."""
+    code = (
+        "import json, sys; from gguf_verify.cli.command import find; from gguf_verify.cli.command import commands\n"
+        "find('verify').parser().format_help()\n"
+        "print(json.dumps([len(commands()), *(n for n in ('numpy', 'rich', 'logging.handlers') if n in sys.modules)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    (n, *heavy) = json.loads(done.stdout)
+    assert n >= 13
+    assert heavy == []
+
+
+def test_names_in_the_help_are_those_of_the_registries() -> None:
+    assert verify.HOSTS == HOST_CHOICES
+    assert help_of_hosts() == verify.HELP_OF_HOSTS
+    assert help_of_references() == verify.HELP_OF_REFERENCES
+    assert rungs_for() == verify.RUNGS
+    assert families.DEFAULT_KERNEL == verify.DEFAULT_KERNEL
+    assert {*families.FAMILIES, *KERNELS} <= set(re.findall(r"\w+", verify.build_parser().format_help()))
 
 
 def test_an_audit_loads_only_what_it_uses() -> None:

@@ -6,16 +6,18 @@ import argparse
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..certificates.check import Checked, Line, Signature, compare
-from ..certificates.read import read_certificate
-from ..certificates.records import Predicate
-from ..certificates.signing import signature_path
 from ..support.command_line import shown
 from ..support.errors import EXIT_MISMATCH, UsageError
 from ..support.text import printable
 from .command import Command
 from .common import Parser, internal_errors, print_lines
+
+if TYPE_CHECKING:
+    from ..certificates.check import Checked, Line, Signature
+    from ..certificates.records import Predicate
+
 
 _WIDTH, _LABEL = 80, 12
 _EPILOG = """\
@@ -77,6 +79,9 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify check-certificate …`; returns the exit code. Raises HarnessError."""
+    from ..certificates.check import compare
+    from ..certificates.read import read_certificate
+
     args = build_parser().parse_args(argv)
     with internal_errors(False):
         statement, content = read_certificate(args.certificate)
@@ -87,6 +92,9 @@ def run(argv: list[str]) -> int:
 
 
 def _signature(args: argparse.Namespace) -> Signature | None:
+    from ..certificates.check import Signature
+    from ..certificates.signing import signature_path
+
     if args.allowed_signers is None:
         if args.signature is not None or args.signer:
             raise UsageError("--signature and --signer need --allowed-signers, which lists the accepted keys")

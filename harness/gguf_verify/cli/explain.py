@@ -7,9 +7,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..diagnosis.faults import FAULTS
-from ..diagnosis.observed import OBSERVED
-from ..gguf.rules import RULES
 from ..results import CULPRITS
 from ..support.errors import UsageError
 from ..support.messages import MESSAGES
@@ -137,12 +134,30 @@ def explanations() -> dict[str, Explanation]:
 
 
 def _all() -> Iterator[Explanation]:
+    from ..diagnosis.faults import FAULTS
+    from ..diagnosis.observed import OBSERVED
+    from ..gguf.rules import RULES
+    from ..kernels.families import FAMILIES
+    from ..kernels.family import Family
+    from ..kernels.ladder import KERNELS
+    from ..kernels.spec import KernelSpec
+
     for verdict, (code, what, fix) in _VERDICTS.items():
         yield Explanation(verdict.replace(" ", "-"), "verdicts", what, f"The exit code is {code}.", fix)
     for culprit, (what, why, fix) in _CULPRITS.items():
         yield Explanation(culprit, "culprits", f"At fault: {CULPRITS[culprit]}. {what}", why, fix)  # type: ignore[index]
     for name, (what, why, fix) in _SANDBOXES.items():
         yield Explanation(name, "sandboxes", what, why, fix)
+    shipped: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
+    for kernel in shipped:
+        what = _sentence(kernel.title)
+        yield Explanation(
+            kernel.name,
+            "kernels",
+            what,
+            "Kernels of this project are examples to compare yours with.",
+            f"Verify it with --kernel {kernel.name}; `gguf-verify export-kernel` writes a kernel as a header.",
+        )
     for m in MESSAGES.values():
         yield Explanation(m.id, "messages", m.what, m.why, m.fix)
     for fault in FAULTS:
@@ -161,6 +176,8 @@ def _sentence(words: str) -> str:
 
 def find_explanation(given: str) -> Explanation:
     """Return the explanation of an id; a finding's number or slug alone is enough. Raises UsageError."""
+    from ..gguf.rules import RULES
+
     known = explanations()
     by_name = {name.lower(): e for name, e in known.items()}
     for rule in RULES.values():

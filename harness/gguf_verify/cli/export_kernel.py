@@ -6,13 +6,6 @@ import argparse
 import re
 from pathlib import Path
 
-from ..formats import FORMATS
-from ..kernels.by_name import find_kernel
-from ..kernels.families import FAMILIES
-from ..kernels.family import Family
-from ..kernels.ladder import KERNELS
-from ..kernels.spec import Problem
-from ..kernels.standalone import Exported
 from ..support.errors import UsageError, say
 from ..support.text import printable
 from .command import Command
@@ -31,6 +24,10 @@ The header is self-contained, and several fit in one translation unit. examples/
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
+    from ..formats import FORMATS
+    from ..kernels.families import FAMILIES
+    from ..kernels.ladder import KERNELS
+
     weights = [name for name, fmt in FORMATS.items() if fmt.weights]
     parser = Parser(
         prog="gguf-verify export-kernel",
@@ -54,6 +51,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify export-kernel …`; returns the exit code. Raises HarnessError."""
+    from ..formats import FORMATS
+    from ..kernels.by_name import find_kernel
+    from ..kernels.family import Family
+    from ..kernels.spec import Problem
+    from ..kernels.standalone import Exported
+
     args = build_parser().parse_args(argv)
     if not re.fullmatch(r"\d{2,3}", args.arch):
         raise UsageError(f"--arch must be a compute capability such as 80, not {args.arch[:40]!a}")

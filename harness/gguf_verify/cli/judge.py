@@ -6,7 +6,6 @@ import argparse
 import re
 from pathlib import Path
 
-from ..captured import AUTO, judge_captured, judge_case
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..support.errors import UsageError
@@ -65,6 +64,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify judge …`; returns the exit code. Raises HarnessError."""
+    from ..captured import AUTO, judge_captured, judge_case
+
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose), sandboxed(args.sandbox):
         check_ranges(("-t", args.threads, 0, MOST_THREADS))

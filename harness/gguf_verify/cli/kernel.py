@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from ..identification import identify_model
-from ..invocation import command_of
-from ..llama.backends import help_of_references
 from ..llama.installed import INSTALL, why_missing
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results import Options
-from ..rungs.drawn import DRAWN_RUNGS, NONE, Drawn, K, M, N
 from ..support.errors import UsageError, say
-from ..verification import verify
 from .command import Command
 from .common import EXIT_CODES, Parser, add_common, add_reports, asked_for, deliver, form, internal_errors
-from .verify import add_kernel_options, deliver_run, kernel_options, watcher
+from .verify import HELP_OF_REFERENCES, add_kernel_options, kernel_options
 
 _EPILOG = """\
 examples:
@@ -32,6 +27,8 @@ schedules. The verdict, "verified on drawn data", holds for these random data on
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
+    from ..rungs.drawn import DRAWN_RUNGS, K, M, N
+
     parser = Parser(
         prog="gguf-verify kernel",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -58,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--reference",
         default=None,
         metavar="DEVICE",
-        help=f"where llama.cpp runs: {help_of_references()}; none: do not compare with llama.cpp (default: cpu if "
+        help=f"where llama.cpp runs: {HELP_OF_REFERENCES}; none: do not compare with llama.cpp (default: cpu if "
         "llama.cpp is installed)",
     )
     add(
@@ -91,6 +88,12 @@ def run(argv: list[str]) -> int:
 
 def verified(args: argparse.Namespace) -> int:
     """Verify and deliver the report; returns the exit code. Raises HarnessError."""
+    from ..identification import identify_model
+    from ..invocation import command_of
+    from ..rungs.drawn import DRAWN_RUNGS, Drawn
+    from ..verification import verify
+    from .runs.verify import deliver_run, watcher
+
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     types = tuple(name.strip() for text in args.type for name in text.split(",") if name.strip())
     drawn = Drawn(types, args.M, args.N, args.K)
@@ -124,6 +127,8 @@ def verified(args: argparse.Namespace) -> int:
 
 def _reference(args: argparse.Namespace) -> str:
     """Return `--reference`, or its default, which depends on whether llama.cpp is installed."""
+    from ..rungs.drawn import NONE
+
     asked: str | None = args.reference
     if asked is not None:
         return asked

@@ -5,9 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..formats import FORMATS
-from ..hosts.choice import HOST_CHOICES
-from ..kernels.foreign.template import SEMANTICS, TAKES, Template
 from ..processes.sandbox import MODES
 from ..support.command_line import quoted
 from ..support.errors import UsageError, say
@@ -15,6 +12,7 @@ from ..support.text import printable
 from . import kernel
 from .command import Command
 from .common import EXIT_CODES, Parser
+from .verify import HOSTS
 
 _EPILOG = """\
 examples:
@@ -30,6 +28,9 @@ step.
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
+    from ..formats import FORMATS
+    from ..kernels.foreign.template import SEMANTICS, TAKES
+
     parser = Parser(
         prog="gguf-verify new-kernel",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,13 +61,15 @@ def build_parser() -> argparse.ArgumentParser:
         "kernel quantizes them itself)",
     )
     add("--output", choices=TAKES, default="float32", help="dtype of the outputs (default: %(default)s)")
-    add("--host", choices=HOST_CHOICES, default="auto", help="where the kernel runs, as in `gguf-verify kernel`")
+    add("--host", choices=HOSTS, default="auto", help="where the kernel runs, as in `gguf-verify kernel`")
     add("--sandbox", choices=MODES, default="auto", help="isolation of the kernel, as in `gguf-verify kernel`")
     return parser
 
 
 def run(argv: list[str]) -> int:
     """`gguf-verify new-kernel …`; returns the exit code. Raises HarnessError."""
+    from ..kernels.foreign.template import Template
+
     args = build_parser().parse_args(argv)
     files = Template.of(args.type, args.semantics, args.takes, args.output).files(args.file)
     write(files)

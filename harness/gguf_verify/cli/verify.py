@@ -3,57 +3,45 @@
 from __future__ import annotations
 
 import argparse
+import pkgutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
-from ..hosts.choice import HOST_CHOICES, help_of_hosts
-from ..identification import identify_model
-from ..invocation import command_of
-from ..kernels.by_name import further
-from ..kernels.families import DEFAULT_KERNEL, FAMILIES
-from ..kernels.family import Family
-from ..kernels.ladder import KERNELS
-from ..kernels.spec import KernelSpec
-from ..llama.backends import help_of_references
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
-from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options, Report
-from ..rungs import rungs_for
+from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT
 from ..support.command_line import cores
 from ..support.durations import seconds_of
-from ..support.errors import EXIT_INTERRUPTED, UsageError, say
+from ..support.paths import PACKAGE
 from ..support.seeds import MOST_SEED, fresh_seed
-from ..verification import verify
-from .certify import Certificates
 from .command import Command, commands
 from .common import (
     EXIT_CODES,
     MOST_JOBS,
     MOST_THREADS,
-    PIPED_WIDTH,
-    Files,
     LateEpilog,
     add_common,
     add_jobs,
     add_prompt,
     add_ray,
     add_reports,
-    asked_for,
     check_ranges,
     check_regex,
-    deliver,
-    error_form,
-    form,
     internal_errors,
     on_terminal,
-    prompt_of,
-    write_files,
 )
 from .files import output
-from .interrupts import undisturbed
-from .live import Live
 
-_MOST_TOKENS = 1 << 20
+# Names and texts of the registries, repeated here because importing these would take half a second. A test compares.
+DEFAULT_KERNEL = "q8_1"
+HOSTS = ("auto", "gpu", "cpu")
+HELP_OF_HOSTS = "gpu: an NVIDIA GPU, through CuPy; cpu: the CPU, which emulates a GPU"
+HELP_OF_REFERENCES = (
+    "cpu: llama.cpp's CPU backend; gpu: the first GPU that llama.cpp has a backend for; or a device's name, such as "
+    "Vulkan0"
+)
+RUNGS = ("bytes", "blocks", "layers", "tokens")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -88,7 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--reference",
         default="cpu",
         metavar="DEVICE",
-        help=f"where llama.cpp runs: {help_of_references()} (default: %(default)s)",
+        help=f"where llama.cpp runs: {HELP_OF_REFERENCES} (default: %(default)s)",
     )
     add(
         "--kernel",
@@ -100,7 +88,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--rungs",
         metavar="LIST",
-        help=f"rungs to run (default: all that fit what the kernel computes; for products {','.join(rungs_for())})",
+        help=f"rungs to run (default: all that fit what the kernel computes; for products {','.join(RUNGS)})",
     )
     add(
         "--identify",
@@ -172,9 +160,9 @@ def add_kernel_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--host",
-        choices=HOST_CHOICES,
+        choices=HOSTS,
         default="auto",
-        help=f"where the kernel runs; {help_of_hosts()}; auto takes the first that this machine has",
+        help=f"where the kernel runs; {HELP_OF_HOSTS}; auto takes the first that this machine has",
     )
     add(
         "--exact-on",
@@ -307,11 +295,19 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def _epilog() -> str:
-    listed: list[Family | KernelSpec] = [*FAMILIES.values(), *KERNELS.values()]
-    kernels = "\n".join(f"  {k.name:<17}{k.title}" for k in listed)
-    others = "\n".join(f"  gguf-verify {c.name:<11}{c.summary}" for c in commands().values() if c is not COMMAND)
+    others = "\n".join(f"  gguf-verify {c.name:<18}{c.summary}" for c in commands().values() if c is not COMMAND)
+    names = [f"  {', '.join(_modules(folder))}" for folder in ("families", "ladder")]
+    kernels = "\n".join(textwrap.wrap(names[0] + "; one algorithm each:" + names[1][1:], 100, subsequent_indent="  "))
     codes = EXIT_CODES.format(verified="verified", mismatch="a mismatch was found")
-    return f"other commands, each with its own --help:\n{others}\n\nkernels:\n{kernels}\n\n{codes}"
+    return (
+        f"other commands, each with its own --help:\n{others}\n\n"
+        f"kernels (`gguf-verify explain NAME` describes one):\n{kernels}\n\n{codes}"
+    )
+
+
+def _modules(folder: str) -> list[str]:
+    """The shipped kernels in a folder of `kernels`: each is a module of its name."""
+    return sorted(m.name for m in pkgutil.iter_modules([str(PACKAGE / "kernels" / folder)]))
 
 
 def run(argv: list[str]) -> int:
@@ -319,101 +315,9 @@ def run(argv: list[str]) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     with internal_errors(args.verbose), sandboxed(args.sandbox, args.kernel_memory):
-        return _run(args)
+        from .runs.verify import run_verify  # late: half a second
 
-
-def _run(args: argparse.Namespace) -> int:
-    kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
-    _check(args)
-    files = asked_for(args, kind)
-    shown = (None, *(_rungs(args) or rungs_for()))
-    if any(writer.rung not in shown for writer in files):
-        wrong = next(w for w in files if w.rung not in shown)
-        raise UsageError(f"{wrong.flag} shows results of the {wrong.rung} rung, which --rungs does not include")
-    options = Options(
-        prompt=prompt_of(args, DEFAULT_PROMPT),
-        n_predict=args.n_predict,
-        ctx_size=args.ctx_size,
-        repack=args.repack,
-        reference=args.reference,
-        save_case="" if args.save_case is None else str(args.save_case),
-        **kernel_options(args),
-    )
-    if args.identify and (args.only_call or args.save_case or args.budget is not None):
-        raise UsageError("--only-call, --save-case and --budget apply to rungs, not to --identify")
-    if args.identify:
-        found = identify_model(
-            args.model, args.kernel, args.host, options, _command(args, options), args.ray, args.jobs
-        )
-        return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    certificate = Certificates.asked_for(args, _rungs(args), further(options))
-    report = verify(
-        args.model,
-        args.kernel,
-        args.host,
-        _rungs(args),
-        options,
-        _command(args, options),
-        source=args.source,
-        source_text=args.source_text,
-        waivers=args.waivers,
-        watcher=watcher(args, options),
-        interrupted_report=True,
-        ray=args.ray,
-        jobs=args.jobs,
-    )
-    exit_code = deliver_run(report, args.verbose, files)
-    return exit_code if certificate is None or not report.rungs else certificate.write(report, exit_code)
-
-
-def watcher(args: argparse.Namespace, options: Options) -> Live | None:
-    """Return what prints a run's progress on standard error, or None."""
-    return Live(error_form()) if options.progress else None
-
-
-def deliver_run(report: Report, verbose: bool, files: Files) -> int:
-    """Write the report to standard output and to files; returns the exit code."""
-    if report.ended_by in EXIT_INTERRUPTED:
-        if not report.rungs:
-            say(f"interrupted by {report.ended_by} before anything was verified")
-            with undisturbed():
-                return write_files(Kind.RUN, report, report.exit_code, files)
-        say(f"interrupted by {report.ended_by}")
-    return deliver(Kind.RUN, report, report.exit_code, form(verbose, piped_width=PIPED_WIDTH), files)
-
-
-def _command(args: argparse.Namespace, options: Options) -> str:
-    return command_of(
-        args.model,
-        args.kernel,
-        args.host,
-        _rungs(args),
-        options,
-        args.file,
-        identify=args.identify,
-        source=args.source,
-        source_text=args.source_text,
-        waivers=args.waivers,
-    )
-
-
-def _rungs(args: argparse.Namespace) -> list[str] | None:
-    """Return the requested rungs; None if `--rungs` was not given."""
-    return None if args.rungs is None else [r.strip() for r in args.rungs.split(",") if r.strip()]
-
-
-def _check(args: argparse.Namespace) -> None:
-    check_ranges(("-n", args.n_predict, 1, _MOST_TOKENS), ("-c", args.ctx_size, 0, _MOST_TOKENS))
-    if args.identify and (args.source is not None or args.source_text is not None):
-        raise UsageError("--source applies to a verification, not to --identify")
-    if args.identify and (args.certificate is not None or args.sign_with is not None):
-        raise UsageError("--certificate applies to a verification, not to --identify")
-    if args.only_call and args.certificate is not None:
-        raise UsageError("--certificate needs a whole verification, not one call: remove --only-call")
-    if args.llama is not None and args.certificate is not None:
-        raise UsageError("--certificate records the libraries of llama-cpp-python: remove --llama")
-    if args.identify and args.waivers is not None:
-        raise UsageError("--waivers applies to a verification, not to --identify")
+        return run_verify(args)
 
 
 COMMAND = Command("verify", "verify a kernel against llama.cpp (the default command)", build_parser, run)

@@ -27,8 +27,6 @@ from gguf_verify.report.writer import Kind
 from gguf_verify.support.command_line import cores
 from gguf_verify.support.errors import UsageError
 
-from ..verification import check_pattern, verify_graph
-
 _MOST_TOKENS, _MOST_LAYERS = 1 << 20, 1 << 16
 _EPILOG = """\
 examples:
@@ -140,6 +138,8 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify backend …`; returns the exit code. Raises HarnessError."""
+    from ..verification import check_pattern, verify_graph
+
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         check_ranges(

@@ -27,7 +27,6 @@ from gguf_verify.support.cache import cache_dir
 from gguf_verify.support.errors import UsageError, say
 from gguf_verify.support.text import printable
 
-from ..bisection.bisect import Plan, bisect
 from .backend import build_parser as backend_parser
 
 #: Command that runs a candidate, in place of `python -m gguf_verify backend` or `verify`; tests set it.
@@ -120,6 +119,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify bisect …`; returns the exit code. Raises HarnessError."""
+    from ..bisection.bisect import Plan, bisect
+
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         check_ranges(("--run-limit", args.run_limit, 1, _LONGEST), ("--install-limit", args.install_limit, 1, _LONGEST))

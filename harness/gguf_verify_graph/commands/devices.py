@@ -9,8 +9,6 @@ from gguf_verify.backend_results import GraphOptions
 from gguf_verify.cli.command import Command
 from gguf_verify.cli.common import EXIT_CODES, Parser, add_common, check_ranges, internal_errors, print_lines
 
-from ..verification import known_devices
-
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
@@ -33,6 +31,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(argv: list[str]) -> int:
     """`gguf-verify devices …`; returns the exit code. Raises HarnessError."""
+    from ..verification import known_devices
+
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         check_ranges(("--time-limit", args.time_limit, 1, 1e6))

@@ -14,7 +14,7 @@ import pytest
 from gguf_verify.cli import main
 from gguf_verify.cli.common import internal_errors
 from gguf_verify.cli.interrupts import interruptible, undisturbed
-from gguf_verify.cli.live import Live
+from gguf_verify.cli.runs.live import Live
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind

@@ -6,13 +6,13 @@ import sys
 
 from rich.text import Text
 
-from ..report.terminal.console import rendered
-from ..report.terminal.run import Distinct, failure_lines, rung_line
-from ..report.writer import Form
-from ..results import Failure, Report, RungResult
-from ..rungs import Rung
-from ..support.progress import print_above_bars
-from ..verification import Watcher
+from ...report.terminal.console import rendered
+from ...report.terminal.run import Distinct, failure_lines, rung_line
+from ...report.writer import Form
+from ...results import Failure, Report, RungResult
+from ...rungs import Rung
+from ...support.progress import print_above_bars
+from ...verification import Watcher
 
 
 class Live(Watcher):

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..certificates import Materials, canonical, certify, collect
-from ..certificates.signing import check_signing, sign, signature_path
-from ..kernels.foreign.opening import Further
-from ..results import Report
-from ..support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
-from ..support.files import expect_no_input, write_output
-from ..support.text import printable
-from .common import check_kernel
-from .files import check_outputs
+from ...certificates import Materials, canonical, certify, collect
+from ...certificates.signing import check_signing, sign, signature_path
+from ...kernels.foreign.opening import Further
+from ...results import Report
+from ...support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
+from ...support.files import expect_no_input, write_output
+from ...support.text import printable
+from ..common import check_kernel
+from ..files import check_outputs
 
 
 @dataclass(frozen=True)
