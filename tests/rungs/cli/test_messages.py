@@ -13,6 +13,8 @@ from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.hosts.cupy_host import gpu_fault
+from gguf_verify.kernels.families import FAMILIES
+from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.processes.sandbox import MODES
 from gguf_verify.results import CULPRITS
 from gguf_verify.support.messages import MESSAGES
@@ -137,7 +139,10 @@ def test_every_id_of_an_error_is_explained() -> None:
 
 def test_every_id_has_one_explanation() -> None:
     known = explanations()
-    assert len(known) == len(MESSAGES) + len(RULES) + len(FAULTS) + len(OBSERVED) + len(CULPRITS) + 5 + len(MODES) - 1
+    kernels = len(FAMILIES) + len(KERNELS)
+    modes, verdicts = len(MODES) - 1, 5
+    ids = len(MESSAGES) + len(RULES) + len(FAULTS) + len(OBSERVED) + len(CULPRITS)
+    assert len(known) == ids + kernels + modes + verdicts
     assert {mode for mode in MODES if mode != "auto"} < set(known)
     assert {*MESSAGES, *CULPRITS, *(f.id for f in FAULTS), *OBSERVED, *(r.id for r in RULES.values())} < set(known)
     for e in known.values():
@@ -158,7 +163,7 @@ def test_explain_lists_all() -> None:
     for e in explanations().values():
         assert f"\n  {e.id}: " in shown
     assert [line for line in shown.splitlines() if line and not line.startswith(" ")] == [
-        "verdicts", "culprits", "sandboxes", "messages", "faults", "findings",
+        "verdicts", "culprits", "sandboxes", "kernels", "messages", "faults", "findings",
     ]  # fmt: skip
 
 

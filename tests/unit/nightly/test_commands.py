@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.cli import main
-from gguf_verify_nightly import command as cli_nightly
+from gguf_verify_nightly import night
 from gguf_verify_nightly.history import History
 from gguf_verify_nightly.night import Settings
 from gguf_verify_nightly.records import Outcome
@@ -53,7 +53,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_reports_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The night with what changed since the one before, in every form; what cannot be written is said beforehand."""
-    monkeypatch.setattr(cli_nightly, "Settings", functools.partial(Settings, harness=STUB))
+    monkeypatch.setattr(night, "Settings", functools.partial(Settings, harness=STUB))
     files = {kind: tmp_path / f"report.{kind}" for kind in ("html", "junit", "markdown", "json")}
     options = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
     path = write_config(tmp_path, story="pass")

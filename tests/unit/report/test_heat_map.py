@@ -395,7 +395,7 @@ def test_many_layers_are_put_together() -> None:
         (["--heat-map", "{}/folder.svg"], "cannot write"),
         (["--heat-map", "{}/model.gguf"], "--heat-map would overwrite a model"),
         (["--heat-map", "{}/link.svg"], "--heat-map would overwrite link.svg, which is an input"),
-        (["--heat-map", "{}/map.svg", "--rungs", "bytes"], "what the layers rung finds"),
+        (["--heat-map", "{}/map.svg", "--rungs", "bytes"], "shows results of the layers rung"),
         (["--heat-map", "{}/map.svg", "--identify"], "--heat-map cannot write this kind of result: identification"),
         (["--heat-map", "{0}/map.svg", "--json", "{0}/map.svg"], "the same file"),
     ],
@@ -405,8 +405,8 @@ def test_what_cannot_be_written_is_said_before_the_run(
 ) -> None:
     (tmp_path / "folder.svg").mkdir()
     (tmp_path / "link.svg").symlink_to(Q4_0)
-    monkeypatch.setattr("gguf_verify.cli.verify.verify", lambda *_: pytest.fail("it ran"))
-    monkeypatch.setattr("gguf_verify.cli.verify.identify_model", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("gguf_verify.cli.runs.verify.verify", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("gguf_verify.cli.runs.verify.identify_model", lambda *_: pytest.fail("it ran"))
     assert main([str(Q4_0), *(argument.format(tmp_path) for argument in more)]) == 2
     captured = capsys.readouterr()
     assert said in captured.err
