@@ -237,7 +237,7 @@ class BlockFormat:
         return k // self.block_size * self.block_bytes
 
     def view(self, blocks: Bytes) -> Structs:
-        """View `uint8[..., block_bytes]` as structs `[...]`, on a GPU as `Members`; contiguous blocks are not copied."""
+        """View `uint8[..., block_bytes]` as structs `[...]`, on a GPU as `Members`; without a copy if contiguous."""
         if not on_host(blocks):
             return cast(Structs, Members(self, blocks))
         packed = np.ascontiguousarray(blocks)
