@@ -1,7 +1,7 @@
-"""What explains outputs: which definition of the product a kernel computes, or which known fault it has, and where.
+"""Diagnosis of wrong outputs: the definition that a kernel computes, or the known fault that it has, and its place.
 
-Diagnosis looks only at inputs and outputs, and may run a kernel again. It may import kernels, semantics, the container,
-the formats, results and support.
+Diagnosis uses only inputs and outputs, and may run a kernel again. This package may import kernels, semantics, the
+container, the formats, results and support.
 """
 
 from .diagnose import Diagnosis, diagnose

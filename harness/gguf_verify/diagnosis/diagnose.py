@@ -1,13 +1,13 @@
-"""Which known fault explains outputs that are wrong: each fault is replayed on the same inputs, and named if it fits.
+"""The search for the known fault that explains wrong outputs: each fault is replayed on the same inputs.
 
-A fault explains the share 1 - Σ(y - f)²/Σ(y - o)² of the error, summed over the wrong outputs, where f is what the
-fault predicts and o the exact product of the declared definition. The fault is named where every wrong output is within
-the rounding bound of its prediction and it explains at least MOSTLY of the error. What it predicts of right outputs
-must hold, too, unless the wrong ones are whole rows, tokens or lanes, which a kernel may compute by other code. The
-roundings of some accumulators cannot all be followed; there, a fault is also named where the share NEARLY of the wrong
-outputs are within the bound, it explains at least EXPLAINED, and no other fault explains as much as RIVAL. If several
-faults fit, those are named whose residual is at most CLOSE times the least one or the rounding of a float32: they
-cannot be told apart on these data.
+A fault explains the fraction 1 - Σ(y - f)²/Σ(y - o)² of the error, summed over the wrong outputs, where f is the
+fault's prediction and o the exact product of the declared definition. The fault is named if every wrong output is
+within the rounding bound of its prediction and it explains at least MOSTLY of the error. Its predictions for correct
+outputs must hold, too, unless the wrong ones are whole rows, tokens or lanes, which a kernel may compute by other code.
+The roundings of some accumulators cannot all be predicted; for these, a fault is also named if the fraction NEARLY of
+the wrong outputs is within the bound, it explains at least EXPLAINED, and no other fault explains as much as RIVAL. If
+several faults fit, those are named whose residual is at most CLOSE times the smallest one or the rounding of a float32:
+they cannot be distinguished on these data.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from .observed import observed
 from .operands import Bytes, Floats, Parts, Predicted
 from .pattern import is_region, pattern
 
-#: See the module.
+#: Thresholds: see the docstring of this module.
 MOSTLY, EXPLAINED, NEARLY, RIVAL, CLOSE = 0.9999, 0.99, 0.95, 0.9, 10.0
-#: A fault must predict this share of the wrong outputs: one that reads outside the arrays predicts nothing there.
+#: A fault must predict this fraction of the wrong outputs: a fault that reads outside the arrays predicts nothing
+#: there.
 KNOWN = 0.25
-#: Nothing is named where fewer outputs are wrong: one or two may fit by chance.
+#: Nothing is named if fewer outputs are wrong: one or two may fit by chance.
 FEWEST = 4
 #: Rows and tokens on which faults with many variants are tried first.
 MOST_TRIED = 5
@@ -50,16 +51,16 @@ MOST_TOKENS, MOST_ROWS, MOST_WEIGHTS = 64, 256, 1 << 20
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What is wrong with outputs.
+    """The diagnosis of wrong outputs.
 
     Args:
-        wrong, outputs: how many fail the gates, of how many.
-        definitions: other definitions within whose bound all outputs are.
-        faults: the faults that explain them; several cannot be told apart on these data.
-        nearest: the fault that explains most of the error, where none is named.
-        pattern: where the wrong outputs are, in words.
+        wrong, outputs: the number of outputs that fail the gates, and of all.
+        definitions: other definitions whose bound holds for all outputs.
+        faults: the faults that explain them; several cannot be distinguished on these data.
+        nearest: the fault that explains most of the error, if none is named.
+        pattern: the places of the wrong outputs, in words.
         advice: what to do about `definitions`, in a sentence.
-        explanations: the variants of `faults` that explain the outputs, with what they predict of other products.
+        explanations: the variants of `faults` that explain the outputs, with their predictions for other products.
     """
 
     wrong: int
@@ -73,7 +74,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """ "right", "another definition", "known fault" or "unknown"."""
+        """One of "right", "another definition", "known fault" and "unknown"."""
         if not self.wrong:
             return "right"
         if self.definitions:
@@ -82,7 +83,7 @@ class Diagnosis:
 
     @property
     def lines(self) -> list[str]:
-        """The diagnosis in words; empty where the outputs are right."""
+        """The diagnosis in words; empty if the outputs are correct."""
         if not self.wrong:
             return []
         lines = []
@@ -97,18 +98,18 @@ class Diagnosis:
             lines.append("these faults predict the same outputs on these data: it is one of them")
         if not lines:
             near = ""
-            if self.nearest is not None and self.nearest.explained >= RIVAL:  # less would only mislead
+            if self.nearest is not None and self.nearest.explained >= RIVAL:  # a smaller fraction would mislead
                 near = f" (nearest: {self.nearest.id}, {_share(self.nearest.explained)} of the error)"
             lines.append(f"unknown: no fault of the catalogue explains the outputs{near}")
         return lines + list(self.pattern)
 
 
 def _share(share: float) -> str:
-    return f"{int(share * 10000) / 100:g} %"  # cut, not rounded, so that less than all is not 100 %
+    return f"{int(share * 10000) / 100:g} %"  # truncated, so that only all of it is shown as 100 %
 
 
 def most(fmt: WeightFormat, rows: Bytes) -> tuple[int, int]:
-    """How many tokens, and rows of weights uint8[N, row bytes], are replayed: fewer of long ones."""
+    """Return how many tokens, and rows of weights uint8[N, row bytes], are replayed: fewer of long ones."""
     k = max(1, rows.shape[1] // fmt.block_bytes * fmt.block_size)
     return max(1, min(MOST_TOKENS, int(MOST_WEIGHTS // k))), max(1, min(MOST_ROWS, int(MOST_WEIGHTS // k)))
 
@@ -117,17 +118,17 @@ def diagnose(
     y: Floats, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], blocks: Sequence[int] = (),
     threads: int = 1,
 ) -> Diagnosis:  # fmt: skip
-    """What explains outputs float32[M, N], if they are wrong.
+    """Diagnose outputs float32[M, N], if they are wrong.
 
     Args:
         semantics: the definition that the kernel declares. No fault is replayed for an author's oracle.
         rows: weights uint8[N, row bytes].
-        x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] as it was given them.
+        x: float32[M, K] that the kernel quantized itself, or uint8[M, row bytes] as it got them.
         blocks: the first wrong blocks of K of some outputs, for the pattern.
         threads: for the exact products.
 
-    The first MOST_TOKENS tokens and MOST_ROWS rows are looked at, fewer where they are long. Raises ValueError for
-    shapes that do not fit, and KernelFault where an author's oracle fails.
+    Only the first MOST_TOKENS tokens and MOST_ROWS rows are examined, fewer if they are long. Raises ValueError for
+    shapes that do not fit, and KernelFault if an author's oracle fails.
     """
     if y.shape != (len(x), len(rows)):
         raise ValueError(f"outputs of shape {y.shape} do not belong to {len(x)} tokens and {len(rows)} rows")
@@ -176,7 +177,7 @@ def _of_fused(
     y: Floats, fmt: BlockFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], blocks: Sequence[int],
     threads: int,
 ) -> Diagnosis:  # fmt: skip
-    """`diagnose` of a kernel with an epilogue."""
+    """Diagnose a kernel with an epilogue."""
     tokens, few = most(fmt, rows)
     y, rows, x = np.ascontiguousarray(y[:tokens, :few], np.float32), rows[:few], x[:tokens]
     if not y.size:
@@ -196,7 +197,7 @@ def _of_fused(
 
 @dataclass(frozen=True)
 class _Fit:
-    """One variant of a fault beside the wrong outputs."""
+    """The fit of one variant of a fault to the wrong outputs."""
 
     fault: Fault
     match: FaultMatch
@@ -206,7 +207,7 @@ class _Fit:
     which: str
 
     def predict(self, case: Case) -> Predicted | None:
-        """What a kernel with the same variant gives of another product; None where that has no such variant."""
+        """Predict another product by a kernel with the same variant; None if that product has no such variant."""
         found = next((made for _, made in self.fault.of(case, (self.which,))), None)
         return found.predicted() if isinstance(found, Parts) else found
 
@@ -226,7 +227,7 @@ def _search(
     best: dict[str, float] = {}
     for f in fits:
         best[f.match.id] = max(best.get(f.match.id, -np.inf), f.match.explained)
-    apart = is_region(bad)  # rows, tokens or lanes may have a fault that others do not have
+    apart = is_region(bad)  # a fault may be limited to some rows, tokens or lanes
     named = [f for f in fits if _named_alone(f) and (apart or f.contradicted <= 1 - NEARLY)]
     if not named:
         named = [
@@ -238,7 +239,7 @@ def _search(
         read_off = fitted(y, case, bad)
         if read_off is not None:
             return (read_off,), None
-        if np.count_nonzero(y[bad]) < FEWEST:  # multiplied by almost nothing, every product comes near zero
+        if np.count_nonzero(y[bad]) < FEWEST:  # times almost nothing, every product is nearly zero
             return (), None
         top = max(best.items(), key=lambda pair: pair[1], default=None)
         return (), NearestFault(*top) if top is not None and top[1] > 0.5 else None
@@ -246,7 +247,7 @@ def _search(
     rounding = float(((UNIT_ROUNDOFF * y[finite].astype(np.float64)) ** 2).sum())
     limit = CLOSE * max(min(f.residual for f in named), rounding)
     named = sorted((f for f in named if f.residual <= limit), key=lambda f: (not f.match.everywhere, f.residual))
-    if named[0].match.everywhere:  # what also says where outputs are right says more
+    if named[0].match.everywhere:  # a fault that also predicts the correct outputs is stronger evidence
         named = [f for f in named if f.match.everywhere]
     return tuple(Explanation(f.match, f.predict, None if f.match.everywhere else bad) for f in named), None
 
@@ -263,7 +264,7 @@ def _of(
     fault: Fault, y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64],
     only: Collection[str] | None = None,
 ) -> Iterator[_Fit]:  # fmt: skip
-    """The variants of a fault beside the outputs, or some of them."""
+    """Yield the fits of a fault's variants, or of some of them."""
     for which, made in fault.of(case, only):
         predicted = made if isinstance(made, Predicted) else made.predicted()
         fit = _fit(y, bad, exact, predicted, case.semantics.output)
@@ -276,7 +277,7 @@ def _of(
 def _of_many(
     y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
 ) -> Iterator[_Fit]:  # fmt: skip
-    """Of faults with many variants, those that fit a few of the outputs."""
+    """Yield the fits of faults with many variants, of those variants that fit a few of the outputs."""
     rows, tokens = (np.sort(np.argsort(-bad.sum(axis=axis), kind="stable")[:MOST_TRIED]) for axis in (0, 1))
     at = np.ix_(tokens, rows)
     if int(bad[at].sum()) < FEWEST:
@@ -294,8 +295,11 @@ def _of_many(
 def _fit(
     y: Floats, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64], predicted: Predicted, output: str
 ) -> tuple[float, float, float, float, bool, float] | None:
-    """Residual, share of the error, worst utilisation, share of outputs within the bound, whether right outputs agree
-    too, and the share of these that do not; None where the fault says too little."""
+    """Return residual, fraction of the error, worst utilisation, and agreement with wrong and correct outputs.
+
+    The last three are the fraction of wrong outputs within the bound, whether all outputs agree, and the fraction of
+    correct outputs that do not. None if the fault predicts too little.
+    """
     known = np.ones(bad.shape, bool) if predicted.known is None else predicted.known
     looked = bad & known
     if int(looked.sum()) < max(FEWEST, KNOWN * int(bad.sum())):
@@ -306,12 +310,12 @@ def _fit(
         if (looked & ~finite & ~both_not).any():
             return None
         difference = np.abs(y.astype(np.float64) - predicted.exact)
-        # one rounding of the result, where everything else was exact
+        # Allow one rounding of the result, in case everything else was exact.
         narrow = NARROW.get(output)
         rounding = UNIT_ROUNDOFF * np.abs(y) if narrow is None else narrow.half_ulp(np.abs(y.astype(np.float64)))
         agrees = both_not | (difference <= predicted.bound + rounding)
         at = looked & finite
-        # zeros, and infinities everywhere, fit too much: what predicts nothing else is no evidence
+        # Zeros, and infinities everywhere, fit too much: a fault that predicts nothing else is no evidence.
         everywhere = bool(agrees[known].all())
         telling = int(((known & finite if everywhere else at) & (np.abs(predicted.exact) > 0)).sum())
         if telling < FEWEST and not (both_not[looked].all() and finite[known].any() and agrees[known].all()):

@@ -1,7 +1,7 @@
 """Faults that no single output shows: the kernel runs again, under other schedules, at other sizes, in other series.
 
-What is named here was seen: what a checked build found, outputs that are right in one call and wrong in another with
-the same operands, or outputs of one call that are the product of another's.
+Every fault named here was observed: a finding of a checked build, outputs that are correct in one call and wrong in
+another with the same operands, or outputs of one call that are the product of another's.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from .sizes import around, each, of_lengths, of_sizes
 
 Bools = npt.NDArray[np.bool_]
 
-#: Orders of threads that need no build of their own.
+#: Orders of threads that need no separate build.
 _ORDERS = (Schedule("descending"), Schedule("seeded", 1))
-#: Numbers of tokens and of rows that are tried: small ones, and around the sizes of tiles.
+#: Numbers of tokens and of rows to try: small ones, and around the sizes of tiles.
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 80, 96, 127, 128, 129, 131)
-#: Calls, about, that find the sizes at which outputs become wrong.
+#: Approximate number of calls to find the sizes at which outputs become wrong.
 _EDGES = 16
-#: Tokens and rows of calls whose shape a kernel has hardly seen before.
+#: Tokens and rows of calls with a shape that the kernel has probably not seen before.
 _UNUSUAL = ((11, 29), (13, 27), (19, 23))
 #: Numbers of rows that are near no size of a tile.
 _FRESH = ((37, 43), (46, 53))
-#: Rows up to so many columns are no evidence that a kernel is wrong for large K only: their last tile may be.
+#: Up to this K, wrong rows are no evidence that a kernel is only wrong for large K: their last tile may be wrong.
 _LONG = 2048
-#: Multiplications of all calls of one experiment; values of the operand whose size changes.
+#: Most multiplications of all calls of one experiment; most values of the operand whose size changes.
 _MOST_WORK, _MOST_VALUES = 1 << 27, 1 << 24
-#: Multiplications of a call under another schedule, which an instrumented build does on one core; rows of it.
+#: Most multiplications of a call under another schedule, which an instrumented build makes on one core; its rows.
 _MOST_CHECKED, _ROWS_CHECKED = 1 << 23, 72
 #: Numbers of tokens at which another definition must fit, too: kernels choose their code by them.
 _TOKENS = (1, 9, 64)
@@ -60,9 +60,9 @@ class Experiments:
     """A kernel and the operands of a call that failed.
 
     Args:
-        kernel, fmt, semantics: what multiplies, the weights' format, and the definition that the kernel declares.
+        kernel, fmt, semantics: the kernel, the weights' format, and the definition that the kernel declares.
         rows: weights uint8[N, row bytes].
-        x: float32[M, K] that the kernel quantizes itself, or uint8[M, row bytes] as it is given them.
+        x: float32[M, K] that the kernel quantizes itself, or uint8[M, row bytes] as it gets them.
         threads: for the exact products.
     """
 
@@ -74,8 +74,8 @@ class Experiments:
     threads: int = 1
 
     def named(self) -> Iterator[FaultMatch]:
-        """The faults that the experiments show, until one is found."""
-        # first what would spoil the others
+        """Yield the fault that the experiments show, if one does."""
+        # Experiments whose faults would invalidate the others come first.
         calls = (
             self.checked, self._order, self._memory, self._first_call, self._routings, self._tokens, self._rows,
             self._columns,
@@ -104,7 +104,7 @@ class Experiments:
         return product(definition, self.fmt, np.ascontiguousarray(rows), taken, threads=self.threads)
 
     def _wrong(self, y: Floats, exact: Product) -> Bools:
-        """Which outputs are, of those that have a finite exact value."""
+        """Return which outputs are wrong, among those with a finite exact value."""
         return np.asarray(judge(np.ascontiguousarray(y), exact).bad & np.isfinite(exact.exact))
 
     @property
@@ -112,14 +112,16 @@ class Experiments:
         return int(self.rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size)
 
     def _most(self, sizes: Sequence[int], other: int) -> int:
-        """How many of `other` rows or tokens may stand beside these sizes."""
+        """Return how many of `other` rows or tokens may be combined with these sizes."""
         return max(1, min(other, int(_MOST_WORK // max(1, sum(sizes) * self._k))))
 
     # ---- other schedules ---------------------------------------------------------------------------------------------
 
     def _under(self, *schedules: Schedule | None) -> Iterator[Floats]:
-        """The outputs of the first rows and tokens under each schedule; None is the ordinary launch. Nothing where a
-        host cannot choose one."""
+        """Yield the outputs of the first rows and tokens under each schedule; None is the ordinary launch.
+
+        Nothing if a host cannot choose one.
+        """
         rows = np.ascontiguousarray(self.rows[:_ROWS_CHECKED])
         x = np.ascontiguousarray(self.x[: max(1, _MOST_CHECKED // (len(rows) * self._k))])
         kernel = self.kernel.of(self.fmt, len(x), len(rows), self._k)
@@ -129,12 +131,11 @@ class Experiments:
                 weights = chosen.upload(self.fmt, rows)
                 y = chosen.product(weights, x) if x.dtype == np.float32 else chosen.gemm(weights, x)
                 if kernel.order is None and chosen.adds_floats:
-                    return  # by atomic operations, in any order, as it may
+                    return  # atomic additions, whose order is not defined: outputs may differ
                 yield y
 
     def _order(self) -> FaultMatch | None:
-        """Whether outputs depend on the order in which threads run, on when copies are done, or on what lies in shared
-        memory and around buffers."""
+        """Return a fault if outputs depend on the order of threads, on when copies complete, or on other memory."""
         try:
             found = list(self._under(None, *_ORDERS))
         except KernelFinding as finding:
@@ -147,7 +148,7 @@ class Experiments:
         return name_of(KernelFinding("changing", words))
 
     def checked(self) -> FaultMatch | None:
-        """What an instrumented build finds in a call with the first rows and tokens."""
+        """Return the finding of an instrumented build in a call with the first rows and tokens."""
         try:
             list(self._under(Schedule(checked=True)))
         except KernelFinding as finding:
@@ -157,12 +158,12 @@ class Experiments:
         return None
 
     def beside(self, named: Sequence[Explanation]) -> tuple[FaultMatch, ...]:
-        """What must be named in place of faults that explain the outputs of the call.
+        """Return the faults to name, given those that explain the outputs of the call.
 
         Outputs that depend on the order of threads may look like those of any fault. And a variant of a fault that
-        would make calls wrong that are right is none of the kernel's. Where that holds for all variants, the calls of
-        some sizes have the fault, or those of a series, which is named. Else the variants are named that no call
-        contradicts; one that explains a part of the outputs is contradicted by that part alone.
+        would make correct calls wrong is not the kernel's. If that holds for all variants, only calls of some sizes
+        have the fault, or those of a series, which is named. Otherwise the variants are named that no call contradicts;
+        one that explains a part of the outputs is only contradicted by that part.
         """
         left = list(named)
         try:
@@ -186,8 +187,11 @@ class Experiments:
         return one_each(left)
 
     def fitting(self, definitions: Sequence[str]) -> tuple[str, ...]:
-        """Of definitions that fit the call, those that fit other calls, too: those with other numbers of tokens and,
-        since its bound is wide, of the definition that adds value by value also those with fewer columns."""
+        """Return those of the definitions that also fit other calls than the failed one.
+
+        They are calls with other numbers of tokens and, since its bound is wide, for the definition that adds value by
+        value also with fewer columns.
+        """
         by_value = value_by_value(self.semantics.inside or self.semantics)
         if by_value is not None and by_value.name in definitions:
             return (by_value.name,) if self._computes(by_value) else ()
@@ -207,7 +211,7 @@ class Experiments:
         return left
 
     def _computes(self, definition: Semantics) -> bool:
-        """Whether the outputs of calls with other numbers of tokens and of columns are those of a definition."""
+        """Return whether calls with other numbers of tokens and of columns agree with a definition."""
         try:
             calls = [call for call in (*self._of_tokens(), *self._of_columns()) if self._takes(*call)]
             return all(judge(self._run(*call), self._exact(*call, definition)).passed for call in calls)
@@ -215,28 +219,31 @@ class Experiments:
             return False
 
     def _takes(self, rows: Bytes, x: npt.NDArray[Any]) -> bool:
-        """Whether a call is in the kernel's domain, and not too large."""
+        """Return whether a call is in the kernel's domain, and not too large."""
         domain, k = self.kernel.domain, rows.shape[1] // self.fmt.block_bytes * self.fmt.block_size
         return len(x) in domain.m and len(rows) in domain.n and k in domain.k and x.size * len(rows) <= _MOST_WORK
 
     def _right(self, rows: Bytes, x: npt.NDArray[Any]) -> Case | None:
-        """A call as faults are replayed on it; None where it is wrong, or is not made."""
+        """Return a call in the form for replaying faults; None if it is wrong, or was not made."""
         if not self._takes(rows, x) or self._wrong(self._run(rows, x), self._exact(rows, x)).any():
             return None
         few, some = most(self.fmt, rows)
         return case_of(self.semantics, self.fmt, rows[:some], x[:few])
 
     def _of_tokens(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
-        """Calls with other numbers of tokens."""
+        """Yield calls with other numbers of tokens."""
         yield from ((self.rows, np.resize(self.x, (m, self.x.shape[1]))) for m in _others(len(self.x)))
 
     def _of_rows(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
-        """Calls with other numbers of rows; of few, experts are hardly different, so that these show less."""
+        """Yield calls with other numbers of rows.
+
+        Not for experts: with few rows, they hardly differ, so such calls show less.
+        """
         if self.kernel.takes_experts is None:
             yield from ((np.resize(self.rows, (n, self.rows.shape[1])), self.x) for n in _others(len(self.rows)))
 
     def _of_columns(self) -> Iterator[tuple[Bytes, npt.NDArray[Any]]]:
-        """Calls with fewer columns."""
+        """Yield calls with fewer columns."""
         units = self._k // self.fmt.unit
         yield from (self._columns_of(n) for n in _others(units) if n < units)
 
@@ -244,7 +251,7 @@ class Experiments:
         return self._memory() or self._first_call()
 
     def _columns_of(self, units: int) -> tuple[Bytes, npt.NDArray[Any]]:
-        """Rows and activations of the first columns alone."""
+        """Return rows and activations of only the first columns."""
         all_units = self._k // self.fmt.unit
         width, wide = (of.shape[1] // all_units for of in (self.rows, self.x))
         return np.ascontiguousarray(self.rows[:, : units * width]), np.ascontiguousarray(self.x[:, : units * wide])
@@ -260,7 +267,7 @@ class Experiments:
         if not sizes or own * self._k > _MOST_VALUES:
             return None
         most = max(2 * own, max(sizes))
-        # one row less, which is a shape that is seldom used before
+        # One row less, a shape that has rarely been used before.
         rows = self.rows[: self._most([*sizes, *[most] * _EDGES], max(1, len(self.rows) - 1))]
         x = np.resize(self.x, (most, self.x.shape[1]))
         exact = self._exact(rows, x)
@@ -275,7 +282,7 @@ class Experiments:
         most = max(2 * own, min(_MORE_ROWS * domain.multiple, _MOST_VALUES // self._k))
         multiples = range(domain.multiple, most + 1, domain.multiple) if domain.multiple > 1 else ()
         sizes = [n for n in sorted({*SIZES, own, *multiples}) if n in domain and n <= max(own, *multiples, 0)]
-        # of few rows, experts are hardly different, so that a call of them shows less
+        # With few rows, experts hardly differ, so that a call of them shows less.
         if not sizes or own * self._k > _MOST_VALUES or self.kernel.takes_experts is not None:
             return None
         few = self._most([*sizes, *[most] * _EDGES], len(self.x))
@@ -290,7 +297,7 @@ class Experiments:
         return of_sizes(around(each(sizes, of), of, own, len(rows), domain), "row", "N", own)
 
     def _columns(self) -> FaultMatch | None:
-        """Whether calls with some lengths of rows are wrong, and others right."""
+        """Return a fault if calls with some K are wrong, and others correct."""
         unit, k = self.fmt.unit, self._k
         if k % unit:
             return None
@@ -323,7 +330,7 @@ class Experiments:
     # ---- what a kernel remembers -------------------------------------------------------------------------------------
 
     def _memory(self) -> FaultMatch | None:
-        """Calls of one shape that was not used before, with other operands each."""
+        """Make calls of one shape that was not used before, each with other operands."""
         domain = self.kernel.domain
         for few, some in _UNUSUAL:
             m, n = domain.m.up(few) or domain.m.down(few), domain.n.up(some) or domain.n.down(some)
@@ -340,7 +347,9 @@ class Experiments:
         return None
 
     def _remembered(self, what: str, calls: list[tuple[Bytes, npt.NDArray[Any]]]) -> FaultMatch | None:
-        """Whether the second and the third of three calls, right in the first, give what an earlier one should."""
+        """Return a fault if the second and the third of three calls, the first being correct, give the result of an
+        earlier one.
+        """
         answers = [self._run(*operands) for operands in calls]
         exact = [self._exact(*operands) for operands in calls]
 
@@ -357,7 +366,7 @@ class Experiments:
         return None
 
     def _first_call(self) -> FaultMatch | None:
-        """Whether a call is wrong after one of the same rows and columns with another number of tokens."""
+        """Return a fault if a call is wrong after one with the same rows and columns and another number of tokens."""
         domain = self.kernel.domain
         for (first, then), (used, fresh) in zip(((3, 10), (10, 3)), _FRESH, strict=True):
             if not all(m in domain.m for m in (first, then)) or not all(n in domain.n for n in (used, fresh)):
@@ -378,22 +387,24 @@ class Experiments:
         return None
 
     def _turned(self, of: npt.NDArray[Any], by: int, form: WeightFormat | None) -> npt.NDArray[Any]:
-        """The same rows in another order or, of few, with their blocks in another."""
+        """Return the same rows in another order or, of few, with their blocks in another order."""
         if not by:
             return of
         if not (np.roll(of, by, axis=0) == of).all():
             return np.roll(of, by, axis=0)
         unit = 32 if of.dtype == np.float32 else 128 if form is None else form.block_bytes
-        unit = unit if of.shape[1] % unit == 0 else of.itemsize  # rows that are no whole number of blocks
+        unit = unit if of.shape[1] % unit == 0 else of.itemsize  # rows that are not whole blocks
         return np.roll(of.reshape(len(of), -1, unit), by, axis=1).reshape(of.shape)
 
 
 def _others(own: int) -> list[int]:
-    """Sizes beside that of the call at which a fault is tried: small ones, parts of it, one less, twice as many."""
+    """Return sizes besides that of the call at which a fault is tried: small ones, parts of it, one less, twice as
+    many.
+    """
     return [n for n in sorted({1, 2, own // 3, own // 2, own - 1, 2 * own}) if n > 0 and n != own]
 
 
 def _within(window: FaultMatch, named: Sequence[Explanation]) -> FaultMatch:
-    """A window of sizes, with what explains the outputs of its calls."""
+    """Return a window of sizes, with the explanation of its calls' outputs."""
     those = " or ".join(match.words for match in one_each(named))
     return observed(window.id, f"{window.words}; in the wrong calls, {those}", window.fix)

@@ -1,7 +1,7 @@
-"""What a known fault is, and the product that may have it.
+"""The record of a known fault, and of the product that may have it.
 
-A fault has variants (which way, which tile); each is a whole prediction of the outputs in float64. Nothing here looks
-at what a kernel gave: see `diagnose`.
+A fault has variants (which way, which tile); each is a complete prediction of the outputs in float64. Nothing here uses
+a kernel's outputs: see `diagnose`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..semantics.definition import Semantics
 from .operands import Bytes, Floats, Parts, Predicted, parts_of
 
 Variants = Iterator[tuple[str, Parts | Predicted]]
-#: The same, of which each product may be made when it is asked for.
+#: The same, where each product may be made on demand.
 LazyVariants = Iterator[tuple[str, Parts | Predicted | Callable[[], Parts | Predicted]]]
 
 
-#: Measures replay one in so many variants of faults with many.
+#: Measures replay one in this many variants of faults with many.
 SAMPLED = 23
 
 
@@ -36,7 +36,7 @@ class Case:
         semantics, fmt: the declared definition, and the weights' format.
         rows: weights uint8[N, row bytes].
         x: activations uint8[M, row bytes] as the definition has them.
-        values: float32[M, K] that the kernel quantized itself; None where it was given x.
+        values: float32[M, K] that the kernel quantized itself; None if it got x.
     """
 
     semantics: Semantics
@@ -47,12 +47,12 @@ class Case:
 
     @cached_property
     def parts(self) -> Parts:
-        """The operands of the right product."""
+        """The operands of the correct product."""
         return parts_of(self.semantics, self.fmt, self.rows, self.x)
 
     @cached_property
     def right(self) -> Predicted:
-        """The outputs of the right product."""
+        """The outputs of the correct product."""
         return self.parts.predicted()
 
     @property
@@ -67,7 +67,9 @@ class Case:
 
     @property
     def taken_off(self) -> int:
-        """What the definition subtracts from each code before the integer product: the format's offset, or 0."""
+        """The number that the definition subtracts from each code before the integer product: the format's offset, or
+        0.
+        """
         return self.fmt.offset if self.semantics.term.integer_offset(self.fmt) else 0
 
     @property
@@ -77,8 +79,11 @@ class Case:
 
 
 def case_of(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: npt.NDArray[Any]) -> Case | None:
-    """The product of weights uint8[N, row bytes] and activations float32[M, K] that the kernel quantizes, or
-    uint8[M, row bytes]; None where no fault of it is known: weights that are not quantized, an author's oracle."""
+    """Return the product of weights uint8[N, row bytes] and activations as a case.
+
+    The activations are float32[M, K] that the kernel quantizes, or uint8[M, row bytes]. None if no fault of it is
+    known: weights that are not quantized, an author's oracle.
+    """
     semantics = semantics.inside or semantics
     if semantics.oracle is not None or semantics.epilogue is not None or not isinstance(fmt, BlockFormat):
         return None
@@ -90,12 +95,12 @@ def case_of(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: npt.NDArray
 
 @dataclass(frozen=True)
 class Explanation:
-    """A variant of a fault that explains the outputs of a product, and what a kernel with it gives in any other.
+    """A variant of a fault that explains the outputs of a product, with its predictions for any other product.
 
     Args:
-        match: the fault, as a report names it.
-        predict: the outputs of a product; None where nothing is known of them.
-        part: the outputs that it explains, bool[M, N], where others are right that it would make wrong; None for all.
+        match: the fault, as in a report.
+        predict: returns the outputs of a product; None if they are not known.
+        part: the outputs that it explains, bool[M, N], if others are correct that it would make wrong; None for all.
     """
 
     match: FaultMatch
@@ -103,12 +108,14 @@ class Explanation:
     part: npt.NDArray[np.bool_] | None = None
 
     def shows(self, case: Case) -> bool:
-        """Whether the kernel would give wrong outputs for a product, if it had the fault in all of them."""
+        """Return whether the fault would make outputs of a product wrong, if it affected all of them."""
         return bool(self._apart(case).any())
 
     def shows_in_its_part(self, case: Case) -> bool:
-        """The same if it has the fault in that part alone: outputs of the same rows and tokens, or, since the part may
-        be lanes of warps, those of the same numbers."""
+        """Return the same if it only affects that part: outputs of the same rows and tokens.
+
+        Since the part may be lanes of warps, outputs of the same numbers count, too.
+        """
         apart = self._apart(case)
         if self.part is None or not apart.any():
             return bool(apart.any())
@@ -119,7 +126,7 @@ class Explanation:
         return bool(at_its_places.any() and at_its_numbers.any())
 
     def _apart(self, case: Case) -> npt.NDArray[np.bool_]:
-        """The outputs of a product that the fault makes wrong."""
+        """Return the outputs of a product that the fault makes wrong."""
         predicted = self.predict(case)
         if predicted is None:
             return np.zeros(case.right.exact.shape, bool)
@@ -128,7 +135,7 @@ class Explanation:
 
 
 def one_each(explanations: Iterable[Explanation]) -> tuple[FaultMatch, ...]:
-    """The faults, each in the words of its first variant."""
+    """Return the faults, each in the words of its first variant."""
     found: dict[str, FaultMatch] = {}
     for explanation in explanations:
         found.setdefault(explanation.match.id, explanation.match)
@@ -146,7 +153,7 @@ class Fault:
         applies: whether a product can have it.
         variants: (which way, the faulty product) of a case.
         many: it has so many variants that they are tried on few rows and tokens first, and only if no other fault is
-            named. What it does to an output must depend on that row and token alone.
+            named. Its effect on an output must depend only on that row and token.
         special: ids of faults that are special cases of this one, and may be named in its place.
     """
 
@@ -159,14 +166,14 @@ class Fault:
     special: tuple[str, ...] = ()
 
     def of(self, case: Case, only: Collection[str] | None = None) -> Variants:
-        """The variants, or those of these names; none where the fault does not apply."""
+        """Yield the variants, or those of these names; none if the fault does not apply."""
         if self.applies(case):
             for which, made in self.variants(case):
                 if only is None or which in only:
                     yield which, made() if callable(made) else made
 
     def sample(self, case: Case, first: int = 0) -> Variants:
-        """The variants, for measures: of a fault with many, one in SAMPLED, counted from `first`."""
+        """Yield the variants, for measures: for a fault with many, one in SAMPLED, counted from `first`."""
         if not self.many:
             yield from self.of(case)
         elif self.applies(case):
@@ -174,10 +181,10 @@ class Fault:
             yield from self.of(case, names[first % SAMPLED :: SAMPLED])
 
     def named_by(self, ids: Collection[str]) -> bool:
-        """Whether these names are right for it: it is among them, or they are special cases of it alone."""
+        """Return whether these names are correct for it: it is among them, or they are only special cases of it."""
         return self.id in ids or (bool(ids) and set(ids) <= set(self.special))
 
 
 def always(_: Case) -> bool:
-    """For faults that every product can have."""
+    """The condition of faults that every product can have."""
     return True

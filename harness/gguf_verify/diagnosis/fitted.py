@@ -1,7 +1,6 @@
-"""Faults that are read off outputs, not predicted: one factor for all of them, a factor for each part of the product,
-or outputs of other rows or tokens.
+"""Faults that are derived from outputs instead of predicted: a factor for all, for each part, or exchanged outputs.
 
-They are tried where no fault of the catalogue explains the outputs.
+They are tried if no fault of the catalogue explains the outputs.
 """
 
 from __future__ import annotations
@@ -17,16 +16,17 @@ from .weighed import weighed
 
 Bools = npt.NDArray[np.bool_]
 
-#: A factor is named where it explains all outputs, and so many wrong ones, of at least two rows and two tokens.
+#: A factor is named if it explains all outputs, and at least this many wrong ones, of at least two rows and two tokens.
 _FEWEST = 8
-#: What it may leave of the squared error: errors within the bound have passed no test of their size.
+#: The fraction of the squared error that it may leave: errors within the bound have passed no test of their size.
 _LEFT = 0.05
-#: Rows or tokens are named as exchanged where so many are, this share of all wrong ones, with `_FEWEST` outputs.
+#: Rows or tokens are named as exchanged if at least this many are, and this fraction of all wrong ones, with `_FEWEST`
+#: outputs.
 _FEWEST_EXCHANGED, _MOSTLY = 2, 0.95
 
 
 def fitted(y: Floats, case: Case, bad: Bools) -> Explanation | None:
-    """What explains the wrong outputs of y float32[M, N], the first that does.
+    """Return the first explanation of the wrong outputs of y float32[M, N].
 
     Args:
         case: the product.
@@ -75,7 +75,7 @@ def _exchanged(
     found: dict[int, int] = {}
     outputs = 0
     for n in wrong:
-        # what lies within the bound of a column, and tells it from the one that should be there by two outputs
+        # A candidate must lie within the bound of a column, and differ from the expected one in two outputs.
         fits = (np.abs(y[:, n, None] - exact) <= bound).all(axis=0)
         apart = (np.abs(exact - exact[:, n, None]) > bound + bound[:, n, None]).sum(axis=0)
         of = np.flatnonzero(fits & (apart >= 2))

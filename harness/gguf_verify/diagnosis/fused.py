@@ -1,7 +1,7 @@
-"""What is wrong with an epilogue: an operation that is left out, done twice, or done before another.
+"""Faults of an epilogue: an operation that is omitted, applied twice, or applied before another.
 
-No fault of the catalogue is replayed behind an epilogue: what a fault makes of the weights' bytes would also change the
-operands, which are drawn from them.
+No fault of the catalogue is replayed behind an epilogue: a change of the weights' bytes would also change the operands,
+whose random values are derived from them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .operands import Bytes, Floats
 def faults_of(
     y: Floats, fmt: BlockFormat, semantics: Semantics, rows: Bytes, x: Bytes, threads: int = 1
 ) -> tuple[FaultMatch, ...]:  # fmt: skip
-    """The faults that explain all outputs float32[M, N].
+    """Return the faults that explain all outputs float32[M, N].
 
     Args:
         semantics: the definition that the kernel declares, with its epilogue.
@@ -60,7 +60,7 @@ def faults_of(
 
 
 def _variants(operations: tuple[Operation, ...]) -> Iterator[tuple[str, tuple[Operation, ...]]]:
-    """What is wrong, in words, and what a kernel then does."""
+    """Yield each fault in words, with the operations of a kernel that has it."""
     for i, one in enumerate(operations):
         before, behind = operations[:i], operations[i + 1 :]
         yield f"{one.name} is left out", (*before, *behind)
@@ -77,6 +77,6 @@ def _variants(operations: tuple[Operation, ...]) -> Iterator[tuple[str, tuple[Op
 
 
 def _apart(a: Product, b: Product) -> npt.NDArray[np.bool_]:
-    """Whether two results differ by more than their bounds somewhere."""
+    """Return whether two results differ by more than their bounds somewhere."""
     with np.errstate(all="ignore"):
         return np.asarray((np.abs(a.exact - b.exact) > a.bound + b.bound).any())

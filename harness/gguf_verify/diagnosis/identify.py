@@ -1,4 +1,4 @@
-"""Which definition of the product gave these outputs: the one within whose bound they are."""
+"""Identification of the definition that gave some outputs: the one whose bound holds for them."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from ..semantics.terms import TERMS
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: Exact results with less than this NMSE between them are one definition on such data: rounding alone makes 1e-14.
+#: Exact results with a smaller NMSE are the same definition on such data: rounding alone makes 1e-14.
 COINCIDE = 1e-12
 _QK, _SEED = 32, 5
-#: The least share of outputs that are wrong where other roundings explain it.
+#: The least fraction of outputs that are wrong if other roundings explain it.
 _EVERYWHERE = 0.25
 #: Tokens and rows on which composed definitions are tried first.
 _FEW = 8
-#: Between the name of a definition and how it adds.
+#: Separates the name of a definition from its accumulation.
 _IN = ", added in "
-#: Sums of fewer bits than float32's, as they are declared.
+#: Sums of fewer bits than float32's, by their declared names.
 _NARROW_SUMS = ("tensor", "float16")
 
 
 def called(semantics: Semantics, fmt: WeightFormat) -> str:
-    """What kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
+    """Return what kernel authors call a definition: MMQ's Q4_0, for example, or the CPU's Q4_0."""
     if semantics is F32:
         return f"{fmt.name} with float32 activations"
     if semantics.term.minima_apart and semantics.encoding is F32.encoding:
@@ -54,10 +54,10 @@ def identify_kernel(
     declared: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1,
     own: Semantics | None = None,
 ) -> Identification:  # fmt: skip
-    """`identify`; where no definition fits with its own quantizer, also with the quantizer of the declared one.
+    """Apply `identify`; if no definition fits with its own quantizer, also with the quantizer of the declared one.
 
-    A kernel may be given blocks and then compute with them what another definition does. One that is handed values of
-    16 bits computes with those.
+    A kernel may get blocks and then compute another definition with them. A kernel that gets values of 16 bits computes
+    with those.
     """
     if isinstance(fmt, BlockFormat) and not declared.encoding.quantizes:
         x = declared.values_of(declared.bytes_of(x))
@@ -75,7 +75,7 @@ def identify_kernel(
 
 
 def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
-    """What to tell the author of a kernel that is correct for other definitions (the nearest first) than declared."""
+    """Return advice for the author of a kernel that computes other definitions (the nearest first) than declared."""
     names = nearest_of(declared, names) or names
     known = [definition_named(name) for name in names]
     if _but_for_sums(declared, names[0]):
@@ -98,27 +98,32 @@ def advice(declared: Semantics, names: Sequence[str], fmt: WeightFormat) -> str:
 
 
 def value_by_value(semantics: Semantics) -> Semantics | None:
-    """The definition of kernels that add each product of two values by itself, in place of a block's integer sum; None
-    where that is no other."""
+    """Return the definition of kernels that add each product of two values by itself, instead of a block's integer sum.
+
+    None if that is no different definition.
+    """
     if not semantics.encoding.quantizes or semantics.accumulation is not IN_FLOAT32 or semantics.oracle is not None:
         return None
     return replace(semantics, name=f"{semantics.name}{_IN}{BY_VALUE.name}", accumulation=BY_VALUE)
 
 
 def _but_for_sums(declared: Semantics, name: str) -> bool:
-    """Whether that definition is the declared one, but for sums of fewer bits."""
+    """Return whether that definition only differs from the declared one by sums of fewer bits."""
     return name in {f"{declared.name}{_IN}{sums}" for sums in _NARROW_SUMS}
 
 
 def nearest_of(declared: Semantics, names: Sequence[str]) -> tuple[str, ...]:
-    """The definitions of `names` beside the declared one. Where one differs from it in its sums alone, it stands for
-    all: beside the rounding of sums to 16 bits, other roundings do not show."""
+    """Return the definitions of `names` other than the declared one.
+
+    If one differs from it only in its sums, it stands for all: compared with the rounding of sums to 16 bits, other
+    roundings are invisible.
+    """
     others = tuple(name for name in names if name != declared.name)
     return next(((name,) for name in others if _but_for_sums(declared, name)), others)
 
 
 def definition_named(name: str) -> Semantics:
-    """The definition that an `Identification` names. Raises KeyError."""
+    """Return the definition that an `Identification` names. Raises KeyError."""
     whole, _, sums = name.partition(_IN)
     known = DECLARABLE.get(whole) or SEMANTICS.get(whole)
     if known is None:
@@ -128,8 +133,10 @@ def definition_named(name: str) -> Semantics:
 
 
 def composed_definitions(fmt: WeightFormat) -> list[Semantics]:
-    """Every encoding with every term that has a definition for such weights, beside `definitions` and `wider`; of those
-    with the same exact product and bound one, a named one if there is any."""
+    """Return every encoding with every term that has a definition for such weights, besides `definitions` and `wider`.
+
+    Of those with the same exact product and bound it returns one, a named one if there is any.
+    """
     if isinstance(fmt, ElementFormat):
         return []
     found: dict[tuple[object, ...], Semantics] = {}
@@ -159,7 +166,7 @@ def _every(fmt: BlockFormat) -> Iterator[Semantics]:
 
 
 def _rounded_as(declared: Semantics | None, semantics: Semantics) -> Semantics:
-    """A definition, with sums and outputs rounded as a kernel declares, and what it declares fused behind it."""
+    """Return a definition, with sums and outputs rounded as a kernel declares, and its declared epilogue."""
     if declared is None or declared.plain:
         return semantics
     sums = declared.accumulation
@@ -171,8 +178,10 @@ def _rounded_as(declared: Semantics | None, semantics: Semantics) -> Semantics:
 def _of_16_bit_kernels(
     own: Semantics, plain: Sequence[Semantics], pairs: Sequence[Semantics]
 ) -> list[list[Semantics]]:  # fmt: skip
-    """What only kernels that declare something of 16 bits, beside Q8_1's halves, may compute, by how wide its bound is:
-    sums in tensor cores, in half, and weights decoded in steps of a declared type."""
+    """Return definitions that only kernels with some declared 16-bit type, besides Q8_1's halves, may compute.
+
+    Ordered by the width of their bound: sums in tensor cores, in half, and weights decoded in steps of a declared type.
+    """
     inner = own.inside or own
     types = {own.encoding.dtype, inner.encoding.dtype, inner.term.weights, own.output} & {"float16", "bfloat16"}
     if not types and inner.accumulation is IN_FLOAT32:
@@ -194,10 +203,10 @@ def _of_16_bits(semantics: Semantics) -> bool:
 
 
 def definitions(fmt: WeightFormat) -> list[Semantics]:
-    """The definitions of a product with such weights: those of this project's kernels and of llama.cpp, of which no two
-    have the same exact product.
+    """Return the definitions of a product with such weights: those of this project's kernels and of llama.cpp.
 
-    Weights that are not quantized have one of their type, and that of activations that are not rounded.
+    No two have the same exact product. Weights that are not quantized have one of their type, and that of activations
+    that are not rounded.
     """
     if isinstance(fmt, ElementFormat):
         return list(dict.fromkeys((F32, llama_cpu_semantics(fmt))))
@@ -211,18 +220,18 @@ def definitions(fmt: WeightFormat) -> list[Semantics]:
 
 
 def wider(fmt: WeightFormat) -> list[Semantics]:
-    """Definitions of the exact product of `f32` with a wider bound."""
+    """Return definitions of the exact product of `f32` with a wider bound."""
     return [] if isinstance(fmt, ElementFormat) else [s for s in SEMANTICS.values() if s.term.minima_apart]
 
 
 def expected(
     semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int = 1, taken: Bytes | None = None
 ) -> Product:
-    """What a definition says of weights uint8[N, row bytes] and activations float32[M, K].
+    """Return the product of weights uint8[N, row bytes] and activations float32[M, K] by a definition.
 
     Args:
-        taken: the activations as a product of it took them, uint8[M, row bytes], where they are known: its quantizer
-            may be built with approximate division, and some x lie where that changes a code.
+        taken: the activations as quantized for such a product, uint8[M, row bytes], if known: its quantizer may be
+            built with approximate division, which changes the code of some x.
     """
     if isinstance(fmt, ElementFormat):
         if semantics is F32:
@@ -232,7 +241,7 @@ def expected(
 
 
 def known_inputs(m: int, k: int, seed: int = _SEED) -> Floats:
-    """Activations float32[M, K] on which all definitions differ.
+    """Return activations float32[M, K] on which all definitions differ.
 
     The values are normally distributed, and their scales are not halves. Of every four blocks of 32, one lies on ties:
     its largest magnitude is 127 times a power of two and the others are odd halves of that, which rounding to even and
@@ -260,14 +269,14 @@ def known_inputs(m: int, k: int, seed: int = _SEED) -> Floats:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Outputs beside one definition.
+    """The comparison of outputs with one definition.
 
     Args:
         name: of the definition.
         utilisation: |y - o| / bound of the worst output; infinite for NaN.
         score: |y - o| / spread of the worst output.
         nmse: Σ(y - o)² / Σ o².
-        within: every output passes the gates of `semantics.judge`.
+        within: whether every output passes the gates of `semantics.judge`.
     """
 
     name: str
@@ -283,8 +292,8 @@ class Identification:
 
     Args:
         candidates: every definition of the format; those within their bound come first, then by NMSE.
-        outputs: how many were judged.
-        coincide: the named ones differ by less than COINCIDE from each other.
+        outputs: the number of outputs that were judged.
+        coincide: whether the named ones differ by less than COINCIDE from each other.
     """
 
     candidates: tuple[Candidate, ...]
@@ -293,7 +302,7 @@ class Identification:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The definitions within whose bound all outputs are."""
+        """The definitions whose bound holds for all outputs."""
         return tuple(c.name for c in self.candidates if c.within)
 
     @property
@@ -321,24 +330,24 @@ def identify(
     own: Semantics | None = None,
     pairs: bool = True,
 ) -> Identification:
-    """Which definitions gave y.
+    """Return the definitions that gave y.
 
     Args:
         rows: weights uint8[N, row bytes].
         x: activations float32[M, K].
         y: outputs float32[M, N].
         threads: for the exact products.
-        taken: definition → x as its products took it, as `expected` says.
-        own: the definition that a kernel declares, beside the known ones or in place of the one of its name. The known
-            ones are tried with its sums and outputs, and what it fuses.
-        pairs: other pairs of an encoding and a term are tried, too.
+        taken: definition → x as quantized for its products: see `expected`.
+        own: the definition that a kernel declares, in addition to the known ones or in place of the one of its name.
+            The known ones are tried with its sums, outputs and epilogue.
+        pairs: whether to try other pairs of an encoding and a term, too.
 
-    Where no known definition fits, every other pair of an encoding and a term is tried. Sums in tensor cores and in
-    half, and decoding in steps, are tried for kernels that declare something of 16 bits, and of whose outputs many are
-    wrong: their bounds hold whatever is wrong by less than 16 bits show, and roundings are everywhere.
+    If no known definition fits, every other pair of an encoding and a term is tried. Sums in tensor cores and in half,
+    and decoding in steps, are only tried for kernels with some declared 16-bit type many of whose outputs are wrong:
+    their bounds admit any small fault, and their roundings affect all outputs.
 
-    Raises ValueError for shapes that do not fit, or where there is nothing to judge; KernelFault where an author's
-    oracle fails.
+    Raises ValueError for shapes that do not fit, or if there is nothing to judge; KernelFault if an author's oracle
+    fails.
     """
     if y.shape != (len(x), len(rows)) or not y.size:
         raise ValueError(f"outputs of shape {y.shape} do not belong to {len(x)} tokens and {len(rows)} rows")
@@ -346,7 +355,7 @@ def identify(
         raise ValueError(f"rows of {rows.shape[1]} bytes do not hold {x.shape[1]} values of {fmt.name}")
     y = np.ascontiguousarray(y, np.float32)
     found: list[tuple[Candidate, Product]] = []
-    bad = 1.0  # of the outputs, by the declared definition
+    bad = 1.0  # fraction of the outputs that are wrong by the declared definition
     known = {s.name: s for s in [*definitions(fmt), *wider(fmt)]}
     if own is not None:
         known[own.name] = own
@@ -356,7 +365,7 @@ def identify(
         for semantics in tried:
             fits_f32 = any(c.within for c, _ in found if c.name == F32.name)
             if semantics.term.minima_apart and semantics is not own and fits_f32:
-                continue  # the same product, and what is within the narrow bound is within the wide one
+                continue  # the same exact product: outputs within the narrow bound are also within the wide one
             meant = semantics if semantics is own else _rounded_as(own, semantics)
             bytes_of = (taken or {}).get(semantics.name)
             if screened:
@@ -369,7 +378,7 @@ def identify(
                 judgement = judge(y, p)
             if semantics is own:
                 bad = float(judgement.bad.mean())
-            # all zeros are every definition's answer, and a bound that admits most outputs' zeros says nothing
+            # All zeros fit every definition, and a bound that admits zeros for most outputs is no evidence.
             said = bool(np.any(p.exact)) and judgement.verified
             name = semantics.name
             found.append((Candidate(name, judgement.utilisation, judgement.score, judgement.nmse, said), p))
@@ -390,7 +399,7 @@ def identify(
 
 
 def nmse(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
-    """Σ(a - b)² / Σ b²; 0 where both are zero."""
+    """Return Σ(a - b)² / Σ b²; 0 if both are zero."""
     with np.errstate(all="ignore"):
         difference, energy = float(((a - b) ** 2).sum()), float((b**2).sum())
     return difference / energy if energy else (0.0 if difference == 0 else np.inf)

@@ -1,10 +1,10 @@
-"""From a wrong output element to the block of K that causes it.
+"""Localisation of the block of K that causes a wrong output.
 
 The kernel runs again on the same weights and on activations in which the token of the wrong output keeps some of its
-blocks and is zero elsewhere. Tiles, tails and the loop over K are then those of the call that failed. Bisection over
-the number of blocks that are kept, counted from the first, finds the block with which the sum becomes wrong. A run with
-that block alone, and one with all blocks but that one, tell whether the block or the accumulation is wrong, and whether
-other blocks are wrong, too.
+blocks and is zero elsewhere. Tiles, tails and the loop over K are then those of the failed call. Bisection over the
+number of kept blocks, counted from the first, finds the block with which the sum becomes wrong. A run with only that
+block, and one with all blocks but that one, show whether the block or the accumulation is wrong, and whether other
+blocks are wrong, too.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _WINDOW = 256
 
 @dataclass(frozen=True)
 class Blame:
-    """What along K makes an output wrong.
+    """The cause of a wrong output along K.
 
     Args:
-        first: the number of blocks, counted from the first, with which the sum is still right, and so the number of the
-            block that makes it wrong; None where the output is wrong without any block, or is right this time.
-        alone: the product of that block alone is wrong, too.
-        only: the sum of all other blocks is right.
-        again: the output is wrong when the kernel runs again.
-        blocks: how many blocks a row has.
+        first: the number of blocks, counted from the first, with which the sum is still correct, and so the number of
+            the block that makes it wrong; None if the output is wrong without any block, or is correct this time.
+        alone: whether the product of only that block is wrong, too.
+        only: whether the sum of all other blocks is correct.
+        again: whether the output is wrong when the kernel runs again.
+        blocks: the number of blocks in a row.
     """
 
     first: int | None
@@ -47,12 +47,12 @@ class Blame:
 
     @property
     def block(self) -> int | None:
-        """The first wrong block; None where no block by itself is."""
+        """The first wrong block; None if no block on its own is wrong."""
         return self.first if self.alone else None
 
     @property
     def advice(self) -> str:
-        """For a failure without a block."""
+        """Advice for a failure without a wrong block."""
         if not self.again:
             return "it is right when the kernel runs again: look for races and for memory that is not initialised"
         if self.first is None:
@@ -67,7 +67,7 @@ class Blame:
 
 
 def along_k(blames: Iterable[Blame]) -> Iterator[str]:
-    """How the wrong outputs depend on K, in words: one line for each kind."""
+    """Describe how the wrong outputs depend on K: one line for each kind."""
     kinds: dict[str, set[int]] = {}
     for b in blames:
         last = b.first == b.blocks - 1 and b.blocks > 1
@@ -90,19 +90,19 @@ def blame(
     kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int,
     order: Order | None = None,
 ) -> Blame | None:  # fmt: skip
-    """Which block of K makes the output of weight row n and token m wrong; None where that cannot be found out.
+    """Find the block of K that makes the output of weight row n and token m wrong; None if that is impossible.
 
     Args:
         weights: `rows` as the kernel got them.
         rows: uint8[N, row bytes], the file's.
         x: the activations of the call as the kernel took them: uint8[M, row bytes], or float32[M, K] that it quantized
-            on the way.
+            itself.
         order: the order whose bits are required, too.
     """
     fmt, semantics, values = weights.fmt, kernel.definition, x.dtype == np.float32
     form = semantics.activations
     if form is not None and not values and form.block_size > fmt.unit:
-        return None  # a block of activations meets several of weights
+        return None  # a block of activations is multiplied by several of weights
     nb = -(-weights.k // fmt.unit)
     width = x.shape[1] * fmt.unit // weights.k
     whole, low = rows, 0
@@ -111,7 +111,7 @@ def blame(
         whole = np.ascontiguousarray(rows[low : low + _WINDOW])
 
     def wrong(start: int, stop: int, inside: bool = True) -> bool:
-        """Whether the output is, of these blocks or of all others."""
+        """Return whether the output is wrong with only these blocks, or with all others."""
         at = np.arange(x.shape[1]) // width
         kept = ((at >= start) & (at < stop)) == inside
         masked = x.copy()

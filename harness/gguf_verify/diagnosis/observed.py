@@ -1,7 +1,8 @@
-"""Faults that the diagnosis names from what it observes, where nothing predicts the outputs: in a checked build, in
-further calls, in the bytes of the activation quantizer, or in the outputs themselves.
+"""Faults that the diagnosis observes rather than predicts.
 
-The catalogue in `faults` holds those whose outputs are computed. Together they are all the names that a report may say.
+They are observed in a checked build, in further calls, in the bytes of the activation quantizer, or in the outputs
+themselves. The catalogue in `faults` holds the faults whose outputs are predicted. Together they are all the names that
+a report may contain.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 from ..results import FaultMatch
 
-#: The share of the error that such a fault explains: it was seen, not computed.
+#: The fraction of the error that such a fault explains: not known, since it was observed, not computed.
 SEEN = float("nan")
 
 
@@ -20,9 +21,9 @@ class ObservedFault:
 
     Args:
         id: stable.
-        words: what is wrong, for any kernel.
+        words: the fault, for any kernel.
         fix: one line.
-        how: what shows it.
+        how: the evidence for it.
     """
 
     id: str
@@ -205,5 +206,5 @@ OBSERVED = {
 def observed(
     id: str, words: str, fix: str = "", explained: float = SEEN, utilisation: float = 0.0, everywhere: bool = True
 ) -> FaultMatch:
-    """An observed fault, in the words of one kernel; `fix` is the fault's own where it is empty."""
+    """Return an observed fault, in the words of one kernel; an empty `fix` means the fault's own."""
     return FaultMatch(id, words, fix or OBSERVED[id].fix, explained, utilisation, everywhere)

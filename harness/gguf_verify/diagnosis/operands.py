@@ -1,12 +1,12 @@
-"""A product taken apart into codes, scales and sums, so that a fault can put it together wrongly.
+"""A product split into codes, scales and sums, from which a fault can be composed.
 
-With terms b of 32 values (16 where only so many share a scale), in float64:
+With terms b of 32 values (16 if only so many share a scale), in float64:
 
     y = Σ_b d[b]·e[b]·Σ_i q[b,i]·a[b,i] + m[b]·s[b]
 
 q, d and m are the weights' codes, scale and minimum; a and e are the activations' codes and scale. The minimum is
-multiplied by s: their stored sum, or e·Σ a. Where a definition subtracts the offset from the codes, q is without it and
-m is zero. In `f32`, a are the values and e is one.
+multiplied by s: their stored sum, or e·Σ a. If a definition subtracts the offset from the codes, q does not contain it
+and m is zero. In `f32`, a are the values and e is one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Doubles = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predicted:
-    """Outputs that a fault would give.
+    """Outputs that a fault predicts.
 
     Args:
         exact: float64[M, N]; not finite where the kernel's outputs would not be.
-        bound: how far rounding may move them.
+        bound: the largest effect of rounding.
         known: the outputs that the fault predicts; None for all.
     """
 
@@ -74,7 +74,7 @@ class Parts:
         return self.semantics.term.half_products(self.fmt)
 
     def predicted(self) -> Predicted:
-        """The outputs of these operands, with the bound of `semantics.exact`."""
+        """Return the outputs of these operands, with the bound of `semantics.exact`."""
         terms, values = self.q.shape[1:]
         with np.errstate(all="ignore"):
             if self.half_products:
@@ -88,7 +88,7 @@ class Parts:
                 size = self._magnitude()
         added = terms * (values if self.semantics.activations is None else 2 if self.m.any() else 1)
         share = self.semantics.accumulation.growth(added)
-        narrow = NARROW.get(self.semantics.term.weights)  # these operands are of weights that are not rounded
+        narrow = NARROW.get(self.semantics.term.weights)  # the weights in these operands are not rounded
         if narrow is not None:
             share += 4 * narrow.unit * (1 + share)
         return Predicted(exact, share * size)
@@ -96,7 +96,7 @@ class Parts:
     def limited(
         self, rows: npt.NDArray[np.bool_] | None = None, tokens: npt.NDArray[np.bool_] | None = None
     ) -> Predicted:
-        """`predicted` for these rows, bool[N], and tokens, bool[M], alone."""
+        """Return `predicted` for only these rows, bool[N], and tokens, bool[M]."""
         made = self.predicted()
         known = np.ones(made.exact.shape, bool)
         known &= True if rows is None else rows
@@ -104,7 +104,7 @@ class Parts:
         return replace(made, known=known)
 
     def _magnitude(self) -> Doubles:
-        """The sum of magnitudes that the bound is made of, [M, N]."""
+        """Return the sum of magnitudes in the bound, [M, N]."""
         if self.semantics.activations is None:  # a kernel of `f32` multiplies decoded values
             values = np.abs(self.q * self.d[..., None] + self.m[..., None])
             return np.asarray(np.abs(self.a).reshape(len(self.a), -1) @ values.reshape(len(values), -1).T)
@@ -118,7 +118,7 @@ class Parts:
         return np.asarray(left @ (q * d[..., None]).reshape(len(q), -1).T)
 
     def terms(self) -> tuple[Doubles, Doubles]:
-        """The terms d·e·Σ q·a and m·s, float64[terms, M, N] each."""
+        """Return the terms d·e·Σ q·a and m·s, float64[terms, M, N] each."""
         sums = np.matmul(self.a.transpose(1, 0, 2), self.q.transpose(1, 2, 0))
         scale = self.e.T[:, :, None] * self.d.T[:, None, :]
         second = self.s.T[:, :, None] * self.m.T[:, None, :]
@@ -127,12 +127,12 @@ class Parts:
         return scale * sums, second
 
     def with_sums(self) -> Parts:
-        """The operands with s = e·Σ a, after a and e were changed, where the definition does not store s."""
+        """Return the operands with s = e·Σ a after a change of a and e, if the definition does not store s."""
         return self if self.semantics.uses_sum(self.fmt) else replace(self, s=self.e * self.a.sum(axis=-1))
 
 
 def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[Doubles, Doubles, Doubles]:
-    """q, d and m of weights uint8[N, row bytes]."""
+    """Return q, d and m of weights uint8[N, row bytes]."""
     n, size = len(rows), term_values(fmt)
     with np.errstate(all="ignore"):
         blocks = np.ascontiguousarray(rows).reshape(n, -1, fmt.block_bytes)
@@ -151,7 +151,7 @@ def weight_parts(semantics: Semantics, fmt: BlockFormat, rows: Bytes) -> tuple[D
 
 
 def activation_parts(semantics: Semantics, fmt: BlockFormat, x: Bytes) -> tuple[Doubles, Doubles, Doubles]:
-    """a, e and s of activations uint8[M, row bytes], as the definition has them."""
+    """Return a, e and s of activations uint8[M, row bytes], as the definition has them."""
     m, size = len(x), term_values(fmt)
     if not semantics.encoding.quantizes:
         a = semantics.values_of(x).astype(np.float64).reshape(m, -1, size)
@@ -165,6 +165,6 @@ def activation_parts(semantics: Semantics, fmt: BlockFormat, x: Bytes) -> tuple[
 
 
 def parts_of(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Bytes) -> Parts:
-    """The product of weights uint8[N, row bytes] and activations uint8[M, row bytes], taken apart."""
+    """Split the product of weights uint8[N, row bytes] and activations uint8[M, row bytes]."""
     fmt = semantics.term.reads(fmt)
     return Parts(semantics, fmt, *weight_parts(semantics, fmt, rows), *activation_parts(semantics, fmt, x))

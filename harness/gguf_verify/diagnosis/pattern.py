@@ -1,4 +1,4 @@
-"""Where wrong outputs are: in words, and as a map that reports draw."""
+"""The places of wrong outputs: in words, and as a map for reports."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Doubles = npt.NDArray[np.float64]
 #: Cells of a map: along rows of the weights, and along tokens.
 WIDTH, HEIGHT = 64, 16
 _WARP = 32
-#: Share of a rectangle of rows and tokens that is wrong, for it to count as one.
+#: Fraction of a rectangle of rows and tokens that is wrong, for it to count as one.
 _FULL = 0.9
 
 
 def utilisation(y: npt.NDArray[np.float32], p: Product) -> Doubles:
-    """|y - o| / bound of each output, float64[M, N]; infinite for NaN, 0 for a zero bound that is met."""
+    """Return |y - o| / bound of each output, float64[M, N]; infinite for NaN, 0 for a zero bound that is met."""
     with np.errstate(all="ignore"):
         difference = np.abs(y.astype(np.float64) - p.exact)
         ratio = np.where(difference == 0, 0.0, difference / p.bound)
@@ -28,7 +28,7 @@ def utilisation(y: npt.NDArray[np.float32], p: Product) -> Doubles:
 
 
 def pattern(bad: Bools, blocks: Sequence[int] = ()) -> list[str]:
-    """What the wrong outputs, bool[M, N], have in common: rows, tokens, tiles, lanes of warps, K.
+    """Describe the common property of the wrong outputs, bool[M, N]: rows, tokens, tiles, lanes of warps, K.
 
     Args:
         blocks: the first wrong blocks of K of some outputs.
@@ -58,7 +58,7 @@ def _pattern(bad: Bools, blocks: Sequence[int]) -> Iterator[str]:
 
 
 def is_region(bad: Bools) -> bool:
-    """Whether the wrong outputs, bool[M, N], are all of some rows and tokens, all but those, or lanes of warps."""
+    """Return whether the wrong outputs, bool[M, N], are all of some rows and tokens, all but those, or warp lanes."""
     if _lanes(bad) is not None:
         return True
     for of, full in ((bad, _FULL), (~bad, 1.0)):
@@ -69,7 +69,7 @@ def is_region(bad: Bools) -> bool:
 
 
 def _which(wrong: Bools) -> str:
-    """The indices in words: a period of a power of two, or ranges."""
+    """Describe the indices: a period of a power of two, or ranges."""
     n = len(wrong)
     at = np.flatnonzero(wrong)
     period = 2
@@ -92,7 +92,7 @@ def _which(wrong: Bools) -> str:
 
 
 def _lanes(bad: Bools) -> npt.NDArray[np.intp] | None:
-    """Lanes of warps that are wrong, where warps take outputs one after the other and all other lanes are right."""
+    """Return the lanes of warps that are wrong, if warps take consecutive outputs and all other lanes are correct."""
     flat = bad.ravel()
     if flat.size < 2 * _WARP:
         return None
@@ -103,14 +103,14 @@ def _lanes(bad: Bools) -> npt.NDArray[np.intp] | None:
 
 
 def ranges(at: npt.NDArray[np.intp], most: int = 6) -> str:
-    """1, 4 to 7, …"""
+    """Format indices as "1, 4 to 7, …"."""
     cuts = np.flatnonzero(np.diff(at) > 1) + 1
     runs = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in np.split(at, cuts)]
     return ", ".join(runs[:most]) + (f" and {len(runs) - most} more" if len(runs) > most else "")
 
 
 class Map:
-    """Utilisation of an output [M, N] on a grid of cells: the largest of each, and how many of it are wrong.
+    """Utilisation of an output [M, N] on a grid of cells: the largest of each, and its number of wrong outputs.
 
     A cell has a power of two of rows and of tokens, so that no tile or warp is split between cells.
     """
@@ -122,7 +122,7 @@ class Map:
         self.worst, self.wrong = np.zeros(shape), np.zeros(shape, np.int64)
 
     def add(self, first: int, ratio: Doubles, bad: Bools) -> None:
-        """Put in the rows of weights from `first` on, a multiple of `rows`: utilisation [M, n] and which are wrong."""
+        """Add the rows of weights from `first` on, a multiple of `rows`: utilisation [M, n] and which are wrong."""
         at = slice(first // self.rows, first // self.rows - (-ratio.shape[1] // self.rows))
         down, across = np.arange(0, self.m, self.tokens), np.arange(0, ratio.shape[1], self.rows)
         self.worst[:, at] = np.maximum.reduceat(np.maximum.reduceat(ratio, down, axis=0), across, axis=1)
@@ -131,5 +131,5 @@ class Map:
 
 
 def _size(n: int, most: int) -> int:
-    """The smallest power of two such that `most` cells of this size hold n."""
+    """Return the smallest power of two such that `most` cells of this size hold n."""
     return int(2 ** max(0, (-(-n // most) - 1).bit_length()))

@@ -1,8 +1,8 @@
-"""Whether a packing moves bits and nothing else, found by planting bits.
+"""Test whether a packing only moves bits, by planting bits.
 
-Every bit of the rows gets a number, and in the t-th trial the bits whose number has bit t are flipped against a row of
-zeros. A packed bit that copies (or inverts) one bit of the rows then flips in exactly the trials of its number; one
-that depends on nothing never flips. What was found is a guess until it has foretold what random rows are packed into.
+Every bit of the rows gets a number, and in the t-th trial the bits whose number has bit t are flipped in a row of
+zeros. A packed bit that copies (or inverts) one bit of the rows then flips in exactly the trials of its number; a
+constant one never flips. The result is a hypothesis until it has predicted the packing of random rows.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Bits of rows up to which a permutation is looked for.
+#: Most bits of rows for which a permutation is searched.
 MOST_BITS = 1 << 25
-#: Random rows that it must foretell.
+#: Random rows whose packing it must predict.
 _RANDOM = 2
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Where the bits of packed rows come from.
+    """The sources of the bits of packed rows.
 
     Args:
-        source: of each packed bit, the bit of the rows that it is, or -1 for one that is constant.
+        source: for each packed bit, the bit of the rows that it copies, or -1 for a constant one.
         zeros: the packed bits of rows of zeros.
     """
 
@@ -34,13 +34,13 @@ class Moves:
     zeros: npt.NDArray[np.uint8]
 
     def packed(self, rows: Bytes) -> Bytes:
-        """What rows are packed into."""
+        """Return the packing of rows."""
         bits = np.unpackbits(rows.reshape(-1))
         moved = np.where(self.source < 0, 0, bits[self.source]) ^ self.zeros
         return np.packbits(moved.astype(np.uint8))
 
     def rows(self, packed: Bytes, shape: tuple[int, int]) -> Bytes:
-        """The rows that were packed."""
+        """Return the rows that were packed."""
         known = self.source >= 0
         bits = np.zeros(shape[0] * shape[1] * 8, np.uint8)
         bits[self.source[known]] = (np.unpackbits(packed) ^ self.zeros)[known]
@@ -49,8 +49,10 @@ class Moves:
 
 @dataclass(frozen=True)
 class Lost:
-    """Bits of rows that a packing drops: how many, of how many, and the first: its byte in the rows, and which bit of
-    that, 7 being the highest."""
+    """Bits of rows that a packing drops: their number, the number of all, and the place of the first.
+
+    `byte` is its byte in the rows, and `bit` its bit, where 7 is the highest.
+    """
 
     count: int
     bits: int
@@ -59,12 +61,12 @@ class Lost:
 
 
 def find_moves(pack: Callable[[Bytes], Bytes], shape: tuple[int, int], seed: int = 0) -> Moves | Lost | str:
-    """How a packing moves the bits of rows uint8[shape]; what it drops of them; or why it is no such packing, in words.
+    """Find how a packing moves the bits of rows uint8[shape].
 
     Args:
         pack: rows → packed bytes uint8[n].
 
-    Raises what `pack` raises.
+    Returns the moves, the bits that it drops, or why it is no such packing, in words. Raises the exceptions of `pack`.
     """
     n = shape[0] * shape[1] * 8
     if n > MOST_BITS:

@@ -1,7 +1,7 @@
-"""Which known fault of a quantizer gives these bytes: each field of its blocks is compared by itself.
+"""The search for the known fault of a quantizer that gives some bytes: each field of its blocks is compared separately.
 
-A variant is named only if it gives every byte of the field, in all blocks; so a name is never a guess. Codes are looked
-for among all ways to scale and to round that the lists here combine; a combination is named by what in it deviates.
+A variant is only named if it gives every byte of the field, in all blocks, so a name is never a guess. Codes are
+searched among all combinations of the scalings and roundings listed here; a combination is named by its deviations.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .diagnose import FEWEST
 from .pattern import pattern
 
 _SMALLEST_HALF = 2.0**-14
-#: What infinities and NaN become as codes.
+#: The codes of infinities and NaN.
 _OF_NAN = {-128, -127, -1, 0, 127}
 
 
 @dataclass(frozen=True)
 class _Deviation:
-    """One way in which a quantizer may differ from the definition's."""
+    """A deviation of a quantizer from the definition's."""
 
     id: str
     words: str
@@ -37,7 +37,7 @@ class _Deviation:
 _TIES = _Deviation("quantizer-ties", "halves are rounded to even", "round halves away from zero")
 _TRUNCATES = "quantizer-truncates"
 _NEAREST = "round x/d to nearest, halves away from zero"
-#: How a ratio becomes a code; none deviates for the first.
+#: Conversions of a ratio to a code; the first one is the definition's.
 _ROUNDINGS: tuple[tuple[_Deviation | None, Callable[[Floats], Floats]], ...] = (
     (None, round_half_away),
     (_TIES, lambda r: np.asarray(np.rint(r), np.float32)),
@@ -65,7 +65,7 @@ _SUM_OF_CODES = "s is the sum of the raw values, rounded to half"
 
 
 def _ratios(blocks: Floats) -> Iterator[tuple[list[_Deviation], Floats]]:
-    """(what deviates, x/d before it is rounded) in every known way, of float32[M, blocks, values]."""
+    """Yield (deviations, x/d before rounding) in every known way, for float32[M, blocks, values]."""
     amax = largest(blocks)
     for steps in (127, 128):
         by = [] if steps == 127 else [_BY_128]
@@ -113,7 +113,7 @@ def _scales(blocks: Floats) -> Iterator[tuple[list[_Deviation], Floats]]:
 
 
 def _sums(blocks: Floats, d: Floats, q: npt.NDArray[np.int8]) -> Iterator[tuple[list[_Deviation], Floats]]:
-    """Sums from the values float32[M, blocks, 32], or from the stored scales and codes."""
+    """Yield sums of the values float32[M, blocks, 32], or of the stored scales and codes."""
     total = q.astype(np.float32).sum(axis=-1)
     yield [], butterfly_sum(blocks)
     codes = "sum-of-codes"
@@ -134,11 +134,11 @@ def _sums(blocks: Floats, d: Floats, q: npt.NDArray[np.int8]) -> Iterator[tuple[
 
 @dataclass(frozen=True)
 class QuantizerDiagnosis:
-    """What is wrong with a quantizer's bytes.
+    """The diagnosis of a quantizer's bytes.
 
     Args:
-        wrong, blocks: how many blocks differ from the definition's, of how many.
-        faults: the known faults that give the bytes; several of one field cannot be told apart on these data.
+        wrong, blocks: the number of blocks that differ from the definition's, and of all.
+        faults: the known faults that give the bytes; several of one field cannot be distinguished on these data.
         lines: the diagnosis in words.
     """
 
@@ -149,17 +149,17 @@ class QuantizerDiagnosis:
 
     @property
     def verdict(self) -> str:
-        """ "right", "known fault" or "unknown"."""
+        """One of "right", "known fault" and "unknown"."""
         return "right" if not self.wrong else "known fault" if self.faults else "unknown"
 
 
 def diagnose_quantizer(semantics: Semantics, x: Floats, got: Bytes, expected: Bytes) -> QuantizerDiagnosis:
-    """Which known fault gives the bytes `got` of activations float32[M, K].
+    """Find the known fault that gives the bytes `got` for activations float32[M, K].
 
     Args:
         semantics: the definition whose `encode` gives the bytes `expected`; both uint8[M, row bytes].
 
-    It names nothing for activations in another form than blocks of 32 under a half scale.
+    Only for activations in blocks of 32 under a half scale.
     """
     form = semantics.activations
     shape = (len(x), -1, 4 if form is None else form.block_bytes)
@@ -191,7 +191,7 @@ def diagnose_quantizer(semantics: Semantics, x: Floats, got: Bytes, expected: By
 
 
 def _found(form: BlockFormat, blocks: Floats, got: Bytes, expected: Bytes) -> list[tuple[str, list[_Deviation]]]:
-    """(field, what may deviate in it), for each wrong field."""
+    """Return (field, its possible deviations) for each wrong field."""
     mine, right = form.view(got), form.view(expected)
     zero = largest(blocks) / np.float32(127) == 0
     names: list[str] = [name for name in ("d", "s") if name in (mine.dtype.names or ())]

@@ -1,4 +1,4 @@
-"""Diagnosis of a kernel that can run again, on a part of its inputs that is small enough to replay faults on."""
+"""Diagnosis of a kernel that can run again, on a part of its inputs small enough to replay faults."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def diagnose_kernel(
     kernel: Kernel, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], y: Floats,
     at: tuple[int, int], threads: int = 1, blocks: Sequence[int] = (),
 ) -> Diagnosis:  # fmt: skip
-    """What explains the kernel's outputs y float32[M, N].
+    """Diagnose the kernel's outputs y float32[M, N].
 
-    The first rows and tokens are multiplied again, so that strides and tiles are those of a whole product. Where these
-    outputs are right, the window of y around `at` is diagnosed instead, without its surroundings.
+    The first rows and tokens are multiplied again, so that strides and tiles are those of a whole product. If these
+    outputs are correct, the window of y around `at` is diagnosed instead, without its surroundings.
 
     Args:
-        at: (m, n) of an output that is wrong.
-        rows, x: as `diagnose` takes them.
+        at: (m, n) of a wrong output.
+        rows, x: as for `diagnose`.
         blocks: likewise.
     """
     tokens, few = most(fmt, rows)

@@ -1,4 +1,4 @@
-"""A kernel for experts that failed is called with routings of every kind: which are right, and which wrong?"""
+"""Diagnosis of a failed kernel for experts by calls with routings of every kind."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .operands import Bytes
 
 #: Tokens and rows of the calls.
 _TOKENS, _ROWS = 6, 33
-#: The simplest routing: every token goes to one expert, which is the only one that is used.
+#: The simplest routing: every token goes to one expert, and no other is used.
 _SAME = "one expert for all tokens"
 
 
 def routing_fault(
     kernel: Kernel, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any]
 ) -> FaultMatch | None:  # fmt: skip
-    """The fault, where some routings are right and others wrong; None else.
+    """Return the fault, if some routings are correct and others wrong; otherwise None.
 
     Args:
-        rows: weights uint8[N, row bytes] of the call that failed.
+        rows: weights uint8[N, row bytes] of the failed call.
         x: its activations, float32[M, K] or uint8[M, row bytes].
 
     Raises KernelFault.
@@ -72,7 +72,7 @@ def routing_fault(
 def _outputs(
     kernel: Kernel, fmt: WeightFormat, weights: Bytes, x: Bytes, routing: Routing, own: bool
 ) -> npt.NDArray[np.float32]:  # fmt: skip
-    """float32[slots, N]."""
+    """Return the outputs float32[slots, N]."""
     m, top_k = routing.ids.shape
     given = np.repeat(x, top_k, axis=0) if own else x
     y = kernel.routed(fmt, weights, np.ascontiguousarray(given), routing)
@@ -80,7 +80,7 @@ def _outputs(
 
 
 def _wrong_slots(y: npt.NDArray[np.float32], routing: Routing, whole: Product) -> list[int]:
-    """The slots of which an output is wrong; `whole`: of every slot with every expert."""
+    """Return the slots with a wrong output; `whole` is the product of every slot with every expert."""
     columns = routing.ids.reshape(-1, 1).astype(np.intp) * y.shape[1] + np.arange(y.shape[1])
     slots = np.arange(len(y))[:, None]
     slots, columns = (np.broadcast_to(of, y.shape).ravel() for of in (slots, columns))
@@ -92,8 +92,7 @@ def _operands_of_others(
     y: npt.NDArray[np.float32], routing: Routing, wrong: list[int],
     operands: tuple[Semantics, WeightFormat, Bytes, Bytes],
 ) -> FaultMatch | None:  # fmt: skip
-    """Whether every wrong slot has the product of its own activations and expert, with the fused operands of another
-    slot."""
+    """Return the fault that every wrong slot has its own product with another slot's fused operands; None if not."""
     semantics, fmt, weights, of_slots = operands
     if not isinstance(semantics.epilogue, Epilogue):
         return None

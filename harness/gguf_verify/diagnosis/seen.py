@@ -1,4 +1,4 @@
-"""Faults that a launch itself shows: what a host or a checked build found, as a name."""
+"""Names of faults that a launch itself shows: findings of a host or of a checked build."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KINDS = {
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
     "address": "address-dependent",
 }  # fmt: skip
-#: After these, outputs may look like those of any fault.
+#: Faults with which outputs may look like those of any fault.
 _SPOILING = {
     "data-race", "outside-buffers", "uninitialized-memory", "divergent-barrier", "not-deterministic",
     "address-dependent",
@@ -23,11 +23,11 @@ _SPOILING = {
 
 
 def name_of(finding: KernelFinding) -> FaultMatch | None:
-    """The fault that a finding shows; None for a kind that is not known (a foreign process may say anything)."""
+    """Return the fault that a finding shows; None for an unknown kind (a foreign process may send anything)."""
     id = _KINDS.get(finding.kind)
     return None if id is None else observed(id, finding.words)
 
 
 def spoils(fault: FaultMatch) -> bool:
-    """Whether outputs may look like those of any fault where a kernel has this one."""
+    """Return whether outputs of a kernel with this fault may look like those of any fault."""
     return fault.id in _SPOILING

@@ -1,4 +1,4 @@
-"""What wrong calls of several sizes have in common: partial tiles, multiples, ranges."""
+"""Common properties of wrong calls of several sizes: partial tiles, multiples, ranges."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .pattern import ranges
 
 Bools = npt.NDArray[np.bool_]
 
-#: Sizes of tiles that are looked for.
+#: Sizes of tiles to look for.
 _TILES = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-#: A tile is named where the ends of so many calls are wrong; of a rule of divisibility so many calls of each kind.
+#: A tile is named if the ends of this many calls are wrong; a rule of divisibility needs this many calls of each kind.
 _ENOUGH = 3
-#: Divisors of sizes that are looked for.
+#: Divisors of sizes to look for.
 _DIVISORS = (2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 512, 1024)
 
 
 def each(sizes: Sequence[int], of: Callable[[int], Bools]) -> dict[int, Bools]:
-    """Size → which tokens (or rows) are wrong; nothing where a second series of calls gives another answer."""
+    """Return size → which tokens (or rows) are wrong; nothing if a second series of calls gives another answer."""
     first = {n: of(n) for n in sizes}
     return first if all((of(n) == first[n]).all() for n in reversed(sizes)) else {}
 
@@ -31,7 +31,7 @@ def each(sizes: Sequence[int], of: Callable[[int], Bools]) -> dict[int, Bools]:
 def around(
     wrong: dict[int, Bools], of: Callable[[int], Bools], own: int, most: int, domain: Extent
 ) -> dict[int, Bools]:
-    """`wrong`, with the sizes at which outputs become wrong below the size of the call, and right again above it."""
+    """Add to `wrong` the sizes at which outputs become wrong below the size of the call, and correct again above it."""
     if own not in wrong or not wrong[own].any() or not any(not bad.any() for bad in wrong.values()):
         return wrong
 
@@ -57,8 +57,9 @@ def around(
 
 
 def of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultMatch | None:
-    """What the wrong tokens (or rows) of calls of several sizes have in common; `own` is the size of the call that
-    failed."""
+    """Find the common property of the wrong tokens (or rows) of calls of several sizes; `own` is the failed call's
+    size.
+    """
     failed = [n for n, of in wrong.items() if of.any()]
     passed = [n for n, of in wrong.items() if not of.any()]
     if not failed or not passed:
@@ -69,13 +70,13 @@ def of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultMa
         fits = all((of == ends[tile][n]).all() or (n < tile and not of.any()) for n, of in wrong.items())
         if whole and fits and len(failed) >= _ENOUGH:
             return observed("partial-tile", f"{what}s past the last whole tile of {tile} are wrong")
-    for tile in _TILES:  # some of those past the last whole tile, in every call that has any
+    for tile in _TILES:  # only some of those past the last whole tile, in every call that has any
         fits = all(of.any() == bool(n % tile) and not (of & ~ends[tile][n]).any() for n, of in wrong.items())
         if fits and len(passed) > 1 and len(failed) > 1:
             words = f"{what}s past the last whole tile of {tile} are wrong: only where {size} is no multiple of {tile}"
             return observed("partial-tile", words)
     if size == "N" and passed == [1]:
-        return None  # one row is right where rows disturb each other
+        return None  # rows that disturb each other do not show with one row
     right_somewhere = np.zeros(max(wrong), bool)
     for n, of in wrong.items():
         right_somewhere[:n] |= ~of
@@ -85,13 +86,13 @@ def of_sizes(wrong: dict[int, Bools], what: str, size: str, own: int) -> FaultMa
 
 
 def of_lengths(wrong: dict[int, bool]) -> FaultMatch | None:
-    """What lengths of rows have in common at which calls are wrong."""
+    """Find the common property of the K at which calls are wrong."""
     failed, passed = ([n for n, bad in wrong.items() if bad == kind] for kind in (True, False))
     return _window("K", failed, passed) if failed and passed else None
 
 
 def _window(size: str, failed: Sequence[int], passed: Sequence[int]) -> FaultMatch:
-    """Some sizes are wrong and others right: under which condition, and which they are."""
+    """Return the fault that some sizes are wrong and others correct, with the condition and the sizes."""
     words = (
         f"only calls of some {size} are wrong{_condition(size, failed, passed)}: of the sizes that were tried, "
         f"{_listed(failed)} are wrong and {_listed(passed)} right, on the same operands"
@@ -100,7 +101,7 @@ def _window(size: str, failed: Sequence[int], passed: Sequence[int]) -> FaultMat
 
 
 def _condition(size: str, failed: Sequence[int], passed: Sequence[int]) -> str:
-    """The simplest condition that all wrong sizes meet and no right one; "" where none is known."""
+    """Return the simplest condition that all wrong sizes meet and no correct one; "" if none is known."""
     if min(len(failed), len(passed)) >= _ENOUGH:
         for d in _DIVISORS:
             if all(n % d for n in failed) and not any(n % d for n in passed):

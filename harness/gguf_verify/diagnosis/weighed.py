@@ -1,14 +1,14 @@
-"""Faults of factors: a part of the product counts more or less than it should.
+"""Faults of factors: a part of the product has a wrong weight.
 
-The right product is a sum of parts, each with the factor that the definition gives it:
+The correct product is a sum of parts, each with its factor in the definition:
 
     y = Σ_i c_i·T_i
 
-It is split in several ways: the products of codes, the offset and the minimum; the bits of the codes; the values of
-the codes; the bits of the codes and each two that are both set; the positions in a term; the groups of a block; the
-blocks of K. A kernel that weighs parts wrongly gives the same sum with other factors. Of each split the factors are
-fitted to the outputs by least squares and rounded to simple numbers. A fault is named if few factors are other than
-the definition's and all outputs, those that are right too, are within the bound of that sum.
+It is split in several ways: the products of codes, the offset and the minimum; the bits of the codes; the values of the
+codes; the bits of the codes and each two that are both set; the positions in a term; the groups of a block; the blocks
+of K. A kernel that weights parts wrongly computes the same sum with other factors. For each split the factors are
+fitted to the outputs by least squares and rounded to simple numbers. A fault is named if few factors differ from the
+definition's and all outputs, including the correct ones, are within the bound of that sum.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from .faults.tiles import END_OF_K_DROPPED
 from .observed import OBSERVED, observed
 from .operands import Doubles, Floats, Predicted
 
-#: Tokens and rows that factors are fitted to, at most; all others check them.
+#: Most tokens and rows to which factors are fitted; all others check them.
 _TOKENS, _ROWS = 24, 64
-#: Outputs for each factor, at least: fewer could be fitted by chance.
+#: Least number of outputs for each factor: fewer could be fitted by chance.
 _OUTPUTS_EACH = 2
-#: Outputs that are not zero, at least.
+#: Least number of outputs that are not zero.
 _FEWEST = 8
 #: The most parts of one split.
 _MOST_PARTS = 64
-#: A factor that is fitted is known to so many standard deviations.
+#: The uncertainty of a fitted factor, in standard deviations.
 _DEVIATIONS = 6.0
-#: Beside that, what the fit itself rounds: of a factor, and of the largest one.
+#: In addition, the rounding of the fit itself: of a factor, and of the largest one.
 _OF_FACTOR, _OF_FIT = 1e-7, 1e-9
-#: What the fit may leave of the squared error, for each output: errors within the bound have passed no test of size.
+#: The fraction of the squared error that the fit may leave: errors within the bound have passed no test of size.
 _LEFT = 0.05
-#: Denominators of simple factors, and how many wrong factors are listed.
+#: Denominators of simple factors, and the most wrong factors that are listed.
 _DENOMINATORS, _LISTED = (1, 2, 3, 4, 8, 16, 32, 64), 6
 _TIMES = {
     -1.0: "has the wrong sign", 0.0: "is missing", 0.25: "is a quarter of what it should be",
@@ -54,12 +54,11 @@ class Part:
     """A part of the product.
 
     Args:
-        key: names it among the parts of any product.
+        key: its name among the parts of any product.
         values: T, float64[M, N].
         meant: c, its factor in the definition.
-        words: the part with another factor, as a clause.
-        many: the same of consecutive parts with one factor, given which and the factor; None where parts have no
-            order.
+        words: describes the part with another factor, as a clause.
+        many: describes consecutive parts with one factor, from their names and the factor; None if parts have no order.
     """
 
     key: str
@@ -71,11 +70,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """A way to split products into parts; `parts`: of a case, none where it cannot be split so.
+    """A way to split products into parts; `parts` returns those of a case, none if it cannot be split this way.
 
     Args:
-        id: of the fault that wrong factors are.
-        along_k: parts are parts of K, one after the other.
+        id: the fault of wrong factors.
+        along_k: parts are consecutive parts of K.
     """
 
     id: str
@@ -85,13 +84,13 @@ class Split:
 
 @dataclass(frozen=True)
 class Weighed:
-    """A split with the factors that a kernel gives its parts, by key, where they are not the definition's."""
+    """A split with the factors of a kernel's parts, by key, if they differ from the definition's."""
 
     split: Split
     factors: Mapping[str, float]
 
     def predicted(self, case: Case) -> Predicted:
-        """The outputs of a product with these factors."""
+        """Return the outputs of a product with these factors."""
         total, growth = case.right.exact.copy(), 1.0
         for part in self.split.parts(case):
             factor = self.factors.get(part.key, part.meant)
@@ -100,7 +99,7 @@ class Weighed:
         return Predicted(total, growth * case.right.bound)
 
     def words(self, case: Case) -> str:
-        """The wrong factors, in words."""
+        """Describe the wrong factors."""
         wrong = list(self._clauses(self.split.parts(case)))
         more = f" and {len(wrong) - _LISTED} more" if len(wrong) > _LISTED else ""
         return "; ".join(wrong[:_LISTED]) + more
@@ -116,10 +115,10 @@ class Weighed:
                 yield from (part.words(factor) for part in some)
 
     def match(self, case: Case, share: float, worst: float) -> FaultMatch:
-        """The fault: the end of K is dropped where its last parts alone are missing, else that of the split.
+        """Return the fault: the end of K is dropped if only its last parts are missing, else that of the split.
 
         Args:
-            share: of the error that the factors explain.
+            share: the fraction of the error that the factors explain.
             worst: |y - f| / bound.
         """
         parts = [part for part in self.split.parts(case) if part.many is not None]
@@ -131,10 +130,10 @@ class Weighed:
 
 
 def weighed(y: Floats, case: Case) -> tuple[Weighed, FaultMatch] | None:
-    """The first split whose factors explain y float32[M, N]."""
+    """Return the first split whose factors explain y float32[M, N]."""
     if case.parts.half_products or not np.isfinite(y).all() or not np.isfinite(case.right.exact).all():
         return None
-    if np.count_nonzero(y) < _FEWEST:  # zeros are any sum without factors
+    if np.count_nonzero(y) < _FEWEST:  # zeros fit any split with factors of zero
         return None
     few = _few(case)
     few_y = np.ascontiguousarray(y[: len(few.x), : len(few.rows)])
@@ -147,14 +146,16 @@ def weighed(y: Floats, case: Case) -> tuple[Weighed, FaultMatch] | None:
 
 
 def _few(case: Case) -> Case:
-    """The first tokens and rows alone."""
+    """Return the case of only the first tokens and rows."""
     values = None if case.values is None else case.values[:_TOKENS]
     return replace(case, rows=np.ascontiguousarray(case.rows[:_ROWS]), x=case.x[:_TOKENS], values=values)
 
 
 def _fitted(y: Floats, case: Case, parts: Sequence[Part]) -> dict[str, float]:
-    """The factors that are not the definition's, rounded to simple numbers; none where the outputs determine no
-    factors."""
+    """Return the factors that differ from the definition's, rounded to simple numbers.
+
+    None if the outputs do not determine the factors.
+    """
     at = [part for part in parts if part.values.any()]
     bound = case.right.bound
     looked = bound > 0
@@ -180,7 +181,7 @@ def _fitted(y: Floats, case: Case, parts: Sequence[Part]) -> dict[str, float]:
 
 
 def _simple(factor: float, meant: float, within: float) -> float:
-    """The simplest number near a factor: the one that is meant, a multiple of it by a simple fraction, or itself."""
+    """Return the simplest number near a factor: the definition's, a multiple of it by a simple fraction, or itself."""
     if abs(factor - meant) <= within:
         return meant
     unit = abs(meant) or 1.0
@@ -192,8 +193,10 @@ def _simple(factor: float, meant: float, within: float) -> float:
 
 
 def _explained(y: Floats, case: Case, found: Weighed) -> tuple[float, float] | None:
-    """The share of the error that factors explain, and the worst |y - f| / bound; None unless all outputs are within
-    the bound."""
+    """Return the fraction of the error that factors explain, and the worst |y - f| / bound.
+
+    None unless all outputs are within the bound.
+    """
     predicted, right = found.predicted(case), case.right
     difference = np.abs(y.astype(np.float64) - predicted.exact)
     if not (difference <= predicted.bound).all():
@@ -209,26 +212,26 @@ def _explained(y: Floats, case: Case, found: Weighed) -> tuple[float, float] | N
 
 
 def _times(what: str) -> Callable[[float], str]:
-    """The words of a part that counts once."""
+    """Return the description of a part that counts once."""
     return lambda c: f"{what} {_TIMES.get(c, f'is {c:.6g} times what it should be')}"
 
 
 def _of_terms(case: Case) -> Sequence[Part]:
-    """The products of codes, the offset and the minimum, and a constant."""
+    """Return the products of codes, the offset and the minimum, and a constant."""
     codes = _product(case, case.parts.q + _stored_offset(case))
     constant = Part("constant", np.ones(codes.shape), 0.0, lambda c: f"{c:.6g} is added to each output")
     return [Part("codes", codes, 1.0, _times("the codes' term")), *_rest(case), constant]
 
 
 def _stored_offset(case: Case) -> int:
-    """What is part of the codes of `Parts`: with it they are as the file holds them."""
+    """Return the number to add to the codes of `Parts` to get the file's codes."""
     return case.taken_off + case.fmt.zero
 
 
 def _rest(case: Case) -> list[Part]:
-    """What is no product of stored codes: the offset, and the minimum."""
+    """Return the parts that are no products of stored codes: the offset, and the minimum."""
     p, fmt = case.parts, case.fmt
-    if p.m.any() and not fmt.has_min:  # the offset meets the sums
+    if p.m.any() and not fmt.has_min:  # the offset is multiplied by the sums
         return [_of_offset(p.s @ p.m.T / -fmt.offset, fmt.offset)]
     offset = _of_offset(_product(case, np.ones_like(p.q)), _stored_offset(case))
     return [offset, *_minimum(case)]
@@ -248,12 +251,12 @@ def _minimum(case: Case) -> list[Part]:
 
 
 def _of_bits(case: Case) -> Sequence[Part]:
-    """The bits of all codes."""
+    """Return the bits of all codes."""
     return _bits(case, (_all_codes(case),))
 
 
 def _of_nibbles(case: Case) -> Sequence[Part]:
-    """The bits of codes in low and in high nibbles."""
+    """Return the bits of codes in low and in high nibbles."""
     distance, (terms, values) = case.fmt.nibble_distance, case.parts.q.shape[1:]
     if distance is None:
         return ()
@@ -262,7 +265,7 @@ def _of_nibbles(case: Case) -> Sequence[Part]:
 
 
 def _of_bits_and_pairs(case: Case) -> Sequence[Part]:
-    """The bits of all codes, and each two bits that are both set.
+    """Return the bits of all codes, and each two bits that are both set.
 
     Bits that are shifted to one place and joined by | or ^ are no sum: a | b = a + b - a·b.
     """
@@ -291,7 +294,7 @@ def _stored_codes(case: Case) -> npt.NDArray[np.int64]:
 def _bits(case: Case, which: Sequence[tuple[str, npt.NDArray[np.bool_]]]) -> Sequence[Part]:
     fmt = case.fmt
     if fmt.stored_bits != fmt.bits:
-        return ()  # codes that stand for others
+        return ()  # codes that are not stored as such
     stored = _stored_codes(case)
     signed = fmt.low < 0 and not _stored_offset(case)
 
@@ -304,7 +307,7 @@ def _bits(case: Case, which: Sequence[tuple[str, npt.NDArray[np.bool_]]]) -> Seq
 
 
 def _of_values(case: Case) -> Sequence[Part]:
-    """The codes of each value."""
+    """Return the products of the codes of each value."""
     codes = np.unique(case.parts.q)
     if not 2 <= len(codes) <= 16:
         return ()
@@ -317,7 +320,7 @@ def _of_values(case: Case) -> Sequence[Part]:
 
 
 def _of_positions(case: Case) -> Sequence[Part]:
-    """The products of codes at each place of the terms."""
+    """Return the products of codes at each place of the terms."""
     values = case.parts.q.shape[2]
 
     def part(at: int) -> Part:
@@ -328,30 +331,30 @@ def _of_positions(case: Case) -> Sequence[Part]:
 
 
 def _of_groups(case: Case) -> Sequence[Part]:
-    """Of each block of weights, the products of codes at one place."""
+    """Return the products of codes at one place of each block of weights."""
     n = case.parts.per_block
     return _along(case, np.arange(case.parts.q.shape[1]) % n, f"term {{}} of each {n} of a block", False)
 
 
 def _of_blocks(case: Case) -> Sequence[Part]:
-    """The products of codes of each block of K."""
+    """Return the products of codes of each block of K."""
     return _along(case, np.arange(case.parts.q.shape[1]) // case.parts.per_block, "block {} of K", False)
 
 
 def _of_slices(case: Case) -> Sequence[Part]:
-    """The products of codes of each term of K, where a block has several."""
+    """Return the products of codes of each term of K, if a block has several."""
     n, values = case.parts.q.shape[1:]
     return () if case.parts.per_block == 1 else _along(case, np.arange(n), f"slice {{}} of {values} values of K", False)
 
 
 def _of_whole_blocks(case: Case) -> Sequence[Part]:
-    """Each block of K, with its minimum or offset."""
+    """Return each block of K, with its minimum or offset."""
     found = _along(case, np.arange(case.parts.q.shape[1]) // case.parts.per_block, "block {} of K", True)
-    return found if case.parts.m.any() else ()  # else as `_of_blocks`
+    return found if case.parts.m.any() else ()  # otherwise the same as `_of_blocks`
 
 
 def _along(case: Case, place: npt.NDArray[np.intp], name: str, whole: bool) -> Sequence[Part]:
-    """The terms at each place, whole or without their minima."""
+    """Return the terms at each place, whole or without their minima."""
     p, n = case.parts, int(place.max()) + 1
     if not 2 <= n <= _MOST_PARTS:
         return ()
@@ -370,7 +373,7 @@ def _along(case: Case, place: npt.NDArray[np.intp], name: str, whole: bool) -> S
 
 
 def _product(case: Case, q: Doubles) -> Doubles:
-    """Σ d·e·Σ q·a of other codes q float64[N, terms, values]."""
+    """Return Σ d·e·Σ q·a of other codes q float64[N, terms, values]."""
     p = case.parts
     return np.asarray((p.a * p.e[..., None]).reshape(len(p.a), -1) @ (q * p.d[..., None]).reshape(len(q), -1).T)
 

@@ -1,7 +1,7 @@
-"""What the legacy quants share: fields, codes, and the reference quantizers' choices of scale and minimum.
+"""Code shared by the legacy quants: fields, codes, and the reference quantizers' choices of scale and minimum.
 
-Layouts: ggml/src/ggml-common.h. Rules: ggml/src/ggml-quants.c, `quantize_row_*_ref` and `dequantize_row_*`
-(llama.cpp v0.5.0).
+Layouts: ggml/src/ggml-common.h. Rules: ggml/src/ggml-quants.c, `quantize_row_*_ref` and `dequantize_row_*` (llama.cpp
+v0.5.0).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def read_bytes(structs: Structs) -> Codes:
 
 
 def packed_codes(q: npt.NDArray[np.integer]) -> dict[str, npt.ArrayLike]:
-    """Codes in order as the members qs and qh of the struct."""
+    """Pack codes in order into the members qs and qh of the struct."""
     q = q.astype(np.uint8)
     qs = (q[..., :16] & 0x0F) | (q[..., 16:] & 0x0F) << 4
     qh = np.packbits((q >> 4) & 1, axis=-1, bitorder="little").view("<u4")[..., 0]
@@ -58,7 +58,9 @@ def packed_codes(q: npt.NDArray[np.integer]) -> dict[str, npt.ArrayLike]:
 
 
 def encode_symmetric(bits: int, x: Floats) -> tuple[Floats, npt.NDArray[np.integer]]:
-    """Scales and codes: the scale is the signed extreme over -2^(bits-1), which gives that value code 0, exactly."""
+    """Return scales and codes: the scale is the signed extreme over -2^(bits-1), which gives that value code 0,
+    exactly.
+    """
     half_range = 1 << (bits - 1)
     d = signed_max(x) / np.float32(-half_range)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -67,9 +69,9 @@ def encode_symmetric(bits: int, x: Floats) -> tuple[Floats, npt.NDArray[np.integ
 
 
 def encode_affine(bits: int, x: Floats) -> tuple[Floats, Floats, npt.NDArray[np.integer]]:
-    """Scales, minima and codes: the scale is (max - min) over 2^bits - 1, which makes both ends of the range codes."""
+    """Return scales, minima and codes: the scale is (max - min) over 2^bits - 1, so both ends are codes."""
     top = (1 << bits) - 1
-    low, high = at_index(x, x.argmin(axis=-1)), at_index(x, x.argmax(axis=-1))  # the first of +0 and -0, as C keeps it
+    low, high = at_index(x, x.argmin(axis=-1)), at_index(x, x.argmax(axis=-1))  # the first of +0 and -0, as in C
     with np.errstate(invalid="ignore", over="ignore"):
         d = (high - low) / np.float32(top)
         q = c_int8((x - low[..., None]) * inverse(d)[..., None] + np.float32(0.5))
@@ -77,7 +79,7 @@ def encode_affine(bits: int, x: Floats) -> tuple[Floats, Floats, npt.NDArray[np.
 
 
 def encode_eight_bits(x: Floats) -> tuple[Floats, npt.NDArray[np.int8]]:
-    """Scales and codes: the scale is max|x| over 127."""
+    """Return scales and codes: the scale is max|x| over 127."""
     d = np.abs(x).max(axis=-1) / np.float32(127)
     with np.errstate(invalid="ignore", over="ignore"):
         return d, c_int8(round_half_away(x * inverse(d)[..., None]).astype(np.float32))

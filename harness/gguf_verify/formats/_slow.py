@@ -1,9 +1,9 @@
-"""Plain Python for the slow decoders and encoders: one block at a time, the test of the vectorised formats.
+"""Plain Python for the slow decoders and encoders: one block at a time, to test the vectorised formats.
 
 The slow functions of a format share nothing with its vectorised ones: no NumPy, and no tables but the grids and values
-that the gguf package holds. Each restates one function of llama.cpp v0.5.0, ggml/src/ggml-quants.c (layouts:
-ggml-common.h). A C `float` is a Python float that `f32` has rounded: it carries 53 bits ≥ 2·24 + 2, so rounding twice
-gives what one float32 +, -, · or / gives.
+of the gguf package. Each restates one function of llama.cpp v0.5.0, ggml/src/ggml-quants.c (layouts: ggml-common.h). A
+C `float` is a Python float rounded by `f32`: it carries 53 bits ≥ 2·24 + 2, so rounding twice equals one float32
+operation +, -, · or /.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FLT_MAX = (2.0 - 2.0**-23) * 2.0**127
 
 
 def f32(x: float) -> float:
-    """A double rounded to float32; what does not fit becomes infinite."""
+    """Round a double to float32; an overflow becomes infinite."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", x))[0])
     except OverflowError:
@@ -27,7 +27,9 @@ def f32(x: float) -> float:
 
 
 def half(x: float) -> bytes:
-    """A float32 as the two bytes of a half, to nearest even; 65520 and more become infinite (struct would raise)."""
+    """Convert a float32 to the two bytes of a half, to nearest even; 65520 and more become infinite (struct would
+    raise).
+    """
     try:
         return struct.pack("<e", x)
     except OverflowError:
@@ -47,14 +49,14 @@ def plus(a: float, b: float) -> float:
 
 
 def inverse(d: float) -> float:
-    """`d ? 1.0f/d : 0.0f`"""
+    """Compute `d ? 1.0f/d : 0.0f`."""
     return f32(1.0 / d) if d != 0 else 0.0
 
 
 def low_byte(x: float) -> int:
-    """The bits of `(int8_t) x` and of `(uint8_t) x`: x86 truncates to int32 and keeps the low byte.
+    """Return the bits of `(int8_t) x` and of `(uint8_t) x`: x86 truncates to int32 and keeps the low byte.
 
-    C leaves open what happens where x does not fit; cvttss2si then gives INT_MIN, whose low byte is 0.
+    C leaves values undefined that do not fit; cvttss2si then gives INT_MIN, whose low byte is 0.
     """
     return int(x) & 0xFF if -(2.0**31) <= x < 2.0**31 else 0
 
@@ -72,7 +74,7 @@ def roundf(x: float) -> float:
 
 
 def extreme(values: list[float]) -> float:
-    """The first value of the greatest magnitude, signed; +0 where all are zero."""
+    """Return the first value of the greatest magnitude, signed; +0 if all are zero."""
     magnitude, extreme = 0.0, 0.0
     for v in values:
         if magnitude < abs(v):
@@ -85,7 +87,7 @@ def magnitude(values: list[float]) -> float:
 
 
 def least_and_greatest(values: list[float]) -> tuple[float, float]:
-    """Least and greatest value; of equal ones the first, which tells -0 from +0."""
+    """Return the least and the greatest value; of equal ones the first, which distinguishes -0 from +0."""
     low, high = _FLT_MAX, -_FLT_MAX
     for v in values:
         if v < low:
@@ -115,17 +117,17 @@ def codes_of_eight_bits(values: list[float]) -> tuple[float, list[int]]:
 
 
 def field_of_byte(byte: int, low: int, width: int) -> int:
-    """Bits `low` and up, `width` of them."""
+    """Return `width` bits from bit `low` on."""
     return byte // (1 << low) % (1 << width)
 
 
 def pair(qs: bytes, i: int) -> int:
-    """Two bits for each value, in two halves of 32 bytes."""
+    """Return two bits of value i, stored in two halves of 32 bytes."""
     return field_of_byte(qs[i // 128 * 32 + i % 32], i % 128 // 32 * 2, 2)
 
 
 def nibble(qs: bytes, i: int) -> int:
-    """Four bits for each value, in four runs of 32 bytes."""
+    """Return four bits of value i, stored in four runs of 32 bytes."""
     return field_of_byte(qs[i // 64 * 32 + i % 32], i % 64 // 32 * 4, 4)
 
 
@@ -141,12 +143,12 @@ def scale_min_k4(g: int, packed: bytes) -> tuple[int, int]:
 
 
 def digit(byte: int, n: int) -> int:
-    """Digit n in base 3 of a byte's fraction, as the code takes it: multiply in 8 bits, times 3, drop 8 bits."""
+    """Return digit n in base 3 of a byte's fraction, as llama.cpp does: multiply in 8 bits, times 3, drop 8 bits."""
     return byte * int(3**n) % 256 * 3 // 256
 
 
 def e2m1_doubled(nibble: int) -> int:
-    """kvalues_fp4: twice a float of a sign, two bits of exponent (bias 1) and one of mantissa"""
+    """kvalues_fp4: twice a float of a sign, two bits of exponent (bias 1) and one of mantissa."""
     exponent, mantissa = nibble // 2 % 4, nibble % 2
     magnitude = (2 + mantissa) * 2 ** (exponent - 1) if exponent else mantissa
     return -magnitude if nibble & 8 else magnitude
@@ -162,7 +164,7 @@ def ue4m3_halved(byte: int) -> float:
 
 @cache
 def grid(name: str) -> list[list[int]]:
-    """The entries of a grid: hexadecimal digits of bytes of four 2-bit or two 4-bit numbers, the lowest first."""
+    """Return the entries of a grid, from hexadecimal bytes of four 2-bit or two 4-bit numbers, the lowest first."""
     kind = getattr(submodule("gguf.quants"), name)
     width = 2 if len(kind.grid_map) <= 4 else 4
     packed = bytes.fromhex(kind.grid_hex.decode())

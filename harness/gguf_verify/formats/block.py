@@ -1,8 +1,8 @@
-"""A block format is data: one frozen record of all that is known of a quantized type.
+"""The record of a block format: data that describe a quantized type completely.
 
-Sizes, offsets and traits that follow from the layout are derived, never typed in. A quantized row of K values is
-K / block_size blocks, each block_bytes long, one after the other. All arrays of blocks here are
-`uint8[..., block_bytes]`; all arrays of values are `float32[..., block_size]`.
+Sizes, offsets and traits that follow from the layout are derived, never written down. A quantized row of K values is K
+/ block_size contiguous blocks of block_bytes each. All arrays of blocks here are `uint8[..., block_bytes]`; all arrays
+of values are `float32[..., block_size]`.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ Floats = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.int8]
 Structs = npt.NDArray[np.void]
 
-#: Under a finite scale that is smaller, any code makes a finite value.
+#: Under any smaller finite scale, every code gives a finite value.
 _LARGE = 2.0**100
-#: Values of one block of the activations that CUDA kernels take, and of a legacy block of weights.
+#: Values of one block of activations for CUDA kernels, and of a legacy block of weights.
 QK = 32
 #: Values of a superblock.
 QK_K = 256
 _NOT_WEIGHTS = LlamaProducts()
-#: The `type_id` of a layout that ggml has no number for, since no file holds it.
+#: The `type_id` of a layout without a number in ggml, since no file contains it.
 NO_TYPE_ID = -1
 
 
 @dataclass(frozen=True)
 class Members:
-    """Blocks uint8[..., block_bytes] on a card as structs `[...]`: arrays there have no types of structs.
+    """Blocks uint8[..., block_bytes] on a GPU as structs `[...]`, since arrays there have no struct types.
 
-    A member of several bytes is copied, since a card reads it only at a multiple of its size.
+    A member of several bytes is copied, since a GPU only reads it at a multiple of its size.
     """
 
     fmt: BlockFormat
@@ -48,11 +48,11 @@ class Members:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the structs."""
+        """The shape of the structs."""
         return tuple(self.blocks.shape[:-1])
 
     def __getitem__(self, name: str) -> Array:
-        """A member of all structs. Raises KeyError for an unknown name."""
+        """Return a member of all structs. Raises KeyError for an unknown name."""
         at = self.fmt.field_offset(name)
         field = next(f for f in self.fmt.fields if f.name == name)
         dtype, raw = np.dtype(field.dtype), self.blocks[..., at : at + field.nbytes]
@@ -64,41 +64,41 @@ class Members:
 class BlockFormat:
     """A quantized type whose value i of a block is `d[g]·q[i] + m[g]`, where g = i // group.
 
-    Every type of llama.cpp is one: scales of a superblock are multiplied out; signs, zero points, grids and tables of
-    non-linear values are part of the integers q. Where the file stores no minimum, m is `-offset·d` (Q4_0: offset 8) or
-    zero; those formats keep their codes as stored, before the offset, because kernels that use the sum s of the
-    activations work on those.
+    Every type of llama.cpp has this form: scales of a superblock are multiplied out; signs, zero points, grids and
+    tables of non-linear values are part of the integers q. If the file stores no minimum, m is `-offset·d` (Q4_0:
+    offset 8) or zero; those formats keep their codes as stored, before the offset, because kernels that use the sum s
+    of the activations work with these.
 
     Args:
         name: ggml's name of the type.
-        type_id: ggml's number of the type (`enum ggml_type`); NO_TYPE_ID where ggml has none.
-        file_type: llama.cpp's number of the files whose main type it is (`enum llama_ftype`), of several recipes the
-            medium one; None where there is none.
-        not_quantized_alone: why llama.cpp cannot quantize a whole file to the type without more than the file; empty
-            where it can.
-        recipes: names of file types whose tensors are mainly of this type although their name is not its own
+        type_id: ggml's number of the type (`enum ggml_type`); NO_TYPE_ID if ggml has none.
+        file_type: llama.cpp's number of files of this main type (`enum llama_ftype`), of several recipes the medium
+            one; None if there is none.
+        not_quantized_alone: why llama.cpp cannot quantize a whole file to the type without further input; empty if it
+            can.
+        recipes: names of file types whose tensors are mainly of this type although their name differs
             (`llama_ftype_get_default_type`).
         block_size: values in a block.
         fields: the members of the struct in file order, without padding.
         bits: the codes lie in `low` up to, not including, `low + 2^bits`.
-        offset: what is subtracted from a code before scaling.
-        source: where the layout and the rule were read.
-        rule: how a value is decoded, as text.
+        offset: subtracted from a code before scaling.
+        source: the source of the layout and the rule.
+        rule: the decoding of a value, as text.
         read_codes: `structs -> codes[..., block_size]`.
-        encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit; None where
-            only llama.cpp itself quantizes to the type.
+        encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit; None if only
+            llama.cpp itself quantizes to the type.
         slow_decode: one block's bytes → its values, in plain Python, which shares nothing with the rest: see `_slow`.
-        slow_encode: the values of a block → its bytes, likewise; None where `encode_values` is.
+        slow_encode: the values of a block → its bytes, likewise; None if `encode_values` is.
         group: values that share a scale: 16, 32 or the whole block.
         low: the smallest code.
-        zero: the zero point that is part of the codes: code + zero is what the file holds. Some code multiplies that
-            and subtracts the product of the zero point.
-        read_scales: `structs -> float32[..., groups]`; None where the field d is the scale of all.
-        read_minima: `structs -> float32[..., groups]`; None where the field m, if there is one, is the minimum of all.
-        read_sound: `structs -> bool[...]`: False for a block whose bits stand for NaN although they decode as a
-            number; None where no bits do.
-        make_finite: makes finite the scales of structs of random bytes, in place, with a random generator; None where
-            finite fields of type half are enough.
+        zero: the zero point that is part of the codes: the file holds code + zero. Some code multiplies that and
+            subtracts the product of the zero point.
+        read_scales: `structs -> float32[..., groups]`; None if the field d is the scale of all.
+        read_minima: `structs -> float32[..., groups]`; None if the field m, if there is one, is the minimum of all.
+        read_sound: `structs -> bool[...]`: False for a block whose bits mean NaN although they decode as a number; None
+            if there are no such bits.
+        make_finite: makes the scales of structs of random bytes finite, in place, with a random generator; None if
+            finite fields of type half suffice.
         llama: the definitions of llama.cpp's products with such weights.
         activations: some definition quantizes activations to it.
         tables: the tables that its CUDA header includes.
@@ -159,20 +159,21 @@ class BlockFormat:
 
     @property
     def has_min(self) -> bool:
-        """The block stores minima of its own."""
+        """Whether the block stores its own minima."""
         return self.read_minima is not None or any(f.name == "m" for f in self.fields)
 
     @property
     def min_times_sum(self) -> bool:
-        """Whether the minimum is multiplied by the activations' stored s; in superblocks it is multiplied by the sum of
-        their codes, times d_a."""
+        """Whether the minimum is multiplied by the activations' stored s; in superblocks, by the sum of their codes
+        times d_a.
+        """
         return self.read_minima is None
 
     # -- traits that follow from the layout ----------------------------------------------------------------------------
 
     @property
     def weights(self) -> bool:
-        """Whether matrices of a file are of this type: llama.cpp multiplies with them."""
+        """Whether matrices of a file may have this type: llama.cpp multiplies them."""
         return bool(self.llama.cpu)
 
     @property
@@ -182,18 +183,18 @@ class BlockFormat:
 
     @property
     def macros(self) -> dict[str, str]:
-        """What a kernel of such weights is compiled with: the struct, its header in kernels/formats, and its size."""
+        """The macros of a kernel for such weights: the struct, its header in kernels/formats, and its size."""
         header = f'"{self.name.lower()}.cuh"'
         return {"FORMAT": self.name, "FORMAT_HEADER": header, "BLOCK_BYTES": str(self.block_bytes)}
 
     @cached_property
     def stored_bits(self) -> int:
-        """Bits that a block stores for each code: those that the layout names "x"."""
+        """Bits that a block stores for each code: those named "x" in the layout."""
         return sum(p.width for f in self.fields for p in f.pieces() if p.name == "x") // self.block_size
 
     @cached_property
     def nibble_distance(self) -> int | None:
-        """How far apart the two values are whose codes share a byte, a nibble each; None where none do."""
+        """The distance of the two values whose codes share a byte, a nibble each; None if there are none."""
         for f in self.fields:
             for group in f.layout:
                 low, high = group.bits[-1], group.bits[0]
@@ -203,7 +204,7 @@ class BlockFormat:
 
     @cached_property
     def has_fifth_bits(self) -> bool:
-        """Whether the fifth bits of the codes lie apart from the other four, one bit for each value."""
+        """Whether the fifth bits of the codes are stored separately from the other four, one bit for each value."""
         bits = (b for f in self.fields for group in f.layout for b in group.bits)
         return any((b.width, b.name, b.low) == (1, "x", 4) for b in bits)
 
@@ -214,14 +215,14 @@ class BlockFormat:
 
     @property
     def legacy(self) -> bool:
-        """Whether it is what llama.cpp calls a legacy quant: 32 values under one half scale, codes as they are."""
+        """Whether llama.cpp calls it a legacy quant: 32 values under one half scale, with plain codes."""
         plain = self.block_size == QK and self.has_half_scale and self.stored_bits == self.bits
         return plain and self.weights
 
     # -- bytes ---------------------------------------------------------------------------------------------------------
 
     def field_offset(self, name: str) -> int:
-        """Byte offset of a field in the block. Raises KeyError for an unknown name."""
+        """Return the byte offset of a field in the block. Raises KeyError for an unknown name."""
         at = 0
         for f in self.fields:
             if f.name == name:
@@ -230,32 +231,31 @@ class BlockFormat:
         raise KeyError(name)
 
     def row_bytes(self, k: int) -> int:
-        """Bytes of a row of k values. Raises ValueError where k is not a whole number of blocks."""
+        """Return the bytes of a row of k values. Raises ValueError if k is not a whole number of blocks."""
         if k % self.block_size:
             raise ValueError(f"a row of {k} values is not a whole number of {self.name} blocks of {self.block_size}")
         return k // self.block_size * self.block_bytes
 
     def view(self, blocks: Bytes) -> Structs:
-        """`uint8[..., block_bytes]` seen as structs `[...]`, without a copy where the blocks are contiguous; on a
-        card as `Members`."""
+        """View `uint8[..., block_bytes]` as structs `[...]`, on a GPU as `Members`; without a copy if contiguous."""
         if not on_host(blocks):
             return cast(Structs, Members(self, blocks))
         packed = np.ascontiguousarray(blocks)
         return packed.view(self.dtype)[..., 0]
 
     def codes(self, blocks: Bytes) -> Codes:
-        """The codes q, `[..., block_size]`: as stored, before the offset, or the integers that stand for them."""
+        """Return the codes q, `[..., block_size]`: as stored, before the offset, or the integers they stand for."""
         return self.read_codes(self.view(blocks))
 
     def scales(self, blocks: Bytes) -> Floats:
-        """The scales d, `float32[..., groups]`."""
+        """Return the scales d, `float32[..., groups]`."""
         if self.read_scales is not None:
             return self.read_scales(self.view(blocks))
         d = self.view(blocks)["d"].astype(np.float32)
         return np.repeat(d[..., None], self.groups, axis=-1) if self.groups > 1 else d[..., None]
 
     def minima(self, blocks: Bytes) -> Floats:
-        """The terms m of `d·q + m`, `float32[..., groups]`; exact, since offset is a power of two."""
+        """Return the terms m of `d·q + m`, `float32[..., groups]`; exact, since offset is a power of two."""
         if self.read_minima is not None:
             return self.read_minima(self.view(blocks))
         if self.has_min:
@@ -263,11 +263,11 @@ class BlockFormat:
         return np.float32(-self.offset) * self.scales(blocks)
 
     def scale(self, blocks: Bytes) -> Floats:
-        """The scale of a format that has one a block, `float32[...]`. Raises ValueError for another."""
+        """Return the scale of a format with one per block, `float32[...]`. Raises ValueError for another."""
         return self._one(self.scales(blocks))
 
     def minimum(self, blocks: Bytes) -> Floats:
-        """The minimum of a format that has one a block, `float32[...]`. Raises ValueError for another."""
+        """Return the minimum of a format with one per block, `float32[...]`. Raises ValueError for another."""
         return self._one(self.minima(blocks))
 
     def _one(self, values: Floats) -> Floats:
@@ -276,7 +276,7 @@ class BlockFormat:
         return values[..., 0]
 
     def decode(self, blocks: Bytes) -> Floats:
-        """The values, `float32[..., block_size]`, bit-equal to llama.cpp's `to_float`.
+        """Decode to values, `float32[..., block_size]`, bit-equal to llama.cpp's `to_float`.
 
         d·(q-offset) is exact in float32 in every format (the significands have 24 bits at most together). So there is
         at most one rounding, that of adding m, and contraction to a fused multiply-add cannot change it.
@@ -292,7 +292,7 @@ class BlockFormat:
         return q.reshape(codes.shape)
 
     def finite(self, blocks: Bytes) -> npt.NDArray[np.bool_]:
-        """Whether all scales, minima and values of a block are finite numbers, `bool[...]`."""
+        """Return whether all scales, minima and values of a block are finite numbers, `bool[...]`."""
         with np.errstate(invalid="ignore", over="ignore"):
             scales = self.scales(blocks)
             sound = np.asarray((np.isfinite(scales) & np.isfinite(self.minima(blocks))).all(axis=-1))
@@ -306,7 +306,7 @@ class BlockFormat:
     def encode(self, x: Floats) -> Bytes:
         """Quantize `float32[..., block_size]` as llama.cpp's reference quantizer does.
 
-        Raises ValueError for a format that only llama.cpp itself quantizes to, and where the last axis is no block.
+        Raises ValueError for a format that only llama.cpp itself quantizes to, and if the last axis is no block.
         """
         if x.shape[-1:] != (self.block_size,):
             raise ValueError(f"{self.name} has blocks of {self.block_size} values, not arrays of {list(x.shape)}")
@@ -327,8 +327,10 @@ class BlockFormat:
 
 
 def decodes_rightly(fmt: BlockFormat, blocks: Bytes) -> bool:
-    """Whether `BlockFormat.decode` gives what the format's slow decoder does, which shares nothing with it, for blocks
-    uint8[n, block_bytes]."""
+    """Return whether `BlockFormat.decode` agrees with the format's slow decoder on blocks uint8[n, block_bytes].
+
+    The two share nothing.
+    """
     if not len(blocks):
         return True
     with np.errstate(all="ignore"):

@@ -1,11 +1,11 @@
-"""The bit diagram of a block, drawn from the layout of its fields.
+"""The bit diagram of a block, generated from the layout of its fields.
 
     half d               │ 15 … 0 │
     bytes 0…1            │ scale  │
     uint8 qs[j]          │ 7 6 5 4 │ 3 2 1 0 │
     bytes 2…17, j 0…15   │ x[j+16] │  x[j]   │
 
-x[i] stands for the code of value i. Where a code's bits lie apart, a third line says which of them these are.
+x[i] stands for the code of value i. If a code's bits are stored separately, a third line says which ones these are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DOTS = ("…", "…", "…")
 
 
 def bit_diagram(fields: Sequence[Field]) -> list[tuple[str, list[str]]]:
-    """The diagram: field name → its lines, in file order. No line is longer than the layout needs."""
+    """Return the diagram: field name → its lines, in file order. No line is longer than the layout needs."""
     split = {bits.name for field in fields for group in field.layout for bits in group.bits if bits.low}
     labels, cells, names = [], [], []
     start = 0
@@ -52,7 +52,9 @@ def _label(field: Field, group: Items, start: int) -> tuple[str, str]:
 
 
 def _cells(group: Items, split: set[str]) -> list[tuple[str, str, str]]:
-    """Of each run of bits: numbers in the item, what it belongs to and, for names in `split`, which bits of that."""
+    """Return for each run of bits: bit numbers in the item, what it belongs to and, for names in `split`, which bits of
+    that.
+    """
     cells: list[tuple[str, str, str]] = []
     high = sum(bits.width for bits in group.bits)
     for bits in group.bits:
@@ -67,7 +69,7 @@ def _cells(group: Items, split: set[str]) -> list[tuple[str, str, str]]:
 
 
 def _regular(runs: Sequence[Bits]) -> bool:
-    """Whether the runs differ in their index only, by equal steps: then the first and last two say it all."""
+    """Return whether the runs only differ in their index, by equal steps: then the first and last two suffice."""
     if len({(bits.width, bits.name, bits.low, bits.step) for bits in runs}) > 1:
         return False
     indices = [bits.index for bits in runs if bits.index is not None]
@@ -75,7 +77,7 @@ def _regular(runs: Sequence[Bits]) -> bool:
 
 
 def _index(start: int, step: int, count: int) -> str:
-    """The index of the j-th of `count` items."""
+    """Return the index of the j-th of `count` items."""
     if count == 1:
         return str(start)
     j = "j" if step == 1 else f"{step}j"
@@ -83,7 +85,7 @@ def _index(start: int, step: int, count: int) -> str:
 
 
 def _span(high: int, low: int) -> str:
-    """Bit numbers: all of them where they are few."""
+    """Return bit numbers: all of them if they are few."""
     if high - low < 4:
         return " ".join(str(bit) for bit in range(high, low - 1, -1))
     return f"{high} … {low}"

@@ -1,4 +1,4 @@
-"""The record of a type of one floating-point number a weight: little-endian, without a scale, without a block."""
+"""The record of a type of one floating-point number per weight: little-endian, without a scale, without a block."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from .llama_products import LlamaProducts
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: Values that the rungs report as one block; the last ones of a row may be fewer.
+#: Values that the rungs report as one block; the last block of a row may be shorter.
 SLICE = 32
-#: Why llama.cpp's CUDA backend has no definition for them (mmvf.cu, mmf.cu; cuBLAS may even add up halves).
+#: Why llama.cpp's CUDA backend has no definition for them (mmvf.cu, mmf.cu; cuBLAS may even add in half).
 ON_CUDA = "llama.cpp's CUDA backend multiplies it by cuBLAS, or in ways chosen by shape"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ElementFormat:
-    """A type of weights that are not quantized, with as much of `BlockFormat`'s interface as products need.
+    """A type of weights that are not quantized, with the part of `BlockFormat`'s interface that products need.
 
     Args:
         name: ggml's name of the type.
         type_id: ggml's number of the type (`enum ggml_type`).
-        file_type: llama.cpp's number of the files whose main type it is (`enum llama_ftype`).
+        file_type: llama.cpp's number of files of this main type (`enum llama_ftype`).
         words: the NumPy type of its bits as an integer.
-        exponent, mantissa: how many bits of a value are which; the one beside them is the sign.
-        doc: what a value is, as a phrase.
+        exponent, mantissa: the numbers of bits; the remaining bit is the sign.
+        doc: a phrase that describes a value.
         read: uint8[n · bytes] → float32[n], exact.
         round: float32 → float32, rounded to nearest even to a value of the type.
         to_float: whether llama.cpp converts it to float32 (`to_float` in ggml.c's `type_traits`).
@@ -71,31 +71,31 @@ class ElementFormat:
 
     @property
     def missing_range(self) -> bool:
-        """Whether a float32 can be too large for it by more than a rounding."""
+        """Whether a float32 can exceed its range by more than a rounding."""
         return self.exponent < 8
 
     @property
     def missing_bits(self) -> int:
-        """Low bits of a float32's mantissa that the type does not have."""
+        """Low bits of a float32's mantissa that the type lacks."""
         return 23 - self.mantissa
 
     @property
     def macros(self) -> dict[str, str]:
-        """What a kernel of such weights is compiled with: the struct, its header in kernels/formats, and its size."""
+        """The macros of a kernel for such weights: the struct, its header in kernels/formats, and its size."""
         header = f'"{self.name.lower()}.cuh"'
         return {"ELEMENT": self.name, "FORMAT_HEADER": header, "BLOCK_BYTES": str(self.block_bytes)}
 
     def field(self, count: int) -> Field:
-        """So many values as a field of a block, for whoever shows bits."""
+        """Return `count` values as a field of a block, to display bits."""
         bits = Bits(1, "sign"), Bits(self.exponent, "exponent"), Bits(self.mantissa, "mantissa")
         return Field("x", self.words, count, self.doc, each(count, *bits))
 
     def decode(self, rows: Bytes) -> Floats:
-        """uint8[N, row bytes] as float32[N, K]."""
+        """Decode uint8[N, row bytes] to float32[N, K]."""
         return self.read(np.ascontiguousarray(rows).reshape(-1)).reshape(len(rows), -1)
 
     def finite(self, rows: Bytes) -> npt.NDArray[np.bool_]:
-        """Whether each value of uint8[…, block_bytes] is finite, bool[…]."""
-        with np.errstate(invalid="ignore"):  # a signalling NaN
+        """Return whether each value of uint8[…, block_bytes] is finite, bool[…]."""
+        with np.errstate(invalid="ignore"):  # signalling NaN
             values = self.decode(rows.reshape(-1, self.block_bytes))
             return np.asarray(np.isfinite(values).reshape(rows.shape[:-1]))

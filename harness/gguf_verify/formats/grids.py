@@ -29,7 +29,7 @@ class Grid:
     """A grid of the gguf package.
 
     Args:
-        name: the type that the package files it under.
+        name: the type that has it in the package.
         count: entries.
         size: values of an entry: 4 or 8.
     """
@@ -40,7 +40,7 @@ class Grid:
 
     @cache  # noqa: B019 - grids are a handful of constants
     def entries(self) -> Codes:
-        """The grid, int8[count, size]. Raises EnvironmentFault where the gguf package does not hold it."""
+        """Return the grid, int8[count, size]. Raises EnvironmentFault if the gguf package lacks it."""
         try:
             kind = getattr(submodule("gguf.quants"), self.name)
             kind.init_grid()
@@ -51,7 +51,7 @@ class Grid:
         return found
 
     def kernel_table(self) -> KernelTable:
-        """The kernels' copy of a grid of positive values: four to a 32-bit word."""
+        """Return the kernels' copy of a grid of positive values: four to a 32-bit word."""
         shape = f"[{self.count}][2]" if self.size == 8 else f"[{self.count}]"
 
         def entries() -> list[str]:
@@ -66,9 +66,9 @@ class Grid:
 
 @cache
 def ksigns() -> Bytes:
-    """The sign bytes that 7 bits stand for, uint8[128]; bit j negates value j of 8.
+    """Return the sign bytes for 7 bits, uint8[128]; bit j negates value j of 8.
 
-    Raises EnvironmentFault where the gguf package does not hold them.
+    Raises EnvironmentFault if the gguf package lacks them.
     """
     try:
         return np.frombuffer(submodule("gguf.quants").IQ2_XXS.ksigns, np.uint8).reshape(128)
@@ -78,9 +78,9 @@ def ksigns() -> Bytes:
 
 @cache
 def kvalues() -> Codes:
-    """The values of the codes of IQ4_NL and IQ4_XS, int8[16].
+    """Return the values of the codes of IQ4_NL and IQ4_XS, int8[16].
 
-    Raises EnvironmentFault where the gguf package does not hold them.
+    Raises EnvironmentFault if the gguf package lacks them.
     """
     try:
         values = np.array(submodule("gguf.quants").IQ4_NL.kvalues).reshape(16).astype(np.int8)
@@ -92,6 +92,6 @@ def kvalues() -> Codes:
 
 @cache
 def signs() -> Codes:
-    """The factors ±1 of 8 values by sign byte, int8[256, 8]."""
+    """Return the factors ±1 of 8 values by sign byte, int8[256, 8]."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return np.asarray(1 - 2 * bits.astype(np.int8))

@@ -1,6 +1,6 @@
 """IQ1_M: 256 values, each 8 an entry of a grid of 2048, plus or minus an eighth; each 16 have a scale of 3 bits.
 
-The half d has no field of its own: its bits lie in four words beside the scales.
+The half d has no field of its own: its bits are distributed over the four words of scales.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _read_codes(structs: Structs) -> Codes:
 
 
 def _read_scales(structs: Structs) -> Floats:
-    """The half d has four bits at the head of each word, the lowest first; below them are four scales."""
+    """Return the scales. The half d has four bits at the head of each word, the lowest first; below are four scales."""
     words = structs["scales"]
     bits = (words >> 12 << beside(words, _NIBBLES)).sum(axis=-1, dtype=np.uint16)
     d = bits.view(np.float16).astype(np.float32)
@@ -46,7 +46,7 @@ def _scale_word(w: int) -> Items:
 
 
 def _make_finite(structs: Structs, rng: np.random.Generator) -> None:
-    """The high bits of the half lie in the last word: they must not all be ones."""
+    """Make the half finite: its high bits lie in the last word and must not all be ones."""
     structs["scales"][:, 3] &= 0xEFFF
 
 

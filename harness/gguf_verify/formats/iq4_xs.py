@@ -20,7 +20,7 @@ from .llama_products import LlamaProducts
 
 
 def _read_codes(structs: Structs) -> Codes:
-    """Of each 16 bytes: low nibbles values 0..15 of 32, high nibbles values 16..31."""
+    """Return the codes: in each 16 bytes, low nibbles are values 0..15 of 32, high nibbles values 16..31."""
     qs = structs["qs"].reshape(*structs.shape, 8, 16)
     codes: Codes = beside(qs, grids.kvalues())[np.concatenate([qs & 0x0F, qs >> 4], axis=-1)]
     return codes.reshape(*structs.shape, QK_K)

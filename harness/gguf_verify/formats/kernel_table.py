@@ -1,4 +1,4 @@
-"""A table of numbers that the CUDA header of a format includes: what it is, and where its entries come from."""
+"""The record of a table of numbers that the CUDA header of a format includes, and the source of its entries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class KernelTable:
     """A table of the kernels, which their sources include as `tables/<name>.cuh`.
 
     Args:
-        name: of the header.
+        name: the name of the header.
         declared: type, name and dimensions of the C array.
-        source: where the gguf package has the table.
+        source: the place of the table in the gguf package.
         what: one phrase for the header's first line.
-        entries: the entries of the array as C text. Raises EnvironmentFault where the gguf package lacks the table.
-        grid: entries that codes are looked up in, of which a kernel may keep a copy in shared memory, a word each.
+        entries: the entries of the array as C text. Raises EnvironmentFault if the gguf package lacks the table.
+        grid: the number of entries to look up codes in, of which a kernel may copy a word each to shared memory.
     """
 
     name: str
@@ -36,10 +36,10 @@ class KernelTable:
 
 
 def words(values: Iterable[np.uint32]) -> Iterator[str]:
-    """32-bit words as C text."""
+    """Return 32-bit words as C text."""
     return (f"{word:#010x}" for word in values)
 
 
 def pairs(values: npt.NDArray[np.uint32]) -> Iterator[str]:
-    """uint32[n, 2] as C text, two words to an entry."""
+    """Return uint32[n, 2] as C text, two words to an entry."""
     return (f"{{{low:#010x}, {high:#010x}}}" for low, high in values)

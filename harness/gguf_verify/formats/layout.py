@@ -1,6 +1,6 @@
-"""What each bit of a block means, as data: the fields of the struct, their items, and the bits of each item.
+"""The meaning of each bit of a block, as data: the fields of the struct, their items, and the bits of each item.
 
-The bit diagrams (`diagram.py`), the audit's view of a block and the tests of the decoders are all made from it.
+The bit diagrams (`diagram.py`), the audit's view of a block and the tests of the decoders are all derived from it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Bits:
 
     Args:
         width: the number of bits.
-        name: what they are: "x" for bits of a value's code, the name of another packed array, or plain words.
-        index: the value (or the member of that array) that they belong to in the first item of their group; None where
+        name: their meaning: "x" for bits of a value's code, the name of another packed array, or plain words.
+        index: the value (or the member of that array) that they belong to in the first item of their group; None if
             there is only one.
         low: the place of the lowest of these bits in that value or member.
-        step: what the index grows by from one item of the group to the next.
+        step: the increment of the index from one item of the group to the next.
     """
 
     width: int
@@ -33,7 +33,7 @@ class Bits:
 
 @dataclass(frozen=True)
 class Items:
-    """A group of items of a field whose bits are laid out alike: item `items[j]`, with j counted from 0.
+    """A group of items of a field with the same layout of bits: item `items[j]`, with j counted from 0.
 
     Args:
         items: the numbers of the items in the field.
@@ -45,7 +45,7 @@ class Items:
 
 
 def each(count: int, *bits: Bits) -> tuple[Items]:
-    """The layout of a field of `count` items that are all laid out alike."""
+    """Return the layout of a field of `count` items with the same layout."""
     return (Items(range(count), bits),)
 
 
@@ -95,7 +95,7 @@ class Field:
         return {"float16": "half", "float32": "float"}.get(name, name)
 
     def pieces(self) -> Iterator[Piece]:
-        """The meaning of each bit: group by group, item by item, from the high bit to the low."""
+        """Yield the meaning of each bit: group by group, item by item, from the high bit to the low."""
         for group in self.layout:
             for j, item in enumerate(group.items):
                 shift = self.item_bits

@@ -1,11 +1,11 @@
-"""Which definition of the product each of llama.cpp's backends computes for the weights of a format."""
+"""The definitions of llama.cpp's backends for the products with weights of a format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: The most tokens that MMVQ takes (ggml-cuda/mmvq.cuh, MMVQ_MAX_BATCH_SIZE).
+#: The most tokens of a product by MMVQ (ggml-cuda/mmvq.cuh, MMVQ_MAX_BATCH_SIZE).
 MMVQ_TOKENS = 8
 
 
@@ -20,11 +20,10 @@ class LlamaProducts:
 
     Args:
         cpu: the definition of the CPU backend; empty for a format that only activations have.
-        mmvq, mmq: the definitions of the CUDA backend's kernels for few and for many tokens; empty where there is none.
-        no_mmvq, no_mmq: why there is none, if there is more to say than that llama.cpp lacks the kernel.
-        mmvq_tokens: compute capability, times ten → the most tokens that MMVQ takes there, where that is not
-            `MMVQ_TOKENS`.
-        mmvq_tokens_of_experts: the most tokens of a product with experts that MMVQ takes before compute capability 8.9.
+        mmvq, mmq: the definitions of the CUDA backend's kernels for few and for many tokens; empty if there is none.
+        no_mmvq, no_mmq: why there is none, if the reason is not that llama.cpp lacks the kernel.
+        mmvq_tokens: compute capability, times ten → the most tokens of MMVQ there, if not `MMVQ_TOKENS`.
+        mmvq_tokens_of_experts: the most tokens of a product with experts by MMVQ before compute capability 8.9.
         four_bit_activations: the CUDA backend may multiply with 4-bit activations from compute capability 12.0 on,
             which no definition here describes.
     """

@@ -20,8 +20,10 @@ from .llama_products import LlamaProducts
 
 
 def _e8m0_half() -> Floats:
-    """Half of 2^(e-127), as llama.cpp decodes it: 255, NaN in the standard, is one power more; 0 and 1 are subnormal
-    floats."""
+    """Return half of 2^(e-127), as llama.cpp decodes it.
+
+    255, NaN in the standard, is the next power; 0 and 1 are subnormal floats.
+    """
     return np.ldexp(np.float32(1), np.arange(256) - 128).astype(np.float32)
 
 
@@ -39,13 +41,13 @@ def _read_scales(structs: Structs) -> Floats:
 
 
 def _read_sound(structs: Structs) -> npt.NDArray[np.bool_]:
-    """ggml-quants.c, `validate_e_e8m0`: 255 is NaN by the standard."""
+    """Return whether no scale is NaN: ggml-quants.c, `validate_e_e8m0`: 255 is NaN by the standard."""
     sound: npt.NDArray[np.bool_] = structs["e"] != 255
     return sound
 
 
 def _make_finite(structs: Structs, rng: np.random.Generator) -> None:
-    """Scales from 2^-128 to 2^61, so that sums of products are floats."""
+    """Set scales from 2^-128 to 2^61, so that sums of products are finite floats."""
     structs["e"] = rng.integers(0, 190, len(structs))
 
 

@@ -1,6 +1,6 @@
 """NVFP4: 64 floats of 4 bits (E2M1); each 16 have a scale of 8 bits (UE4M3).
 
-Rules: ggml-quants.c, `dequantize_row_nvfp4`, and ggml-impl.h, `ggml_ue4m3_to_fp32`. To llama.cpp all bytes are valid
+Rules: ggml-quants.c, `dequantize_row_nvfp4`, and ggml-impl.h, `ggml_ue4m3_to_fp32`. For llama.cpp all bytes are valid
 and all values finite.
 """
 
@@ -17,8 +17,10 @@ from .llama_products import LlamaProducts
 
 
 def _ue4m3_half() -> Floats:
-    """Half of a float of 4 bits of exponent (bias 7) and 3 of mantissa. The high bit does not count, but for NaN's
-    bits: 0x7F is 0, 0xFF is 240."""
+    """Return half of a float of 4 bits of exponent (bias 7) and 3 of mantissa.
+
+    The high bit is ignored, except in the bits of NaN: 0x7F is 0, 0xFF is 240.
+    """
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, byte & 7
     value = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), np.ldexp(1 + mantissa / 8, exponent - 7)) / 2
@@ -30,7 +32,7 @@ _SCALES = _ue4m3_half()
 
 
 def _read_codes(structs: Structs) -> Codes:
-    """Of each 8 bytes: low nibbles values 0..7 of a group, high nibbles values 8..15."""
+    """Return the codes: in each 8 bytes, low nibbles are values 0..7 of a group, high nibbles values 8..15."""
     qs = structs["qs"].reshape(*structs.shape, 4, 8)
     return beside(qs, E2M1)[nibbles(qs)].reshape(*structs.shape, 64)
 

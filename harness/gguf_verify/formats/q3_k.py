@@ -27,8 +27,10 @@ def _read_codes(structs: Structs) -> Codes:
 
 
 def _scales_of_six_bits(packed: Bytes) -> Bytes:
-    """uint8[..., 12] → sixteen 6-bit scales, uint8[..., 16]: the low four bits in the nibbles of 8 bytes, the high two
-    in the pairs of the others."""
+    """Unpack uint8[..., 12] to sixteen 6-bit scales, uint8[..., 16].
+
+    The low four bits are the nibbles of 8 bytes, the high two the pairs of the others.
+    """
     low, high = packed[..., :8], packed[..., 8:]
     nibbles = np.concatenate([low & 0x0F, low >> 4], axis=-1)
     pairs = (high[..., None, :] >> beside(packed, PAIRS)) & np.uint8(3)

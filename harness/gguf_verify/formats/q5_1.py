@@ -31,7 +31,7 @@ def _slow_decode(raw: bytes) -> list[float]:
 
 
 def _slow_encode(values: list[float]) -> bytes:
-    """quantize_row_q5_1_ref: alone in casting to uint8_t, with nothing clamped"""
+    """quantize_row_q5_1_ref: the only one that casts to uint8_t without clamping."""
     low, high = slow.least_and_greatest(values)
     d = slow.f32(slow.plus(high, -low) / 31)
     inverse = slow.inverse(d)

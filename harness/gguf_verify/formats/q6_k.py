@@ -19,8 +19,11 @@ from .llama_products import LlamaProducts
 
 
 def _read_codes(structs: Structs) -> Codes:
-    """Of each 128 values: byte l of 64 of ql holds values l (low) and 64 + l (high), byte l of 32 of qh the high bits
-    of values l, 32 + l, 64 + l and 96 + l."""
+    """Return the codes.
+
+    In each 128 values, byte l of 64 of ql holds values l (low) and 64 + l (high), byte l of 32 of qh the high bits of
+    values l, 32 + l, 64 + l and 96 + l.
+    """
     low = structs["ql"].reshape(*structs.shape, 2, 64)
     high = structs["qh"].reshape(*structs.shape, 2, 1, 32)
     nibbles = np.concatenate([low & 0x0F, low >> 4], axis=-1).reshape(*structs.shape, 2, 4, 32)

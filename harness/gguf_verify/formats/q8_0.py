@@ -1,4 +1,4 @@
-"""Q8_0: 32 signed bytes under one half scale. Weights have it, and the activations of llama.cpp's CPU backend."""
+"""Q8_0: 32 signed bytes under one half scale, for weights and for the activations of llama.cpp's CPU backend."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def _encode(x: Floats) -> Bytes:
 
 
 def _slow_decode(raw: bytes) -> list[float]:
-    """q·d as in Q8_0: llama.cpp has no function for it, s is for products only"""
+    """q·d as in Q8_0: llama.cpp has no function for it, since only products use s."""
     d = slow.read_half(raw, 0)
     return [slow.times(q, d) for q in struct.unpack_from("<32b", raw, 4)]
 

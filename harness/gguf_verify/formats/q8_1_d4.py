@@ -1,7 +1,7 @@
 """Q8_1_D4: 32 signed bytes of activations under one float32 scale, as MMQ quantizes them in its layout D4.
 
-It is one of the four blocks in a `block_q8_1_mmq` of llama.cpp's CUDA backend (ggml-cuda/mmq.cuh), its scale and its
-codes put together. No file holds it, and ggml has no number for it.
+It is one of the four blocks in a `block_q8_1_mmq` of llama.cpp's CUDA backend (ggml-cuda/mmq.cuh), with its scale and
+its codes put together. No file contains it, and ggml has no number for it.
 """
 
 from __future__ import annotations

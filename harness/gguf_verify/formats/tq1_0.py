@@ -17,7 +17,7 @@ _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)[:, None]
 
 
 def _trits(packed: Bytes, count: int) -> Bytes:
-    """uint8[..., n] → digits [..., count·n], the first of each byte, the second of each, and so on.
+    """Unpack uint8[..., n] to digits [..., count·n]: the first digit of each byte, then the second of each, and so on.
 
     A byte b stands for the fraction b/256. Its digit n in base 3 is the whole part of 3·frac(3^n·b/256).
     """
@@ -33,7 +33,7 @@ def _read_codes(structs: Structs) -> Codes:
 
 
 def _trit_items(items: range, first: int, count: int) -> Items:
-    """Every bit of a byte depends on all of its values: no bit belongs to one alone."""
+    """Return a layout without single bits: every bit of a byte depends on all of its values."""
     step = len(items)
     values = ", ".join(f"x[j+{first + n * step}]" if first + n * step else "x[j]" for n in range(count))
     return Items(items, (Bits(8, f"base 3: {values}"),))

@@ -1,4 +1,4 @@
-"""gguf: what a GGUF file holds and where, read from untrusted bytes by a parser of our own.
+"""gguf: the contents and layout of a GGUF file, read from untrusted bytes by this project's own parser.
 
-This room may import `formats` and `support`.
+This package may import `formats` and `support`.
 """

@@ -1,7 +1,7 @@
-"""Later parts of a split model, parsed ahead of the loop that joins them, several at a time.
+"""Ahead: later parts of a split model, several parsed at a time before the loop that joins them needs them.
 
-What is said of a model must not depend on which part was read first. So a part that was parsed ahead is used only where
-the loop would have parsed it to the same record; any other part the loop parses itself, in its turn.
+The findings of a model must not depend on which part was read first. So a part that was parsed ahead is used only if
+the loop would have parsed it to the same record; the loop parses every other part itself, in turn.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .file import GgufFile
 from .parser import parse
 from .storage import Budget, Metadata
 
-#: Parts that are parsed at the same time, and parts that are parsed and not yet asked for.
+#: The number of parts parsed at the same time, and of parts that are parsed and not yet taken.
 MOST_AT_ONCE = 8
 #: Bytes of a part that hold its header, unless it describes more than 10,000 tensors.
 _HEADER = 1 << 20
@@ -30,15 +30,15 @@ class _Parsed(NamedTuple):
 
 
 class Ahead:
-    """Parses the parts that come next. Leaving it closes those that were not taken.
+    """Parses the next parts in the background. Leaving the context closes those that were not taken.
 
     Args:
-        paths: of all parts, in order; the first is not parsed.
+        paths: paths of all parts, in order; the first is not parsed.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
-        # All that are parsed ahead take together no more memory than one model may.
+        # All parts that are parsed ahead use together at most the memory of one model.
         self._share = Budget().share(MOST_AT_ONCE)
         self._pool = ThreadPoolExecutor(MOST_AT_ONCE)
         self._started: deque[tuple[int, Future[_Parsed | None]]] = deque()
@@ -54,8 +54,7 @@ class Ahead:
         self._pool.shutdown()
 
     def take(self, number: int, budget: Budget) -> GgufFile | None:
-        """The part of that number, for which `budget` pays; None where the caller has to parse it. Parts are asked for
-        in order."""
+        """Return part `number`, charged to `budget`; None if the caller must parse it. Parts are taken in order."""
         while self._next < min(number + MOST_AT_ONCE, len(self.paths)):
             self._started.append((self._next, self._pool.submit(self._parse, self._next)))
             self._next += 1
@@ -64,7 +63,8 @@ class Ahead:
         parsed = self._started.popleft()[1].result()
         if parsed is None:
             return None
-        # A smaller budget makes no difference as long as it suffices: then nothing is refused and nothing borrowed.
+        # A smaller budget makes no difference if it suffices: then nothing is refused and nothing is a view of the
+        # file.
         assert isinstance(parsed.file.metadata, Metadata)
         borrows = parsed.file.metadata.borrows
         if parsed.file.refused is not None or borrows or not budget.spend(self._share, parsed.left):
@@ -76,7 +76,7 @@ class Ahead:
         left = self._share.share(1)
         try:
             return _Parsed(parse(self.paths[number], number, left, _HEADER), left)
-        except HarnessError:  # said when it is this part's turn
+        except HarnessError:  # reported when the loop parses this part
             return None
 
     def _drop(self) -> None:

@@ -1,4 +1,7 @@
-"""Whether a model's chat templates are Jinja. They are parsed, never compiled or rendered: a template is a program."""
+"""Checks that a model's chat templates are Jinja.
+
+They are parsed, never compiled or rendered: a template is a program.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 _KEY = "tokenizer.chat_template"
-#: Characters of all templates of a file together: known ones have up to 20,000. A parse of as many takes some seconds.
+#: The most characters of all templates of a file: known ones have up to 20,000. Parsing this many takes some seconds.
 MOST_CHARACTERS = 1 << 17
 
 
 def check_chat_templates(model: Model) -> Iterator[Finding]:
-    """Findings of templates that do not parse."""
+    """Yield findings for templates that do not parse."""
     left = MOST_CHARACTERS
     for key in model.metadata:
         value = model.metadata[key] if key == _KEY or key.startswith(f"{_KEY}.") else None
@@ -38,9 +41,9 @@ def check_chat_templates(model: Model) -> Iterator[Finding]:
 
 
 def _fault(text: str) -> str | None:
-    """Why a text is no template; None where it is one.
+    """Return why a text is no template; None if it is one.
 
-    Functions such as `raise_exception` and `strftime_now` are names, of which a parse knows nothing.
+    Functions such as `raise_exception` and `strftime_now` are names, which a parser does not resolve.
     """
     parse, template_syntax_error = _parser()
     try:
@@ -49,22 +52,22 @@ def _fault(text: str) -> str | None:
         return f"{printable(error.message or '', 120)} in line {error.lineno}"
     except RecursionError:
         return "a text that is nested too deeply"
-    except ValueError as error:  # such as a number of more than 4,300 digits
+    except ValueError as error:  # e.g. a number of more than 4,300 digits
         return printable(str(error), 120)
     return None
 
 
 @cache
 def _parser() -> tuple[Callable[[str], object], type[TemplateSyntaxError]]:
-    """The parser of Jinja as Hugging Face's transformers and llama.cpp have it, and its error.
+    """Return the Jinja parser as configured by Hugging Face's transformers and llama.cpp, and its error class.
 
-    It is imported here, since an audit of a file without a template does without it.
+    It is imported here, since an audit of a file without a template does not need it.
     """
     from jinja2 import Environment, TemplateSyntaxError, nodes
     from jinja2.ext import Extension
 
     class Generation(Extension):
-        """`{% generation %} … {% endgeneration %}` marks what the model itself says."""
+        """The tag `{% generation %} … {% endgeneration %}`, which marks the output of the model itself."""
 
         tags = {"generation"}  # noqa: RUF012
 

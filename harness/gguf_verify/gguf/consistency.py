@@ -1,7 +1,7 @@
-"""Whether what a model's metadata and file name say about its tensors is true of the tensors.
+"""Consistency checks: whether a model's metadata and file name agree with its tensors.
 
-Every finding of `_Checks` is a warning: the bytes are well defined, but the metadata describe them wrongly. A
-check that does not hold for every architecture names the architectures for which it does.
+Every finding of `_Checks` is a warning: the bytes are well defined, but the metadata describe them wrongly. A check
+that does not hold for every architecture names the architectures for which it does.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from .vocabulary import at_key, check_vocabulary
 _gguf = submodule("gguf.constants")
 
 #: Quantization recipes that are not named after their main type (llama.cpp's `llama_ftype_get_default_type`), with the
-#: types that files of them are made of.
+#: types that their files contain.
 RECIPES = {
     recipe: tuple(name for name, fmt in FORMATS.items() if recipe in fmt.recipes)
     for recipe in sorted({recipe for fmt in FORMATS.values() for recipe in fmt.recipes})
 }
 
-#: A recipe's name between separators in a file's name.
+#: A recipe's name between separators in a file name.
 NAMED = re.compile(
     r"(?<![a-z0-9])(bf16|f16|f32|fp16|fp32|mxfp4(?:_moe)?|nvfp4|tq[12]_0|q\d_[01]|q\d_k(?:_(?:s|m|l|xl))?"
     r"|iq\d_(?:xxs|xs|nl|s|m|l))(?![a-z0-9])",
@@ -47,10 +47,10 @@ GUESSED = int(_gguf.LlamaFileType.GUESSED)
 
 
 def check_consistency(model: Model) -> tuple[Finding, ...]:
-    """Everything in the metadata that has no meaning, or that the tensors or the vocabulary contradict.
+    """Return findings for metadata that are invalid or contradict the tensors or the vocabulary.
 
-    In a file that says that it is not a model (an adapter, say), only the values of its keys are checked, and in one
-    without tensors also the vocabulary and the chat templates.
+    In a file that says that it is not a model (e.g. an adapter), only the values of its keys are checked; in one
+    without tensors, also the vocabulary and the chat templates.
     """
     values = tuple(check_hyper_parameters(model))
     kind = model.metadata.get("general.type")
@@ -92,8 +92,10 @@ class _Checks:
         return replace(finding(slug, at.start, at.stop, expected, found, tensor.name), part=tensor.part)
 
     def integer(self, key: str) -> tuple[int | None, list[Finding]]:
-        """A key's integer, and findings. None where the key is missing or has a value for each layer, or where its type
-        is wrong, which is a finding."""
+        """Return the integer value of a key, and findings.
+
+        The value is None if the key is missing or has one value per layer, or if its type is wrong, which is a finding.
+        """
         value = self.model.metadata.get(key)
         if value is None or isinstance(value, (np.ndarray, list)):
             return None, []
@@ -103,7 +105,7 @@ class _Checks:
         return None, [self.at_key("key-type", key, "an integer", f"a {kind}")]
 
     def of_layer(self, key: str, layer: int) -> int | None:
-        """A key's value for one layer: the key holds one integer for all layers, or one for each."""
+        """Return a key's value for one layer: the key holds one integer for all layers, or one per layer."""
         value = self.model.metadata.get(key)
         if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
             return int(value[layer]) if layer < len(value) else None
@@ -112,9 +114,9 @@ class _Checks:
     # -- quantization -------------------------------------------------------------------------------------------
 
     def present(self, recipes: Sequence[str]) -> bool:
-        """Whether this file can have been made by one of the recipes.
+        """Return whether this file can have been made by one of the recipes.
 
-        Where no row is a multiple of a recipe's blocks, llama.cpp falls back to other types, so the recipe can be right
+        If no row is a multiple of a recipe's blocks, llama.cpp falls back to other types, so the recipe can be right
         without a tensor of its type.
         """
         for recipe in recipes:
@@ -166,13 +168,13 @@ class _Checks:
         count, wrong = self.integer(key)
         yield from wrong
         numbers = {int(m[1]) for m in map(BLOCK.match, self.tensors) if m}
-        # Without a token embedding the file is a part of a model, such as a projector, with a numbering of its own.
+        # Without a token embedding the file is a part of a model, e.g. a projector, with its own numbering.
         if count is None or "token_embd.weight" not in self.tensors:
             return
-        # Layers that only predict further tokens come last, and some files leave them out.
+        # Layers that only predict further tokens come last, and some files omit them.
         spare = self.of_layer(self.key("nextn_predict_layers"), 0) or 0
         if not numbers and any(".blk." in name for name in self.tensors):
-            return  # encoder and decoder have layers of their own
+            return  # encoder and decoder number their layers separately
         missing = next((n for n in range(len(numbers) + 1) if n not in numbers), 0)
         if len(numbers) == missing and count - max(spare, 0) <= missing <= count:
             return
@@ -256,7 +258,7 @@ class _Checks:
                     return
 
     def layers(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """The weight of that name in each layer, in the file's order."""
+        """Yield the layer and the weight of that name, in the file's order."""
         for tensor in self.tensors.values():
             match = BLOCK.match(tensor.name)
             if match and tensor.name == f"blk.{match[1]}.{name}.weight":
@@ -264,7 +266,7 @@ class _Checks:
 
 
 def _main_type(recipe: str) -> str:
-    """Q4_K_M is made of Q4_K; F16 of F16."""
+    """Return the type that a recipe is named after: Q4_K for Q4_K_M, F16 for F16."""
     return re.sub("^(Q[0-9]_K)_(S|M|L|XL)$", r"\1", recipe)
 
 

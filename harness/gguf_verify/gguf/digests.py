@@ -1,6 +1,7 @@
-"""Digests of a file: one of the whole, which one core computes, and those of its pieces, which many do.
+"""Digests of a file: that of the whole, computed on one core, and those of its pieces, computed on several.
 
-The whole's is what a report states. Whether a file is still the same is told by its pieces, in a fraction of the time.
+Reports state the digest of the whole. The digests of the pieces tell in a fraction of the time whether a file is
+unchanged.
 """
 
 from __future__ import annotations
@@ -13,29 +14,29 @@ from dataclasses import dataclass
 from ..support.command_line import cores
 from ..support.threads import each
 
-#: Bytes of a piece, and that are read at a time.
+#: Bytes of a piece, and of one read.
 PIECE, _BUFFER = 1 << 26, 1 << 22
-#: Bytes that are read at a time where threads follow each other in Python, beside others that may hold its lock.
+#: Bytes of one read where Python threads wait for each other, since other threads may hold the interpreter lock.
 _LARGE_BUFFER = 1 << 24
-#: Bytes that are read at a time where one thread does everything: they stay in its cache.
+#: Bytes of one read where one thread does everything: they fit in its cache.
 _SMALL_BUFFER = 1 << 18
-#: Bytes that the disk is asked for ahead of a reader.
+#: Bytes that the disk is told to read ahead.
 _ASKED_FOR = 1 << 24
 
 
 @dataclass(frozen=True)
 class Digests:
-    """SHA-256 of a file, in hex, and of each `PIECE` bytes of it."""
+    """The SHA-256 of a file, in hex, and of each `PIECE` bytes of it."""
 
     whole: str
     pieces: tuple[bytes, ...]
 
 
 def digests(fd: int, wanted: Callable[[], bool] = lambda: True) -> Digests:
-    """Both, of the same bytes: each is read once. The file is read as a stream. Raises OSError.
+    """Return both kinds of digests of the same bytes, reading each byte once, as a stream. Raises OSError.
 
     Args:
-        wanted: asked now and then; what is no longer wanted ends early, and is of no use.
+        wanted: called repeatedly; once it returns False, reading stops, and the result is useless.
     """
     whole, pieces, at = hashlib.sha256(), list[bytes](), 0
     piece, size = hashlib.sha256(), min(_LARGE_BUFFER, max(1, os.fstat(fd).st_size))
@@ -45,7 +46,7 @@ def digests(fd: int, wanted: Callable[[], bool] = lambda: True) -> Digests:
         view, behind = memoryview(now)[:got], at + got
         if not at % _ASKED_FOR:
             os.posix_fadvise(fd, behind, _ASKED_FOR, os.POSIX_FADV_WILLNEED)
-        room = memoryview(later)[: min(size, PIECE - behind % PIECE)]  # no buffer belongs to two pieces
+        room = memoryview(later)[: min(size, PIECE - behind % PIECE)]  # no buffer spans two pieces
 
         def read(room: memoryview = room, behind: int = behind) -> int:
             return os.preadv(fd, [room], behind)
@@ -68,10 +69,10 @@ def digests(fd: int, wanted: Callable[[], bool] = lambda: True) -> Digests:
 
 
 def whole_of(fd: int) -> str:
-    """That of the whole alone. Raises OSError."""
+    """Return the digest of the whole file. Raises OSError."""
     whole, buffer, at = hashlib.sha256(), bytearray(_SMALL_BUFFER), 0
     while got := os.preadv(fd, [buffer], at):
-        if not at % _ASKED_FOR:  # the disk reads what comes next while this is hashed
+        if not at % _ASKED_FOR:  # the disk reads ahead while this is hashed
             os.posix_fadvise(fd, at + _ASKED_FOR, _ASKED_FOR, os.POSIX_FADV_WILLNEED)
         whole.update(memoryview(buffer)[:got])
         at += got
@@ -79,7 +80,7 @@ def whole_of(fd: int) -> str:
 
 
 def pieces_of(fd: int) -> tuple[bytes, ...]:
-    """Those of the pieces alone, several at a time. Raises OSError."""
+    """Return the digests of the pieces, computing several at a time. Raises OSError."""
 
     def one(start: int) -> bytes:
         digest, buffer, at = hashlib.sha256(), bytearray(min(_BUFFER, size - start)), start

@@ -1,4 +1,4 @@
-"""One GGUF file in memory: its tensors as views of the mapped bytes, its metadata, its byte map."""
+"""A GGUF file in memory: its tensors as views of the mapped bytes, its metadata, and its byte map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Tensor:
     """A tensor of the file, as rows of blocks.
 
     Args:
-        name: as it stands in the file; pass it through `printable` before showing it.
+        name: as in the file; pass it through `printable` before showing it.
         type: its ggml type.
         shape: in ggml's order, the row length first; () for a single value.
         offset: absolute byte offset of the data in its file.
@@ -68,13 +68,16 @@ class Tensor:
 
     @property
     def raw(self) -> Bytes:
-        """`uint8[nbytes]`, a view of the file. Raises MalformedFile if the file has shrunk since it was opened."""
+        """The data, `uint8[nbytes]`, a view of the file.
+
+        Raises MalformedFile if the file has shrunk since it was opened.
+        """
         return self.mapped.part(self.offset, self.offset + self.nbytes)
 
     def blocks(self, start_row: int, stop_row: int) -> Bytes:
-        """`uint8[stop_row - start_row, blocks_per_row, block_bytes]`, a view of the file.
+        """Return `uint8[stop_row - start_row, blocks_per_row, block_bytes]`, a view of the file.
 
-        Raises IndexError for rows that the tensor does not have, MalformedFile as `raw` does.
+        Raises IndexError for rows that the tensor does not have, MalformedFile if the file has shrunk.
         """
         if not 0 <= start_row <= stop_row <= self.n_rows:
             raise IndexError(f"rows {start_row} to {stop_row} of {printable(self.name)}, which has {self.n_rows}")
@@ -83,7 +86,7 @@ class Tensor:
         return flat.reshape(stop_row - start_row, self.blocks_per_row, self.type.block_bytes)
 
     def block_offset(self, row: int, block: int) -> int:
-        """Absolute byte offset of a block in its file. Raises IndexError for one that the tensor does not have."""
+        """Return the absolute byte offset of a block in its file. Raises IndexError if there is no such block."""
         if not (0 <= row < self.n_rows and 0 <= block < self.blocks_per_row):
             raise IndexError(
                 f"row {row}, block {block} of {printable(self.name)}, which has {self.n_rows} rows of "
@@ -94,25 +97,25 @@ class Tensor:
 
 @dataclass
 class GgufFile:
-    """What one file holds. Where the parser refused the file, what it had read before.
+    """The contents of one file. If the parser refused the file, what it had read before.
 
     Args:
         mapped: its bytes.
         part: its index in a split model.
-        version: the GGUF version; 0 where it was not read.
+        version: the GGUF version; 0 if it was not read.
         alignment: in bytes.
         data_offset: absolute byte offset that tensor offsets are relative to; without a tensor, the end of the header.
-        metadata: scalars as int, float, bool or str; arrays as read-only NumPy arrays of their type, of strings as
-            `Strings`, of arrays as nested lists. Bytes that are not UTF-8 stand as surrogates. Values beyond 64 MiB
-            in all (a str counts four bytes a character) are views of the file: see `Metadata`; a string among them
-            is a memoryview of its UTF-8.
+        metadata: scalars as int, float, bool or str; arrays as read-only NumPy arrays of their type, arrays of strings
+            as `Strings`, arrays of arrays as nested lists. Bytes that are not UTF-8 become surrogates. Values beyond 64
+            MiB in total (a str counts four bytes per character) are views of the file: see `Metadata`; a string among
+            them is a memoryview of its UTF-8.
         value_ranges: the byte range of each key's value.
         tensors: in the order of their descriptions.
         byte_map: ascending ranges that hold every byte of the file exactly once.
-        findings: everything wrong with it, the refusal included.
+        findings: everything wrong with it, including the refusal.
         refused: the finding that ended reading, or None.
-        header_end: absolute byte offset of the first byte that reading the header did not come to.
-        address: where the file is a copy of another one, that one's.
+        header_end: absolute byte offset of the first byte after the part of the header that was read.
+        address: the address of the original, if the file is a copy.
     """
 
     mapped: Mapped
@@ -131,7 +134,7 @@ class GgufFile:
 
     @property
     def shown(self) -> str:
-        """The file as reports name it, not escaped."""
+        """The name of the file in reports, not escaped."""
         return str(self.address or self.path)
 
     @property
@@ -144,7 +147,7 @@ class GgufFile:
 
     @property
     def buffer(self) -> Bytes:
-        """`uint8[size]`, a view. Raises MalformedFile if the file has shrunk since it was opened."""
+        """The bytes, `uint8[size]`, a view. Raises MalformedFile if the file has shrunk since it was opened."""
         return self.mapped.read()
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Values of keys with which no model can be computed: numbers that are not finite, an epsilon of 1000, a base of 0.
+"""Checks of hyper-parameters whose values no model can use: non-finite numbers, an epsilon of 1000, a base of 0.
 
-Every number of the metadata must be finite, and a float of the architecture's normal or 0. Hyper-parameters of known
-meaning also have domains, by the last parts of their keys, for all architectures. A domain ends where the value has no
-meaning for llama.cpp or for float32, not where known models end: a factor of 0 means none, a model without attention
-has 0 heads, one without experts uses 0. A value that llama.cpp's loader ignores has no domain.
+Every number in the metadata must be finite, and a float of the architecture must be normal or 0. Known hyper-parameters
+also have domains, selected by the last parts of their keys, for all architectures. A domain ends where the value has no
+meaning for llama.cpp or for float32, not at the values of known models: a factor of 0 means none, a model without
+attention has 0 heads, one without experts uses 0. A value that llama.cpp's loader ignores has no domain.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ Numbers = npt.NDArray[np.int64 | np.float64]
 
 @dataclass(frozen=True)
 class Domain:
-    """The values of a hyper-parameter that have a meaning.
+    """The meaningful values of a hyper-parameter.
 
     Args:
-        why: what does not work beyond, by llama.cpp's own use.
-        low, high: the smallest and largest ones.
-        open: `low` is none of them.
-        zero: 0 is one of them too, and means none.
-        even: odd numbers are none of them.
-        at_most: the key that they are at most, without the architecture.
-        times: they are at most that many times as much.
-        divides: the key that they divide, without the architecture.
+        why: what fails outside the domain, judging by llama.cpp's use of the value.
+        low, high: the smallest and the largest value.
+        open: `low` itself is excluded.
+        zero: 0 is also allowed, and means none.
+        even: odd numbers are excluded.
+        at_most: the key whose value is an upper limit, without the architecture.
+        times: factor of that limit.
+        divides: the key whose value the values must divide, without the architecture.
     """
 
     why: str
@@ -66,11 +66,11 @@ class Domain:
 
 #: The smallest normal number of float32.
 _NORMAL = 2.0**-126
-#: The square of a factor up to this, and that of its reciprocal, are normal numbers of float32.
+#: The squares of a factor up to this, and of its reciprocal, are normal numbers of float32.
 _SQUARE = 2.0**63
-#: float32 does not tell numbers near 1 apart that differ by less than the reciprocal.
+#: Numbers near 1 that differ by less than the reciprocal are equal in float32.
 _PRECISION = 2.0**24
-#: llama.cpp's positions (`llama_pos`) are below.
+#: llama.cpp's positions (`llama_pos`) are below this.
 _POSITIONS = 2.0**31
 
 _COUNT = Domain("there is at least one", 1)
@@ -92,7 +92,7 @@ _ROTATED = Domain("ggml turns pairs of a head's values, and 0 means none", 0, ev
                   at_most="attention.key_length")  # fmt: skip
 _EXPERTS = Domain("some of the experts are chosen", 0, at_most="expert_count")
 
-#: The last parts of keys.
+#: Domains by the last parts of keys.
 _DOMAINS = {
     "context_length": _COUNT, "embedding_length": _COUNT, "block_count": _COUNT, "vocab_size": _COUNT,
     "rope.scaling.factor": _SCALING, "rope.scale_linear": _SCALING, "attention.scale": _FACTOR, "logit_scale": _FACTOR,
@@ -119,29 +119,29 @@ _DOMAINS = {
     "nextn_predict_layers": Domain("they are some of the layers", 0, at_most="block_count"),
     "wkv.head_size": Domain("a row is of whole heads", 1, divides="embedding_length"),
 }  # fmt: skip
-#: The last part of a key, where the table does not have the key.
+#: Domains by the last part of a key, for keys that the table does not have.
 _KINDS = (
     (re.compile(r"(?:.*_)?epsilon", re.ASCII), _EPSILON),
     (re.compile(r"(?:.*_)?freq_base(?:_swa)?", re.ASCII), _BASE),
     (re.compile(r"(?:.*_)?(?:count|length|size|rank)", re.ASCII), _SIZE),
 )
-#: Keys that llama.cpp reads by `get_key_or_arr` with `n_layer_all`: one value, or one for each layer.
+#: Keys that llama.cpp reads by `get_key_or_arr` with `n_layer_all`: one value, or one per layer.
 _OF_LAYERS = {
     "feed_forward_length", "expert_feed_forward_length", "attention.head_count", "attention.head_count_kv",
     "expert_used_count", "swiglu_clamp_exp", "swiglu_clamp_shexp", "attention.recurrent_layers",
 }  # fmt: skip
 _POOLING = (-1, (1 << 32) - 1, *(int(kind) for kind in _gguf.PoolingType))  # -1: LLAMA_POOLING_TYPE_UNSPECIFIED
-#: Values of keys that llama.cpp has code for.
+#: The values of keys that llama.cpp has code for.
 _KNOWN: dict[str, tuple[int | str, ...]] = {
     "pooling_type": _POOLING, "classifier.pooling_type": _POOLING,
     "expert_gating_func": tuple(range(5)),  # llama_expert_gating_func_type
     "rope.scaling.type": tuple(kind.value for kind in _gguf.RopeScalingType),
 }  # fmt: skip
-#: Types of tokens that llama.cpp knows (`llama_token_type`), from LLAMA_TOKEN_TYPE_UNDEFINED to LLAMA_TOKEN_TYPE_BYTE.
+#: The token types that llama.cpp knows (`llama_token_type`), from LLAMA_TOKEN_TYPE_UNDEFINED to LLAMA_TOKEN_TYPE_BYTE.
 _TOKEN_TYPES = Domain("", 0, 6)
-#: Those whose tokens llama.cpp writes as text (`token_to_piece`).
+#: The types of tokens that llama.cpp writes as text (`token_to_piece`).
 _TEXT = tuple(int(getattr(_gguf.TokenType, name)) for name in ("NORMAL", "USER_DEFINED", "BYTE"))
-#: Weights of a layer that are split into heads. (A vocoder's `posnet` has one head and no key of it.)
+#: Weights of a layer that are split into heads. (A vocoder's `posnet` has one head and no key for it.)
 _ATTENTION = {
     "attention.head_count": re.compile(r"blk\.[0-9]+\.attn_(?:q|qkv)\.weight", re.ASCII),
     "attention.head_count_kv": re.compile(r"blk\.[0-9]+\.attn_(?:k|qkv)\.weight", re.ASCII),
@@ -149,7 +149,7 @@ _ATTENTION = {
 
 
 def check_hyper_parameters(model: Model) -> Iterator[Finding]:
-    """Findings of keys whose values have no meaning."""
+    """Yield findings for keys whose values have no meaning."""
     for key in model.metadata:
         values = _numbers(model, key)
         if values is None:
@@ -164,7 +164,7 @@ def check_hyper_parameters(model: Model) -> Iterator[Finding]:
 
 
 def why_meaningless(model: Model) -> str | None:
-    """Why the graph of a model computes nothing that can be judged, in a line; None where no key forbids it."""
+    """Return why the graph of a model computes nothing that can be judged, in one line; None if no key prevents it."""
     wrong = [f for f in check_hyper_parameters(model) if f.severity == "error"]
     if not wrong:
         return None
@@ -176,7 +176,7 @@ def why_meaningless(model: Model) -> str | None:
 
 
 def _wrong(model: Model, key: str, values: Numbers) -> tuple[str, str] | None:
-    """What is expected of the values of a key, and what was found; None where they have a meaning."""
+    """Return the expected values of a key, and what was found; None if the values have a meaning."""
     prefix, _, name = key.partition(".")
     if prefix not in (model.architecture, "clip"):
         return None
@@ -186,7 +186,7 @@ def _wrong(model: Model, key: str, values: Numbers) -> tuple[str, str] | None:
     domain = None if _ignored(model, name) else _domain_of(name)
     if domain is not None and (bad := domain.outside(values)).any():
         return f"{domain} ({domain.why})", _first(values, bad)
-    # A part of the model, such as `vision.`, has counts of its own.
+    # A part of the model, such as `vision.`, has its own counts.
     of_model = of_model and name in _DOMAINS
     if domain is not None and of_model and (wrong := _contradiction(model, domain, values)) is not None:
         return wrong
@@ -196,7 +196,7 @@ def _wrong(model: Model, key: str, values: Numbers) -> tuple[str, str] | None:
 
 
 def _layers_differ(model: Model, key: str) -> tuple[str, str] | None:
-    """As `_wrong`, for an array that does not have a value for each layer."""
+    """Like `_wrong`, for an array that does not have one value per layer."""
     value, layers = model.metadata[key], model.metadata.get(f"{model.architecture}.block_count")
     if not isinstance(value, np.ndarray) or not isinstance(layers, int) or len(value) == layers:
         return None
@@ -204,7 +204,7 @@ def _layers_differ(model: Model, key: str) -> tuple[str, str] | None:
 
 
 def _domain_of(name: str) -> Domain | None:
-    """The domain of a key without its architecture: by as many of its last parts as the table has, or by its last."""
+    """Return the domain of a key without its architecture: by the most last parts in the table, or by its last one."""
     parts = name.split(".")
     names = (".".join(parts[first:]) for first in range(len(parts)))
     domain = next((_DOMAINS[name] for name in names if name in _DOMAINS), None)
@@ -212,7 +212,7 @@ def _domain_of(name: str) -> Domain | None:
 
 
 def _ignored(model: Model, name: str) -> bool:
-    """Whether llama.cpp takes no notice of the key, by another one: see `load_hparams` and llama-context.cpp."""
+    """Return whether llama.cpp ignores the key because of another one: see `load_hparams` and llama-context.cpp."""
     if name.startswith(("rope.dimension_count", "attention.key_length", "attention.value_length")):
         heads = _quantity(model, "attention.head_count")
         return heads is None or heads[0] == 0
@@ -223,7 +223,7 @@ def _ignored(model: Model, name: str) -> bool:
 
 
 def _contradiction(model: Model, domain: Domain, values: Numbers) -> tuple[str, str] | None:
-    """As `_wrong`, beside the keys that limit this one: each value beside that of its layer."""
+    """Like `_wrong`, for the keys that limit this one: each value is compared with that of its layer."""
     for name, divides in ((domain.at_most, False), (domain.divides, True)):
         other = _quantity(model, name) if name is not None else None
         if other is None or not (1 in (other.size, values.size) or other.size == values.size):
@@ -238,7 +238,7 @@ def _contradiction(model: Model, domain: Domain, values: Numbers) -> tuple[str, 
 
 
 def _quantity(model: Model, name: str) -> Numbers | None:
-    """The finite numbers of a key of the architecture; a length of keys that is not there as llama.cpp takes it."""
+    """Return the finite numbers of a key of the architecture; llama.cpp's default for a missing length of keys."""
     values = _numbers(model, f"{model.architecture}.{name}")
     if values is not None:
         return values if np.isfinite(values).all() else None
@@ -251,7 +251,7 @@ def _quantity(model: Model, name: str) -> Numbers | None:
 
 
 def _numbers(model: Model, key: str) -> Numbers | None:
-    """The numbers of a key, in an array; None where it has others, or none."""
+    """Return the numbers of a key as an array; None if it has other values, or is missing."""
     value = model.metadata.get(key)
     if isinstance(value, np.ndarray):
         return value.reshape(-1) if value.dtype.kind in "iuf" and value.size else None
@@ -271,7 +271,7 @@ def _first(values: Numbers, bad: npt.NDArray[np.bool_]) -> str:
 
 
 def _missing_heads_and_experts(model: Model) -> Iterator[Finding]:
-    """Findings of counts of 0 where the file has weights of attention, or experts."""
+    """Yield findings for counts of 0 in a file that has weights of attention, or experts."""
     for name, weights in _ATTENTION.items():
         heads = _quantity(model, name)
         if heads is not None and not heads.any() and any(map(weights.fullmatch, model.tensors)):

@@ -1,7 +1,7 @@
-"""Checks where the tensors' data lie, and records which field owns the bytes between them.
+"""Layout checks: where the tensors' data are, and which field owns the bytes between them.
 
-Writers use one layout, and llama.cpp loads no other: the data start at `data_offset` and follow each other in the order
-of the descriptions, each padded with zeros to the alignment.
+Writers use only one layout, and llama.cpp loads no other: the data start at `data_offset` and follow each other in the
+order of the descriptions, each padded with zeros to the alignment.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .mapped import Mapped
 from .records import Findings, Range, finding, refuse
 from .storage import ByteMap
 
-PIECE = 1 << 20  # bytes that are checked together
-_ZEROS = bytes(256)  # ordinary padding, of which a file can have a great deal
+PIECE = 1 << 20  # bytes checked at a time
+_ZEROS = bytes(256)  # ordinary padding, which can be frequent in a file
 
 
 def align(position: int, alignment: int) -> int:
-    """The next multiple of `alignment` at or after `position`."""
+    """Return the next multiple of `alignment` at or after `position`."""
     return -(-position // alignment) * alignment
 
 
@@ -31,10 +31,10 @@ class Info:
     """A tensor's description.
 
     Args:
-        name: as it stands in the file.
+        name: as in the file.
         type: its type; `shape[0]` is a multiple of its block.
         shape: in ggml's order.
-        offset: of the data from `data_offset`, as the file says.
+        offset: of the data from `data_offset`, as in the file.
         ranges: the file's byte map.
         at: index in it of the tensor's name, which dimensions, type and offset follow.
         start: absolute byte offset of the data, once they are located.
@@ -70,9 +70,9 @@ class Layout:
         mapped: the file.
         header_end: absolute byte offset after the last description.
         alignment: in bytes.
-        alignment_at: the byte range of the alignment's value; None where the file has none.
+        alignment_at: the byte range of the alignment's value; None if the file has none.
         infos: the descriptions, in the file's order.
-        ranges, findings: those of the header, to which the data section's are added.
+        ranges, findings: those of the header, to which those of the data section are added.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Layout:
         self.findings.add(finding(slug, start, stop, expected, found, owner))
 
     def locate(self) -> None:
-        """Locate each tensor's data. Raises Refused where they are not inside the file, or not aligned."""
+        """Locate each tensor's data. Raises Refused if they are outside the file or not aligned."""
         if self.data_offset > self.size:
             at = self.alignment_at
             if at is not None and self.alignment > self.size:
@@ -105,7 +105,7 @@ class Layout:
             refuse("truncated", self.header_end, self.size, f"the data from byte {self.data_offset}",
                     "the file ends in the padding before them")  # fmt: skip
         room = self.size - self.data_offset
-        follows = 0  # where the next tensor's data would start if packed
+        follows = 0  # where the next tensor's data start if contiguous
         for info in self.infos:
             size = info.nbytes
             cut = info.offset == follows and info.offset + size > room
@@ -162,7 +162,7 @@ class Layout:
             if reach is not None and info.start < reach.stop:
                 # The later description is at fault: the earlier one was valid when it was read.
                 late, early = (info, reach) if info.at > reach.at else (reach, info)
-                self.located.clear()  # which bytes belong to which tensor is not known
+                self.located.clear()  # it is unknown which bytes belong to which tensor
                 at = late.described[3]
                 refuse(
                     "overlap", at.start, at.stop,
@@ -183,8 +183,10 @@ class Layout:
             reached = max(reached, align(info.stop, self.alignment))
 
     def fill_to(self, stop: int, cursor: int, last: Info | None, trailing: bool = False) -> None:
-        """Record the bytes from `cursor` to `stop`: padding up to the next multiple of the alignment, then a gap or
-        trailing bytes. `last` is the tensor before them, if any."""
+        """Record the bytes from `cursor` to `stop`: padding to the alignment, then a gap or trailing bytes.
+
+        `last` is the tensor before them, if any.
+        """
         if cursor >= stop:
             return
         owner = last.name if last else ""

@@ -1,4 +1,4 @@
-"""The bytes of a file, mapped into memory, with a check whether the file is still the one that was opened."""
+"""The bytes of a file, mapped into memory, with a check that the file is still the one that was opened."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from ..support.text import printable
 from .digests import Digests, digests, pieces_of, whole_of
 
 Bytes = npt.NDArray[np.uint8]
-#: Pages of so many bytes stay mapped of the parts that were asked for.
+#: Bytes of recently read parts whose pages stay mapped.
 _MAPPED = 1 << 28
-#: Bytes that are read at a time where only the cache is to have them.
+#: Bytes of one read that only fills the cache.
 _LOADED = 1 << 18
-#: Errors that say that the path names no file.
+#: Errors that mean that the path names no file.
 _NO_FILE = (errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 
 
@@ -37,27 +37,33 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def _state(status: os.stat_result) -> tuple[int, ...]:
-    """What differs once a file was written to. Programs that copy files set the time of the last change (mtime) back;
-    nobody but the kernel sets that of the inode (ctime). A program that has the file mapped can write to it without a
-    change of either, and so can one that is faster than the kernel's clock: only the content tells."""
+    """Return the values that differ once a file was written to.
+
+    Programs that copy files reset the time of the last change (mtime); only the kernel sets that of the inode (ctime).
+    A program that has the file mapped can write to it without changing either, and so can one that is faster than the
+    kernel's clock: then only the content differs.
+    """
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class Mapped:
     """A file's bytes, mapped read-only.
 
-    To touch a page that the file no longer has kills the process (SIGBUS); Python code cannot catch that. So `read`
-    compares the file's size before it returns a view. A file that is cut at the very moment of use can still kill the
-    process, so code that uses a view for long should take smaller views, one after the other.
+    Touching a page that the file no longer has kills the process (SIGBUS); Python code cannot catch that. So `read`
+    compares the file's size before it returns a view. A file that is truncated while a view is in use can still kill
+    the process, so code that uses a view for long should use smaller views, one after another.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read or
-        mapped here."""
+        """Open a file.
+
+        Raises NoSuchFile if there is no regular file at that path, EnvironmentFault if it cannot be read or mapped
+        here.
+        """
         self.path = path
         self._file: io.BufferedReader | None = None
         self._map: mmap.mmap | None = None
-        #: The parts that were asked for last, the first of them first, and how many bytes they have together.
+        #: The parts that were read last, oldest first, and their total bytes.
         self._parts: deque[tuple[int, int]] = deque()
         self._in_parts = 0
         self._counting = threading.Lock()
@@ -102,7 +108,7 @@ class Mapped:
             raise NoSuchFile(said, "is-a-directory" if folder else "unreadable-file")
 
     def read(self) -> Bytes:
-        """`uint8[size]`, a view. Raises MalformedFile if the file has shrunk, ValueError if it was closed."""
+        """Return `uint8[size]`, a view. Raises MalformedFile if the file has shrunk, ValueError if it was closed."""
         now = os.fstat(self.fileno()).st_size
         if now < self.size:
             raise MalformedFile(
@@ -113,9 +119,11 @@ class Mapped:
         return self._bytes
 
     def part(self, start: int, stop: int) -> Bytes:
-        """`uint8[stop - start]`, a view as of `read`, for what goes through the file part by part: the pages of parts
-        that were asked for long before no longer count as memory of this process. A view of them stays valid: the
-        system maps its pages again. Raises as `read`."""
+        """Return `uint8[stop - start]`, a view like that of `read`, for code that reads the file part by part.
+
+        The pages of parts that were read long before no longer count as memory of this process. A view of them stays
+        valid: the system maps its pages again. Raises the errors of `read`.
+        """
         part = self.read()[start:stop]
         with self._counting:
             if not self._parts or self._parts[-1] != (start, stop):
@@ -133,14 +141,14 @@ class Mapped:
             whole.madvise(mmap.MADV_DONTNEED, first, stop - first)
 
     def load(self, nbytes: int) -> None:
-        """Bring the first bytes into memory. A page that is missing when the mapping is used stops all threads."""
+        """Load the first bytes into memory. A page that is missing when the mapping is used stops all threads."""
         assert self._file is not None
-        with contextlib.suppress(OSError):  # whoever needs them will say what is wrong
+        with contextlib.suppress(OSError):  # the code that needs them reports the error
             for at in range(0, min(nbytes, self.size), _LOADED):
                 os.pread(self._file.fileno(), _LOADED, at)
 
     def next_data(self, position: int) -> int:
-        """The first byte at or after `position` that is not in a hole of a sparse file; the size if there is none."""
+        """Return the first byte from `position` on outside the holes of a sparse file; the size if there is none."""
         assert self._file is not None
         try:
             return min(os.lseek(self._file.fileno(), position, os.SEEK_DATA), self.size)
@@ -148,15 +156,17 @@ class Mapped:
             return self.size if error.errno == errno.ENXIO else position
 
     def fileno(self) -> int:
-        """The descriptor of the file that was opened. Raises ValueError if it was closed."""
+        """Return the descriptor of the open file. Raises ValueError if it was closed."""
         if self._file is None:
             raise ValueError(f"{printable(str(self.path))} is closed")
         return self._file.fileno()
 
     @property
     def changed(self) -> bool:
-        """Whether the file is no longer the one that was opened, as far as its inode tells: it was written to, cut or
-        replaced. What it does not tell: see `_state`."""
+        """Whether the file is no longer the one that was opened, judging by its inode.
+
+        True if it was written to, truncated or replaced; for changes that the inode does not show, see `_state`.
+        """
         if self._file is None:
             return False
         try:
@@ -166,20 +176,22 @@ class Mapped:
         return any(_state(state) != self._state for state in states)
 
     def digests(self, wanted: Callable[[], bool] = lambda: True) -> Digests:
-        """Of the whole file and of its pieces, as long as they are wanted; it is read as a stream and not through the
-        mapping."""
+        """Return the digests of the whole file and of its pieces, as long as they are wanted.
+
+        The file is read as a stream and not through the mapping.
+        """
         self.read()
         assert self._file is not None
         return digests(self._file.fileno(), wanted)
 
     def sha256(self) -> str:
-        """The hex digest of the whole file alone."""
+        """Return the hex digest of the whole file."""
         self.read()
         assert self._file is not None
         return whole_of(self._file.fileno())
 
     def pieces(self) -> tuple[bytes, ...]:
-        """The digests of its pieces alone, in less time."""
+        """Return the digests of its pieces, which takes less time."""
         self.read()
         assert self._file is not None
         return pieces_of(self._file.fileno())
@@ -193,16 +205,16 @@ class Mapped:
 
 
 def _counted(start: int, stop: int) -> int:
-    """Bytes that a part counts as: a page at least, so that there are not too many to remember."""
+    """Return the bytes that a part counts as: at least a page, which limits the number of parts to remember."""
     return max(mmap.PAGESIZE, stop - start)
 
 
-#: Entries of a folder that are looked at for a better message.
+#: The most entries of a folder that are listed for a better message.
 _MOST_ENTRIES = 1000
 
 
 def _models_in(folder: Path) -> list[str]:
-    """Names of GGUF files in a folder; none where it cannot be read."""
+    """Return the names of GGUF files in a folder; none if it cannot be read."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         names = (entry.name for entry in islice(entries, _MOST_ENTRIES))
         return sorted(name for name in names if name.lower().endswith(".gguf"))
@@ -210,7 +222,7 @@ def _models_in(folder: Path) -> list[str]:
 
 
 def _held_by(folder: Path) -> str:
-    """What a folder holds that may be meant."""
+    """Return a hint to the GGUF files of a folder."""
     names = _models_in(folder)
     if not names:
         return "; it holds no file that ends in .gguf"
@@ -219,7 +231,7 @@ def _held_by(folder: Path) -> str:
 
 
 def _instead_of(path: Path) -> str:
-    """A file beside the one that does not exist, or the folder that does not exist."""
+    """Return a hint to a similar file name, or to the folder that does not exist."""
     if not path.parent.is_dir():
         return f"; there is no folder {printable(str(path.parent), 200)}"
     near = nearest(path.name, _models_in(path.parent)).rstrip()

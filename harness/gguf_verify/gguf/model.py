@@ -1,4 +1,4 @@
-"""A model: one GGUF file, or all parts of a split one."""
+"""Models: one GGUF file, or all parts of a split one."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .parser import parse
 from .records import Finding, finding
 from .storage import Budget
 
-#: How llama.cpp names the parts: a prefix, the number from 1, the count.
+#: llama.cpp's names of the parts: a prefix, the number from 1, the count.
 PART_NAME = re.compile(r"(?P<prefix>.*)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 
-#: Characters of an architecture's name. llama.cpp's have fewer than 30; reports repeat it.
+#: The most characters of an architecture's name. llama.cpp's have fewer than 30; reports repeat it.
 MAX_ARCHITECTURE = 256
 
 
 class RefusedFile(MalformedFile):
-    """A file that the parser or the split rules refuse.
+    """A file that the parser or the rules for split models refuse.
 
     Args:
         path: the file.
@@ -44,7 +44,7 @@ class RefusedFile(MalformedFile):
 
 
 class _Hashing:
-    """Digests of parts that threads compute."""
+    """Digests of parts, computed by threads."""
 
     def __init__(self, parts: tuple[GgufFile, ...]) -> None:
         self._wanted = True
@@ -54,16 +54,16 @@ class _Hashing:
         ]
 
     def digests(self) -> tuple[Digests, ...]:
-        """Of each part, when they are there. Raises what reading raises."""
+        """Wait for the digests of each part. Raises the errors of reading."""
         return tuple(future.result() for future in self._futures)
 
     @property
     def done(self) -> bool:
-        """Whether they are there."""
+        """Return whether the digests are ready."""
         return all(future.done() for future in self._futures)
 
     def close(self) -> None:
-        """No longer read the files."""
+        """Stop reading the files."""
         self._wanted = False
         self._pool.shutdown(cancel_futures=True)
 
@@ -91,7 +91,7 @@ class Model:
 
     @property
     def architecture(self) -> str | None:
-        """`general.architecture`, as it stands in the file; None where it is no string, or too long for a name."""
+        """The value of `general.architecture`, unchanged; None if it is no string, or too long for a name."""
         value = self.metadata.get("general.architecture")
         return value if isinstance(value, str) and len(value) <= MAX_ARCHITECTURE else None
 
@@ -102,17 +102,19 @@ class Model:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all parts. `consistency.check_consistency` finds where metadata contradict the tensors."""
+        """Findings of all parts. `consistency.check_consistency` finds where metadata contradict the tensors."""
         return tuple(f for part in self.parts for f in part.findings)
 
     def begin_sha256(self) -> None:
-        """Begin to compute what `sha256` gives, beside other work."""
+        """Start computing the result of `sha256` in the background."""
         if not self._digests and self._hashing is None:
             self._hashing = _Hashing(self.parts)
 
     def sha256(self) -> tuple[str, ...]:
-        """The hex digest of each part, computed once: of several parts at a time, since one digest is computed by one
-        core."""
+        """Return the hex digest of each part, computed once.
+
+        Several parts are hashed at a time, since one digest uses one core.
+        """
         self.begin_sha256()
         if self._hashing is not None:
             hashing, self._hashing = self._hashing, None
@@ -122,11 +124,11 @@ class Model:
 
     @property
     def hashed(self) -> bool:
-        """Whether `sha256` need not wait."""
+        """Whether `sha256` returns without waiting."""
         return bool(self._digests) or (self._hashing is not None and self._hashing.done)
 
     def info(self, wait: bool = True) -> FileInfo:
-        """What a report says of the model's file; unless it is to wait, without digests that are not there yet."""
+        """Return the report's entry for the model's file; unless `wait`, without digests that are not ready."""
         return FileInfo(
             path=str(self.path), size=self.size, sha256=self.sha256() if wait or self.hashed else (),
             architecture=self.architecture or "",
@@ -135,16 +137,18 @@ class Model:
 
     @property
     def changed(self) -> bool:
-        """Whether the inode of a part tells that it is no longer what was opened; `altered` also compares content."""
+        """Whether a part is no longer the opened file, judging by its inode; `altered` also compares content."""
         return any(part.mapped.changed for part in self.parts)
 
     def altered(self) -> str | None:
-        """Which part is no longer what `sha256` gave the digest of, and how that is known; None where every byte of all
-        parts is still the same. Reads the files again. Raises ValueError where `sha256` was never called."""
+        """Return which part differs from the one that `sha256` hashed, and how; None if all bytes are unchanged.
+
+        Reads the files again. Raises ValueError if `sha256` was never called.
+        """
         if not self._digests:
             raise ValueError("there is no digest to compare with")
         changed = "{} was written to, cut or replaced"
-        for part in self.parts:  # all of them first, since that takes no time
+        for part in self.parts:  # all of them first, which is fast
             if part.mapped.changed:
                 return changed.format(printable(part.path.name, 100))
         for part, digest in zip(self.parts, self._digests, strict=True):
@@ -155,7 +159,7 @@ class Model:
                 return f"{name} can no longer be read"
             if now != digest.whole:
                 return f"{name} has the SHA-256 {now} now"
-            if part.mapped.changed:  # while it was read just now
+            if part.mapped.changed:  # changed during this read
                 return changed.format(name)
         return None
 
@@ -176,11 +180,11 @@ class Model:
 
 
 def open_model(path: Path | str) -> Model:
-    """Opens a GGUF file, and all parts of a split one.
+    """Open a GGUF file, and all parts of a split one.
 
-    Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read here, and
-    RefusedFile, which holds the finding and whose message names the file and the byte, where the parser refuses the
-    file, and where a split model is incomplete, inconsistent or not opened by its first part.
+    Raises NoSuchFile if there is no regular file at that path, EnvironmentFault if it cannot be read here, and
+    RefusedFile if the parser refuses the file, or if a split model is incomplete, inconsistent or not opened by its
+    first part. RefusedFile holds the finding, and its message names the file and the byte.
     """
     path = Path(path)
     budget = Budget()
@@ -208,7 +212,7 @@ def _readable(path: Path, number: int, budget: Budget) -> GgufFile:
 
 
 def _refuse(file: GgufFile, slug: str, key: str, expected: str, found: str) -> RefusedFile:
-    """The refusal to raise; it points at the value of `key`, or at the header where that is missing."""
+    """Return the exception to raise; it refers to the value of `key`, or to the header if the key is missing."""
     at = file.value_ranges.get(key)
     start, stop = (at.start, at.stop) if at else (0, 0)
     return RefusedFile(file.path, replace(finding(slug, start, stop, expected, found, key), part=file.part))
@@ -224,7 +228,7 @@ def _integer(file: GgufFile, key: str) -> int | None:
 
 
 def _split_count(first: GgufFile) -> int:
-    """Number of parts, 1 for a model that is not split."""
+    """Return the number of parts, 1 for a model that is not split."""
     count = _integer(first, "split.count")
     if count is None or count <= 1:
         return 1
@@ -246,13 +250,13 @@ def _split_count(first: GgufFile) -> int:
 
 
 def part_names(first: str, count: int) -> list[str]:
-    """The names of the files of a model of `count` parts, of which the first has that name."""
+    """Return the file names of a model of `count` parts, given the name of the first."""
     name = PART_NAME.fullmatch(first)
     return [first] if name is None else [f"{name['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
 
 
 def part_paths(first: Path, count: int) -> list[Path]:
-    """The files of a model of `count` parts, of which `first` is the first."""
+    """Return the files of a model of `count` parts, of which `first` is the first."""
     return [first.with_name(name) for name in part_names(first.name, count)]
 
 

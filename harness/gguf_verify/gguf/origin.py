@@ -1,4 +1,4 @@
-"""A tensor of a source: what a quantized tensor was made from, in whatever file it lies."""
+"""Origins: the source tensors that quantized tensors were made from, in any kind of file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .mapped import Mapped
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Rows of values in a mapped file, in the order in which a GGUF file has them or in another one.
+    """Rows of values in a mapped file, in the order of a GGUF file or in a different one.
 
     Args:
         name: the tensor's name in GGUF.
@@ -23,9 +23,9 @@ class Origin:
         shape: in ggml's order, the row length first.
         offset: absolute byte offset of the data in their file.
         mapped: that file.
-        order: int64[rows]: for each row of the GGUF tensor, the row of this one that it was made from; None where the
+        order: int64[rows]: for each row of the GGUF tensor, the row of this one that it was made from; None if the
             order is the same.
-        called: the tensor's name in its own file, where that is another one.
+        called: the tensor's name in its own file, if different.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Origin:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Origin:
-        """A tensor of a GGUF file."""
+        """Return the origin for a tensor of a GGUF file."""
         return cls(tensor.name, tensor.type, tensor.shape, tensor.offset, tensor.mapped)
 
     @property
@@ -58,8 +58,10 @@ class Origin:
         return self.n_rows * self.row_bytes
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        """Rows start to stop of the GGUF tensor, float32[stop - start, K]. Raises MalformedFile if the file shrank,
-        ValueError for a type that is not decoded here."""
+        """Return rows start to stop of the GGUF tensor, float32[stop - start, K].
+
+        Raises MalformedFile if the file has shrunk, ValueError for a type that is not decoded here.
+        """
         raw = self.mapped.read()[self.offset : self.offset + self.nbytes].reshape(self.n_rows, self.row_bytes)
         picked = raw[start:stop] if self.order is None else raw[self.order[start:stop]]
         packed = np.ascontiguousarray(picked).reshape(-1)

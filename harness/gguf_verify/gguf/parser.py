@@ -1,4 +1,4 @@
-"""The parser: untrusted bytes in, a `GgufFile` out.
+"""Parser: reads untrusted bytes into a `GgufFile`.
 
     +--------+-------------------+--------------------+-------+---------------------------------+
     | header | key-value pairs   | tensor infos       | 0...0 | data, 0...0 | data, 0...0 | ... |
@@ -11,11 +11,11 @@
     array value  u32 element type, u64 count, the elements without padding
     tensor info  string name, u32 number of dimensions, i64 each, u32 type, u64 offset from data_offset
 
-The parser reads front to back and trusts nothing. It compares every length with the bytes that remain before it uses
-the length, so no loop is longer than the file. A `Budget` limits what is kept in memory; values beyond it stay views of
-the file. Sizes are Python integers, so no product wraps. Arrays in arrays are read with a stack of bounded depth, not
-by recursion. Where reading cannot go on, `Refused` is raised, which `parse` catches. After all descriptions are read,
-`layout.py` checks where the tensors' data lie.
+The parser reads front to back and trusts nothing. It compares every length with the remaining bytes before it uses the
+length, so no loop is longer than the file. A `Budget` limits what is kept in memory; values beyond it stay views of the
+file. Sizes are Python integers, so no product wraps. Arrays in arrays are read with a stack of bounded depth, not by
+recursion. Where reading cannot go on, `Refused` is raised, which `parse` catches. After all descriptions are read,
+`layout.py` checks where the tensors' data are.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 ALIGNED_TO = 8  # by the GGUF specification, alignments are multiples of it
 MAX_KEY = 65535  # bytes, by the GGUF specification
-MAX_TENSOR_NAME = 63  # bytes: ggml's GGML_MAX_NAME less the NUL
+MAX_TENSOR_NAME = 63  # bytes: ggml's GGML_MAX_NAME minus the NUL
 MAX_STRING = 1 << 30  # bytes: llama.cpp's GGUF_MAX_STRING_LENGTH
 MAX_ELEMENTS = 1 << 30  # llama.cpp's GGUF_MAX_ARRAY_ELEMENTS
 MAX_DIMENSIONS = 4
-MAX_NESTING = 4  # levels of arrays in arrays, the innermost included; no known file has more than one
+MAX_NESTING = 4  # levels of arrays in arrays, including the innermost; no known file has more than one
 INT64_MAX = (1 << 63) - 1
 REMOVED_TYPES = {4, 5, 31, 32, 33, 36, 37, 38}
 
@@ -68,7 +68,7 @@ MIN_INFO = 8 + 4 + 4 + 8
 MIN_STRING = 8
 MIN_ARRAY = 4 + 8
 
-# The value types by number: the name, and the layout where the size is fixed.
+# The value types by number: the name, and the layout if the size is fixed.
 VALUE_TYPES = (
     ("uint8", "<B"), ("int8", "<b"), ("uint16", "<H"), ("int16", "<h"), ("uint32", "<I"), ("int32", "<i"),
     ("float32", "<f"), ("bool", "<B"), ("string", ""), ("array", ""), ("uint64", "<Q"), ("int64", "<q"),
@@ -79,23 +79,23 @@ SCALARS = {number: struct.Struct(layout) for number, (_, layout) in enumerate(VA
 UINT32, BOOL, STRING, ARRAY = (TYPE_NAMES.index(name) for name in ("uint32", "bool", "string", "array"))
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
-SHOWN = 260  # bytes of a string that a message can show: 65 characters, one more than `quoted` does
-MAX_SHAPES = 4096  # shapes and types that are remembered
-CHUNK = 128 * STRIDE  # strings that are checked together
-JOINED = 1 << 18  # most bytes of strings that are decoded together
+SHOWN = 260  # the most bytes of a string in a message: 65 characters, one more than `quoted` does
+MAX_SHAPES = 4096  # cached shapes and types
+CHUNK = 128 * STRIDE  # strings checked at a time
+JOINED = 1 << 18  # the most bytes of strings decoded at a time
 
 
 def parse(path: Path | str, part: int = 0, budget: Budget | None = None, load: int = 0) -> GgufFile:
-    """Reads one file. What the file holds never raises an exception: `GgufFile.refused` says why reading ended early.
+    """Read one file. Its contents never raise an exception: `GgufFile.refused` says why reading ended early.
 
     Args:
         path: the file. Other parts of a split model are not read.
         part: its index in a split model.
-        budget: what the parts before have left of the budget; a whole budget by default.
-        load: bytes at the start that are loaded first, so that other threads need not wait for this file's disk.
+        budget: what earlier parts have left of the budget; a full budget by default.
+        load: bytes at the start that are loaded first, so that other threads do not wait for this file's disk.
 
-    Raises NoSuchFile where there is no regular file of that path, EnvironmentFault where it cannot be read or mapped,
-    MalformedFile where it shrinks while it is read.
+    Raises NoSuchFile if there is no regular file at that path, EnvironmentFault if it cannot be read or mapped,
+    MalformedFile if it shrinks while it is read.
     """
     mapped = Mapped(Path(path))
     file = GgufFile(mapped, part)
@@ -118,7 +118,7 @@ def _of(what: str, owner: str) -> str:
 
 
 class _Parser:
-    """A cursor on the bytes, with everything found before it. `pos` never passes `size`."""
+    """A cursor in the bytes, with everything found before it. `pos` never exceeds `size`."""
 
     def __init__(self, mapped: Mapped, part: int, budget: Budget) -> None:
         self.mapped = mapped
@@ -141,7 +141,7 @@ class _Parser:
         self.located: list[Info] = []
 
     def fill(self, file: GgufFile) -> None:
-        """Store everything in the file's record. The rest of the file that was not read is mapped as such."""
+        """Store everything in the file's record. The unread rest of the file is recorded as such."""
         covered = self.ranges[-1].stop if self.ranges else 0
         if covered < self.size:
             self.ranges.add(covered, self.size, "unread")
@@ -159,11 +159,11 @@ class _Parser:
 
     def own(self, start: int, kind: str, owner: str = "", note: object = "") -> None:
         """Record which field owns the bytes from `start` to the cursor."""
-        if start < self.pos:  # the value of an empty array has no bytes
+        if start < self.pos:  # not so for the value of an empty array
             self.ranges.add(start, self.pos, kind, owner, note)
 
     def number(self, layout: struct.Struct, what: str, owner: str = "") -> int:
-        """The number at the cursor, which moves behind it. `what` and `owner` name it in a message."""
+        """Read the number at the cursor and advance. `what` and `owner` name it in a message."""
         if self.size - self.pos < layout.size:
             refuse(
                 "truncated", self.pos, self.size, f"{layout.size} bytes of {_of(what, owner)}",
@@ -174,7 +174,7 @@ class _Parser:
         return value
 
     def string(self, what: str, owner: str = "") -> tuple[int, int]:
-        """Start and stop of the bytes of the string at the cursor, which moves behind it."""
+        """Read the string at the cursor and advance; return the start and stop of its bytes."""
         start = self.pos
         length = self.number(U64, f"the length of {what}", owner)
         remain = self.size - self.pos
@@ -187,7 +187,7 @@ class _Parser:
         return self.pos - length, self.pos
 
     def decoded(self, start: int, stop: int) -> tuple[str, bool]:
-        """These bytes as text, in which bytes that are not UTF-8 are surrogates, and whether all of them are UTF-8."""
+        """Decode bytes as text, with surrogates for bytes that are not UTF-8; also return whether all are UTF-8."""
         raw = self.view[start:stop]
         try:
             return str(raw, "utf-8"), True
@@ -195,11 +195,11 @@ class _Parser:
             return str(raw, "utf-8", "surrogateescape"), False
 
     def shown(self, start: int, stop: int) -> str:
-        """These bytes as a message shows them: cut, escaped and in quotes."""
+        """Format bytes for a message: shortened, escaped and in quotes."""
         return quoted(self.decoded(start, min(stop, start + SHOWN))[0])
 
     def is_utf8(self, start: int, stop: int) -> bool:
-        """Whether these bytes are UTF-8. They are decoded in pieces, since a str takes up to four times its bytes."""
+        """Return whether bytes are UTF-8. They are decoded in pieces, since a str takes up to four times its bytes."""
         try:
             if stop - start <= PIECE:
                 str(self.view[start:stop], "utf-8")
@@ -212,8 +212,10 @@ class _Parser:
         return True
 
     def keep(self, start: int, stop: int, key: str) -> bytes | memoryview:
-        """A copy of these bytes, so that metadata stay readable when the file is closed or cut; or a view of the file,
-        where the budget has no room for a copy."""
+        """Return a copy of bytes, so that metadata stay readable when the file is closed or truncated.
+
+        If the budget has no room for a copy, it is a view of the file.
+        """
         if self.budget.hold(stop - start):
             return bytes(self.view[start:stop])
         self.borrowed.add(key)
@@ -267,7 +269,10 @@ class _Parser:
         return n_tensors, n_keys
 
     def count(self, what: str, smallest: int, left: int, limit: int) -> int:
-        """A count in the header, of things of at least `smallest` bytes each. The budget has `left` of `limit` left."""
+        """Read a count in the header, of items of at least `smallest` bytes each.
+
+        The budget has `left` of `limit` left.
+        """
         start = self.pos
         count = self.number(U64, f"the number of {what}s")
         # Both counts are compared with the bytes after the header, which ends with the second count.
@@ -355,7 +360,7 @@ class _Parser:
         return bool(number)
 
     def array(self, key: str) -> object:
-        """The array at the cursor. It gets three byte ranges, or one where arrays are nested in it."""
+        """Read the array at the cursor. It gets three byte ranges, or one if it contains arrays."""
         start = self.pos
         kind, count = self.array_head(key)
         if kind != ARRAY:
@@ -369,7 +374,7 @@ class _Parser:
         head = finding("nested-array", start, self.pos, f"no array in the array {quoted(key)}", f"{count} of them", key)
         root: list[object] = []
         stack = [(root, count)]
-        while stack:  # each round takes at least 12 bytes or ends an array that took them
+        while stack:  # each round consumes at least 12 bytes or ends an array that did
             items, left = stack.pop()
             if not left:
                 continue
@@ -396,7 +401,7 @@ class _Parser:
         return root
 
     def array_head(self, key: str) -> tuple[int, int]:
-        """Element type and count of the array at the cursor. The file has room for that many elements."""
+        """Read element type and count of the array at the cursor. The file has room for that many elements."""
         kind = self.value_type("element type", key)
         start = self.pos
         count = self.number(U64, "the length", key)
@@ -416,7 +421,7 @@ class _Parser:
         return kind, count
 
     def elements(self, kind: int, count: int, key: str) -> object:
-        """`count` elements at the cursor. The file is known to have room for them, unless they are strings."""
+        """Read `count` elements at the cursor. The file is known to have room for them, unless they are strings."""
         if kind == STRING:
             return self.strings(count, key)
         start = self.pos
@@ -425,7 +430,7 @@ class _Parser:
         values = np.frombuffer(raw, dtype=SCALARS[kind].format)
         if kind == BOOL:
             self.check_bools(start, self.pos, key)
-            # A copy turns every byte but 0 into True; a view of the file leaves the bytes as they are.
+            # A copy turns every byte but 0 into True; a view of the file leaves the bytes unchanged.
             values = values.astype(np.bool_) if isinstance(raw, bytes) else values.view(np.bool_)
             values.flags.writeable = False
         return values
@@ -465,7 +470,7 @@ class _Parser:
         return Strings(self.keep(begin, self.pos, key), count, index)
 
     def walk(self, first: int, last: int, key: str) -> list[int]:
-        """The offsets of the lengths of an array's strings `first` to `last`; the first length is at the cursor.
+        """Return the offsets of the lengths of an array's strings `first` to `last`; the first length is at the cursor.
 
         A vocabulary has 100,000 strings and more, so the loop repeats the code of `string` instead of calling it.
         """
@@ -491,7 +496,10 @@ class _Parser:
         return heads
 
     def not_utf8(self, heads: list[int]) -> list[int]:
-        """Indices of the strings that are not UTF-8. Their lengths lie at `heads`; the last one ends at the cursor."""
+        """Return indices of the strings that are not UTF-8.
+
+        Their lengths are at `heads`; the last string ends at the cursor.
+        """
         begin = heads[0]
         if self.pos - begin > JOINED or len(heads) < 32:
             spans = enumerate(pairwise([*heads, self.pos]))
@@ -536,11 +544,14 @@ class _Parser:
     # -- tensors ------------------------------------------------------------------------------------------------
 
     def read_infos(self, count: int) -> None:
-        """Read the descriptions. One that has nothing unusual is read here, without a call for each of its fields: a
-        file can hold a great many. `read_info` reads all others, and says what is wrong with them."""
+        """Read the descriptions.
+
+        One with nothing unusual is read here, without a call for each of its fields, since a file can hold a great
+        many. `read_info` reads all others and reports what is wrong with them.
+        """
         view, infos, ranges = self.view, self.infos, self.ranges
         last = self.size - MIN_INFO
-        known: dict[bytes, tuple[tuple[int, ...], TensorType]] = {}  # by the bytes of shape and type
+        known: dict[bytes, tuple[tuple[int, ...], TensorType]] = {}  # keyed by the bytes of shape and type
         for _ in range(count):
             start = self.pos
             if start <= last:
@@ -598,7 +609,7 @@ class _Parser:
         self.infos[name] = Info(name, kind, shape, offset, self.ranges, index)
 
     def dimensions(self, name: str) -> tuple[tuple[int, ...], int]:
-        """The shape at the cursor, and where it starts."""
+        """Read the shape at the cursor; also return where it starts."""
         start = self.pos
         count = self.number(U32, "the number of dimensions", name)
         if count > MAX_DIMENSIONS:
@@ -613,8 +624,8 @@ class _Parser:
                     f"{size - (1 << 64)} as dimension {i}", name,
                 )  # fmt: skip
             shape.append(size)
-        # A zero dimension hides an overflow of the others from a plain product, but not from code that multiplies in
-        # another order.
+        # A zero dimension hides an overflow of the others from a plain product, but not from code that multiplies in a
+        # different order.
         if prod(max(size, 1) for size in shape) > INT64_MAX:
             refuse("dimensions-overflow", start + 4, self.pos, f"fewer than 2^63 elements in {quoted(name)}",
                     " x ".join(map(str, shape)), name)  # fmt: skip
@@ -622,7 +633,7 @@ class _Parser:
         return tuple(shape), start
 
     def tensor_type(self, name: str, shape: tuple[int, ...], dimensions: int) -> TensorType:
-        """The type at the cursor. The dimensions before it start at byte `dimensions`."""
+        """Read the type at the cursor. The dimensions before it start at byte `dimensions`."""
         start = self.pos
         number = self.number(U32, "the type", name)
         kind = tensor_type(number)
@@ -632,7 +643,7 @@ class _Parser:
         self.own(start, "type", name, kind.name)
         row = shape[0] if shape else 1
         if row % kind.block_size:
-            # The dimension or the type is wrong; the finding shows the range of the dimension.
+            # Either the dimension or the type is wrong; the finding shows the range of the dimension.
             first, stop = (dimensions + 4, dimensions + 12) if shape else (dimensions, start)
             refuse(
                 "partial-block", first, stop,
@@ -645,7 +656,7 @@ class _Parser:
 
 
 def _instead(view: memoryview) -> str:
-    """What a file that is no GGUF file may be, and what to do; "" where that is not known."""
+    """Return what a file that is no GGUF file may be, and what to do; "" if unknown."""
     head = bytes(view[:64])
     if head[:4] == b"PK\x03\x04":
         return " (a zip archive, such as a PyTorch checkpoint: convert it with llama.cpp's convert_hf_to_gguf.py)"

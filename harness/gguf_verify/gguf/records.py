@@ -1,4 +1,7 @@
-"""What reading a file yields besides its content: byte ranges and findings. What can be found is in `rules`."""
+"""Records of the parser in addition to the file's content: byte ranges and findings.
+
+`rules` lists all kinds of findings.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from .rules import RULES, Effect
 
 Severity = Literal["error", "warning", "note"]
 
-#: Findings of one rule that are listed; further ones are counted.
+#: The most findings of one rule that are listed; further ones are counted.
 MAX_PER_RULE = 20
 
 
@@ -24,8 +27,8 @@ class Range(NamedTuple):
         start: absolute byte offset.
         stop: absolute byte offset after the last byte.
         kind: one of `KINDS`.
-        owner: the key or tensor that the field belongs to, as the file has it (not escaped), or "".
-        note: the value, where that is short.
+        owner: the key or tensor of the field, as in the file (not escaped), or "".
+        note: the value, if it is short.
     """
 
     start: int
@@ -51,17 +54,17 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with a file. All texts are escaped and fit on a line.
+    """One fault of a file. All texts are escaped and fit on a line.
 
     Args:
-        id: stable, such as `GGUF-013-duplicate-key`.
+        id: stable, e.g. `GGUF-013-duplicate-key`.
         effect: see `Rule.effect`.
         start: absolute offset of the first wrong byte.
-        stop: absolute offset after the last one; equals `start` where bytes are missing.
+        stop: absolute offset after the last one; equals `start` if bytes are missing.
         expected: what should be there.
         found: what is there.
         why: why it matters.
-        owner: the key or tensor concerned, as the file has it (not escaped), or "".
+        owner: the key or tensor concerned, as in the file (not escaped), or "".
         part: index of the file in a split model.
     """
 
@@ -80,18 +83,18 @@ class Finding:
         return "error" if self.effect == "refuse" else self.effect
 
     def line(self) -> str:
-        """One line without the file's name: offset, found, expected, id."""
+        """Return one line without the file's name: offset, found, expected, id."""
         return f"byte {self.start}: {self.found}; expected {self.expected} [{self.id}]"
 
 
 def finding(slug: str, start: int, stop: int, expected: str, found: str, owner: str = "") -> Finding:
-    """A finding of the rule `slug`. Raises KeyError for a rule that does not exist."""
+    """Return a finding of the rule `slug`. Raises KeyError for a rule that does not exist."""
     rule = RULES[slug]
     return Finding(rule.id, rule.effect, start, stop, expected, found, rule.why, owner)
 
 
 class Refused(Exception):
-    """Reading cannot go on. It is raised and caught within this room."""
+    """Raised when reading cannot go on, and caught within this package."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(finding.line())
@@ -99,7 +102,7 @@ class Refused(Exception):
 
 
 def refuse(slug: str, start: int, stop: int, expected: str, found: str, owner: str = "") -> NoReturn:
-    """Raises Refused with that finding."""
+    """Raise Refused with a finding of the rule `slug`."""
     raise Refused(finding(slug, start, stop, expected, found, owner))
 
 
@@ -116,7 +119,10 @@ class Findings:
             self._kept.append(finding)
 
     def listed(self, part: int | None = None) -> tuple[Finding, ...]:
-        """All that are kept, with `part` if it is given. The last one of a rule says how many more there are."""
+        """Return all kept findings, with `part` if it is given.
+
+        The last one of a rule states how many more there are.
+        """
         left = Counter({id: min(total, MAX_PER_RULE) for id, total in self._totals.items()})
         listed = []
         for f in self._kept:
@@ -129,7 +135,7 @@ class Findings:
 
 
 def capped(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """At most `MAX_PER_RULE` findings of each rule. The last one of a rule says how many more there are."""
+    """Return at most `MAX_PER_RULE` findings of each rule. The last one of a rule states how many more there are."""
     kept = Findings()
     for f in findings:
         kept.add(f)

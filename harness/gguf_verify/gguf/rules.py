@@ -1,7 +1,7 @@
-"""Everything that can be found wrong with a file, as data: one rule for each finding's id.
+"""Rules: every fault that can be found in a file, as data, one rule for each finding id.
 
-A rule's number and slug are stable, and so is its effect. The parser and the checks of this room find the rules below
-100; `gguf_verify.audit` finds the others. The documentation's page of findings is made of this table.
+A rule's number and slug are stable, and so is its effect. The parser and the checks of this package use the rules below
+100; `gguf_verify.audit` uses the others. The documentation's page of findings is generated from this table.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ Effect = Literal["refuse", "error", "warning", "note"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One thing that can be wrong with a file.
+    """One kind of fault of a file.
 
     Args:
         number: the stable part of the id.
-        slug: the readable part of the id; as stable.
+        slug: the readable part of the id; equally stable.
         effect: "refuse": reading on would be unsafe or ambiguous (exit 4). "error": the bytes are well defined, but
             wrong (exit 1). "warning": llama.cpp can still use the file, or its metadata contradict it (exit 0; exit 1
             with --strict). "note": worth knowing (exit 0).
-        why: why it matters, as each finding says it.
-        cause: how files come to be like this, in a sentence.
+        why: why it matters, as stated in each finding.
+        cause: how such files come about, in a sentence.
         cure: what to do about it, in a sentence.
     """
 
@@ -36,7 +36,7 @@ class Rule:
 
     @property
     def id(self) -> str:
-        """What findings, reports and the documentation call it, such as `GGUF-013-duplicate-key`."""
+        """The id in findings, reports and the documentation, e.g. `GGUF-013-duplicate-key`."""
         return f"GGUF-{self.number:03d}-{self.slug}"
 
 
@@ -506,5 +506,5 @@ _RULES = (
     ),
 )  # fmt: skip
 
-#: By slug.
+#: Keyed by slug.
 RULES: dict[str, Rule] = {rule.slug: rule for rule in _RULES}

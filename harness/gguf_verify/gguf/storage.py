@@ -1,8 +1,8 @@
-"""Containers for what a file holds. Their memory does not grow with the file beyond the limits of a `Budget`.
+"""Containers for the contents of a file. Their memory is limited by a `Budget`, however large the file is.
 
 A file of 100 MB can hold 12 million strings, 5 million keys or 3 million tensors. A Python object takes 50 bytes or
-more, so one object for each field would take 30 times the size of the file. A file that reaches all limits at once
-takes 300 MB (measured).
+more, so one object per field would take 30 times the size of the file. A file that reaches all limits at once takes 300
+MB (measured).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class Budget:
     """How much of one model, all its parts together, may still be kept in memory.
 
     Args:
-        keys, tensors: how many of them.
+        keys, tensors: number of each.
         key_bytes: bytes of all keys' names.
         nested: arrays within arrays.
         strings: elements of all arrays of strings.
-        held: bytes of values that are copied. Values beyond them stay in the file and are read from there.
+        held: bytes of values that are copied. Further values stay in the file and are read from there.
     """
 
     keys: int = MAX_KEYS
@@ -56,18 +56,18 @@ class Budget:
     held: int = MAX_HELD
 
     def hold(self, nbytes: int) -> bool:
-        """Whether so many bytes can be kept. If so, they are subtracted from the budget."""
+        """Return whether `nbytes` can be kept. If so, they are subtracted from the budget."""
         if nbytes > self.held:
             return False
         self.held -= nbytes
         return True
 
     def share(self, n: int) -> Budget:
-        """An n-th of each."""
+        """Return a budget of 1/n of each limit."""
         return Budget(**{name: value // n for name, value in asdict(self).items()})
 
     def spend(self, before: Budget, after: Budget) -> bool:
-        """Whether what reading a part took, from `before` to `after`, can be kept. If so, it is subtracted."""
+        """Return whether a part that used `before` minus `after` can be kept. If so, its use is subtracted."""
         left = {name: value - getattr(before, name) + getattr(after, name) for name, value in asdict(self).items()}
         if min(left.values()) < 0:
             return False
@@ -77,7 +77,7 @@ class Budget:
 
 
 class ByteMap(Sequence[Range]):
-    """The byte ranges of a file, ascending. They are kept as columns; a `Range` is made when it is asked for."""
+    """The byte ranges of a file, ascending. They are stored as columns; a `Range` is made on access."""
 
     def __init__(self) -> None:
         self._starts = array("Q")
@@ -87,7 +87,7 @@ class ByteMap(Sequence[Range]):
         self._notes: list[object] = []
 
     def add(self, start: int, stop: int, kind: str, owner: str = "", note: object = "") -> None:
-        """Append a range. A note that is not a str becomes one when it is asked for: dimensions as "2 x 3"."""
+        """Append a range. A note that is not a str is converted on access: dimensions to "2 x 3"."""
         self._starts.append(start)
         self._stops.append(stop)
         self._kinds.append(_KIND_NUMBERS[kind])
@@ -97,8 +97,11 @@ class ByteMap(Sequence[Range]):
     def add_info(
         self, start: int, dimensions: int, stop: int, name: str, shape: tuple[int, ...], type_name: str, offset: int
     ) -> None:  # fmt: skip
-        """Append the four ranges of a tensor's description: its name from byte `start`, its dimensions from byte
-        `dimensions`, its type and its offset up to byte `stop`."""
+        """Append the four ranges of a tensor's description.
+
+        They are its name from byte `start`, its dimensions from byte `dimensions`, its type, and its offset up to byte
+        `stop`.
+        """
         self._starts.extend((start, dimensions, stop - 12, stop - 8))
         self._stops.extend((dimensions, stop - 12, stop - 8, stop))
         self._kinds += _INFO_KINDS
@@ -106,18 +109,20 @@ class ByteMap(Sequence[Range]):
         self._notes += ("", shape, type_name, offset)
 
     def columns(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.uint8]]:
-        """Starts and stops, uint64[n], and the numbers of the kinds in `KINDS`, uint8[n]."""
+        """Return starts and stops, uint64[n], and the indices of the kinds in `KINDS`, uint8[n]."""
         starts, stops = (np.frombuffer(of.tobytes(), np.uint64) for of in (self._starts, self._stops))
         return starts, stops, np.frombuffer(bytes(self._kinds), np.uint8)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes that each kind of range owns."""
+        """Return the bytes that each kind of range owns."""
         starts, stops, kinds = self.columns()
         return {KINDS[k]: int((stops - starts)[kinds == k].sum()) for k in np.unique(kinds).tolist()}
 
     def breaks(self, size: int) -> list[tuple[int, int]]:
-        """Where a range does not start at the byte at which those before it end: both bytes; the last range must end
-        at byte `size`. None in a map without a fault."""
+        """Return the breaks in the map, as pairs of bytes: the end of earlier ranges, and the start of the next.
+
+        The last range must end at byte `size`. A correct map has no breaks.
+        """
         starts, stops, _ = self.columns()
         reached = np.concatenate([np.zeros(1, np.uint64), np.maximum.accumulate(stops)])
         starts = np.append(starts, np.uint64(size))
@@ -142,12 +147,12 @@ class ByteMap(Sequence[Range]):
 
 
 class Strings(Sequence[str]):
-    """The strings of an array, decoded when they are asked for. Bytes that are not UTF-8 are surrogates.
+    """The strings of an array, decoded on access. Bytes that are not UTF-8 become surrogates.
 
     It equals any sequence of the same strings, such as a list.
     """
 
-    __hash__ = None  # type: ignore[assignment]  # a list has none either
+    __hash__ = None  # type: ignore[assignment]  # unhashable like a list
     __slots__ = ("_count", "_index", "_raw")
 
     def __init__(self, raw: bytes | memoryview, count: int, index: array[int]) -> None:
@@ -164,14 +169,14 @@ class Strings(Sequence[str]):
         return self._count
 
     def _from(self, first: int) -> Iterator[tuple[int, int]]:
-        """Start and stop in `raw` of each string from number `first` on."""
+        """Yield start and stop in `raw` of each string from number `first` on."""
         raw, size = self._raw, len(self._raw)
         at = self._index[first // STRIDE] if first < self._count else size
         for number in range(first - first % STRIDE, self._count):
             stop = at + 8
             if stop <= size:
                 stop += _U64.unpack_from(raw, at)[0]
-            if stop > size:  # the parser has checked it, so the file has changed
+            if stop > size:  # the parser checked this, so the file has changed
                 raise MalformedFile(f"element {number} of an array of strings has changed since the file was opened")
             if number >= first:
                 yield at + 8, stop
@@ -208,11 +213,11 @@ class Strings(Sequence[str]):
 
 
 class Metadata(Mapping[str, object]):
-    """The values by key. Values that are not held in memory are read from the file, which must be whole and open.
+    """The values by key. Values that are not held in memory are read from the file, which must be complete and open.
 
     Args:
         mapped: the file.
-        values: by key, in the file's order.
+        values: keyed by key, in the file's order.
         borrowed: the keys of the values that are views of the file.
     """
 
@@ -222,7 +227,10 @@ class Metadata(Mapping[str, object]):
         self._borrowed = frozenset(borrowed)
 
     def __getitem__(self, key: str) -> object:
-        """Raises, for a borrowed value, MalformedFile if the file has shrunk and ValueError if it was closed."""
+        """Return a value.
+
+        For a borrowed one, raises MalformedFile if the file has shrunk and ValueError if it was closed.
+        """
         value = self._values[key]
         if key in self._borrowed:
             self._mapped.read()

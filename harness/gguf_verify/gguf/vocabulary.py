@@ -1,8 +1,8 @@
-"""Whether the keys of a tokenizer fit its vocabulary: special tokens, and merges.
+"""Checks of a tokenizer's keys against its vocabulary: special tokens, and merges.
 
-llama.cpp takes a default where a special token is outside the vocabulary; other readers index with it. A merge joins
-two tokens to a third one: where one of the three is no token, it never applies, and text is split otherwise. All
-vocabularies that llama.cpp's repository holds for its tests keep to this, each merge of them.
+llama.cpp uses a default for a special token outside the vocabulary; other readers use it as an index. A merge joins two
+tokens to a third one: if one of the three is no token, it never applies, and text is split differently. All
+vocabularies that llama.cpp's repository holds for its tests satisfy this, with every merge.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .storage import Strings
 #: Keys that name one token, or several.
 _SPECIAL = re.compile(r"(?:.*[._])?token_ids?", re.DOTALL)
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
-#: -1, signed and not: there is no such token.
+#: -1, signed and unsigned: no such token.
 _NONE = (-1, (1 << 32) - 1)
-#: Tokens of a vocabulary, and merges: known ones have up to 262,144 and 514,906.
+#: The most tokens of a vocabulary, and merges: known ones have up to 262,144 and 514,906.
 MOST_TOKENS, MOST_MERGES = 1 << 20, 1 << 22
 
 
 def at_key(slug: str, model: Model, key: str, expected: str, found: str) -> Finding:
-    """A finding at the value of a key of the model."""
+    """Return a finding at the value of a key of the model."""
     at = model.parts[0].value_ranges[key]
     return finding(slug, at.start, at.stop, expected, f"{found} in {printable(key, 60)}", key)
 
 
 def check_vocabulary(model: Model) -> Iterator[Finding]:
-    """Findings of special tokens and merges that the vocabulary does not have."""
+    """Yield findings for special tokens and merges that the vocabulary does not have."""
     size = vocabulary_size(model)
     if size is not None:
         for key in model.metadata:
@@ -43,7 +43,7 @@ def check_vocabulary(model: Model) -> Iterator[Finding]:
 
 
 def vocabulary_size(model: Model) -> int | None:
-    """How many tokens there are: listed, or else rows of the embedding; None where neither is there."""
+    """Return the number of tokens: those listed, or else the rows of the embedding; None if neither is there."""
     tokens = model.metadata.get(_TOKENS)
     if isinstance(tokens, Strings):
         return len(tokens)
@@ -86,7 +86,10 @@ def _merges(model: Model) -> Iterator[Finding]:
 
 
 def _unknown(merge: str, known: frozenset[str]) -> str | None:
-    """Why a merge never applies; None where it does. llama.cpp splits it at the first space but its first character."""
+    """Return why a merge never applies; None if it does.
+
+    llama.cpp splits it at the first space after its first character.
+    """
     space = merge.find(" ", 1)
     if space < 0:
         return "which has no space"

@@ -127,7 +127,7 @@ def compile_cubin(
 
 
 def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
-    """Return the files that nvcc listed, without CUDA's headers, which its version identifies, and those in `folder`."""
+    """Return the files that nvcc listed, without those in `folder` and CUDA's headers, which its version identifies."""
     headers = include_folder()
     own = (f"{folder}/", *([] if headers is None else [f"{os.path.realpath(headers)}/"]))
     read = of_makefile(read_limited(listed).decode(errors="surrogateescape"))

@@ -1,4 +1,4 @@
-"""Kernels: what multiplies. The interface that rungs ask, the shipped ladder, its families, and kernels of others.
+"""Kernels: the interface that rungs use, the shipped ladder, its families, and foreign kernels.
 
-This room may import `hosts`, `semantics`, `gguf`, `formats`, `results` and `support`.
+This package may import `hosts`, `semantics`, `gguf`, `formats`, `results` and `support`.
 """

@@ -1,4 +1,4 @@
-"""Kernels by the names that `--kernel` takes: shipped ones and families, and those of others."""
+"""Finding kernels by the names that `--kernel` takes: shipped kernels and families, and foreign kernels."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .spec import KernelSpec
 
 
 def further(options: Options) -> Further:
-    """What a run's options say of a foreign kernel."""
+    """Return what a run's options say about a foreign kernel."""
     return Further(options.declare, options.imports, options.loads)
 
 
 def find_kernel(name: str) -> KernelSpec | Family:
-    """The shipped kernel, or family, of this name. Raises UsageError, naming those that there are."""
+    """Return the shipped kernel or family of this name. Raises UsageError, which lists the known names."""
     found = FAMILIES.get(name) or KERNELS.get(name)
     if found is None:
         known = [*FAMILIES, *KERNELS]
@@ -38,7 +38,7 @@ def find_kernel(name: str) -> KernelSpec | Family:
 
 
 def on_host(found: KernelSpec | Family, host: Host) -> ShippedKernel | FamilyOnHost:
-    """A shipped kernel or family there."""
+    """Return a shipped kernel or family on a host."""
     return ShippedKernel(found, host) if isinstance(found, KernelSpec) else FamilyOnHost(found, host)
 
 
@@ -48,20 +48,21 @@ def open_kernel(
     verbose: bool = False, further: Further | None = None, wanted: frozenset[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Iterator[Candidate]:  # fmt: skip
-    """What a run verifies, for as long as the run takes.
+    """Open the candidate that a run verifies, as a context manager that lasts as long as the run.
 
     Args:
         kernel: the name of a shipped kernel or family; FILE.py:NAME or FILE.cu:SYMBOL; a function or object that
-            declares itself as a kernel; or a Candidate, which is returned as it is.
-        host: where it runs, or the name of that host, whose shipped kernels then run in a process of its own.
-        threads: of a host that is made from its name; 0: all.
-        time_limit: seconds for one call of a foreign kernel, or one launch of a shipped one.
-        verbose: let what a foreign kernel prints through to standard error.
-        further: a foreign kernel's declaration, modules and libraries, where they are given beside its name.
-        wanted: names of the types of weights that it is opened for; None for all. Others need not be compiled.
-        progress: told what a foreign kernel's opening does, in words, at each step.
+            declares itself as a kernel; or a Candidate, which is returned unchanged.
+        host: the host to run on, or its name; given a name, shipped kernels run in a separate process.
+        threads: number of threads of a host that is made from its name; 0: all.
+        time_limit: seconds for one call of a foreign kernel, or for one launch of a shipped one.
+        verbose: pass the output of a foreign kernel on to standard error.
+        further: the declaration, modules and libraries of a foreign kernel, where they are given separately from its
+            name.
+        wanted: names of the weight types to open the kernel for; None for all. Other types need not be compiled.
+        progress: called with a description of each step of opening a foreign kernel.
 
-    Raises UsageError where there is no such kernel, EnvironmentFault where there is no such host.
+    Raises UsageError if there is no such kernel, EnvironmentFault if there is no such host.
     """
     if isinstance(kernel, Candidate):
         yield kernel

@@ -1,6 +1,6 @@
-"""Where a kernel promises to work: numbers of tokens M, rows N and columns K, and architectures of GPUs.
+"""Domain: the numbers of tokens M, rows N and columns K, and the GPU architectures that a kernel promises to support.
 
-A kernel is verified inside its domain, and what lies outside is not covered. The default is everything.
+A kernel is verified inside its domain; anything outside is reported as not covered. The default domain is everything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..support.errors import UsageError
 
-#: The largest numbers that `most`, and that `least` and `multiple` may be: a check of one block is padded to them.
+#: Limits of `most`, and of `least` and `multiple`: a check of a single block is padded to the latter two.
 _MOST, _MOST_LEAST = 1 << 48, 8192
 _RANGE = re.compile(r" *([0-9]{1,15}) *- *([0-9]{1,15}) *", re.ASCII)
 _KEYS = ("least", "most", "multiple")
@@ -24,8 +24,8 @@ class Extent:
     """The values that one dimension may have.
 
     Args:
-        least, most: the smallest and the largest; `most` is None where there is no limit.
-        multiple: each value is a multiple of this.
+        least, most: the smallest and the largest value; `most` is None if there is no limit.
+        multiple: every value is a multiple of this.
     """
 
     least: int = 1
@@ -36,18 +36,21 @@ class Extent:
         return self.least <= value and (self.most is None or value <= self.most) and value % self.multiple == 0
 
     def up(self, value: int) -> int | None:
-        """The smallest that is not less than the value; None where there is none."""
+        """Return the smallest allowed value that is not less than `value`; None if there is none."""
         found = -(-max(value, self.least) // self.multiple) * self.multiple
         return found if found in self else None
 
     def down(self, value: int) -> int | None:
-        """The largest that is not more than the value; None where there is none."""
+        """Return the largest allowed value that is not more than `value`; None if there is none."""
         found = (value if self.most is None else min(value, self.most)) // self.multiple * self.multiple
         return found if found in self else None
 
     def parts(self, total: int) -> Iterator[tuple[int, int]]:
-        """Calls that cover `total` tokens, the largest first: how many of them a call computes, and how many it is
-        given, which is more where no smaller call is allowed."""
+        """Yield the calls that cover `total` tokens, the largest first.
+
+        Each is a pair: the tokens that the call contributes, and the tokens that it is given, which are more where no
+        smaller call is allowed.
+        """
         while total > 0:
             size = self.down(total)
             if size is None or not size:
@@ -57,7 +60,7 @@ class Extent:
             total -= size
 
     def words(self, name: str) -> str:
-        """In words; empty where there is no limit."""
+        """Describe the values in words; empty if there is no limit."""
         if self.most == self.least:
             return f"{name} = {self.least}"
         said = []
@@ -75,8 +78,8 @@ class Domain:
     """The products that a kernel promises to compute.
 
     Args:
-        m, n, k: tokens, rows, columns.
-        architectures: of GPUs, such as "sm_90"; none: all.
+        m, n, k: allowed numbers of tokens, rows and columns.
+        architectures: of GPUs, e.g. "sm_90"; empty for all.
     """
 
     m: Extent = field(default_factory=Extent)
@@ -85,8 +88,10 @@ class Domain:
     architectures: tuple[str, ...] = ()
 
     def outside(self, n: int, k: int, sm: str | None = None) -> str | None:
-        """Why a matrix of n rows and k columns is outside, on a card of this compute capability; None where it is not.
-        A matrix is multiplied by any number of tokens in calls that the domain allows."""
+        """Return why a matrix of n rows and k columns is outside the domain on a GPU `sm`; None if it is inside.
+
+        The number of tokens does not matter here: any number is split into calls that the domain allows.
+        """
         if sm is not None and self.architectures and f"sm_{sm}" not in self.architectures:
             return f"its domain has no sm_{sm}: {', '.join(self.architectures)}"
         for name, value, extent in (("N", n, self.n), ("K", k, self.k)):
@@ -96,12 +101,12 @@ class Domain:
 
     @property
     def words(self) -> str:
-        """In words, for reports."""
+        """Describe the domain in words, for reports."""
         said = [extent.words(name) for name, extent in (("M", self.m), ("N", self.n), ("K", self.k))]
         return ", ".join([*filter(None, said), *([" or ".join(self.architectures)] if self.architectures else [])])
 
     def plain(self) -> dict[str, Any]:
-        """What `domain_of` reads."""
+        """Return the domain as plain data, as `domain_of` reads it."""
         sizes = {
             name: {"least": e.least, "multiple": e.multiple} | ({} if e.most is None else {"most": e.most})
             for name, e in (("M", self.m), ("N", self.n), ("K", self.k))
@@ -113,9 +118,12 @@ EVERYTHING = Domain()
 
 
 def domain_of(said: object) -> Domain:
-    """A declared domain: a table with any of M, N and K, each a number (that value alone), a range such as "1-65535" or
-    a table of `least`, `most` and `multiple`; and `architectures`, a list such as ["sm_80", "sm_90"]. Raises UsageError
-    for anything else."""
+    """Parse a declared domain.
+
+    It is a table with any of M, N and K, each a number (only that value), a range such as "1-65535" or a table of
+    `least`, `most` and `multiple`; and `architectures`, a list such as ["sm_80", "sm_90"]. Raises UsageError for
+    anything else.
+    """
     if not isinstance(said, dict):
         raise UsageError('domain is a table such as {"M": 1, "K": {"multiple": 256}}')
     unknown = said.keys() - {"M", "N", "K", "architectures"}
@@ -129,8 +137,7 @@ def domain_of(said: object) -> Domain:
 
 
 def extent_of(name: str, said: object) -> Extent:
-    """The values that a dimension is declared to have: a number, a table or a range such as "1-65535". Raises
-    UsageError."""
+    """Parse the declared values of a dimension: a number, a table, or a range such as "1-65535". Raises UsageError."""
     if isinstance(said, str) and (ends := _RANGE.fullmatch(said)):
         said = {"least": int(ends[1]), "most": int(ends[2])}
     if isinstance(said, int) and not isinstance(said, bool):

@@ -1,15 +1,15 @@
-"""A plain product as a call of a kernel for mixtures of experts, so that every rung can judge such a kernel.
+"""Embedding of a plain product in a call of a mixture-of-experts kernel, so that every rung can judge such a kernel.
 
-The weights W[N, K] become E experts: expert e holds the rows of W, rotated by a number of its own. Each token is sent
-to top_k of them, and every slot of the answer is a row of the product, rotated likewise:
+The weights W[N, K] become E experts: expert e holds the rows of W, rotated by a shift of its own. Each token is routed
+to top_k experts, and every slot of the result is a row of the product, rotated in the same way:
 
     y[m, t, i] = P[token(m, t), (i + shift(ids[m, t])) mod N]
 
-token(m, t) is m where all slots of a token share its activations, and where each has its own, a number that differs
-from slot to slot. So every element of the product is answered top_k times. Where the answers have the same bits, that
-is the answer. Where they do not, the worst of them is: it is compared with the exact product, and a rung then judges it
-as it judges any output. One wrong slot is therefore never hidden by a right one, and right slots whose sums were
-rounded in another order are not held against each other.
+token(m, t) is m if all slots of a token share its activations; if each slot has its own, it is a number that differs
+from slot to slot. So every element of the product is computed top_k times. If the copies have the same bits, those bits
+are the result. If not, the result is the worst copy, compared with the exact product; a rung then judges it like any
+output. So a correct slot never hides a wrong one, and correct slots whose sums were rounded in a different order are
+not reported as different.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Index = npt.NDArray[np.intp]
 
-#: Experts and slots of a token, where a kernel takes any number.
+#: Numbers of experts and of slots per token, for kernels that take any number.
 EXPERTS, TOP_K = 4, 2
-#: Bytes of all experts that are enough; fewer experts where a matrix is large, but not fewer than slots.
+#: Upper limit for the bytes of all experts: a large matrix gets fewer experts, but not fewer than slots.
 _ENOUGH = 1 << 30
 _MOST_BLOCK = 1024
 _KEYS = ("count", "top_k", "block_m", "activations", "lists")
@@ -40,14 +40,14 @@ _KEYS = ("count", "top_k", "block_m", "activations", "lists")
 
 @dataclass(frozen=True)
 class Taken:
-    """What a kernel for experts takes.
+    """The arguments that a mixture-of-experts kernel takes.
 
     Args:
-        count, top_k: numbers of experts, and of experts of a token.
-        block_m: slots of a block of `sorted_token_ids`.
-        own_activations: each slot has activations of its own; else a token's slots share them.
-        lists: of a routing (`Routing.operands`), which a kernel in Python gets by these names. Of other kernels the
-            parameters say it.
+        count, top_k: allowed numbers of experts, and of experts per token.
+        block_m: slots per block of `sorted_token_ids`.
+        own_activations: each slot has activations of its own; otherwise the slots of a token share them.
+        lists: the routing lists (`Routing.operands`) that a Python kernel receives, by name. For other kernels, the
+            parameters name them.
     """
 
     count: Extent = field(default_factory=Extent)
@@ -57,7 +57,7 @@ class Taken:
     lists: tuple[str, ...] = ("ids",)
 
     def usual(self) -> tuple[int, int]:
-        """Experts, and experts of a token, in the call that stands for a plain product."""
+        """Return the numbers of experts, and of experts per token, in the call that stands for a plain product."""
         count, top_k = (
             extent.up(usual) or extent.down(usual) or extent.least
             for extent, usual in ((self.count, EXPERTS), (self.top_k, TOP_K))
@@ -66,8 +66,11 @@ class Taken:
 
 
 def taken_of(said: object) -> Taken:
-    """The table `experts` of a declaration: `count` and `top_k`, each a number or a table of `least`, `most` and
-    `multiple`; `block_m`, a number; `activations`, "token" or "slot"; `lists`, names of LISTS. Raises UsageError."""
+    """Parse the table `experts` of a declaration.
+
+    It has `count` and `top_k`, each a number or a table of `least`, `most` and `multiple`; `block_m`, a number;
+    `activations`, "token" or "slot"; and `lists`, names from LISTS. Raises UsageError.
+    """
     if not isinstance(said, dict):
         raise UsageError("experts is a table such as { top_k = 2, block_m = 16 }")
     if unknown := said.keys() - set(_KEYS):
@@ -89,8 +92,8 @@ class Experts:
     """A matrix as experts.
 
     Args:
-        n: rows of each.
-        shifts: by how much each one's rows are rotated, intp[E].
+        n: rows of each expert.
+        shifts: rotation of each expert's rows, intp[E].
     """
 
     n: int
@@ -102,20 +105,19 @@ class Experts:
 
     @property
     def rows(self) -> Index:
-        """Which row of the matrix each row of each expert is, intp[E, N]."""
+        """Return the row of the matrix that each row of each expert is, intp[E, N]."""
         return (np.arange(self.n) + self.shifts[:, None]) % max(1, self.n)
 
     def stacked(self, rows: Bytes) -> Bytes:
-        """The experts' rows, uint8[E·N, row bytes]: as [E, N, row bytes], the layout of a GGUF file's expert tensor."""
+        """Return the experts' rows, uint8[E·N, row bytes]; the layout is that of an expert tensor in a GGUF file."""
         return np.ascontiguousarray(rows[self.rows.reshape(-1)])
 
 
 def experts_of(rows: Bytes, count: int = EXPERTS, least: int = TOP_K) -> Experts:
-    """A matrix uint8[N, row bytes] as this many experts, or fewer of a large one, but not less than `least`. Their
-    rotations depend on its bytes.
+    """Split a matrix uint8[N, row bytes] into experts: `count`, or fewer if it is large, but not less than `least`.
 
-    No two have the same, as far as there are as many rows: they are multiples of a step that has no divisor in common
-    with N.
+    The rotations depend on the bytes of the matrix. They are multiples of a step without a common divisor with N, so no
+    two are the same as long as there are enough rows.
     """
     n, seed = len(rows), zlib.crc32(np.ascontiguousarray(rows).data)
     count = max(min(count, least), min(count, _ENOUGH // max(1, rows.nbytes)))
@@ -127,13 +129,13 @@ def experts_of(rows: Bytes, count: int = EXPERTS, least: int = TOP_K) -> Experts
 
 @dataclass(frozen=True)
 class Embedded:
-    """One product as a call.
+    """One product as a call of a mixture-of-experts kernel.
 
     Args:
-        experts: of the weights.
-        routing: of the tokens.
-        tokens: which row of x each slot multiplies, intp[M, top_k].
-        own_activations: each slot has activations of its own; else a token's slots share them.
+        experts: the weights.
+        routing: experts of each token.
+        tokens: the row of x that each slot multiplies, intp[M, top_k].
+        own_activations: each slot has activations of its own; otherwise the slots of a token share them.
     """
 
     experts: Experts
@@ -142,11 +144,11 @@ class Embedded:
     own_activations: bool
 
     def activations(self, x: Bytes) -> Bytes:
-        """What the kernel gets, from uint8[M, row bytes]: that, or [M·top_k, row bytes] where slots have their own."""
+        """Return the kernel's activations: x, uint8[M, row bytes], or [M·top_k, row bytes] if slots have their own."""
         return np.ascontiguousarray(x[self.tokens.reshape(-1)]) if self.own_activations else x
 
     def slots(self, y: Floats) -> Floats:
-        """The answers float32[M, top_k, N] as answers to the product, float32[top_k, M, N]."""
+        """Rearrange the results float32[M, top_k, N] as copies of the product, float32[top_k, M, N]."""
         found = np.empty((self.routing.top_k, len(y), self.experts.n), np.float32)
         for t in range(self.routing.top_k):
             shift = self.experts.shifts[self.routing.ids[:, t]]
@@ -155,21 +157,21 @@ class Embedded:
         return found
 
     def plain(self, made: Floats, expected: Callable[[Index, Index], Product]) -> Floats:
-        """The product float32[M, N] that the answers of some runs give, float32[runs, M, top_k, N], of each element the
-        worst.
+        """Return the product float32[M, N] of several runs, float32[runs, M, top_k, N]: the worst copies.
 
         Args:
-            expected: of `worst_of`.
+            expected: see `worst_of`.
         """
         return worst_of(np.concatenate([self.slots(y) for y in made]), expected)
 
 
 def worst_of(answers: Floats, expected: Callable[[Index, Index], Product]) -> Floats:
-    """Of several answers to one product, float32[answers, M, N], for each element the worst, float32[M, N]: all of them
-    are within their bound if that is.
+    """Return the worst copy of each element, float32[M, N], of several copies of a product, float32[copies, M, N].
+
+    If the worst copy is within its bound, all are.
 
     Args:
-        expected: (tokens, rows) → the exact product of these, of the kernel's definition and order.
+        expected: (tokens, rows) → their exact product, in the kernel's definition and order.
     """
     made: Floats = answers[0]
     differs = (answers.view(np.uint32) != answers[:1].view(np.uint32)).any(axis=0)
@@ -188,7 +190,7 @@ def worst_of(answers: Floats, expected: Callable[[Index, Index], Product]) -> Fl
 
 
 def worst_of_slots(answers: Floats, routing: Routing, expected: Callable[[int, Index, Index], Product]) -> Floats:
-    """As `worst_of`, of products of experts, float32[answers, M·top_k, N].
+    """Like `worst_of`, for products of experts, float32[copies, M·top_k, N].
 
     Args:
         expected: (expert, slots, rows) → the exact product of these slots and rows of the expert.
@@ -205,8 +207,10 @@ def worst_of_slots(answers: Floats, routing: Routing, expected: Callable[[int, I
 
 
 def answers_of(made: Floats, m: int, n: int) -> Floats:
-    """Outputs float32[runs, M', N'] of a call in which the tokens and rows of a product are repeated, as answers to
-    that product, float32[answers, m, n]."""
+    """Return copies of a product, float32[copies, m, n].
+
+    `made`, float32[runs, M', N'], holds the outputs of calls in which the tokens and rows of the product are repeated.
+    """
     if made.shape[1:] == (m, n) or not m * n:
         return made[:, :m, :n]
     copies = [made[:, t[:, None], r] for t in _repeated(made.shape[1], m) for r in _repeated(made.shape[2], n)]
@@ -214,19 +218,21 @@ def answers_of(made: Floats, m: int, n: int) -> Floats:
 
 
 def _repeated(count: int, of: int) -> Index:
-    """Where each of so many things is found among `count` in which they repeat, intp[copies, of]; the first copy in
-    place of those that are missing in the last one."""
+    """Return the positions of `of` items among `count` positions in which they repeat, intp[copies, of].
+
+    Items that are missing in the last copy are taken from the first.
+    """
     at = np.arange(-(-count // of) * of).reshape(-1, of)
     return np.where(at < count, at, at % of)
 
 
 def embedded(experts: Experts, x: Bytes, top_k: int = TOP_K, own_activations: bool = False) -> Embedded:
-    """A product of these weights with activations uint8[M, row bytes] as a call, drawn from their bytes.
+    """Embed a product with activations uint8[M, row bytes] in a call, with a routing seeded by their bytes.
 
     The experts of a token differ, as a router's do, if there are enough.
 
     Args:
-        own_activations: each slot has activations of its own, as the second product of a feed-forward layer has.
+        own_activations: each slot has activations of its own, as in the second product of a feed-forward layer.
     """
     m = len(x)
     rng = np.random.default_rng(zlib.crc32(np.ascontiguousarray(x).data))

@@ -1,4 +1,4 @@
-"""A family of kernels under one name: for each product the fastest of them, by type, shape and card."""
+"""Family: a group of kernels under one name, which picks the fastest for each product by type, shape and GPU."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Family:
     """The kernels of one definition.
 
     Args:
-        name: what `--kernel` takes: the definition's name.
-        title: one phrase for listings.
+        name: the name for `--kernel`: that of the definition.
+        title: a short description for listings.
     """
 
     name: str
@@ -29,21 +29,21 @@ class Family:
 
     @property
     def members(self) -> list[KernelSpec]:
-        """Its kernels, in the ladder's order."""
+        """Return its kernels, in the order of the ladder."""
         return [spec for spec in KERNELS.values() if spec.semantics == self.name]
 
     def choose(self, problem: Problem) -> KernelSpec:
-        """The last step of the ladder that can compute the problem and claims it; else the first step."""
+        """Return the last step of the ladder that can compute the problem and claims it; otherwise the first step."""
         claim = (spec for spec in reversed(self.members) if spec.computes(problem) and spec.fastest(problem))
         return next(claim, self.members[0])
 
 
 class FamilyOnHost(Candidate):
-    """A family of shipped kernels on a host. It multiplies nothing itself: `of` names the kernel that does.
+    """A family of shipped kernels on a host. It multiplies nothing itself: `of` returns the kernel that does.
 
     Args:
-        family: which kernels.
-        host: where they run.
+        family: the family.
+        host: where its kernels run.
         root: the folder of their sources.
     """
 
@@ -67,7 +67,7 @@ class FamilyOnHost(Candidate):
         return "of the kernel that is chosen"
 
     def is_under_test(self, fmt: WeightFormat) -> bool:
-        return True  # a family has a kernel for every type, and each of them is one of its kernels
+        return True  # a family has a kernel for every type, all of them its own
 
     def covers(self, fmt: WeightFormat) -> bool:
         return isinstance(fmt, ElementFormat) or any(spec.covers(fmt) for spec in self.family.members)

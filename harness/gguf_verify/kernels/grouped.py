@@ -1,11 +1,12 @@
-"""A grouped product for mixtures of experts: each token by the experts it is sent to, whatever the routing.
+"""A grouped product for mixtures of experts: each token times the matrices of its experts, for any routing.
 
-A slot is the pair of a token and one of its experts. Up to as many slots as experts, one launch multiplies each by its
-expert's weights (kernels/gemm/experts/decode.cu). Of more slots, the card sorts them by expert and fills each expert's
-up to whole tiles (kernels/pack/routing.cu), tiles the activations in that order (kernels/pack/activations.cu), and
-kernels/gemm/q8_1/07_wgmma.cu multiplies each tile by its expert's weights and writes every output to its slot. The host
-need not know the routing: there are as many tiles as any routing of so many slots fills, and those that are left over
-end at once. Each output has the bits of the kernel for one matrix, whose order is ascending k.
+A slot is a pair of a token and one of its experts. If there are no more slots than experts, one launch multiplies each
+slot by its expert's weights (kernels/gemm/experts/decode.cu). Otherwise, the GPU sorts the slots by expert and pads
+each expert's slots to whole tiles (kernels/pack/routing.cu), tiles the activations in that order
+(kernels/pack/activations.cu), and kernels/gemm/q8_1/07_wgmma.cu multiplies each tile by its expert's weights and writes
+every output to its slot. The host need not know the routing: it launches as many tiles as any routing of that many
+slots can fill, and the surplus ones exit at once. Each output has the bits of the kernel for one matrix, whose order is
+ascending k.
 """
 
 from __future__ import annotations
@@ -30,26 +31,27 @@ from .routing import Routing, padded_slots
 from .site import MAX_GRID
 from .tiling import LARGE, SMALL, SMALLEST, Tiling
 
-#: Experts that kernels/pack/routing.cu counts.
+#: The number of experts that kernels/pack/routing.cu can count.
 MOST_EXPERTS = 1024
 _THREADS, _DECODE = 256, "gemm/experts/decode.cu"
-#: Tilings, each with the most slots of an expert for which it is taken. Of an expert's last tile half is empty on
+#: Tilings, each with the most slots per expert for which it is used. The last tile of an expert is half empty on
 #: average, so tiles are small.
 _TILINGS = ((16, Tiling(16)), (64, SMALL), (256, LARGE))
-#: Bytes of packed weights, 128 rows by 32, up to which the smallest tiles have few rows: of others, the rings of four
-#: thread blocks of a multiprocessor have too few stages (8 experts for Q4_K: 149 and 188 µs, 64 for Q8_0: 75 and 71).
+#: Largest size of a packed block of 128 rows by 32 values, in bytes, for which the smallest tiles have few rows: with
+#: larger blocks, the rings of four thread blocks on a multiprocessor have too few stages (8 experts for Q4_K: 149 and
+#: 188 µs, 64 for Q8_0: 75 and 71).
 _NARROW = ROWS * 32 * 6 // 8
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """The matrices of all experts as the kernel takes them.
+    """The matrices of all experts in the layout of the kernel.
 
     Args:
-        count: how many there are.
+        count: number of experts.
         n: rows of each.
-        packed: all of them as one matrix, each filled up to whole tiles of rows.
-        strips: likewise, in the layout of q8_1_decode.
+        packed: all matrices as one, each padded to whole tiles of rows.
+        strips: the same in the layout of q8_1_decode.
     """
 
     count: int
@@ -59,7 +61,7 @@ class ExpertWeights:
 
 
 class Grouped:
-    """The product on a host. Raises EnvironmentFault where the host's card has no `wgmma`."""
+    """The grouped product on a host. Raises EnvironmentFault if the host's GPU has no `wgmma`."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -68,8 +70,10 @@ class Grouped:
             STEP.cards.target_or_fault("q8_1_grouped", host.sm)
 
     def upload(self, fmt: BlockFormat, rows: npt.NDArray[np.uint8], count: int) -> ExpertWeights:
-        """From the rows uint8[count·N, row bytes] of a GGUF file's expert tensor. Raises UsageError where they are no
-        such matrices; KernelFault."""
+        """Pack the rows uint8[count·N, row bytes] of an expert tensor of a GGUF file.
+
+        Raises UsageError if the rows are not `count` matrices of equal size; KernelFault.
+        """
         if not 1 <= count <= MOST_EXPERTS or len(rows) % count:
             raise UsageError(f"{len(rows)} rows are not the matrices of 1 to {MOST_EXPERTS} experts")
         n, k = len(rows) // count, rows.shape[1] // fmt.block_bytes * fmt.block_size
@@ -84,12 +88,12 @@ class Grouped:
 
     @staticmethod
     def decodes(slots: int, count: int) -> bool:
-        """Whether each slot is multiplied by itself: then an expert's weights are read once for each of its slots."""
+        """Return whether slots are multiplied one by one, so that an expert's weights are read once per slot."""
         return slots <= count
 
     @staticmethod
     def tiling(fmt: BlockFormat, slots: int, count: int) -> Tiling:
-        """By the slots of an expert, where all have as many; measured on one H200."""
+        """Choose a tiling by the slots per expert, as if all had equally many; measured on one H200."""
         of_expert, largest = -(-slots // count), max(Wgmma.tilings(fmt), key=lambda tiling: tiling.tokens)
         found = next((tiling for most, tiling in _TILINGS if of_expert <= most), largest)
         return SMALLEST if found.tokens == SMALLEST.tokens and Layout.of(fmt).chunk <= _NARROW else found
@@ -97,7 +101,7 @@ class Grouped:
     def multiply(
         self, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool = False
     ) -> None:
-        """float32[m·top_k, N] into `out`, from float32[m, K] and int32[m, top_k], buffers all.
+        """Compute float32[m·top_k, N] into `out`, from float32[m, K] and int32[m, top_k], all of them buffers.
 
         Args:
             own: each slot has activations of its own, float32[m·top_k, K].
@@ -109,13 +113,13 @@ class Grouped:
     def multiply_blocks(
         self, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool = False
     ) -> None:  # fmt: skip
-        """`multiply` from activations that are blocks of Q8_1. Raises KernelFault."""
+        """Like `multiply`, from activations that are Q8_1 blocks. Raises KernelFault."""
         self._multiply("tile", weights, x, ids, out, m, top_k, own)
 
     def routed(
         self, fmt: BlockFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
     ) -> npt.NDArray[np.float32]:
-        """`Kernel.routed`, of Q8_1 blocks uint8[M, row bytes], or [M·top_k, row bytes]."""
+        """Implement `Kernel.routed` for Q8_1 blocks uint8[M, row bytes], or [M·top_k, row bytes]."""
         (m, top_k), host = routing.ids.shape, self.host
         weights = self.upload(fmt, rows, routing.experts)
         out = host.output(4 * m * top_k * weights.n)
@@ -170,7 +174,7 @@ class Grouped:
         of, host, slots = weights.strips, self.host, m * top_k
         site, fmt = DECODE.site(host, kernel_root()), of.fmt
         assert isinstance(fmt, BlockFormat)
-        shape = Decode.shape(host.sm, of, 1) | {"CLUSTER": 1}  # a slot has an x of its own
+        shape = Decode.shape(host.sm, of, 1) | {"CLUSTER": 1}  # each slot has its own x
         if values and shape["X_SLICES"] * 32 < of.k:
             x, values = site.quantized(x, (slots if own else m) * of.k // 32), False
         threads, shared = shape["WARPS"] * 32, Decode.shared(fmt, shape)

@@ -1,4 +1,4 @@
-"""How kernels/gemm/f16/03_wgmma.cu and 04_dequantized.cu after it cut [M, N] outputs in tiles, and rows in parts."""
+"""Tiles of [M, N] outputs, and parts of rows, for kernels/gemm/f16/03_wgmma.cu and 04_dequantized.cu."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .site import MAX_GRID, Site
 from .tiling import MULTIPROCESSORS
 
 _TILE, _ADD = "pack/half_activations.cu", "gemm/add_parts.cu"
-#: Shared memory that thread blocks of a multiprocessor use, in bytes.
+#: Shared memory available to the thread blocks of a multiprocessor, in bytes.
 _SHARED = 220 * 1024
-#: Sums of parts that are written, read and added in a unit of `HalfTiling.cost`.
+#: Partial sums that are written, read and added in one unit of `HalfTiling.cost`.
 _SUMS = 70_000
 
 
@@ -25,9 +25,9 @@ class HalfTiling:
     """Tiles of `row_groups` · 64 rows and `tokens` tokens.
 
     Args:
-        tokens, row_groups, k_groups, ctas: the source's TOKENS, ROW_GROUPS, K_GROUPS and CTAS.
-        pipelined: the source's PIPELINED.
-        parts: into how many a row is cut, at most (split-K). Their sums are added afterwards, in ascending order.
+        tokens, row_groups, k_groups, ctas: the macros TOKENS, ROW_GROUPS, K_GROUPS and CTAS of the source.
+        pipelined: the macro PIPELINED.
+        parts: the most parts that a row is split into (split-K). Their sums are added afterwards, in ascending order.
     """
 
     tokens: int
@@ -38,20 +38,23 @@ class HalfTiling:
     parts: int = 1
 
     def tiles(self, m: int, n: int) -> int:
-        """Tiles of [m, n] outputs."""
+        """Return the number of tiles of [m, n] outputs."""
         return -(-n // (self.row_groups * ROWS)) * -(-m // self.tokens)
 
     def cost(self, m: int, n: int) -> float:
-        """A measure of the time: outputs that a multiprocessor computes one after the other, what a tile takes beside
-        them, and the adding of parts."""
+        """Estimate the time of a product, in arbitrary units.
+
+        It counts the outputs that a multiprocessor computes one after another, the fixed cost of a tile, and the
+        addition of parts.
+        """
         rounds = -(-self.tiles(m, n) * self.parts // MULTIPROCESSORS)
         sums = m * n * self.parts / _SUMS if self.parts > 1 else 0.0
         return rounds * self.row_groups * (self.tokens + 64) / self.parts + sums
 
     def tiled(self, site: Site, fmt: WeightFormat, entry: str, x: Any, m: int, k: int) -> Any:
-        """Activations in tiles, by the function `entry` of kernels/pack/half_activations.cu."""
+        """Tile the activations with the function `entry` of kernels/pack/half_activations.cu."""
         host = site.host
-        stages = -(-k // (STAGE * self.k_groups)) * self.k_groups  # of whole slots
+        stages = -(-k // (STAGE * self.k_groups)) * self.k_groups  # a whole number of slots
         eights = -(-m // self.tokens) * self.tokens // 8
         out = host.output(eights * 8 * stages * STAGE * 2, "tiled activations")
         function = site.function(entry, fmt, _TILE, {"TOKENS": str(self.tokens)})
@@ -60,15 +63,15 @@ class HalfTiling:
         return out
 
     def macros(self, layout: Layout, chunk: int, stages: int) -> tuple[dict[str, str], int]:
-        """The source's macros, and bytes of shared memory.
+        """Return the macros of the source, and the bytes of shared memory.
 
         Args:
             chunk: bytes of a stage of 64 rows.
-            stages: those of a row.
+            stages: stages of a row.
         """
         slot = -(-self.k_groups * (self.tokens * 128 + self.row_groups * chunk) // 1024) * 1024
         sums = (self.k_groups - 1) * self.row_groups * ROWS * self.tokens * 4
-        beside = 0 if self.parts > 1 else sums  # a thread block of parts has one tile, and then needs no ring
+        beside = 0 if self.parts > 1 else sums  # with parts, a thread block has one tile and needs no ring
         ring = max(2, min(8, -(-stages // self.k_groups), (_SHARED // self.ctas - beside) // slot))
         macros = {
             **layout.macros, "TOKENS": str(self.tokens), "ROW_GROUPS": str(self.row_groups),
@@ -80,16 +83,16 @@ class HalfTiling:
     def gemm(
         self, site: Site, weights: Weights, chunk: int, w: Any, x: Any, out: Any, m: int, overlaps: bool = True
     ) -> None:  # fmt: skip
-        """Into `out` from weights in chunks and activations in tiles.
+        """Compute `out` from weights in chunks and activations in tiles.
 
         Args:
-            overlaps: the weights are not results of a launch that may still run.
+            overlaps: the weights do not come from a launch that may still be running.
         """
         assert isinstance(weights.fmt, BlockFormat)
         host, stages, groups = site.host, -(-weights.k // STAGE), self.row_groups * self.k_groups
         macros, shared = self.macros(Layout(weights.fmt), chunk, stages)
         slots = -(-stages // self.k_groups)
-        parts = -(-slots // -(-slots // self.parts))  # of which none is empty
+        parts = -(-slots // -(-slots // self.parts))  # none of them empty
         fours, tiles = -(-m * weights.n // 4), self.tiles(m, weights.n)
         sums = out if parts == 1 else host.output(16 * parts * fours, "sums of parts")
         args = [w, x, sums, np.int64(m), np.int64(weights.n), np.int64(stages)]

@@ -1,7 +1,7 @@
-"""Weights for kernels that multiply halves (kernels/gemm/f16/halves.cuh): codes beside multiplied scales, packed once.
+"""Packed weights for half-precision kernels (kernels/gemm/f16/halves.cuh): codes beside premultiplied scales.
 
-Packing is part of what is verified: what the kernel packed is read back here, after the layout's description, by NumPy
-or by a card's arrays, and must be the codes, scales and minima of the file.
+Packing is part of what is verified: the packed weights are decoded here from the description of the layout, with NumPy
+or with arrays on the GPU, and must equal the codes, scales and minima of the file.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .site import MAX_GRID, Site
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Rows of a tile, values of a stage and threads that share a chunk.
+#: Rows of a tile, values of a stage, and threads that share a chunk.
 ROWS, STAGE, THREADS = 64, 64, 128
 _PACK = "pack/halves.cu"
-_TILES_AT_A_TIME = 32  # reading back takes many times their size
+_TILES_AT_A_TIME = 32  # decoding takes many times their size
 
 
 @dataclass(frozen=True)
@@ -40,43 +40,43 @@ class Layout:
 
     @property
     def bits(self) -> int:
-        """Bits of a code."""
+        """Return the bits of a code."""
         return 4 if self.fmt.bits <= 4 else 8
 
     @property
     def half_scales(self) -> bool:
-        """Whether a block's scale and minimum are halves in the file and serve as they are."""
+        """Return whether a block's scale and minimum are halves in the file and are used unchanged."""
         stored = self.fmt.read_scales is None and self.fmt.read_minima is None
         return stored and all(f.dtype == "<f2" for f in self.fmt.fields if f.name in ("d", "m"))
 
     @property
     def groups(self) -> int:
-        """Scales of a slice of 32 values."""
+        """Return the number of scales per slice of 32 values."""
         return 2 if self.fmt.group == 16 else 1
 
     @property
     def scale_bytes(self) -> int:
-        """Of the scales and minima of four threads, which share two rows."""
+        """Return the bytes of the scales and minima of four threads, which share two rows."""
         return (2 if self.half_scales else 4) * 4 * self.groups * (2 if self.fmt.has_min else 1)
 
     @property
     def chunk(self) -> int:
-        """Bytes of a chunk."""
+        """Return the bytes of a chunk."""
         return ROWS * STAGE * self.bits // 8 + 32 * self.scale_bytes
 
     @property
     def macros(self) -> dict[str, str]:
-        """What the sources are compiled with, beside the type's own."""
+        """Return the macros of the sources, in addition to those of the type."""
         return {
             "CODE_BITS": str(self.bits), "CODE_LOW": str(self.fmt.low), "HALF_SCALES": str(int(self.half_scales)),
         }  # fmt: skip
 
     def shape(self, n: int, k: int) -> tuple[int, int]:
-        """Tiles, and stages of a row."""
+        """Return the number of tiles, and of stages per row."""
         return -(-n // ROWS), -(-k // STAGE)
 
     def codes(self, chunks: Bytes) -> Array:
-        """The stored codes of chunks uint8[tiles, stages, chunk], uint8[tiles·64, stages·64]."""
+        """Decode the codes of chunks uint8[tiles, stages, chunk], uint8[tiles·64, stages·64]."""
         tiles, stages = chunks.shape[:2]
         raw = contiguous(chunks[..., : ROWS * STAGE * self.bits // 8])
         if self.bits == 4:
@@ -91,7 +91,7 @@ class Layout:
         return contiguous(values).reshape(tiles * ROWS, stages * STAGE)
 
     def scales(self, chunks: Bytes) -> Array:
-        """Scales and, where the type has them, minima: float32 or float16[1 or 2, tiles·64, stages·2·groups]."""
+        """Decode the scales and any minima: float32 or float16[1 or 2, tiles·64, stages·2·groups]."""
         tiles, stages = chunks.shape[:2]
         raw = contiguous(chunks[..., ROWS * STAGE * self.bits // 8 :]).view("<f2" if self.half_scales else "<f4")
         # [tile, stage, w, g, kind, r, s, group] → [kind, tile, w, g, r, stage, s, group]
@@ -100,14 +100,14 @@ class Layout:
 
 
 def _padded(values: Array, rows: int, columns: int) -> Array:
-    """[n, k] with zeros up to a size."""
+    """Pad [n, k] with zeros to a size."""
     found = np.zeros_like(values, shape=(rows, columns))
     found[: values.shape[0], : values.shape[1]] = values
     return found
 
 
 def _same(a: Array, b: Array) -> bool:
-    """Whether two arrays of a type have the same bits; one NaN is as good as another."""
+    """Return whether two arrays of one type have the same bits, with all NaNs considered equal."""
 
     def bits(values: Array) -> Array:
         of = seen_as(contiguous(values), number_type(f"uint{8 * values.dtype.itemsize}").type)
@@ -117,8 +117,10 @@ def _same(a: Array, b: Array) -> bool:
 
 
 def check_halves(host: Host, out: Any, rows: Bytes, fmt: BlockFormat) -> None:
-    """Raise KernelFault unless the buffer `out` of packed weights holds the codes and scales of rows
-    uint8[N, row bytes], and zeros beside them."""
+    """Raise KernelFault unless the packed weights in `out` hold the codes and scales of rows uint8[N, row bytes].
+
+    The padding must be zero.
+    """
     layout = Layout(fmt)
     n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
     tiles, stages = layout.shape(n, k)
@@ -141,7 +143,7 @@ def check_halves(host: Host, out: Any, rows: Bytes, fmt: BlockFormat) -> None:
 
 
 def packed_halves(site: Site, fmt: WeightFormat, rows: Bytes) -> Any:
-    """Packed weights of rows uint8[N, row bytes]. Raises KernelFault where they do not hold what the file does."""
+    """Pack the rows uint8[N, row bytes]. Raises KernelFault if the result does not hold the file's contents."""
     assert isinstance(fmt, BlockFormat)
     host, layout = site.host, Layout(fmt)
     n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size

@@ -1,4 +1,4 @@
-"""What the rungs ask of a kernel, whoever wrote it and wherever it runs."""
+"""The interface that rungs use to run any kernel, shipped or foreign, on any host."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .routing import Routing
 
 @dataclass(frozen=True)
 class Weights:
-    """A weight matrix as a kernel takes it.
+    """A weight matrix in the layout of a kernel.
 
     Args:
         fmt: the type in the file.
         n, k: rows and columns.
-        buffer: what `Kernel.upload` made of the rows' bytes; only that kernel, and others of its layout, can read it.
+        buffer: the result of `Kernel.upload`; only that kernel, and others with the same layout, can read it.
     """
 
     fmt: WeightFormat
@@ -41,55 +41,58 @@ class Weights:
 
 
 class Candidate(ABC):
-    """What a run verifies: one kernel, or a family of kernels, which names the kernel of each product.
+    """The object of a run: one kernel, or a family of kernels, which chooses the kernel for each product.
 
     Args:
-        host: where shipped kernels run: this one, or those that multiply types that are not quantized.
+        host: where shipped kernels run: this kernel, or those for types that are not quantized.
     """
 
     host: Host
-    #: What it computes: a key of `kernels.tasks.COMPUTES`.
+    #: The operation: a key of `kernels.tasks.COMPUTES`.
     computes: str = "gemm"
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The name that reports print."""
+        """The name for reports."""
 
     @property
     @abstractmethod
     def semantics(self) -> str:
-        """The definition of the product that it declares: a name of `gguf_verify.semantics.SEMANTICS`, or "own"."""
+        """The definition of the product that it declares: a key of `gguf_verify.semantics.SEMANTICS`, or "own"."""
 
     @property
     def definition(self) -> Semantics:
-        """That definition. A foreign kernel's also says which activations it takes, or is its author's oracle."""
+        """The definition itself.
+
+        For a foreign kernel it also says which activations it takes, or is the author's oracle.
+        """
         return SEMANTICS[self.semantics]
 
     @property
     def beside_definition(self) -> tuple[str, ...]:
-        """What it declares beside the name of its definition, in words: roundings, fused operations, its domain …"""
+        """Its further declarations, in words: roundings, fused operations, its domain …"""
         rounded = self.definition.rounded_words.removeprefix(", ")
         return tuple(filter(None, (rounded, self.domain.words and f"domain {self.domain.words}")))
 
     @property
     def judged_by(self) -> str | None:
-        """The definition that judges it, in words, where it is not one of this project's as it stands."""
+        """The definition that judges it, in words, if it is not one of this project's unchanged; otherwise None."""
         return None
 
     @property
     @abstractmethod
     def order_in_words(self) -> str:
-        """The order in which it declares that terms are added, for reports."""
+        """The order in which it declares to add terms, in words, for reports."""
 
     @property
     def code(self) -> tuple[str, ...]:
-        """Which code is run, in words, one for each kind of code; none for a kernel of this project."""
+        """Descriptions of the code that is run, one for each kind of code; empty for a kernel of this project."""
         return ()
 
     @property
     def opened(self) -> OpenedFiles:
-        """The files that its processes and its compilers have opened until now; none for a kernel of this project."""
+        """The files that its processes and compilers have opened so far; empty for a kernel of this project."""
         return OpenedFiles()
 
     @property
@@ -98,60 +101,64 @@ class Candidate(ABC):
         return EVERYTHING
 
     def is_under_test(self, fmt: WeightFormat) -> bool:
-        """Whether what `of` names for weights of this type is what the run verifies, and not a kernel of this project
-        that only stands beside it, for matrices that are not quantized."""
+        """Return whether the run verifies the kernel that `of` returns for weights of this type.
+
+        False for a kernel of this project that only stands in for matrices that are not quantized.
+        """
         return isinstance(fmt, BlockFormat)
 
     @property
     def sandbox(self) -> Sandbox | None:
-        """How its own process is confined; None for a kernel of this project."""
+        """The confinement of its process; None for a kernel of this project."""
         return None
 
     @property
     def hints(self) -> tuple[str, ...]:
-        """What its declaration may have wrong, by its source, each in a line: shown where it fails."""
+        """Possible errors in its declaration, judging by its source, one per line: shown if it fails."""
         return ()
 
     def check_fault(self) -> str | None:
-        """Why its launches cannot be checked for races and bad accesses here, or None."""
+        """Return why its launches cannot be checked here for races and invalid accesses, or None."""
         return self.host.check_fault()
 
     def runs_on(self) -> HostInfo:
-        """Where it runs."""
+        """Return the host that it runs on."""
         return self.host.info()
 
     @abstractmethod
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> Kernel:
-        """The kernel that multiplies activations [m, k] by weights [n, k] of a type."""
+        """Return the kernel that multiplies activations [m, k] by weights [n, k] of a type."""
 
     @abstractmethod
     def covers(self, fmt: WeightFormat) -> bool:
-        """Whether `of` has a kernel for weights of this type."""
+        """Return whether `of` has a kernel for weights of this type."""
 
     def neutral(self) -> Candidate | None:
-        """This, where what it fuses behind its products gets operands that change nothing, so that they are plain; None
-        where there are no such operands."""
+        """Return this candidate with neutral operands for its fused operations, so that its products are plain.
+
+        None if there are no such operands.
+        """
         return self
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to end
+    def close(self) -> None:  # noqa: B027 - most have no process
         """End the processes that it started."""
 
 
 class Kernel(Candidate):
-    """A kernel: it takes weights and activations and gives float32 outputs."""
+    """A kernel: computes float32 outputs from weights and activations."""
 
-    #: Whether a product of it added floats by atomic operations, as far as its host can tell: in an order that nobody
-    #: chooses, so that bits may differ from product to product.
+    #: Whether one of its products added floats with atomic operations, as far as the host can tell: the order is then
+    #: undefined, so bits may differ between products.
     adds_floats = False
     #: `Host.unset` of its products.
     unset: tuple[str, ...] = ()
-    #: What it takes where it is a kernel for mixtures of experts: see `routed`.
+    #: The arguments of a mixture-of-experts kernel, None for others: see `routed`.
     takes_experts: Taken | None = None
 
     @property
     @abstractmethod
     def order(self) -> Order | None:
-        """The order in which it declares that it adds the terms of an output; None where it declares none."""
+        """The order in which it declares to add the terms of an output; None if it declares none."""
 
     @property
     def order_in_words(self) -> str:
@@ -159,90 +166,99 @@ class Kernel(Candidate):
 
     @property
     def layout(self) -> str:
-        """The name of the layout that `upload` makes: kernels of one layout share a matrix's weights."""
+        """The name of the layout that `upload` makes: kernels with the same layout can share uploaded weights."""
         return "file"
 
     def under(self, schedule: Schedule) -> Kernel | None:
-        """This kernel, its launches under a schedule; None where its host cannot choose one (or cannot check). Weights
-        that one of the two uploads are of no use to the other."""
+        """Return this kernel run under a schedule; None if its host cannot set one (or cannot check).
+
+        Weights uploaded by one of the two kernels cannot be used by the other.
+        """
         return None
 
     def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
-        """What such products launch, which nothing is computed for; None where that cannot be seen. Raises
-        KernelFault."""
+        """Return the launches of such a product, without computing it; None if they cannot be seen.
+
+        Raises KernelFault.
+        """
         return None
 
     def sources(self, fmt: WeightFormat, m: int, n: int, k: int) -> Sequence[Source]:
-        """What `upload`, `product`, `gemm` and `quantize` load for such operands, as far as that is known before they
-        are called: for `Host.compile_ahead`."""
+        """Return the sources that such operands need, as far as known in advance: for `Host.compile_ahead`.
+
+        They are those that `upload`, `product`, `gemm` and `quantize` load.
+        """
         return ()
 
     def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
-        """The last launch of `gemm` on such operands, whose thread blocks `alone` can run; or why it cannot, in words.
-        Raises KernelFault."""
+        """Return the last launch of `gemm` on such operands, whose thread blocks `alone` can run; or why not, in words.
+
+        Raises KernelFault.
+        """
         return "its launches cannot be seen"
 
     def earlier(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...]:
-        """The launches before `only_launch`, some of whose thread blocks `alone` runs, too: `SparseProduct.needs`."""
+        """Return the launches before `only_launch`, of which `alone` also runs blocks: see `SparseProduct.needs`."""
         return ()
 
     def lies(self, fmt: WeightFormat, m: int, n: int, k: int) -> Mapping[str, Lies]:
-        """Where operands of `alone` lie that do not lie as rows one behind the other. Raises KernelFault."""
+        """Return the memory layouts of operands of `alone` that are not contiguous rows. Raises KernelFault."""
         return {}
 
     def alone(self, product: SparseProduct, number: int) -> Written:
-        """What thread block `number` of the only launch, counted along x first, writes into the output float32[M, N].
-        Raises KernelFault; EnvironmentFault where it takes too much memory."""
+        """Return what thread block `number` of the only launch writes to the output float32[M, N].
+
+        Blocks are counted along x first. Raises KernelFault; EnvironmentFault if it needs too much memory.
+        """
         raise NotImplementedError
 
     def together(self, product: SparseProduct) -> npt.NDArray[np.float32]:
-        """The whole output of a product that is small enough, float32[M, N]. Raises KernelFault."""
+        """Return the whole output of a product that is small enough, float32[M, N]. Raises KernelFault."""
         weights = self.upload(product.fmt, product.rows(range(product.n)))
         return self.gemm(weights, product.tokens(range(product.m)))
 
     def tail(self, fmt: WeightFormat, m: int, n: int, k: int, name: str) -> int:
-        """Bytes of zeros behind an operand of what is fused behind the product. Raises KernelFault."""
+        """Return the bytes of zeros after a fused operand. Raises KernelFault."""
         return 0
 
     def quantizer_launch(self, m: int, k: int) -> Launched | str | None:
-        """As `only_launch`, of its quantizer; None where it launches none."""
+        """Like `only_launch`, for its quantizer; None if it launches none."""
         return None
 
     def quantizer_alone(self, values: npt.NDArray[np.float32], m: int, k: int, number: int) -> Written:
-        """As `alone`, of its quantizer: the bytes of activations float32[m, k] in which `values` repeat."""
+        """Like `alone`, for its quantizer: the bytes of activations float32[m, k] in which `values` repeat."""
         raise NotImplementedError
 
     def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:
-        """Tokens and rows of the outputs that one thread block computes; None where that is no rectangle, or not
-        known."""
+        """Return the tokens and rows of the outputs of a thread block; None if not a rectangle or not known."""
         return None
 
     @abstractmethod
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """What `gemm` takes, uint8[M, row bytes], from activations float32[M, K]. Raises KernelFault."""
+        """Convert activations float32[M, K] to the input of `gemm`, uint8[M, row bytes]. Raises KernelFault."""
 
     @abstractmethod
     def upload(self, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Weights:
-        """Weights for any number of calls, from the file's rows uint8[N, row bytes].
+        """Prepare weights for any number of calls, from the file's rows uint8[N, row bytes].
 
-        Raises UsageError where the kernel does not cover the type; KernelFault.
+        Raises UsageError if the kernel does not cover the type; KernelFault.
         """
 
     @abstractmethod
     def gemm(self, weights: Weights, x: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """float32[M, N] from activations as `quantize` returns them. Raises KernelFault."""
+        """Compute float32[M, N] from activations as `quantize` returns them. Raises KernelFault."""
 
     @abstractmethod
     def product(self, weights: Weights, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """float32[M, N] from activations float32[M, K], which are quantized on the way. Raises KernelFault."""
+        """Compute float32[M, N] from activations float32[M, K], including their quantization. Raises KernelFault."""
 
     def routed(
         self, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8], routing: Routing
     ) -> npt.NDArray[np.float32]:
-        """The products of the experts that tokens are sent to, float32[M, top_k, N]. Raises KernelFault.
+        """Compute the products with the experts that tokens are routed to, float32[M, top_k, N]. Raises KernelFault.
 
         Args:
             rows: of all experts, uint8[E·N, row bytes].
-            x: as `quantize` returns them, uint8[M, row bytes], or of each slot, uint8[M·top_k, row bytes].
+            x: as `quantize` returns them, uint8[M, row bytes], or one row per slot, uint8[M·top_k, row bytes].
         """
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""Weights of any type in strips of 32 rows, whose lanes read side by side (kernels/interleaved.cuh).
+"""Interleaved weights of any type: strips of 32 rows whose lanes read adjacent bytes (kernels/interleaved.cuh).
 
-As in `gguf_verify.kernels.packed`, what the kernel packed is unpacked here and must be the file's bytes.
+As in `gguf_verify.kernels.packed`, the packed weights are decoded here and must equal the file's bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PACK, _THREADS = "pack/interleaved.cu", 256
 
 
 def pieces(nbytes: int) -> Iterator[tuple[int, int]]:
-    """Of a block of so many bytes, where each piece begins and its size: 16 as often as possible, then 8, 4, 2, 1."""
+    """Yield the start and size of each piece of a block of `nbytes`: 16 bytes as often as possible, then 8, 4, 2, 1."""
     at = 0
     for size in (16, 8, 4, 2, 1):
         while nbytes - at >= size:
@@ -34,7 +34,7 @@ def pieces(nbytes: int) -> Iterator[tuple[int, int]]:
 
 
 def unpacked(fmt: BlockFormat, packed: Bytes, n: int) -> tuple[Bytes, bool]:
-    """The rows uint8[n, row bytes] of interleaved strips uint8[strips, …], and whether the rows past them are zero."""
+    """Return the rows uint8[n, row bytes] of interleaved strips uint8[strips, …], and whether the padding is zero."""
     strips = -(-n // ROWS)
     blocks = packed.reshape(strips, -1, ROWS * fmt.block_bytes)
     parts = [
@@ -47,12 +47,12 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int) -> tuple[Bytes, bool]:
 
 
 class Interleaved(Launch):
-    """Weights are packed once; `gemm` takes the packed ones."""
+    """A launch that packs weights once; `gemm` reads the packed ones."""
 
     layout: ClassVar[str] = "interleaved strips"
 
     def prepare(self, site: Site, fmt: WeightFormat, rows: Bytes) -> Any:
-        """Raises KernelFault where the packed weights do not hold the file's bytes."""
+        """Pack the weights. Raises KernelFault if the result does not hold the file's bytes."""
         assert isinstance(fmt, BlockFormat)
         host, (n, nbytes) = site.host, rows.shape
         strips, blocks = -(-n // ROWS), nbytes // fmt.block_bytes

@@ -1,4 +1,4 @@
-"""How a kernel is given its weights and run: a launch is a value without state, which kernels can share."""
+"""Launches: how a kernel gets its weights and is run. A launch is a stateless value that kernels can share."""
 
 from __future__ import annotations
 
@@ -19,16 +19,19 @@ Multiply = Callable[[Site, Weights, Any, Any, int], None]
 
 
 class Launch(ABC):
-    """The way from bytes to outputs. A launch that packs weights, tiles activations or launches more than one function
-    overrides the methods; the function of each step comes from `Site.function`."""
+    """The steps from bytes to outputs.
 
-    #: The layout in which `prepare` leaves the weights: launches of one layout can share them.
+    A launch that packs weights, tiles activations or launches more than one function overrides the methods; the
+    function of each step comes from `Site.function`.
+    """
+
+    #: The layout of the weights that `prepare` makes: launches with the same layout can share them.
     layout: ClassVar[str] = "file"
-    #: Whether a source has other code for GPUs before sm_90 that the CPU host can run too.
+    #: Whether a source has separate code for GPUs before sm_90 that the CPU host can also run.
     knows_older: ClassVar[bool] = False
 
     def prepare(self, site: Site, fmt: WeightFormat, rows: npt.NDArray[np.uint8]) -> Any:
-        """What `multiply` finds in `weights.buffer`, from uint8[N, row bytes]; here, the file's own bytes."""
+        """Return `weights.buffer` for `multiply`, from uint8[N, row bytes]; here, the file's bytes unchanged."""
         return site.host.upload(rows, "weights")
 
     def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:
@@ -37,27 +40,27 @@ class Launch(ABC):
 
     @abstractmethod
     def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
-        """float32[m, N] into the buffer `out` from the buffer `x` of activations as the kernel takes them.
+        """Compute float32[m, N] into the buffer `out` from the buffer `x` of activations in the kernel's encoding.
 
         Raises KernelFault.
         """
 
     def multiply_values(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
-        """`multiply` from activations float32[m, K], which are quantized on the way. Raises KernelFault.
+        """Like `multiply`, from activations float32[m, K], including their quantization. Raises KernelFault.
 
-        A launch that quantizes in a step of its own overrides it. Its bits must be those of the two steps here.
+        A launch that quantizes in a step of its own overrides this. Its bits must equal those of the two steps here.
         """
         self.multiply(site, weights, site.quantized(x, m * weights.k // 32), out, m)
 
 
 class OneLaunch(Launch):
-    """gemm(w, x, y, M, N, K) on blocks of `threads` threads, numbered in one dimension."""
+    """A launch of gemm(w, x, y, M, N, K) on blocks of `threads` threads, numbered in one dimension."""
 
     threads: int
 
     @abstractmethod
     def blocks(self, m: int, n: int) -> int:
-        """Blocks that [m, n] outputs take."""
+        """Return the number of blocks for [m, n] outputs."""
 
     def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
         args = [weights.buffer, x, out, np.int64(m), np.int64(weights.n), np.int64(weights.k)]
@@ -67,7 +70,7 @@ class OneLaunch(Launch):
 
 @dataclass(frozen=True)
 class ThreadAnOutput(OneLaunch):
-    """Thread i computes output i = m·N + n. Where a grid holds fewer threads, they go on to further outputs."""
+    """Thread i computes output i = m·N + n. If the grid has fewer threads, each computes several outputs."""
 
     threads: int = 256
 
@@ -80,8 +83,11 @@ THREAD_AN_OUTPUT = ThreadAnOutput()
 
 @dataclass(frozen=True)
 class Tiles(OneLaunch):
-    """A block computes `tokens` × `rows` outputs. Tiles are numbered along the tokens first, so that blocks that run at
-    the same time share rows of W. More than 2^31 - 1 tiles would be terabytes of outputs."""
+    """A block computes `tokens` × `rows` outputs.
+
+    Tiles are numbered along the tokens first, so that blocks that run at the same time share rows of W. More than 2^31
+    - 1 tiles would be terabytes of outputs.
+    """
 
     tokens: int
     rows: int

@@ -1,8 +1,8 @@
-"""What a product launches, seen without running it, and one thread block of it by itself.
+"""Launches of a product, recorded without running it, and single thread blocks of them.
 
-CUDA refuses a launch whose grid or block is too large, and an index in 32 bits overflows where a product is large.
-Neither needs the product: the sizes of a launch are known before it, and on a host that makes memory where it is
-accessed, one thread block of a launch of any size takes as long as it does in a small one.
+CUDA refuses a launch whose grid or block is too large, and a 32-bit index overflows in a large product. Neither check
+needs the whole product: the sizes of a launch are known in advance, and on a host that allocates memory when it is
+accessed, one thread block takes the same time in a launch of any size.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..support.errors import KernelFault
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Blocks of a grid, threads of a block in each dimension and in all, and bytes of dynamic shared memory of a block that
-#: CUDA launches (CUDA Programming Guide, compute capabilities; sm_90 has the most shared memory).
+#: The most blocks of a grid, threads of a block (per dimension and in total), and bytes of dynamic shared memory of a
+#: block that CUDA launches (CUDA Programming Guide, compute capabilities; sm_90 has the most shared memory).
 MOST_BLOCKS, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
 MOST_IN_BLOCK, MOST_SHARED = 1024, 232448
-#: Bytes of rows that repeat, at most, and how many rows these are at least.
+#: The most bytes of repeated rows, and the least number of such rows.
 _MOST_REPEATED, _FEWEST_ROWS = 1 << 22, 31
 
 
@@ -38,7 +38,7 @@ class Launched:
     """A launch: its blocks, the threads of a block, and its bytes of dynamic shared memory.
 
     Args:
-        kernel, args: what is launched on what, where it was recorded; the host's.
+        kernel, args: the function and its arguments, if recorded; specific to the host.
     """
 
     grid: Grid
@@ -49,13 +49,13 @@ class Launched:
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """The number of blocks."""
         x, y, z = self.grid
         return x * y * z
 
     @property
     def refused(self) -> str | None:
-        """Why CUDA does not launch it, or None where it does."""
+        """Return why CUDA refuses the launch, or None if it does not."""
         for what, sizes, most in (("grid", self.grid, MOST_BLOCKS), ("block", self.block, MOST_THREADS)):
             fits = all(1 <= v <= limit for v, limit in zip(sizes, most, strict=True))
             if not fits or (what == "block" and sizes[0] * sizes[1] * sizes[2] > MOST_IN_BLOCK):
@@ -65,21 +65,23 @@ class Launched:
         return None
 
 
-#: Which thread blocks of an earlier launch a block of the last one needs, for each dimension of the grid: those of the
-#: same number as its own in dimension 0, 1 or 2, or (None) all.
+#: The thread blocks of an earlier launch that a block of the last one needs, for each dimension of the grid: those with
+#: the same number as its own in dimension 0, 1 or 2, or (None) all.
 Needs = tuple[int | None, int | None, int | None]
 
 
 def needed(grid: Grid, needs: Needs, at: Grid) -> list[int]:
-    """The numbers of an earlier launch's blocks, counted along x first, that the block at a place of the last launch's
-    grid needs."""
+    """Return the block numbers of an earlier launch, counted along x first, that a block of the last launch needs.
+
+    `at` is the position of that block in the grid.
+    """
     x, y, z = (range(size) if of is None else range(at[of], min(at[of] + 1, size))
                for size, of in zip(grid, needs, strict=True))  # fmt: skip
     return [a + grid[0] * (b + grid[1] * c) for c in z for b in y for a in x]
 
 
 def possible_needs(grid: Grid, most: int) -> list[Needs]:
-    """What a block may need of an earlier launch, the fewest blocks first, and none of more than `most`."""
+    """Return the possible needs of a block, those of the fewest blocks first, and none of more than `most` blocks."""
     x, y, z = ([None] if size == 1 else [0, 1, 2, None] for size in grid)
     count = {
         needs: math.prod(size for size, of in zip(grid, needs, strict=True) if of is None)
@@ -90,15 +92,15 @@ def possible_needs(grid: Grid, most: int) -> list[Needs]:
 
 @dataclass(frozen=True)
 class Lies:
-    """Where a matrix lies in memory.
+    """The memory layout of a matrix.
 
     Args:
-        row, unit: bytes from row to row, and from unit (a block, or a number) to unit.
+        row, unit: stride in bytes between rows, and between units (a unit is a block, or a number).
         of_unit: bytes of a unit.
-        units: in a row.
-        nbytes: of all.
-        filled: units of zeros that follow those of a row.
-        tail: bytes of zeros at the end of all.
+        units: units of a row.
+        nbytes: total bytes.
+        filled: units of zeros after those of a row.
+        tail: bytes of zeros at the end of the matrix.
     """
 
     row: int
@@ -111,17 +113,19 @@ class Lies:
 
     @property
     def by_row(self) -> bool:
-        """Whether the units of a row lie together, and no transposed matrix."""
+        """Return whether the units of a row are contiguous and the matrix is not transposed."""
         return self.row > self.unit or (self.row == self.unit and self.units + self.filled == 1)
 
     @property
     def zeros(self) -> int:
-        """Bytes of zeros at the end, behind what repeats."""
+        """Bytes of zeros at the end, after the repeated content."""
         return self.tail + (0 if self.by_row else self.filled * self.unit)
 
     def content(self, units: Bytes) -> Bytes:
-        """What repeats in it, of units that repeat in its rows: these, or whole rows that are filled up with zeros. The
-        number of rows has no factor 2 either."""
+        """Return the repeated content, given the units that repeat in a row: these, or whole rows padded with zeros.
+
+        The number of rows then has no factor 2 either.
+        """
         if not self.filled or not self.by_row:
             return units
         count = min(_MOST_REPEATED // self.row, len(units) // self.of_unit)
@@ -131,18 +135,21 @@ class Lies:
 
     @classmethod
     def plain(cls, rows: int, of_unit: int, units: int) -> Lies:
-        """Rows one behind the other."""
+        """Return the layout of contiguous rows."""
         return cls(of_unit * units, of_unit, of_unit, units, rows * of_unit * units)
 
     def cut(self, content: Bytes, which: Sequence[int]) -> Bytes:
-        """Some rows, uint8[len(which), row bytes], of a matrix in which the content repeats."""
+        """Return some rows, uint8[len(which), row bytes], of a matrix in which the content repeats."""
         rows = np.array([at * self.row % len(content) for at in which], np.int64)
         units = np.arange(self.units, dtype=np.int64) * self.unit
         at = rows[:, None, None] + units[:, None] + np.arange(self.of_unit)
         return np.asarray(content[at % len(content)]).reshape(len(which), self.units * self.of_unit)
 
     def places(self, words: npt.NDArray[np.int64], rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Rows and columns of numbers in a matrix of such. Raises KernelFault where one lies between its rows."""
+        """Return rows and columns of numbers in a matrix with this layout.
+
+        Raises KernelFault if one lies between its rows.
+        """
         first, second = (self.row, self.unit) if self.by_row else (self.unit, self.row)
         at_byte = self.of_unit * words
         outer, inner = at_byte // first, at_byte % first // second
@@ -155,12 +162,12 @@ class Lies:
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """An operand of what is fused behind a product of any size.
+    """A fused operand of a product of any size.
 
     Args:
-        place: of what it has one number; None: a second matrix of weights.
-        numbers: what repeats in it, of its type: a prime number of them. Of a matrix, uint8[…]: blocks.
-        tail: bytes of zeros behind it.
+        place: the dimension for which it has one number per index; None: a second matrix of weights.
+        numbers: the repeated content, in its type: a prime number of values. For a matrix, uint8[…]: blocks.
+        tail: bytes of zeros after it.
     """
 
     place: Place | None
@@ -169,11 +176,11 @@ class Repeated:
 
     @property
     def content(self) -> Bytes:
-        """The bytes that repeat."""
+        """The repeated bytes."""
         return np.ascontiguousarray(self.numbers).view(np.uint8)
 
     def at(self, which: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-        """Its numbers of these places."""
+        """Return its numbers at these indices."""
         return np.asarray(self.numbers[which % len(self.numbers)])
 
 
@@ -185,11 +192,11 @@ class SparseProduct:
         fmt: the weights' format.
         m, n, k: tokens, rows, columns.
         token_bytes: bytes of the activations of a token.
-        weights, x: uint8[…], what repeats in the weights and in the activations: whole blocks. Their number has no
-            factor 2, so that what lies a power of two away differs.
-        lies: where operands lie, by their names, that do not lie as rows one behind the other.
+        weights, x: uint8[…], the repeated content of the weights and of the activations: whole blocks. Their number has
+            no factor 2, so that contents a power of two apart differ.
+        lies: layouts of operands that are not contiguous rows, by name.
         needs: what a thread block of the last launch needs of each earlier one.
-        fused: operands of what is fused behind it, by their names; "output" is what the output holds before.
+        fused: fused operands, by name; "output" is the previous content of the output.
     """
 
     fmt: WeightFormat
@@ -233,26 +240,26 @@ class SparseProduct:
 
     @cached_property
     def contents(self) -> dict[str, Bytes]:
-        """What repeats in the inputs, and in an output that holds something before."""
+        """The repeated contents of the inputs, and of an output that is read before it is written."""
         weights, x = self._of("weights").content(self.weights), self._of("activations").content(self.x)
         fused = {name: operand.content for name, operand in self.fused.items()}
         return {"weights": weights, "activations": x, **fused}
 
     def rows(self, which: Sequence[int]) -> Bytes:
-        """uint8[len(which), row bytes]."""
+        """Return weight rows, uint8[len(which), row bytes]."""
         return self._of("weights").cut(self.contents["weights"], which)
 
     def tokens(self, which: Sequence[int]) -> Bytes:
-        """uint8[len(which), token bytes]."""
+        """Return activations, uint8[len(which), token bytes]."""
         return self._of("activations").cut(self.contents["activations"], which)
 
     @property
     def _up(self) -> Lies:
-        """Where a second matrix of weights lies."""
+        """The layout of a second matrix of weights."""
         return Lies.plain(self.n, self.fmt.block_bytes, self.k // self.fmt.block_size)
 
     def beside(self, tokens: Sequence[int], rows: Sequence[int]) -> dict[str, npt.NDArray[Any]]:
-        """The operands of what is fused, of a product of these tokens and rows: `Epilogue.operands`."""
+        """Return the fused operands for a product of these tokens and rows: see `Epilogue.operands`."""
         m, n, found = np.array(tokens, np.int64), np.array(rows, np.int64), {}
         out = self._of("output")
         for name, operand in self.fused.items():
@@ -266,7 +273,7 @@ class SparseProduct:
         return found
 
     def places(self, words: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and rows of words of the output. Raises KernelFault where one lies between these."""
+        """Return tokens and rows of words of the output. Raises KernelFault if a word lies between rows."""
         return self._of("output").places(words, self.m)
 
 
@@ -275,9 +282,9 @@ class SparseCall:
     """A call of any size.
 
     Args:
-        contents: operand → uint8[…], what repeats in it: see `SparseProduct`. All others hold poison.
+        contents: operand → uint8[…], its repeated content: see `SparseProduct`. All other operands hold poison.
         sizes: bytes of the operands.
-        of: the product that it makes; calls of one product have the same contents. None: of no product.
+        of: the product that it computes; calls of one product have the same contents. None: no product.
         scratch: operands that launches write for later ones.
         zeros: bytes of zeros at the ends of operands.
         unit: bytes of a number of the output.
@@ -293,12 +300,12 @@ class SparseCall:
 
 @dataclass(frozen=True)
 class LargeCall:
-    """A call that is not made whole.
+    """A call of which only single thread blocks are run.
 
     Args:
         launched: its one launch.
-        words: of its output, of 4 bytes.
-        run: runs one thread block of it by itself. Raises KernelFault, EnvironmentFault.
+        words: number of 4-byte words of its output.
+        run: runs one thread block alone. Raises KernelFault, EnvironmentFault.
     """
 
     launched: Launched
@@ -315,7 +322,7 @@ class Placeholder:
 
 
 class Recorder(Host):
-    """A host that compiles kernels, and records launches in place of making them."""
+    """A host that compiles kernels and records launches instead of running them."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -350,7 +357,7 @@ class Recorder(Host):
 
 
 class Foresight(Recorder):
-    """A recorder that compiles nothing either: it records what would be loaded."""
+    """A recorder that does not compile either: it records what would be loaded."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -367,9 +374,9 @@ class Foresight(Recorder):
 
 
 class Unforeseen(Exception):
-    """What follows depends on contents, which a recorder has none of."""
+    """Raised where the next steps depend on contents, which a recorder does not have."""
 
 
 def prime(most: int) -> int:
-    """The largest prime that is not larger; 1 where there is none."""
+    """Return the largest prime that is at most `most`; 1 if there is none."""
     return next((p for p in range(most, 1, -1) if all(p % d for d in range(2, math.isqrt(p) + 1))), 1)

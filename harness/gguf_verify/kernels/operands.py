@@ -1,4 +1,4 @@
-"""Checks of what a kernel is given. A row that is no whole number of blocks would run into the next one in silence."""
+"""Checks of operands. Without them, a row that is no whole number of blocks would silently run into the next one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from .interface import Weights
 
 
 def whole_blocks(x: npt.NDArray[Any], blocks: BlockFormat | None) -> None:
-    """That activations float32[M, K] can be quantized to a type; None: they stay as they are. Raises UsageError."""
+    """Check that activations float32[M, K] can be quantized to a type; None: they are not quantized.
+
+    Raises UsageError.
+    """
     _two_dimensions("activations", x)
-    if blocks is not None and x.shape[1] % QK:  # longer ones are filled up
+    if blocks is not None and x.shape[1] % QK:  # longer blocks are padded
         raise UsageError(f"a row of {x.shape[1]} activations is not a whole number of blocks of {QK}")
 
 
 def whole_rows(rows: npt.NDArray[Any], fmt: WeightFormat) -> None:
-    """That weights uint8[N, row bytes] are rows of a type. Raises UsageError."""
+    """Check that weights uint8[N, row bytes] are rows of a type. Raises UsageError."""
     _two_dimensions("weights", rows)
     if rows.shape[1] % fmt.block_bytes:
         unit = f"blocks of {fmt.block_bytes} bytes" if isinstance(fmt, BlockFormat) else f"{fmt.block_bytes} bytes"
@@ -29,11 +32,11 @@ def whole_rows(rows: npt.NDArray[Any], fmt: WeightFormat) -> None:
 def fitting(
     x: npt.NDArray[Any], weights: Weights, blocks: BlockFormat | None, quantized: bool, value_bytes: int = 4
 ) -> None:  # fmt: skip
-    """That activations have as many columns as the weights. Raises UsageError.
+    """Check that activations have as many columns as the weights. Raises UsageError.
 
     Args:
-        blocks: the type that the kernel takes activations in; None: values.
-        quantized: x is uint8[M, row bytes] as the kernel takes it; else float32[M, K].
+        blocks: the block type of the kernel's activations; None: values.
+        quantized: x is uint8[M, row bytes] in the kernel's encoding; otherwise float32[M, K].
         value_bytes: bytes of a value.
     """
     _two_dimensions("activations", x)

@@ -1,7 +1,8 @@
-"""Kernels whose weights have a layout of their own (kernels/packed.cuh), which is packed once for any number of calls.
+"""Packed weights: a layout of the kernels' own (kernels/packed.cuh), made once for any number of calls.
 
-Packing is part of what is verified: what the kernel packed is unpacked here, after the layout's description, by NumPy
-or by a card's arrays, and must be what the file's bytes mean: their codes, scales and minima, bit for bit.
+Packing is part of what is verified: the packed weights are decoded here from the description of the layout, with NumPy
+or with arrays on the GPU, and must have the same meaning as the file's bytes: the same codes, scales and minima, bit
+for bit.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from .site import MAX_GRID, Site
 
 Bytes = npt.NDArray[np.uint8]
 
-#: Blocks of 32 values under one half scale, whose codes are stored as they are: packing only moves their bits.
+#: Types with blocks of 32 values under one half scale, whose codes are stored as they are: packing only moves bits.
 LEGACY = frozenset(fmt.name for fmt in FORMATS.values() if fmt.legacy)
-#: Rows of a tile of packed weights, values of a slice.
+#: Rows of a tile of packed weights, and values of a slice.
 ROWS, QK = 128, 32
-#: The layout in which a chunk is cut in four strips of 32 rows.
+#: The layout in which a chunk is split into four strips of 32 rows.
 STRIPS = "packed in strips"
 _PACK = "pack/weights.cu"
-_ROWS_AT_A_TIME = 4096  # unpacking takes many times their size
-#: The bits of halves and floats: infinity, and a NaN.
+_ROWS_AT_A_TIME = 4096  # decoding takes many times their size
+#: The bits of special halves and floats: infinity, and a NaN.
 _SPECIAL = {np.dtype(np.uint16): (0x7C00, 0x7E00), np.dtype(np.uint32): (0x7F800000, 0x7FC00000)}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What packed weights of a type hold of 128 rows and 32 values.
+    """The contents of packed weights of a type, per 128 rows and 32 values.
 
     Args:
-        code_bits: 4 or 5 where codes are unsigned and no wider, and scales multiples of a half, which a product with a
-            power of two neither over- nor underflows; else 8, signed bytes.
-        groups: scales of a row and slice.
-        half_scales: scales and minima are the halves d and m of blocks; else float32.
+        code_bits: 4 or 5 if codes are unsigned and no wider, and scales are multiples of a half whose products with a
+            power of two neither overflow nor underflow; otherwise 8, signed bytes.
+        groups: scales per row and slice.
+        half_scales: scales and minima are the halves d and m of blocks; otherwise float32.
         minima: there are as many minima as scales.
     """
 
@@ -54,7 +55,7 @@ class Layout:
 
     @classmethod
     def of(cls, fmt: BlockFormat) -> Self:
-        """The layout of a type."""
+        """Return the layout of a type."""
         halves = any(f.name == "d" and f.dtype == "<f2" for f in fmt.fields)
         narrow = fmt.low == 0 and fmt.bits <= 5 and halves
         code_bits = 8 if not narrow else 4 if fmt.bits <= 4 else 5
@@ -62,7 +63,7 @@ class Layout:
 
     @cached_property
     def members(self) -> dict[str, int]:
-        """Bytes of the members of a chunk, in their order."""
+        """Return the bytes of the members of a chunk, in their order."""
         sizes = {"codes": ROWS * (32 if self.code_bits == 8 else 16)}
         if self.code_bits == 5:
             sizes["high"] = ROWS * 4
@@ -71,28 +72,31 @@ class Layout:
 
     @property
     def chunk(self) -> int:
-        """Bytes of a chunk."""
+        """Return the bytes of a chunk."""
         return sum(self.members.values())
 
     def token_bytes(self, fmt: BlockFormat) -> int:
-        """Bytes of a token and slice of tiled activations: codes as halves, then d, or d and z of each group."""
+        """Return the bytes of a token and slice of tiled activations.
+
+        They are the codes as halves, then d, or d and z of each group.
+        """
         sets = self.groups if fmt.has_min and not fmt.min_times_sum else 1
         return 64 + (8 * sets if fmt.offset or fmt.has_min else 4)
 
     @property
     def macros(self) -> dict[str, str]:
-        """What every source that includes packed.cuh is compiled with, beside the type's macros."""
+        """Return the macros for every source that includes packed.cuh, in addition to the type's macros."""
         return {"CODE_BITS": str(self.code_bits), "HALF_SCALES": str(int(self.half_scales))}
 
 
 @dataclass(frozen=True)
 class Contents:
-    """Weights as the kernels take them, of n rows and K values.
+    """Weights as the kernels read them, of n rows and K values.
 
     Args:
         codes: uint8[n, K], the codes as bytes.
-        d, m: scales and minima, uint16 or uint32[n, K/32, groups], the bits of halves or floats, with one NaN for all,
-            since hosts differ in the NaN that they make; m is None where there are none.
+        d, m: scales and minima, uint16 or uint32[n, K/32, groups], the bits of halves or floats. All NaNs are replaced
+            by one, since hosts produce different NaNs. m is None if there are none.
     """
 
     codes: Array
@@ -101,7 +105,7 @@ class Contents:
 
     @classmethod
     def of(cls, fmt: BlockFormat, rows: Bytes) -> Self:
-        """What the file's rows uint8[n, row bytes] mean, by the record of the type."""
+        """Decode the file's rows uint8[n, row bytes] with the record of the type."""
         layout, n = Layout.of(fmt), len(rows)
         blocks = rows.reshape(n, -1, fmt.block_bytes)
         slices = blocks.shape[1] * fmt.block_size // QK
@@ -119,23 +123,23 @@ class Contents:
         return cls(codes, scales("d", fmt.scales), scales("m", fmt.minima) if layout.minima else None)
 
     def __eq__(self, other: object) -> bool:
-        """Bit for bit."""
+        """Compare bit for bit."""
         if not isinstance(other, Contents) or (self.m is None) != (other.m is None):
             return NotImplemented
         return _same(self.codes, other.codes) and _same(self.d, other.d) and (self.m is None or _same(self.m, other.m))
 
 
 def packed_shape(fmt: BlockFormat, n: int, k: int) -> tuple[int, int, int]:
-    """Tiles, slices of a row (an even number) and bytes of a chunk."""
+    """Return the number of tiles, the slices per row (an even number) and the bytes of a chunk."""
     slices = k // QK
     return -(-n // ROWS), slices + slices % 2, Layout.of(fmt).chunk
 
 
 def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = False) -> tuple[Contents, bool]:
-    """What packed weights hold of n rows of k values, and whether the padding beside them is all zero.
+    """Decode packed weights of n rows of k values; also return whether all padding is zero.
 
     Args:
-        strips: the chunks are cut in strips.
+        strips: the chunks are split into strips.
     """
     tiles, slices, _ = packed_shape(fmt, n, k)
     layout = Layout.of(fmt)
@@ -152,11 +156,11 @@ def unpacked(fmt: BlockFormat, packed: Bytes, n: int, k: int, strips: bool = Fal
 
 
 def _members(layout: Layout, packed: Bytes, tiles: int, slices: int, strips: bool) -> dict[str, Bytes]:
-    """The members of all chunks, uint8[tile, slice, bytes], and of strips uint8[tile, slice, w, bytes]."""
+    """Return the members of all chunks, uint8[tile, slice, bytes], or of strips, uint8[tile, slice, w, bytes]."""
     at, of = 0, {}
     parts = packed.reshape(tiles, 4, slices, -1) if strips else packed.reshape(tiles, slices, -1)
     for name, size in layout.members.items():
-        if strips:  # a chunk is four parts of each of its members
+        if strips:  # each member of a chunk is stored in four parts
             of[name] = contiguous(parts[..., at // 4 : (at + size) // 4].transpose(0, 2, 1, 3))
         else:
             of[name] = contiguous(parts[..., at : at + size])
@@ -169,8 +173,7 @@ def _same(a: Array, b: Array) -> bool:
 
 
 def one_nan(bits: Array) -> Array:
-    """The bits of halves uint16[…] or floats uint32[…] with one NaN for all, since hosts differ in the NaN that they
-    make."""
+    """Replace all NaNs in the bits of halves uint16[…] or floats uint32[…] by one: hosts differ in theirs."""
     kind = bits.dtype
     infinity, nan = _SPECIAL[kind]
     without_sign = bits & kind.type(np.iinfo(kind).max >> 1)
@@ -178,13 +181,15 @@ def one_nan(bits: Array) -> Array:
 
 
 def all_zero(values: Bytes) -> bool:
-    """Whether all bytes are 0. They are looked at as one row, since a card's library compiles other
-    reductions for each shape."""
+    """Return whether all bytes are 0.
+
+    They are viewed as one row, since the GPU array library compiles a separate reduction for each shape.
+    """
     return not values.size or int(contiguous(values).reshape(-1).max()) == 0
 
 
 def _codes(part: Bytes, tiles: int, slices: int, bits: int) -> Array:
-    """uint8[tile rows, slice, 32] of the member `codes`; of 5-bit codes the lower four."""
+    """Decode the member `codes`, uint8[tile rows, slice, 32]; of 5-bit codes, the lower four bits."""
     if bits == 8:
         # [tile, slice, w, g, c, t, r, j, i] → [tile, t, w, r, g, slice, j, c, i]
         bytes_of = part.reshape(tiles, slices, 4, 8, 4, 2, 2, 2, 4).transpose(0, 5, 2, 6, 3, 1, 7, 4, 8)
@@ -196,16 +201,16 @@ def _codes(part: Bytes, tiles: int, slices: int, bits: int) -> Array:
 
 
 def _high_bits(part: Bytes, tiles: int, slices: int) -> Array:
-    """uint8[tile rows, slice, 32] of the member `high`: 0 or 1."""
+    """Decode the member `high`, uint8[tile rows, slice, 32]: 0 or 1."""
     # bit 8·i + 4·t + 2·r + j of a word: [tile, slice, w, g, c, i, t, r, j] → [tile, t, w, r, g, slice, j, c, i]
     bits = bits_of(part).reshape(tiles, slices, 4, 8, 4, 4, 2, 2, 2).transpose(0, 6, 2, 7, 3, 1, 8, 4, 5)
     return contiguous(bits).reshape(tiles * ROWS, slices, 32)
 
 
 def _scales(part: Bytes, layout: Layout, tiles: int, slices: int, strips: bool) -> Array:
-    """uint16 or uint32[tile rows, slice, group] of the members `d` and `m`."""
+    """Decode the members `d` and `m`, uint16 or uint32[tile rows, slice, group]."""
     bits = part.view(np.uint16 if layout.half_scales else np.uint32)
-    # a group's quads lie together: of a chunk those of all four w, of a strip its own
+    # the quads of a group are contiguous: in a chunk those of all four w, in a strip its own
     if strips:
         # [tile, slice, w, group, g, t, r] → [tile, t, w, r, g, slice, group]
         bits = bits.reshape(tiles, slices, 4, layout.groups, 8, 2, 2).transpose(0, 5, 2, 6, 4, 1, 3)
@@ -216,11 +221,11 @@ def _scales(part: Bytes, layout: Layout, tiles: int, slices: int, strips: bool) 
 
 
 def check_contents(host: Host, out: Any, rows: Bytes, fmt: BlockFormat, strips: bool) -> None:
-    """Raise KernelFault unless the buffer `out` of packed weights holds what the file's rows mean.
+    """Raise KernelFault unless the packed weights in `out` have the meaning of the file's rows.
 
     Args:
         rows: uint8[N, row bytes].
-        strips: the chunks are cut in strips.
+        strips: the chunks are split into strips.
     """
     k = rows.shape[1] // fmt.block_bytes * fmt.block_size
 
@@ -234,12 +239,12 @@ def check_contents(host: Host, out: Any, rows: Bytes, fmt: BlockFormat, strips: 
 def check_packed(
     host: Host, out: Any, rows: Bytes, tiles: int, tile_rows: int, holds: Callable[[Bytes, Bytes], bool]
 ) -> None:
-    """Raise KernelFault unless the buffer `out` of packed weights holds the file's rows.
+    """Raise KernelFault unless the packed weights in `out` hold the file's rows.
 
     Args:
-        rows: uint8[N, row bytes], the file's.
-        tiles, tile_rows: tiles of the packed weights, one after the other, and rows of each.
-        holds: whether some tiles hold these rows, and zeros beside them.
+        rows: uint8[N, row bytes] of the file.
+        tiles, tile_rows: number of tiles of the packed weights, which are contiguous, and rows of each.
+        holds: returns whether some tiles hold these rows, and zeros in the padding.
     """
     packed, given = host.side_by_side(out, rows)
     packed, given = packed.reshape(tiles, -1), given.reshape(len(rows), -1)
@@ -251,12 +256,12 @@ def check_packed(
 
 
 class Packed(Launch):
-    """Weights are packed once; `gemm` takes the packed ones, in chunks of 128 rows or in strips of 32."""
+    """A launch that packs weights once; `gemm` reads the packed ones, in chunks of 128 rows or in strips of 32."""
 
     layout: ClassVar[str] = "packed"
 
     def prepare(self, site: Site, fmt: WeightFormat, rows: Bytes) -> Any:
-        """Raises KernelFault where the packed weights do not hold what the file's bytes mean."""
+        """Pack the weights. Raises KernelFault if the result does not have the meaning of the file's bytes."""
         assert isinstance(fmt, BlockFormat)
         host, strips, layout = site.host, self.layout == STRIPS, Layout.of(fmt)
         n, k = rows.shape[0], rows.shape[1] // fmt.block_bytes * fmt.block_size

@@ -1,4 +1,4 @@
-"""A kernel of the ladder on a host: bytes in, float32 out."""
+"""Shipped kernels: a kernel of the ladder on a host, from bytes to float32 outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .launches import Foresight, Launched, Placeholder, Recorder, SparseProduct,
 from .operands import fitting, whole_blocks, whole_rows
 from .spec import KernelSpec
 
-#: What multiplies weights that are not quantized, by type, whichever kernel multiplies the others.
+#: The kernels for weights that are not quantized, by type; they stand in beside every kernel.
 ELEMENT_KERNELS: dict[str, KernelSpec] = {
     name: KernelSpec(
         f"{fmt.llama.cpu}_elements", "gemm/elements/01_naive.cu", fmt.llama.cpu, ASCENDING, "one thread an output"
@@ -37,10 +37,10 @@ class ShippedKernel(Kernel):
     """A shipped kernel on a host.
 
     Args:
-        spec: which one.
+        spec: the record of the kernel.
         host: where it runs.
-        root: the folder of the sources; a test gives an altered copy.
-        older: compile it as for a GPU before sm_90, where its source distinguishes.
+        root: the folder of the sources; tests pass modified copies.
+        older: compile it as for a GPU before sm_90, if its source distinguishes.
     """
 
     def __init__(self, spec: KernelSpec, host: Host, root: Path | None = None, older: bool = False) -> None:
@@ -48,9 +48,9 @@ class ShippedKernel(Kernel):
         self.host = host
         self.root = root or kernel_root()
         self._older = older and spec.launch.knows_older
-        #: What its launches are given.
+        #: The environment of its launches.
         self.site = spec.site(host, self.root, self._older)
-        #: The sparse product, or the values to quantize, whose blocks ran last, and the uploaded contents.
+        #: The sparse product, or the values to quantize, of the last block that ran alone, and the uploaded contents.
         self._contents: tuple[object, dict[str, Any]] | None = None
 
     @property
@@ -79,7 +79,7 @@ class ShippedKernel(Kernel):
 
     @property
     def _blocks(self) -> BlockFormat | None:
-        """The type of blocks that it takes activations in; None: values."""
+        """The block type of its activations; None: values."""
         return Q8_1 if self.site.quantizes else None
 
     @property
@@ -88,7 +88,7 @@ class ShippedKernel(Kernel):
         return 2 if self.site.halves else 4
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
-        """This kernel, or the one of a type that is not quantized."""
+        """Return this kernel, or the one for a type that is not quantized."""
         return self if isinstance(fmt, BlockFormat) else element_kernel(fmt, self.host, self.root)
 
     def covers(self, fmt: WeightFormat) -> bool:
@@ -99,7 +99,7 @@ class ShippedKernel(Kernel):
         return None if host is None else ShippedKernel(self.spec, host, self.root, schedule.older)
 
     def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...]:
-        """Those of `product`, then those of `gemm`."""
+        """Return the launches of `product`, then those of `gemm`."""
         launch = self.spec.launch
         return (*self._recorded(launch.multiply_values, fmt, m, n, k), *self._recorded(launch.multiply, fmt, m, n, k))
 
@@ -167,10 +167,9 @@ class ShippedKernel(Kernel):
         return self.spec.launch.tile(fmt, m, n)
 
     def quantize(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-        """Q8_1 bytes uint8[M, K/32·36], or halves uint8[M, 2·K], of activations float32[M, K]; x itself where the
-        kernel takes float32.
+        """Return Q8_1 bytes uint8[M, K/32·36], or halves uint8[M, 2·K], of activations float32[M, K].
 
-        Raises UsageError where K is no whole number of blocks; KernelFault.
+        Returns x itself if the kernel takes float32. Raises UsageError if K is no whole number of blocks; KernelFault.
         """
         whole_blocks(x, Q8_1 if self.site.quantizes or self.site.halves else None)
         if not (self.site.quantizes or self.site.halves):
@@ -202,11 +201,11 @@ class ShippedKernel(Kernel):
 
     def _outputs(self, multiply: Multiply, weights: Weights, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         m, n = x.shape[0], weights.n
-        if not m:  # CUDA launches no empty grid
+        if not m:  # CUDA refuses an empty grid
             return np.empty((0, n), np.float32)
         with stage("upload"):
             out = self.host.output(4 * m * n)
-            # a copy: a kernel that writes into its input must not reach what it is judged by
+            # a copy: a kernel that overwrites its input must not change the data that judge it
             given = self.host.upload(x.copy(), "activations")
         with stage("launch"):
             multiply(self.site, weights, given, out, m)
@@ -217,5 +216,5 @@ class ShippedKernel(Kernel):
 
 
 def element_kernel(fmt: WeightFormat, host: Host, root: Path | None = None) -> ShippedKernel:
-    """What multiplies weights of a type that is not quantized."""
+    """Return the kernel for weights of a type that is not quantized."""
     return ShippedKernel(ELEMENT_KERNELS[fmt.name], host, root)

@@ -1,4 +1,4 @@
-"""Where a kernel's launches run: a host, and the kernel's sources compiled for it."""
+"""Site: the environment of a kernel's launches, a host and the kernel's sources compiled for it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ..support.stages import stage
 
 #: The sources that quantize activations to Q8_1 and round them to half, below `kernels/`.
 QUANTIZER, ROUNDING = "quantize/q8_1.cu", "quantize/float16.cu"
-#: Most blocks in a grid's first dimension (CUDA Programming Guide, compute capabilities).
+#: The most blocks in the first dimension of a grid (CUDA Programming Guide, compute capabilities).
 MAX_GRID = 2**31 - 1
 _THREADS = 256
 
 
 @dataclass(frozen=True)
 class Cards:
-    """The GPUs that a kernel runs on. The CPU host runs any kernel.
+    """The GPUs that a kernel supports. The CPU host runs any kernel.
 
     Args:
-        minimum: the least compute capability, as a number such as 80.
-        exact: the one architecture that has the kernel's instructions, such as "90a", whose code runs on no other.
+        minimum: the lowest compute capability, as a number such as 80.
+        exact: the one architecture with the kernel's instructions, e.g. "90a", whose code runs on no other.
     """
 
     minimum: int = 75
     exact: str | None = None
 
     def target(self, sm: str) -> str | None:
-        """The architecture to compile for on a card of compute capability `sm` ("90"), or None where it cannot run."""
+        """Return the architecture to compile for on a GPU of capability `sm` ("90"), or None if it cannot run."""
         if self.exact is not None:
             return self.exact if sm == self.exact.rstrip("af") else None
         return sm if int(sm) >= self.minimum else None
@@ -43,30 +43,30 @@ class Cards:
         return f"sm_{self.exact}" if self.exact is not None else f"sm_{self.minimum} or later"
 
     def target_or_fault(self, kernel: str, sm: str) -> str:
-        """`target`. Raises EnvironmentFault where the kernel of this name cannot run."""
+        """Return `target`. Raises EnvironmentFault if the kernel of this name cannot run."""
         found = self.target(sm)
         if found is None:
             raise EnvironmentFault(f"kernel {kernel} needs a GPU of {self}; this one is sm_{sm}")
         return found
 
 
-#: Every card that CUDA 13 compiles for.
+#: Every GPU that CUDA 13 compiles for.
 ANY_CARD = Cards()
 
 
 @dataclass(frozen=True)
 class Site:
-    """All that a launch needs of the kernel that it belongs to.
+    """Everything that a launch needs of its kernel.
 
     Args:
         host: where it runs.
         root: the folder of the sources.
         kernel: the kernel's name, for messages.
         file: its source, below `root`.
-        cards: the GPUs that it runs on.
-        macros: what its source is compiled with for weights of a type.
-        quantizes: whether its activations are Q8_1 blocks, so that float32 ones are quantized first.
-        halves: whether its activations are halves, so that float32 ones are rounded first.
+        cards: the GPUs that it supports.
+        macros: weight type → the macros of the source.
+        quantizes: its activations are Q8_1 blocks, so float32 ones are quantized first.
+        halves: its activations are halves, so float32 ones are rounded first.
     """
 
     host: Host
@@ -80,18 +80,18 @@ class Site:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of 32 activations as the kernel takes them."""
+        """Bytes of 32 activations in the kernel's encoding."""
         return 36 if self.quantizes else 64 if self.halves else 128
 
     def function(
         self, entry: str, fmt: WeightFormat, file: str | None = None, macros: dict[str, str] | None = None
     ) -> Any:
-        """The function `entry` of the kernel's source, or of another `file`, for weights of a type.
+        """Compile the function `entry` of the kernel's source, or of another `file`, for weights of a type.
 
         Args:
-            macros: further macros, beside those of the kernel and the type.
+            macros: further macros, in addition to those of the kernel and the type.
 
-        Raises EnvironmentFault where it does not compile or this GPU cannot run it.
+        Raises EnvironmentFault if it does not compile or this GPU cannot run it.
         """
         sm = self.host.sm
         target = None if sm is None else self.cards.target_or_fault(self.kernel, sm)
@@ -99,8 +99,10 @@ class Site:
             return self.host.load(self.root, file or self.file, entry, self.macros(fmt) | (macros or {}), target)
 
     def quantized(self, x: Any, n_blocks: int) -> Any:
-        """A buffer of `n_blocks` times 32 activations as the kernel takes them, from one of float32; x itself where it
-        takes float32."""
+        """Return a buffer of `n_blocks` · 32 activations in the kernel's encoding, from a buffer of float32.
+
+        Returns x itself if the kernel takes float32.
+        """
         if self.halves:
             return self._rounded(x, n_blocks * 32)
         if not self.quantizes:

@@ -1,4 +1,4 @@
-"""What a step of the ladder says of itself: the record that a module of `kernels/ladder/` defines."""
+"""Kernel specs: the records that the modules of `kernels/ladder/` define, one for each step of the ladder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..semantics.order import Order
 from .launch import THREAD_AN_OUTPUT, Launch
 from .site import ANY_CARD, Cards, Site
 
-#: Tokens up to which the time of a product is that of reading its weights.
+#: The most tokens for which the time of a product is that of reading its weights.
 FEW = 8
 
 
@@ -27,7 +27,7 @@ class Problem:
     Args:
         fmt: the weights' type.
         m, n, k: tokens, rows, columns.
-        sm: the card's compute capability, such as 90; None on the CPU host, which emulates barriers and tensor cores.
+        sm: compute capability of the GPU, e.g. 90; None on the CPU host, which emulates barriers and tensor cores.
     """
 
     fmt: WeightFormat
@@ -38,12 +38,12 @@ class Problem:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether it is computed on a GPU."""
+        """Return whether it is computed on a GPU."""
         return self.sm is not None
 
 
 def never(problem: Problem) -> bool:
-    """For kernels that are the fastest for no product."""
+    """Return False: for kernels that are the fastest for no product."""
     return False
 
 
@@ -52,20 +52,20 @@ class KernelSpec:
     """One GEMM of `kernels/gemm`: a step of the ladder.
 
     Args:
-        name: what `--kernel` takes.
-        file: the source, below `kernels/`. The ladder's order is that of the files' names.
-        semantics: the definition of the product that it declares (`gguf_verify.semantics`); also its family's name.
-        order: the order in which it adds the terms of an output, so that its bits are known beforehand; None: it
-            declares none.
-        title: one phrase for listings.
-        launch: how it is given its weights and run.
+        name: the name for `--kernel`.
+        file: the source, below `kernels/`. The ladder is ordered by file name.
+        semantics: the definition of the product that it declares (`gguf_verify.semantics`); also the name of its
+            family.
+        order: the order in which it adds the terms of an output, which determines its bits; None: not declared.
+        title: a short description for listings.
+        launch: how it gets its weights and is run.
         formats: names of the quantized types that it covers; None for all.
-        cards: the GPUs that it runs on.
-        defines: macros that it is compiled with, beside the type's.
-        fastest: whether its family chooses it for a product that it covers and no later step of the ladder claims.
-        declares: the definition, where it is not the one of that name in SEMANTICS.
+        cards: the GPUs that it supports.
+        defines: macros to compile it with, in addition to the type's.
+        fastest: whether its family chooses it for a product that it covers and that no later step of the ladder claims.
+        declares: the definition, if it is not the one of that name in SEMANTICS.
 
-    Raises ValueError where no shipped quantizer makes the activations of that definition.
+    Raises ValueError if no shipped quantizer makes the activations of that definition.
     """
 
     name: str
@@ -90,20 +90,20 @@ class KernelSpec:
         return self.declares or SEMANTICS[self.semantics]
 
     def covers(self, fmt: WeightFormat) -> bool:
-        """Whether it multiplies weights of this type."""
+        """Return whether it multiplies weights of this type."""
         return self.formats is None or fmt.name in self.formats
 
     def computes(self, problem: Problem) -> bool:
-        """Whether it covers the problem's type and runs on its card."""
+        """Return whether it covers the problem's type and runs on its GPU."""
         runs = problem.sm is None or self.cards.target(str(problem.sm)) is not None
         return runs and self.covers(problem.fmt)
 
     def defines_for(self, fmt: WeightFormat) -> dict[str, str]:
-        """The macros that it is compiled with for weights of this type."""
+        """Return the macros to compile it with for weights of this type."""
         return {**fmt.macros, **self.defines}
 
     def site(self, host: Host, root: Path, older: bool = False) -> Site:
-        """What its launches need, on a host, from the sources below `root`; `older`: compiled as before sm_90."""
+        """Return the environment of its launches on a host; `older`: compiled as for a GPU before sm_90."""
         encoding = self.definition.encoding
 
         def macros(fmt: WeightFormat) -> dict[str, str]:

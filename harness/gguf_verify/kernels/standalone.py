@@ -1,9 +1,9 @@
-"""A shipped kernel as one header of CUDA C++ that needs no other file: for one type of weights and one shape.
+"""Export of a shipped kernel as one self-contained header of CUDA C++, for one weight type and one shape.
 
-What the kernel launches is recorded without a card, and written as C++: the sources of each launch, their includes and
-the tables in place, stand in a namespace of their own, so that several headers fit in one translation unit; `pack` and
-`multiply` launch them with `<<<>>>`, on the same grids as this project does. So any kernel can be exported, whatever it
-launches, and the bits are those that this project verifies.
+The launches of the kernel are recorded without a GPU and written as C++. The sources of each launch, with their
+includes and tables inlined, are placed in a namespace of their own, so that several headers fit in one translation
+unit; `pack` and `multiply` launch them with `<<<>>>` on the same grids as this project does. So any kernel can be
+exported, whatever it launches, and the bits are those that this project verifies.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .interface import Weights
 from .launches import Launched, Placeholder, Unforeseen
 from .spec import KernelSpec
 
-#: A multiprocessor's threads and bytes of shared memory (CUDA Programming Guide, compute capability 9.0), and the
-#: multiprocessors of the largest card: more blocks than fit would only wait.
+#: Threads and bytes of shared memory of a multiprocessor (CUDA Programming Guide, compute capability 9.0), and the
+#: number of multiprocessors of the largest GPU: further blocks would only wait.
 _THREADS, _SHARED, _MULTIPROCESSORS = 2048, 228 << 10, 148
-#: Where buffers of scratch memory begin: at multiples of what `cudaMalloc` aligns to.
+#: The alignment of scratch buffers, that of `cudaMalloc`.
 _ALIGNED = 256
 _STATIC_SHARED = 48 << 10
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|(FORMAT_HEADER))[^\n]*\n?', re.MULTILINE)
@@ -39,7 +39,7 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 
 
 class _Paper(Host):
-    """A host that records what would be loaded and launched on a card of compute capability `sm`."""
+    """A host that records what would be loaded and launched on a GPU of compute capability `sm`."""
 
     name = "paper"
     threads = 1
@@ -87,9 +87,9 @@ class Exported:
     """A kernel as a header.
 
     Args:
-        spec: which one.
+        spec: the record of the kernel.
         fmt, m, n, k: the type of the weights; tokens, rows and columns.
-        sm: the compute capability of the card, such as "90".
+        sm: compute capability of the GPU, e.g. "90".
         root: the folder of the sources.
     """
 
@@ -105,8 +105,11 @@ class Exported:
     def of(
         cls, spec: KernelSpec, fmt: BlockFormat, m: int, n: int, k: int, sm: str, root: Path | None = None
     ) -> Exported:  # fmt: skip
-        """Raises UsageError where the kernel does not cover the type, or the shape is none; EnvironmentFault where it
-        does not run on such a card."""
+        """Create an export.
+
+        Raises UsageError if the kernel does not cover the type, or the shape is invalid; EnvironmentFault if it does
+        not run on such a GPU.
+        """
         if not spec.covers(fmt):
             raise UsageError(f"kernel {spec.name} does not cover type {fmt.name}")
         if min(m, n, k) < 1 or k % fmt.block_size:
@@ -116,17 +119,17 @@ class Exported:
 
     @property
     def name(self) -> str:
-        """Of the namespace, unless another is given."""
+        """Name of the namespace, unless another is given."""
         return f"{self.spec.name}_{self.fmt.name}_{self.m}x{self.n}x{self.k}".lower()
 
     @property
     def architecture(self) -> str:
-        """What nvcc's `-gencode` is to be."""
+        """The argument for nvcc's `-gencode`."""
         target = self.spec.cards.target(self.sm)
         return f"arch=compute_{target},code=sm_{target}"
 
     def text(self, name: str = "") -> str:
-        """The header."""
+        """Return the text of the header."""
         name, of_file = name or self.name, Placeholder(self.n * self.fmt.row_bytes(self.k), "weights")
         packing, packed = self._packing()
         taken = packed or of_file
@@ -147,22 +150,22 @@ class Exported:
         return self._head(name, packed) + before + "\n".join(parts) + f"\n}}  // namespace gguf::{name}\n"
 
     def sources(self) -> list[Source]:
-        """The sources that are launched, each once: those of the namespaces part_0, part_1, …"""
+        """Return the launched sources, each once: those of the namespaces part_0, part_1, …"""
         launched = (*self._packing()[0].launched, *self._product(Placeholder(0, "weights"))[0].launched)
         return list({one.kernel.key: one.kernel for one in launched}.values())
 
     def _packing(self) -> tuple[_Paper, Placeholder | None]:
-        """What packs the weights, and the packed ones; None where the kernel takes the file's bytes."""
+        """Record the packing of the weights; also return the packed ones, None if the kernel reads the file's bytes."""
         paper = _Paper(self.sm)
         rows = np.broadcast_to(np.uint8(0), (self.n, self.fmt.row_bytes(self.k)))
-        with suppress(Unforeseen):  # at the check of what was packed
+        with suppress(Unforeseen):  # raised by the check of the packed weights
             self.spec.launch.prepare(self.spec.site(paper, self.root), self.fmt, rows)
         if len(paper.outputs) > 1:
             raise NotImplementedError(f"{self.spec.name} packs weights into several buffers")
         return paper, next(iter(paper.outputs), None)
 
     def _product(self, taken: Placeholder) -> tuple[_Paper, Placeholder, Placeholder]:
-        """What multiplies, and its activations and outputs."""
+        """Record the product; also return its activations and outputs."""
         paper = _Paper(self.sm)
         given, out = Placeholder(4 * self.m * self.k, "activations"), Placeholder(4 * self.m * self.n, "outputs")
         weights = Weights(self.fmt, self.n, self.k, taken)
@@ -216,18 +219,18 @@ _MULTIPLY = (
 
 @dataclass(frozen=True)
 class _Call:
-    """How launches are written.
+    """Writer of launches.
 
     Args:
         places: the namespace of each source.
-        buffers: what a buffer is in C++.
+        buffers: the C++ expression for each buffer.
     """
 
     places: dict[tuple[str, ...], str]
     buffers: dict[Placeholder, str]
 
     def function(self, signature: str, launches: Sequence[Launched]) -> str:
-        """A function that makes these launches."""
+        """Return the text of a function that makes these launches."""
         lines = [f"inline {signature} {{"]
         for launched in launches:
             source: Source = launched.kernel
@@ -254,7 +257,7 @@ class _Call:
 
 
 def _places(outputs: Sequence[Placeholder]) -> tuple[dict[Placeholder, str], int]:
-    """Where buffers lie in the scratch memory, and its size."""
+    """Return the C++ expressions of buffers in the scratch memory, and its size."""
     found, at = {}, 0
     for buffer in outputs:
         found[buffer] = f"(uint8_t*)scratch + {at}"
@@ -263,8 +266,10 @@ def _places(outputs: Sequence[Placeholder]) -> tuple[dict[Placeholder, str], int
 
 
 def _flattened(source: Source) -> str:
-    """A source with all that it includes, its macros defined before it and none of them behind it. The emulator, which
-    is for the CPU, is left out."""
+    """Return a source with all its includes inlined, its macros defined before it and undefined after it.
+
+    The emulator, which is for the CPU, is left out.
+    """
     tables, seen = headers(), set[str]()
 
     def resolve(name: str, of: str) -> str:

@@ -1,6 +1,6 @@
-"""Kernels that multiply nothing but belong to those that do: dequantizers, quantizers of activations, repackings.
+"""Tasks: kernels that compute no product but belong to those that do: dequantizers, activation quantizers, repackers.
 
-Each is a `Candidate` that says by `computes` what it does. It has no `Kernel` of a product; `of` is never asked for.
+Each is a `Candidate` whose `computes` names its operation. It has no `Kernel` of a product; `of` is never called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .interface import Candidate
 from .launches import LargeCall
 
 Bytes = npt.NDArray[np.uint8]
-#: Why no call of a kernel in Python is tried with indices of 2^31 and more.
+#: The reason that no call of a Python kernel is tried with indices of 2^31 and more.
 UNSEEN = "its launches cannot be seen"
 Floats = npt.NDArray[np.float32]
 
@@ -35,16 +35,16 @@ class Task(Candidate):
         raise UsageError(f"kernel {self.name} computes no products")
 
     def under(self, schedule: Schedule) -> Task | None:
-        """This kernel, its launches under a schedule; None where its host cannot choose one (or cannot check)."""
+        """Return this kernel run under a schedule; None if its host cannot set one (or cannot check)."""
         return None
 
 
 class Dequantizer(Task):
-    """It gives the values of weights.
+    """A kernel that returns the values of weights.
 
     Args:
         output: the type of its values, one of `semantics.dequantization.OUTPUTS`.
-        flushes: it is built with fast math, which may take subnormal numbers for zero.
+        flushes: it is built with fast math, which may treat subnormal numbers as zero.
     """
 
     computes = "dequantize"
@@ -56,22 +56,23 @@ class Dequantizer(Task):
         """The arithmetic that it declares for a type, one of `semantics.dequantization.ARITHMETICS`."""
 
     def large(self, fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> LargeCall | str:
-        """A call for n rows of k columns, in which blocks uint8[…, block bytes] repeat; or why it cannot be made, in
-        words."""
+        """Return a call for n rows of k columns, in which blocks uint8[…, block bytes] repeat; or why not, in words."""
         return UNSEEN
 
     @abstractmethod
     def dequantize(self, fmt: BlockFormat, rows: Bytes) -> Floats:
-        """The values of rows uint8[N, row bytes] as float32[N, K], which hold those of its output type. Raises
-        KernelFault; EnvironmentFault under a schedule."""
+        """Return the values of rows uint8[N, row bytes] as float32[N, K], which hold values of its output type.
+
+        Raises KernelFault; EnvironmentFault under a schedule.
+        """
 
 
 class Quantizer(Task):
-    """It gives the bytes of activations.
+    """A kernel that returns the bytes of activations.
 
     Args:
         encoding: the name of the encoding that it makes.
-        takes: the type of the activations that it is given, one of `semantics.dequantization.OUTPUTS`.
+        takes: the type of its input activations, one of `semantics.dequantization.OUTPUTS`.
         ordered: it adds the sums s in the encoder's order.
         fast_math: it is built with approximate division.
     """
@@ -83,21 +84,23 @@ class Quantizer(Task):
     fast_math: bool
 
     def large(self, x: Floats, m: int, k: int) -> LargeCall | str:
-        """A call for m tokens of k columns, in which values float32[…] repeat; or why it cannot be made, in words."""
+        """Return a call for m tokens of k columns, in which values float32[…] repeat; or why not, in words."""
         return UNSEEN
 
     @abstractmethod
     def quantize(self, x: Floats) -> Bytes:
-        """uint8[M, row bytes] of activations float32[M, K], which hold values of `takes`. Raises KernelFault;
-        EnvironmentFault under a schedule."""
+        """Return uint8[M, row bytes] of activations float32[M, K], which hold values of `takes`.
+
+        Raises KernelFault; EnvironmentFault under a schedule.
+        """
 
 
 @dataclass(frozen=True)
 class Packed:
-    """What a packing made: its array, of any shape and type, as bytes.
+    """The result of a packing: its array, of any shape and type, as bytes.
 
     Args:
-        bytes: uint8[…], in C's order.
+        bytes: uint8[…], in C order.
         shape, dtype: of the array.
     """
 
@@ -107,10 +110,10 @@ class Packed:
 
 
 class Repacker(Task):
-    """It lays weights out anew.
+    """A kernel that rearranges weights in another layout.
 
     Args:
-        unpacks: it brings a function that takes what it packed apart again.
+        unpacks: it has a function that undoes the packing.
     """
 
     computes = "repack"
@@ -118,12 +121,14 @@ class Repacker(Task):
 
     @abstractmethod
     def pack(self, fmt: BlockFormat, rows: Bytes) -> Packed:
-        """What it makes of rows uint8[N, row bytes]. Raises KernelFault; EnvironmentFault under a schedule."""
+        """Pack rows uint8[N, row bytes]. Raises KernelFault; EnvironmentFault under a schedule."""
 
     @abstractmethod
     def unpack(self, fmt: BlockFormat, packed: Packed, n: int, k: int) -> Bytes:
-        """The rows uint8[n, row bytes] of n rows and k columns that its author's function makes of what was packed, in
-        a process that never had the rows. Raises KernelFault; EnvironmentFault under a schedule."""
+        """Return the rows uint8[n, row bytes] that the author's function makes of packed weights, n rows of k columns.
+
+        It runs in a process that never had the rows. Raises KernelFault; EnvironmentFault under a schedule.
+        """
 
     def forget(self) -> None:
-        """Let `unpack` know nothing of what it took apart before."""
+        """Clear everything that `unpack` remembers of earlier calls."""

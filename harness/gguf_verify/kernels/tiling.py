@@ -1,4 +1,4 @@
-"""How kernels/gemm/q8_1/07_wgmma.cu, and 09_split_k.cu after it, cut [M, N] outputs in tiles."""
+"""Tiles of [M, N] outputs for kernels/gemm/q8_1/07_wgmma.cu and 09_split_k.cu."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from .packed import ROWS, Layout, packed_shape
 from .site import MAX_GRID, Site
 
 _TILE = "pack/activations.cu"
-#: The cards that have `wgmma`, and the multiprocessors of an H100 (SXM) or an H200.
+#: The first compute capability with `wgmma`, and the multiprocessors of an H100 (SXM) or an H200.
 WGMMA, MULTIPROCESSORS = 90, 132
-#: Tokens up to which q8_1_decode is faster than tiles of 16 tokens (one H100, N = 14336, K = 4096: Q4_K 17.5 and 22.6
-#: µs with 4 tokens, 31.6 and 23.1 with 8; Q2_K 24.3 and 28.0, 44.7 and 28.5).
+#: The most tokens for which q8_1_decode is faster than tiles of 16 tokens (one H100, N = 14336, K = 4096: Q4_K 17.5 and
+#: 22.6 µs with 4 tokens, 31.6 and 23.1 with 8; Q2_K 24.3 and 28.0, 44.7 and 28.5).
 DECODED = 4
-#: What a tile takes: a part that the type does not change, one for each float operation of a token and slice, and one
-#: where codes are not of four bits; of 64 or more tokens, and of fewer, since a small tile unpacks the same weights for
-#: half the tokens. Units are those of `_COSTS`, about 0.47 µs. One H200, N = 14336, K = 4096, tiles of 64 tokens
-#: (M = 128) and of 32 (M = 64): Q4_0 60 and 43 µs, Q8_0 67 and 45, MXFP4 67 and 44, Q4_1 75 and 49, Q4_K 77 and 50,
-#: Q5_K 81 and 53, Q6_K 89 and 55, Q2_K 109 and 64.
+#: The cost of a tile: a part that does not depend on the type, one for each float operation of a token and slice, and
+#: one for codes that are not four bits wide; for tiles of 64 or more tokens, and for smaller ones, since a small tile
+#: unpacks the same weights for half the tokens. Units are those of `_COSTS`, about 0.47 µs. One H200, N = 14336, K =
+#: 4096, tiles of 64 tokens (M = 128) and of 32 (M = 64): Q4_0 60 and 43 µs, Q8_0 67 and 45, MXFP4 67 and 44, Q4_1 75
+#: and 49, Q4_K 77 and 50, Q5_K 81 and 53, Q6_K 89 and 55, Q2_K 109 and 64.
 _LARGE_PACE, _SMALL_PACE = (0.56, 0.22, 0.1), (0.76, 0.133, 0.06)
 #: Macros for functions of 09 that do not depend on the tiling.
 ANY_TILING = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
 
-#: By tokens of a tile, its time on a multiprocessor that others keep busy too, and that of one by itself. Of 128 units,
-#: a tile of 64 tokens (and 256 rows of 4096 values) took 54 µs for Q4_0 and 81 µs for Q6_K, on one H200.
+#: Time of a tile by its tokens: on a busy multiprocessor, and alone on one. 128 units are the time of a tile of 64
+#: tokens (and 256 rows of 4096 values), which was 54 µs for Q4_0 and 81 µs for Q6_K, on one H200.
 _COSTS = {16: (30, 48), 32: (42, 58), 64: (128, 128), 128: (220, 220)}
-#: Tiles of 32 tokens and 128 rows that are an eighth of a card's.
+#: The number of tiles of 32 tokens and 128 rows that are an eighth of what a GPU holds.
 _FEW_TILES = 16
 
 
@@ -39,7 +39,8 @@ class Tiling:
     """Tiles of `groups` · 128 rows and `tokens` tokens.
 
     Args:
-        tokens, groups, ctas: the source's TOKENS, WARPGROUPS and CTAS, the blocks that share a multiprocessor.
+        tokens, groups, ctas: the macros TOKENS, WARPGROUPS and CTAS of the source; the last is the number of blocks
+            that share a multiprocessor.
     """
 
     tokens: int
@@ -47,21 +48,22 @@ class Tiling:
     ctas: int = 1
 
     def tiles(self, m: int, n: int) -> int:
-        """Tiles of [m, n] outputs."""
+        """Return the number of tiles of [m, n] outputs."""
         return -(-n // (self.groups * ROWS)) * -(-m // self.tokens)
 
     def cost(self, m: int, n: int, parts: int = 1) -> int:
-        """A measure of the time that they take, for rows of which each is cut in parts of the same length as a whole
-        row is here."""
+        """Estimate the time of the tiles.
+
+        Each row is split into `parts` parts, each as long as a whole row is with one part.
+        """
         full, alone = _COSTS[self.tokens]
         return max(alone, full * -(-self.tiles(m, n) * parts // MULTIPROCESSORS))
 
     def gemm(self, site: Site, weights: Weights, entry: str, x: Any, out: Any, m: int, split: int = 0) -> None:
-        """Into `out` from activations that the function `entry` of kernels/pack/activations.cu tiles.
+        """Compute `out` from activations that the function `entry` of kernels/pack/activations.cu tiles.
 
         Args:
-            split: values of a part of a row; the parts' sums then go into `out` one after the other. 0: a row is one
-                part.
+            split: values of a part of a row; the parts' sums then go to `out` one after another. 0: a row is one part.
         """
         host = site.host
         assert isinstance(weights.fmt, BlockFormat)
@@ -76,7 +78,7 @@ class Tiling:
         grid = (min(token_tiles * self.tokens // 4, MAX_GRID), min(-(-stages // 8), 65535), 1)
         tile = site.function(entry, weights.fmt, _TILE, tokens)
         # without parts, blocks of two launches would share some multiprocessors and leave others empty (measured: 51 µs
-        # for 39, 64 tokens of Q4_0, N = 14336)
+        # instead of 39, 64 tokens of Q4_0, N = 14336)
         host.launch(tile, grid, (256, 1, 1), args, overlaps=bool(split))
 
         weights_at = -(-self.tokens * token_bytes // 128) * 128
@@ -98,22 +100,27 @@ SMALLEST, SMALL, LARGE, LARGEST = Tiling(16, 1, 4), Tiling(32, 1, 2), Tiling(64)
 
 
 def tilings(fmt: BlockFormat) -> tuple[Tiling, ...]:
-    """Those of whole rows: the largest one where registers hold it, which is without z and with no more than one scale
-    for 32 values."""
+    """Return the tilings of whole rows.
+
+    The largest one is included if registers hold it: for types without z and with at most one scale per 32 values.
+    """
     few_registers = not fmt.offset and not fmt.has_min and fmt.group != 16
     return (SMALLEST, SMALL, LARGE, *((LARGEST,) if few_registers else ()))
 
 
 def best_tiling(fmt: BlockFormat, m: int, n: int) -> Tiling:
-    """The tiling of whole rows that takes the least time. Products of a few tiles leave most of a card idle with any
-    of them; they take the one of most large products, and so do the small shapes of tests."""
+    """Return the tiling of whole rows that takes the least time.
+
+    Products of a few tiles leave most of a GPU idle with any tiling; they use the tiling of most large products, and so
+    do the small shapes of tests.
+    """
     if SMALL.tiles(m, n) < _FEW_TILES:
         return LARGE
     return min(tilings(fmt), key=lambda tiling: tiling.cost(m, n))
 
 
 def several_strips(n: int) -> bool:
-    """Whether some multiprocessor has more than one strip of 32 of n rows."""
+    """Return whether some multiprocessor has more than one strip of 32 of n rows."""
     return _strips(n) > MULTIPROCESSORS
 
 
@@ -122,8 +129,11 @@ def _strips(n: int) -> int:
 
 
 def pace(fmt: BlockFormat, tokens: int) -> float:
-    """What a tile of so many tokens takes for weights of a type: a scale of a token and slice takes two float
-    operations, with a minimum three, and wider codes are unpacked by more instructions."""
+    """Return the cost of a tile of that many tokens for weights of a type.
+
+    A scale of a token and slice takes two float operations, with a minimum three, and wider codes take more
+    instructions to unpack.
+    """
     layout = Layout.of(fmt)
     alike, operation, wide = _SMALL_PACE if tokens < LARGE.tokens else _LARGE_PACE
     operations = layout.groups * (3 if fmt.has_min else 2)
@@ -131,7 +141,10 @@ def pace(fmt: BlockFormat, tokens: int) -> float:
 
 
 def small_products_of_five_bits(fmt: BlockFormat, m: int, n: int) -> bool:
-    """Whether 9 to 16 tokens are faster with q8_1_gemv than in parts of rows, which cost two launches more: those of
-    five-bit codes, whose tiles take longest to unpack, with one strip a multiprocessor (one H100, 16 tokens, N = 4096,
-    q8_1_gemv and q8_1_split_k: Q5_0 13.2 and 14.1 µs, Q5_1 13.6 and 14.4; N = 14336: 24.7 and 24.7, 26.7 and 25.5)."""
+    """Return whether 9 to 16 tokens are faster with q8_1_gemv than in parts of rows, which cost two more launches.
+
+    This holds for five-bit codes, whose tiles take longest to unpack, with one strip per multiprocessor (one H100, 16
+    tokens, N = 4096, q8_1_gemv and q8_1_split_k: Q5_0 13.2 and 14.1 µs, Q5_1 13.6 and 14.4; N = 14336: 24.7 and 24.7,
+    26.7 and 25.5).
+    """
     return fmt.bits == 5 and m <= SMALLEST.tokens and not several_strips(n)

@@ -1,7 +1,7 @@
-"""The catalogue of known faults: what each is called, how it is mended, and what a kernel with it would compute.
+"""The catalogue of known faults: names, fixes, and the outputs of a kernel with each fault.
 
-A module of this package defines some faults of one theme, each one record, and nothing lists them: the registry finds
-them. They may import what diagnosis may: see `diagnosis`.
+A module of this package defines some faults of one theme, each one record; the registry finds them, and no list names
+them. They may import what `diagnosis` may.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ..fault import Case, Fault
 
 FAULTS: tuple[Fault, ...] = tuple(members(__name__, Fault))
 
-#: Faults that were considered and left out, with the reason.
+#: Faults that were considered and not included, with the reason.
 LEFT_OUT = {
     "scale as max/7": "a choice of the quantizer of weights; a kernel that reads a file gets d from it, so no "
     "output of its product can show it",

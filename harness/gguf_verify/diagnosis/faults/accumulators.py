@@ -11,13 +11,13 @@ from ..operands import Doubles, Predicted
 
 
 def to_half(v: Doubles) -> Doubles:
-    """Rounded to float32 and then to half."""
+    """Round to float32 and then to half."""
     with np.errstate(all="ignore"):
         return v.astype(np.float32).astype(np.float16).astype(np.float64)
 
 
 def to_bfloat16(v: Doubles) -> Doubles:
-    """Rounded to float32 and then to bfloat16, to nearest even."""
+    """Round to float32 and then to bfloat16, to nearest even."""
     with np.errstate(all="ignore"):
         bits = v.astype(np.float32).view(np.uint32)
         return (bits + np.uint32(0x7FFF) + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
@@ -25,7 +25,7 @@ def to_bfloat16(v: Doubles) -> Doubles:
 
 def _narrow(case: Case, narrow: Callable[[Doubles], Doubles]) -> Variants:
     right, p = case.right, case.parts
-    # a result near a midpoint may go either way, which no bound forgives: see NEARLY in `diagnose`
+    # A result near a midpoint may go either way, which no bound covers: see NEARLY in `diagnose`.
     yield "rounded at the end", Predicted(narrow(right.exact), right.bound)
     if case.quantized:
         first, second = p.terms()

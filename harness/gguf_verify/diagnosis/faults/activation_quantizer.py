@@ -14,7 +14,7 @@ from ..operands import Floats, Parts, Predicted
 
 
 def _ratios(case: Case) -> tuple[Floats, Floats]:
-    """x/d before rounding, float32[M, blocks, values], and d before it is rounded to half, [M, blocks]."""
+    """Return x/d before rounding, float32[M, blocks, values], and d before it is rounded to half, [M, blocks]."""
     assert case.values is not None
     size = case.semantics.encoding.values_per_scale
     assert case.semantics.encoding.ratios is not None
@@ -23,14 +23,14 @@ def _ratios(case: Case) -> tuple[Floats, Floats]:
 
 
 def _codes(case: Case, q: npt.NDArray[np.floating]) -> Parts:
-    """The operands with other codes of activations."""
+    """Return the operands with other codes of activations."""
     p = case.parts
     whole = np.clip(np.nan_to_num(q.astype(np.float64)), -128, 127)
     return replace(p, a=whole.reshape(p.a.shape)).with_sums()
 
 
 def _scale(case: Case, p: Parts, d: npt.NDArray[np.floating]) -> Parts:
-    """The operands with other scales [M, blocks] of activations."""
+    """Return the operands with other scales [M, blocks] of activations."""
     wide = np.nan_to_num(d.astype(np.float64))
     return replace(p, e=np.repeat(wide, p.e.shape[1] // wide.shape[1], axis=1)).with_sums()
 

@@ -1,4 +1,4 @@
-"""Faults of the order of codes, and of how their bits are read."""
+"""Faults of the order of codes, and of the reading of their bits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXCHANGED = (np.arange(32) + 16) % 32
 
 
 def _by_32(codes: Doubles, order: npt.NDArray[np.intp]) -> Doubles:
-    """Codes [rows, terms, values], of which each `len(order)` are put in another order."""
+    """Reorder codes [rows, terms, values] within each `len(order)` values."""
     return np.asarray(codes.reshape(len(codes), -1, len(order))[..., order].reshape(codes.shape))
 
 
@@ -107,12 +107,12 @@ def _has_fifth_bits(case: Case) -> bool:
 
 
 def _of_one_block_of_32(case: Case) -> bool:
-    """Whether the fifth bits are the bits of one word."""
+    """Return whether the fifth bits are the bits of one word."""
     return case.fmt.has_fifth_bits and case.fmt.block_size == QK
 
 
 def _has_nibbles(case: Case) -> bool:
-    """Whether two codes share a byte and their values are 16 or 32 apart."""
+    """Return whether two codes share a byte and their values are 16 or 32 apart."""
     return case.fmt.nibble_distance in (16, 32)
 
 

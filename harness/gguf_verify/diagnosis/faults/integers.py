@@ -21,8 +21,10 @@ def _wrapped(v: Doubles, bits: int) -> Doubles:
 
 
 def _narrow(case: Case) -> LazyVariants:
-    """Sums of a few products of a term, or of all, in 8 or 16 bits: which products an instruction adds first, and what
-    is added to codes to make them unsigned, is up to the kernel."""
+    """Yield sums of a few products of a term, or of all, in 8 or 16 bits.
+
+    The kernel chooses which products an instruction adds first, and what it adds to codes to make them unsigned.
+    """
     p = case.parts
     scale = p.e.T[:, :, None] * p.d.T[:, None, :]
     second = p.s.T[:, :, None] * p.m.T[:, None, :]
@@ -72,7 +74,7 @@ def _least(case: Case) -> Variants:
                 other = np.where(least, float(taken), codes)
                 made = replace(p, q=other) if what == "weights" else replace(p, a=other).with_sums()
                 yield f"of {what}, for {taken}", made
-            # as where signs are moved to it from the other operand, and -(-128) is -128
+            # As if signs were moved to it from the other operand: -(-128) is -128.
             a, q = (p.a, p.q * least) if what == "weights" else (p.a * least, p.q)
             meets = replace(p, a=np.where(a < 0, a, 0.0), q=np.where(q < 0, q, 0.0), m=np.zeros_like(p.m)).predicted()
             both = Predicted(case.right.exact - 2 * meets.exact, case.right.bound)

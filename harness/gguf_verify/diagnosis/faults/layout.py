@@ -1,7 +1,7 @@
-"""Faults of where fields and bits of a block of weights are read, derived from the formats' layouts.
+"""Faults of the places from which fields and bits of a block of weights are read, derived from the formats' layouts.
 
-Each variant rearranges the bytes of the weights so that reading them rightly gives what a faulty kernel reads. So every
-type is covered, whatever its codes mean.
+Each variant rearranges the bytes of the weights so that reading them correctly gives the values that a faulty kernel
+reads. So every type is covered, whatever its codes mean.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Places = npt.NDArray[np.intp]
 
 
 def _reading(case: Case, rows: Bytes) -> Parts:
-    """The operands with weights read as `rows` are."""
+    """Return the operands with weights read from `rows`."""
     with np.errstate(all="ignore"):
         q, d, m = weight_parts(case.semantics, case.fmt, rows)
     return replace(case.parts, q=q, d=d, m=m)
@@ -59,7 +59,7 @@ def _bfloat16_scale(case: Case) -> Variants:
 
 @cache
 def _kinds(fmt: BlockFormat) -> dict[tuple[str, int, int], Places]:
-    """(name, lowest bit, width) → the places in the block of these bits of each member, [members, width]."""
+    """Return (name, lowest bit, width) → the places in the block of these bits of each member, [members, width]."""
     found: dict[tuple[str, int, int], dict[int, list[int]]] = {}
     for field in fmt.fields:
         first = 8 * fmt.field_offset(field.name)
@@ -72,8 +72,11 @@ def _kinds(fmt: BlockFormat) -> dict[tuple[str, int, int], Places]:
 
 
 def _orders(n: int) -> Iterator[tuple[str, Places]]:
-    """(words, which member is read for each of n), n even: chunks of two halves interleaved or put apart, halves
-    exchanged, a neighbouring group, the first group for all."""
+    """Yield (words, the member that is read for each of n), n even.
+
+    They are chunks of two halves interleaved or separated, halves exchanged, a neighbouring group, the first group for
+    all.
+    """
     at = np.arange(n)
     span = 2
     while span <= n and n % span == 0:
@@ -120,7 +123,7 @@ def _bits_elsewhere(case: Case) -> LazyVariants:
         for (other, same_low, same_width), elsewhere in kinds.items():
             if other != name and (same_low, same_width) == (low, width) and elsewhere.shape == places.shape:
                 yield f"{what}: those of {other}s", partial(with_bits, places, elsewhere)
-    # codes in several pieces, all of which are read in one wrong order
+    # Codes in several pieces, all of which are read in the same wrong order.
     pieces = [places for (name, _, _), places in kinds.items() if name == "x" and len(places) == fmt.block_size]
     if pieces:
         whole = np.concatenate([places.ravel() for places in pieces])

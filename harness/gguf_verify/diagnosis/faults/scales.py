@@ -15,7 +15,7 @@ _SMALLEST_HALF, _SMALLEST_FLOAT = 2.0**-14, 2.0**-126
 
 
 def _shifted(values: Doubles, by: int) -> Doubles:
-    """values[i + by] of all rows in one sequence; 0 past its ends."""
+    """Return values[i + by] of all rows in one sequence; 0 past its ends."""
     flat = np.zeros(values.size)
     if abs(by) < values.size:
         flat[max(0, -by) : values.size - max(0, by)] = values.ravel()[max(0, by) : values.size - max(0, -by)]
@@ -23,15 +23,17 @@ def _shifted(values: Doubles, by: int) -> Doubles:
 
 
 def _within_rows(values: Doubles, by: int, wrap: bool) -> Doubles:
-    """values[row, i + by]; at the row's ends the value that is there, or that of the other end."""
+    """Return values[row, i + by]; at the row's ends the value at the end, or that of the other end."""
     terms = values.shape[1]
     at = np.arange(terms) + by
     return values[:, at % terms if wrap else np.where((at < 0) | (at >= terms), np.arange(terms), at)]
 
 
 def _elsewhere(terms: int, group: int, block: int) -> Iterator[tuple[str, npt.NDArray[np.intp]]]:
-    """(words, the term whose scale is used for each): that of the first of a few groups or blocks, or of the other of
-    two, in terms."""
+    """Yield (words, the term whose scale is used for each).
+
+    It is that of the first of a few groups or blocks, or of the other of two, in terms.
+    """
     at = np.arange(terms)
     for unit, size in {"block": block, "group": group}.items():
         index, within = at // size, at % size
@@ -89,7 +91,7 @@ def _neighbour(case: Case) -> Variants:
                 f"scale of the {which} of activations in its row",
                 replace(p, e=_within_rows(p.e, by, False)).with_sums(),
             )
-            if len(p.e) == 1:  # one token: what lies beyond its ends counts for little, but is not known
+            if len(p.e) == 1:  # with one token, the scales beyond its ends are not known
                 continue
             yield f"scale of the {which} of activations", replace(p, e=e).with_sums().limited(tokens=tokens)
             if case.meets_sum:
@@ -115,7 +117,7 @@ def _flushed(case: Case) -> Variants:
         q, d, m = weight_parts(case.semantics, case.fmt, structs.view(np.uint8).reshape(case.rows.shape))
         normal = np.abs(d) >= _SMALLEST_FLOAT
         yield "scales of weights", replace(p, q=q, d=np.where(normal, d, 0.0), m=m)
-        for twice in (1, 2):  # scales of E8M0 are half of what their bytes say
+        for twice in (1, 2):  # scales of E8M0 are half of their nominal value
             size = twice * np.abs(p.d)
             small = (size < _SMALLEST_HALF) & (size > 0)
             yield f"scales of weights in a half, {twice}·d", replace(p, d=np.where(small, 0.0, p.d))

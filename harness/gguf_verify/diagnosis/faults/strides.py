@@ -13,7 +13,7 @@ from ..operands import Bytes, Predicted, activation_parts, weight_parts
 
 
 def _gathered(raw: Bytes, stride: int) -> tuple[Bytes, npt.NDArray[np.bool_]]:
-    """Rows of the same length, read `stride` bytes apart, and which of them lie within the array."""
+    """Return rows of the same length, read `stride` bytes apart, and which of them lie within the array."""
     flat, (n, size) = raw.ravel(), raw.shape
     starts = np.arange(n) * stride
     inside = (starts >= 0) & (starts + size <= flat.size)

@@ -14,7 +14,7 @@ _TILES = (32, 64, 128, 256, 512)
 
 
 def _tiles(case: Case) -> Iterator[tuple[int, int]]:
-    """(values, terms) of tiles of which K holds more than one."""
+    """Yield (values, terms) of tiles of which K holds more than one."""
     terms, values = case.parts.q.shape[1:]
     for tile in _TILES:
         if tile % values == 0 and 2 * tile <= terms * values:
@@ -29,7 +29,7 @@ def _dropped(case: Case) -> Variants:
     lengths += [(k % tile, f"K mod {tile} = {k % tile} at the end") for tile in _TILES if k > tile]
     for length, which in lengths:
         count = length // values
-        if 0 < count < terms:  # two of one length here may be of other lengths in calls with another K
+        if 0 < count < terms:  # two of one length here may differ in calls with another K
             kept = np.arange(terms) < terms - count
             yield which, replace(p, d=p.d * kept, m=p.m * kept)
 
@@ -40,7 +40,7 @@ def _dropped(case: Case) -> Variants:
 
 
 def _values_at_the_end(case: Case, weight: float) -> Variants:
-    """The last values of a row, fewer than a term has, count `weight` times."""
+    """Yield products in which the last values of a row, fewer than a term has, count `weight` times."""
     p = case.parts
     terms, values = p.q.shape[1:]
     length = 1

@@ -8,9 +8,9 @@ from __future__ import annotations
 from ...support.registry import members
 from ..family import Family
 
-#: What a run verifies where nobody names a kernel.
+#: The default of `--kernel`.
 DEFAULT_KERNEL = "q8_1"
-#: By name, the default first.
+#: Keyed by name, the default first.
 FAMILIES: dict[str, Family] = {
     f.name: f for f in sorted(members(__name__, Family), key=lambda f: (f.name != DEFAULT_KERNEL, f.name))
 }

@@ -1,4 +1,4 @@
-"""f16: weights dequantized to halves times activations that are rounded to halves."""
+"""f16: weights dequantized to halves times activations rounded to halves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""q8_1: quantized weights times activations that are quantized to Q8_1.
+"""q8_1: quantized weights times activations quantized to Q8_1.
 
 On Hopper the choices follow measurements on one H200, which the benchmark of the kernels repeats (it reports where
-another kernel was faster). The others follow from the instructions that a card has and from the ladder at M = 512; they
-were not measured shape by shape.
+another kernel was faster). The others follow from the instructions of a GPU and from the ladder at M = 512; they were
+not measured for each shape.
 """
 
 from __future__ import annotations

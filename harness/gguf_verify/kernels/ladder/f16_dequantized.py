@@ -1,4 +1,4 @@
-"""f16_dequantized: weights become halves in memory once, and both operands of `wgmma` come from shared memory."""
+"""f16_dequantized: weights become halves in memory once, and both operands of `wgmma` are in shared memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHUNK = 64 * 64 * 2
 
 
 class Dequantized(Wgmma):
-    """Dequantizes the packed weights into scratch memory at each product."""
+    """A launch that dequantizes the packed weights into scratch memory for each product."""
 
     def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int]:
         return _TILING.tokens, _TILING.row_groups * ROWS

@@ -1,4 +1,4 @@
-"""f16_mma: tensor cores (`mma` on halves), from the file's blocks."""
+"""f16_mma: tensor cores (`mma` on halves), directly from the file's blocks."""
 
 from __future__ import annotations
 

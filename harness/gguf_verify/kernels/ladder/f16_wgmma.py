@@ -1,4 +1,4 @@
-"""f16_wgmma: weights become halves in registers, and Hopper's tensor cores (`wgmma`) keep the sums."""
+"""f16_wgmma: weights become halves in registers, and Hopper's tensor cores (`wgmma`) accumulate the sums."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ..site import Cards, Site
 from ..spec import KernelSpec
 from ..tiling import MULTIPROCESSORS
 
-#: Tokens of the largest of the small tiles; most parts of a row with these.
+#: Tokens of the largest of the small tiles, and the most parts of a row with these.
 _FEW, _MOST_PARTS = 64, 4
 
 
 class Wgmma(Launch):
-    """Takes the tiles that keep the card busy."""
+    """A launch that chooses the tiles that keep the GPU busy."""
 
     layout: ClassVar[str] = "codes beside scales"
 
@@ -44,8 +44,11 @@ class Wgmma(Launch):
         tiling.gemm(site, weights, Layout(weights.fmt).chunk, weights.buffer, tiled, out, m)
 
     def tiling(self, fmt: WeightFormat, m: int, n: int) -> HalfTiling:
-        """The fastest, by what was measured on one H200 with N = 4096 and 14336: of few tokens one tile, and parts of
-        rows where so few tiles would leave multiprocessors idle; else what keeps these busy."""
+        """Return the fastest tiling, as measured on one H200 with N = 4096 and 14336.
+
+        For few tokens, that is one tile, with rows split into parts if so few tiles would leave multiprocessors idle;
+        otherwise the tiling that keeps the multiprocessors busy.
+        """
         assert isinstance(fmt, BlockFormat)
         if m <= _FEW:
             of_rows = HalfTiling(max(8, 1 << (m - 1).bit_length()), k_groups=4, ctas=2 if m <= 16 else 1)
@@ -58,7 +61,7 @@ class Wgmma(Launch):
             HalfTiling(256, row_groups=2, pipelined=not half_scales), HalfTiling(128, row_groups=2, pipelined=True),
             HalfTiling(128, k_groups=2, pipelined=True), HalfTiling(64, k_groups=4),
         ]  # fmt: skip
-        if not half_scales:  # a weight takes twice the instructions, so it pays to unpack it once for more tokens
+        if not half_scales:  # twice the instructions per weight, so unpack it once for more tokens
             large.append(HalfTiling(256, row_groups=2, pipelined=True, parts=2))
         return min(large, key=lambda tiling: tiling.cost(m, n))
 

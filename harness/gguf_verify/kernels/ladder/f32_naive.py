@@ -1,4 +1,4 @@
-"""f32_naive: weights are dequantized and multiplied by float32 activations, one thread an output."""
+"""f32_naive: weights are dequantized and multiplied by float32 activations, one thread per output."""
 
 from __future__ import annotations
 

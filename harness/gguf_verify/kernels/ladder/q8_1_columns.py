@@ -15,22 +15,22 @@ from ..site import Cards, Site
 from ..spec import FEW, KernelSpec, Problem
 from ..tiling import WGMMA, several_strips
 
-#: Blocks of 32 values of a unit, and most stages of a ring.
+#: Blocks of 32 values in a unit, and the most stages of a ring.
 _BLOCKS, _MOST_STAGES = 8, 3
-#: Bytes of shared memory of a multiprocessor by compute capability (CUDA Programming Guide), elsewhere the least of any
-#: card from sm_90 on, and what a thread block takes or leaves beside what it asks for.
+#: Bytes of shared memory of a multiprocessor by compute capability (CUDA Programming Guide); for others, the least of
+#: any GPU from sm_90 on; and the bytes that a thread block reserves or leaves unused beyond its own request.
 _SHARED, _ELSEWHERE, _BESIDE = {"90": 228 << 10}, 100 << 10, 3 << 10
 _BATONS = 1024
-#: A build for rows of so many blocks serves shorter ones, too.
+#: A build for rows of this many blocks also serves shorter ones.
 _COMMON = 128
 #: Thread blocks that quantize tokens together: see `clusters.cluster`.
 _CLUSTERS = {2: (1, 1), 4: (2, 4), 8: (8, 8)}
 
 
 class Columns(Packed):
-    """Up to 8 tokens at a time read the weights once.
+    """A launch that reads the weights once for up to 8 tokens at a time.
 
-    Each launch overlaps the one before it and meanwhile reads the weights, which were packed and checked by then.
+    Each launch overlaps the previous one and meanwhile reads the weights, which were packed and checked before.
     """
 
     layout: ClassVar[str] = STRIPS
@@ -47,8 +47,11 @@ class Columns(Packed):
 
     @classmethod
     def shape(cls, sm: str | None, weights: Weights, m: int) -> dict[str, int]:
-        """The macros: eight warps and two thread blocks to a multiprocessor for types with minima, else sixteen and
-        one; fewer warps, and x in parts of X_BLOCKS, where shared memory has no room for two stages and all of x."""
+        """Return the macros of the source.
+
+        Types with minima use two thread blocks of eight warps per multiprocessor, others one of sixteen. Fewer warps,
+        and x in parts of X_BLOCKS, are used if shared memory has no room for two stages and all of x.
+        """
         fmt, blocks = weights.fmt, weights.k // QK
         assert isinstance(fmt, BlockFormat)
         tokens = next(t for t in (2, 4, 8) if t >= min(m, FEW))
@@ -60,23 +63,23 @@ class Columns(Packed):
             room = _SHARED.get(sm or "90", _ELSEWHERE) // ctas - _BESIDE - cls.shared(fmt, shape)
             stage = cls.shared(fmt, shape | {"STAGES": 1}) - _BATONS
             whole = -(-max(blocks, _COMMON) // a_round) * a_round
-            for least in (2, 1):  # stages beside a part of x
+            for least in (2, 1):  # stages in addition to a part of x
                 part = (room - least * stage) // (40 * tokens) // a_round * a_round
                 if part > 0:
                     x_blocks = min(whole, part)
                     stages = min(_MOST_STAGES, (room - 40 * tokens * x_blocks) // stage)
                     found.append(shape | {"STAGES": stages, "X_BLOCKS": x_blocks})
-        # the first of the best
+        # the first of the best ones
         return max(found, key=lambda s: (s["STAGES"] > 1 and s["X_BLOCKS"] >= blocks, s["STAGES"] > 1))
 
     @staticmethod
     def usual(fmt: BlockFormat) -> tuple[int, int]:
-        """Thread blocks to a multiprocessor, and warps of each, where there is room."""
+        """Return the thread blocks per multiprocessor, and the warps of each, if there is room."""
         return (2, 8) if fmt.has_min else (1, 16)
 
     @staticmethod
     def shared(fmt: WeightFormat, shape: dict[str, int]) -> int:
-        """Bytes of shared memory: the rings of weights, the batons, the activations with their scales."""
+        """Return the bytes of shared memory: the rings of weights, the batons, the activations with their scales."""
         assert isinstance(fmt, BlockFormat)
         ring = shape["WARPS"] // 2 * shape["STAGES"] * shape["BLOCKS"] * 32 * fmt.block_bytes
         return ring + _BATONS + shape["TOKENS"] * shape["X_BLOCKS"] * 40
@@ -98,12 +101,14 @@ class Columns(Packed):
 
 
 def _fastest(problem: Problem) -> bool:
-    """Where it was faster than q8_1_gemv on one H100 (K = 4096; µs, this kernel and q8_1_gemv, N = 4096 and 14336).
+    """Claim the products for which it was faster than q8_1_gemv on one H100.
+
+    Times are in µs, of this kernel and of q8_1_gemv, with K = 4096 and N = 4096 and 14336.
 
     - More than four tokens (eight: Q4_0 8.7 and 11.9, 16.4 and 20.1; Q4_1 10.0 and 13.0, 17.8 and 22.8; Q8_0 10.8 and
       12.8, 24.1 and 27.8).
     - Four, of types with minima (Q4_1 8.6 and 9.1, 16.3 and 18.5; Q5_1 9.2 and 9.8, 18.4 and 20.7), and three with
-      several strips a thread block (Q4_1 10.8 and 8.6, 17.3 and 18.4).
+      several strips per thread block (Q4_1 10.8 and 8.6, 17.3 and 18.4).
     - Three and four with several strips where codes are bytes, since q8_1_gemv has no room for 16 warps then (Q8_0,
       four tokens: 10.9 and 10.0, 22.9 and 24.8; Q4_0: 8.5 and 8.2, 16.1 and 15.4).
     """

@@ -1,4 +1,4 @@
-"""q8_1_decode: few tokens and weights of any type, which are read once; a lane has a row."""
+"""q8_1_decode: few tokens and weights of any type, which are read once; each lane has one row."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ..site import Site
 from ..spec import FEW, KernelSpec, Problem
 from ..tiling import DECODED, WGMMA, several_strips
 
-#: KiB of shared memory that the blocks of a multiprocessor, and one of them, may take, by compute capability; elsewhere
-#: what every card from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB more than it
-#: asks for, and its barriers and batons take less than 2 KiB.
+#: KiB of shared memory that the blocks of a multiprocessor, and one block, may use, by compute capability; for others,
+#: the values that every GPU from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB
+#: more than it requests, and its barriers and batons take less than 2 KiB.
 _SHARED, _SHARED_ELSEWHERE = {"75": (64, 64), "90": (228, 227)}, (100, 99)
 _BESIDE = 3 << 10
-#: Values of K that a warp takes at a time, most stages of its ring, and most sums of a lane, of which twice as many
-#: registers would spill; half of them leave registers for two blocks.
+#: Values of K that a warp processes at a time, the most stages of its ring, and the most sums of a lane: twice as many
+#: would spill registers; half as many leave registers for two blocks.
 _UNIT, _MOST_STAGES, _MOST_SUMS = 256, 4, 64
-#: A build for rows of this length serves shorter ones, too.
+#: A build for rows of this length also serves shorter ones.
 _COMMON = 4096
 #: Thread blocks that quantize tokens together: see `clusters.cluster`.
 _CLUSTERS = {1: (1, 1), 2: (1, 2), 4: (2, 4), 8: (2, 4)}
-#: Bytes of activations that a block keeps where they do not fit whole; then they are taken in parts.
+#: Bytes of activations that a block holds if they do not fit as a whole; they are then processed in parts.
 _X_BYTES = 40 << 10
 
 
 class Decode(Interleaved):
-    """Up to 8 tokens at a time read the weights once.
+    """A launch that reads the weights once for up to 8 tokens at a time.
 
-    Each launch overlaps the one before it and meanwhile reads the weights, which were packed and checked by then.
+    Each launch overlaps the previous one and meanwhile reads the weights, which were packed and checked before.
     """
 
     knows_older: ClassVar[bool] = True
@@ -52,8 +52,11 @@ class Decode(Interleaved):
 
     @classmethod
     def shape(cls, sm: str | None, weights: Weights, m: int) -> dict[str, int]:
-        """The macros: two blocks to a multiprocessor where registers and shared memory suffice, else one, or one of
-        fewer warps; x in parts of X_SLICES where all of it does not fit beside two stages."""
+        """Return the macros of the source.
+
+        It uses two blocks per multiprocessor if registers and shared memory suffice, otherwise one, or one of fewer
+        warps; x is processed in parts of X_SLICES if all of it does not fit beside two stages.
+        """
         fmt, slices = weights.fmt, weights.k // 32
         assert isinstance(fmt, BlockFormat)
         tokens = next(t for t in (1, 2, 4, 8) if t >= min(m, FEW))
@@ -78,17 +81,17 @@ class Decode(Interleaved):
                 stages = min(_MOST_STAGES, (room - x_slices * a_slice) // stage)
                 if x_slices > 0 and stages > 0:
                     found.append(shape | {"STAGES": stages, "X_SLICES": x_slices})
-        # the first of the best
+        # the first of the best ones
         return max(found, key=lambda s: (s["STAGES"] > 1, s["WARPS"] > 2, s["X_SLICES"] >= slices))
 
     @staticmethod
     def _groups(fmt: BlockFormat, unit: int) -> int:
-        """Groups of values under one scale in a unit: as many sums of each token wait in registers."""
+        """Return the groups of values under one scale in a unit: registers hold that many sums of each token."""
         return unit // (16 if fmt.group == 16 else 32)
 
     @staticmethod
     def shared(fmt: WeightFormat, shape: dict[str, int]) -> int:
-        """Bytes of shared memory: the rings of weights; of x its scales, sums of codes, and codes; the grid."""
+        """Return the bytes of shared memory: the rings of weights; scales, sums of codes and codes of x; the grid."""
         assert isinstance(fmt, BlockFormat)
         ring = shape["WARPS"] * shape["STAGES"] * ROWS * (shape["UNIT"] // fmt.block_size) * fmt.block_bytes
         return ring + shape["TOKENS"] * shape["X_SLICES"] * (32 + 8 + 8) + 4 * shape["GRID_ENTRIES"]
@@ -111,10 +114,12 @@ class Decode(Interleaved):
 
 
 def _fastest(problem: Problem) -> bool:
-    """Few tokens, of types that q8_1_gemv does not cover; fewer where `wgmma` has small tiles. There also one or two
-    tokens and four-bit codes, with several strips a thread block (one H100, N = 14336, K = 4096, this kernel and
-    q8_1_gemv, one and two tokens: Q4_0 12.2 and 13.1 µs, 13.4 and 13.4; Q4_1 13.3 and 14.4, 14.5 and 15.0; Q5_0 17.1
-    and 15.6, 17.8 and 15.7; N = 4096, Q4_0: 5.5 and 5.0, 6.4 and 6.3)."""
+    """Claim few tokens of types that q8_1_gemv does not cover; fewer where `wgmma` has small tiles.
+
+    With `wgmma`, claim also one or two tokens and four-bit codes, with several strips per thread block (one H100, N =
+    14336, K = 4096, this kernel and q8_1_gemv, one and two tokens: Q4_0 12.2 and 13.1 µs, 13.4 and 13.4; Q4_1 13.3 and
+    14.4, 14.5 and 15.0; Q5_0 17.1 and 15.6, 17.8 and 15.7; N = 4096, Q4_0: 5.5 and 5.0, 6.4 and 6.3).
+    """
     fmt, m, n = problem.fmt, problem.m, problem.n
     if not problem.on_gpu or not isinstance(fmt, BlockFormat):
         return False

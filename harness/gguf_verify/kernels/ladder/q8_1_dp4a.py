@@ -1,4 +1,4 @@
-"""q8_1_dp4a: four integer products an instruction (`__dp4a`), one thread an output."""
+"""q8_1_dp4a: four integer products per instruction (`__dp4a`), one thread per output."""
 
 from __future__ import annotations
 

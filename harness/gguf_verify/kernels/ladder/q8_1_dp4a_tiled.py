@@ -1,4 +1,4 @@
-"""q8_1_dp4a_tiled: four integer products an instruction, tiles of outputs in registers."""
+"""q8_1_dp4a_tiled: four integer products per instruction, tiles of outputs in registers."""
 
 from __future__ import annotations
 

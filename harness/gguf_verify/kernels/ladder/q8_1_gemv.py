@@ -1,4 +1,4 @@
-"""q8_1_gemv: few tokens, whose product takes the time of reading the weights; they are packed and read once."""
+"""q8_1_gemv: for few tokens, where a product takes the time of reading the weights, which are packed and read once."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ..site import MAX_GRID, Site
 from ..spec import FEW, KernelSpec, Problem
 from ..tiling import WGMMA, several_strips, small_products_of_five_bits
 
-#: Bytes of shared memory that a block may take beside its barriers, by compute capability; elsewhere what every card
-#: from sm_80 on offers.
+#: Bytes of shared memory that a block may use beside its barriers, by compute capability; for others, the value that
+#: every GPU from sm_80 on offers.
 _SHARED, _SHARED_ELSEWHERE = {"75": 62 << 10, "90": 225 << 10}, 97 << 10
-#: Bytes of activations that a block keeps there; more are taken in parts.
+#: Bytes of activations that a block holds; more are processed in parts.
 _X_BYTES = 40 << 10
 #: Thread blocks that quantize tokens together: see `clusters.cluster`.
 _CLUSTERS = {1: (1, 1), 2: (1, 2), 4: (2, 4)}
 
 
 class Gemv(Packed):
-    """Up to 16 tokens at a time read the weights once.
+    """A launch that reads the weights once for up to 16 tokens at a time.
 
-    Each launch overlaps the one before it and meanwhile reads the weights, which were packed and checked by then.
+    Each launch overlaps the previous one and meanwhile reads the weights, which were packed and checked before.
     """
 
     layout: ClassVar[str] = STRIPS
@@ -51,10 +51,13 @@ class Gemv(Packed):
 
     @classmethod
     def shape(cls, sm: str | None, weights: Weights, m: int) -> dict[str, int]:
-        """The macros for up to four tokens: eight warps, or four where shared memory then holds all of x; else x is
-        taken in parts of X_BLOCKS. Sixteen where a thread block has several strips, so that the terms of more than one
-        token are the most work, and where there is room (one H200, N = 14336, 4 tokens of Q4_0: 14.8 in place of
-        17.6 µs; N = 4096, 2 tokens: 6.3 in place of 6.2 µs)."""
+        """Return the macros for up to four tokens.
+
+        It uses eight warps, or four if shared memory then holds all of x; otherwise x is processed in parts of
+        X_BLOCKS. It uses sixteen if a thread block has several strips, so that the terms of more than one token are
+        most of the work, and if there is room (one H200, N = 14336, 4 tokens of Q4_0: 14.8 instead of 17.6 µs; N =
+        4096, 2 tokens: 6.3 instead of 6.2 µs).
+        """
         tokens, blocks = next(t for t in (1, 2, 4) if t >= m), weights.k // QK
         found = []
         several = tokens > 1 and several_strips(weights.n)
@@ -70,7 +73,7 @@ class Gemv(Packed):
 
     @staticmethod
     def shared(fmt: WeightFormat, shape: dict[str, int]) -> int:
-        """Bytes of shared memory: the ring of weights, the terms (with what minima add), the activations."""
+        """Return the bytes of shared memory: the ring of weights, the terms (with those of minima), the activations."""
         assert isinstance(fmt, BlockFormat)
         a_round, a_term = 4 * shape["WARPS"], 12 if "m" in (fmt.dtype.names or ()) else 8
         terms = shape["TOKENS"] * a_round * 36 * a_term
@@ -79,7 +82,7 @@ class Gemv(Packed):
     def _few(
         self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]
     ) -> None:  # fmt: skip
-        """Up to four tokens, in one launch."""
+        """Compute up to four tokens in one launch."""
         host, shared = site.host, self.shared(weights.fmt, shape)
         threads = (shape["WARPS"] + shape["TOKENS"]) * 32
         assert isinstance(weights.fmt, BlockFormat)
@@ -91,7 +94,7 @@ class Gemv(Packed):
         host.launch(gemm, grid, (threads, 1, 1), args, shared=shared, overlaps=True)
 
     def _some(self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
-        """Tiles of 8 or 16 tokens: one launch tiles the activations, one multiplies."""
+        """Compute tiles of 8 or 16 tokens: one launch tiles the activations, one multiplies."""
         fmt, host, blocks = weights.fmt, site.host, weights.k // QK
         assert isinstance(fmt, BlockFormat)
         tokens, strips = 8 if m <= 8 else 16, -(-weights.n // ROWS) * 4
@@ -105,7 +108,7 @@ class Gemv(Packed):
         host.launch(tile, grid, (256, 1, 1), [x, tiled, np.int64(m), np.int64(blocks)], overlaps=True)
         gemm = site.function("gemm", fmt, macros=macros)
         args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(blocks)]
-        # where they do not fill the card, blocks of two launches share some multiprocessors and leave others empty
+        # if they do not fill the GPU, blocks of two launches share some multiprocessors and leave others empty
         crowded = strips * tiles * 2 > host.resident(gemm, 128, stages * stage)
         host.launch(gemm, (strips * tiles, 1, 1), (128, 1, 1), args, shared=stages * stage, overlaps=crowded)
 

@@ -1,4 +1,4 @@
-"""q8_1_naive: integer products of codes, one thread an output. The reference for the bits of every later step."""
+"""q8_1_naive: integer products of codes, one thread per output. The reference for the bits of every later step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""q8_1_split_k: as q8_1_wgmma, with each row cut in parts that run at the same time (split-K)."""
+"""q8_1_split_k: like q8_1_wgmma, with each row split into parts that run at the same time (split-K)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..tiling import ANY_TILING, DECODED, LARGE, SMALLEST, Tiling, pace, small_p
 
 #: Values of a part of a row.
 SPLIT = 1024
-#: What adding the parts takes, in units of `Tiling.cost`, which are of rows of 4096 values and about 0.47 µs: a launch
-#: (6 µs), and one for so many sums, of 8 bytes each, more of them where the second-level cache holds the sums. One
+#: The cost of adding the parts, in units of `Tiling.cost`, which are for rows of 4096 values and about 0.47 µs: one
+#: launch (6 µs), and one unit for this many 8-byte sums, more of them if the second-level cache holds the sums. One
 #: H200, N = 14336, K = 4096, whole rows and parts. 64 tokens, in two runs that timed the family's choice before its
 #: members: where each was the choice, Q5_1 56.4 and 57.9 µs, Q5_K 56.0 and 54.3, Q6_K 58.3 and 57.1, Q2_K 64.4 and
 #: 66.9; where each was a member, Q5_K 52.9 and 52.6, Q6_K 54.6 and 55.0, Q2_K 64.3 and 65.8. 32 tokens: Q8_0 32.7 and
@@ -26,7 +26,7 @@ _ROW, _LAUNCH, _SUMS, _CACHED_SUMS, _CACHED = 4096, 12, 210_000, 282_000, 24 << 
 
 
 class SplitK(Packed):
-    """Takes tiles as small as the tokens allow, and adds the parts' sums in a launch of its own."""
+    """A launch of tiles as small as the tokens allow, followed by one that adds the sums of the parts."""
 
     def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
         self._multiply(site, weights, "tile", x, out, m)
@@ -36,7 +36,7 @@ class SplitK(Packed):
 
     @staticmethod
     def tiling(m: int, n: int, parts: int) -> Tiling:
-        """Small tiles where there are few tokens: more blocks at the same time hide each other's waits."""
+        """Return small tiles for few tokens: with more blocks at the same time, each hides the others' waits."""
         if m <= 16:
             return SMALLEST
         return min((LARGE, Tiling(32, 1, 3)), key=lambda tiling: tiling.cost(m, n, parts))
@@ -52,8 +52,7 @@ class SplitK(Packed):
 
 
 def done_sooner(fmt: BlockFormat, m: int, n: int, k: int) -> bool:
-    """Whether parts are done sooner than whole rows in tiles, although their sums are written, read and added in a
-    launch more."""
+    """Return whether parts take less time than whole rows in tiles, including the launch that adds their sums."""
     if k <= SPLIT:
         return False
     parts, rows = -(-k // SPLIT), k / _ROW
@@ -65,7 +64,7 @@ def done_sooner(fmt: BlockFormat, m: int, n: int, k: int) -> bool:
 
 
 def _fastest(problem: Problem) -> bool:
-    """Where parts are done sooner, also than by the kernels for few tokens."""
+    """Claim the products for which parts take the least time, also compared with the kernels for few tokens."""
     fmt, m, n, k = problem.fmt, problem.m, problem.n, problem.k
     if not problem.on_gpu or not isinstance(fmt, BlockFormat):
         return False

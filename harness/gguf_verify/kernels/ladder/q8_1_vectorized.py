@@ -1,4 +1,4 @@
-"""q8_1_vectorized: tiles of outputs in registers, loads of 16 bytes."""
+"""q8_1_vectorized: tiles of outputs in registers, 16-byte loads."""
 
 from __future__ import annotations
 

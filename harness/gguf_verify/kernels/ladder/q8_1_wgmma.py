@@ -14,7 +14,7 @@ from ..tiling import Tiling, best_tiling, tilings
 
 
 class Wgmma(Packed):
-    """Takes the tiles that keep the card busy. The bits do not depend on them."""
+    """A launch that chooses the tiles that keep the GPU busy. The bits do not depend on them."""
 
     def multiply(self, site: Site, weights: Weights, x: Any, out: Any, m: int) -> None:
         self.tiling(weights.fmt, m, weights.n).gemm(site, weights, "tile", x, out, m)
@@ -28,13 +28,13 @@ class Wgmma(Packed):
 
     @staticmethod
     def tilings(fmt: WeightFormat) -> tuple[Tiling, ...]:
-        """All that it takes, for weights of a type."""
+        """Return all tilings for weights of a type."""
         assert isinstance(fmt, BlockFormat)
         return tilings(fmt)
 
     @staticmethod
     def tiling(fmt: WeightFormat, m: int, n: int) -> Tiling:
-        """The one that takes the least time."""
+        """Return the tiling that takes the least time."""
         assert isinstance(fmt, BlockFormat)
         return best_tiling(fmt, m, n)
 
