@@ -1,4 +1,4 @@
-"""A kernel in PyTorch, on a GPU where there is one: Q4_0 weights, dequantized once, × float32 activations.
+"""A kernel in PyTorch, on a GPU if there is one: Q4_0 weights, dequantized once, × float32 activations.
 
 Run it by `gguf-verify model-Q4_0.gguf --kernel examples/torch_q4_0.py:gemm`.
 """
@@ -8,11 +8,11 @@ import torch
 from gguf_verify import kernel
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
-torch.backends.cuda.matmul.allow_tf32 = False  # 10 bits of a significand are not float32
+torch.backends.cuda.matmul.allow_tf32 = False  # TF32 has a significand of only 10 bits
 
 
 def pack(rows, fmt):
-    """float32[N, K] on the device from uint8[N, K/32·18]: called once for a matrix."""
+    """float32[N, K] on the device from uint8[N, K/32·18]: called once per matrix."""
     blocks = torch.from_numpy(rows).to(device).reshape(len(rows), -1, 18)
     d, qs = blocks[..., :2].contiguous().view(torch.float16), blocks[..., 2:]
     # values 0…15 are the low nibbles, 16…31 the high ones

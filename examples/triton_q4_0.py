@@ -1,4 +1,4 @@
-"""A kernel in Triton, on a GPU: Q4_0 weights × float32 activations, dequantized on the way.
+"""A kernel in Triton, on a GPU: Q4_0 weights × float32 activations, dequantized in the kernel.
 
 Run it by `gguf-verify model-Q4_0.gguf --kernel examples/triton_q4_0.py:gemm` (TRITON_INTERPRET=1 runs it on a CPU).
 """
@@ -14,7 +14,7 @@ ROWS = 32
 
 
 def pack(rows, fmt):
-    """Scales half[N, K/32] and codes uint8[N, K/32·16] on the device, from uint8[N, K/32·18]: once for a matrix."""
+    """Scales half[N, K/32] and codes uint8[N, K/32·16] on the device, from uint8[N, K/32·18]: once per matrix."""
     blocks = torch.from_numpy(rows).to(device).reshape(len(rows), -1, 18)
     d, qs = blocks[..., :2].contiguous().view(torch.float16), blocks[..., 2:].contiguous()
     return d.reshape(len(rows), -1), qs.reshape(len(rows), -1)
@@ -22,7 +22,7 @@ def pack(rows, fmt):
 
 @triton.jit
 def multiply(d, qs, x, y, n, blocks, rows_at_once: tl.constexpr):
-    """Some rows of the weights and one token a program."""
+    """Compute the outputs of some rows of the weights for one token per program."""
     m = tl.program_id(1).to(tl.int64)
     row = (tl.program_id(0) * rows_at_once + tl.arange(0, rows_at_once)).to(tl.int64)
     j = tl.arange(0, 16)

@@ -1,7 +1,7 @@
-"""Plays four users from a fresh clone, with times: python scripts/four_users.py. See --help.
+"""Play four users from a fresh clone, with times: python scripts/four_users.py. See --help.
 
-An author of a kernel, a maintainer with continuous integration, a publisher of models and a student do what the README
-and the tutorials tell them. Each step must give what its page promises, and the first verdicts must come in time.
+A kernel author, a maintainer with continuous integration, a publisher of models and a student follow the README and the
+tutorials. Each step must give the result that its page promises, and the first verdicts must come in time.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL, SOURCE = "fixtures/tiny-Q4_0.gguf", "fixtures/tiny-F16.gguf"
-#: Lines that a first file for continuous integration may have.
+#: Largest number of lines in the first file for continuous integration.
 MOST_CI_LINES = 10
 
 
 class Broken(Exception):
-    """A step did not give what its page promises."""
+    """A step did not give the result that its page promises."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What a user does, and how long it may take.
+    """A user's step, and its time limit.
 
     Args:
-        user: who.
-        does: in words.
-        run: does it; returns what there is to say. Raises Broken.
-        limit: seconds; None for any time.
+        user: the user.
+        does: the step in words.
+        run: performs it; returns a short result. Raises Broken.
+        limit: seconds; None for no limit.
     """
 
     user: str
@@ -47,7 +47,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Done:
-    """A step that was tried: how long it took, what it said, and why it failed, if it did."""
+    """A step that was tried: its time, its result, and why it failed, if it did."""
 
     step: Step
     seconds: float
@@ -56,11 +56,11 @@ class Done:
 
 
 class Clone:
-    """A fresh clone and the environment that gguf-verify runs in.
+    """A fresh clone and the environment for gguf-verify.
 
     Args:
-        folder: of the clone.
-        environment: a virtual environment that has the dependencies; None to make one by `make setup`.
+        folder: the clone's folder.
+        environment: a virtual environment with the dependencies; None to make one by `make setup`.
     """
 
     def __init__(self, folder: Path, environment: Path | None) -> None:
@@ -74,7 +74,7 @@ class Clone:
 
     def install(self) -> str:
         if self.environment is not None:
-            return f"not done: {self._python} has everything"
+            return f"skipped: {self._python} has everything"
         self._run(["make", "setup", f"PYTHON={sys.executable}"], self.folder, 0)
         return "make setup"
 
@@ -87,15 +87,15 @@ class Clone:
         return name
 
     def verify(self, code: int, *arguments: str, words: Sequence[str] = ()) -> str:
-        """Run gguf-verify, and see that it ends with this code and says these words; returns its output."""
+        """Run gguf-verify, check its exit code and that its output contains `words`; returns the output."""
         out = self._run([str(self._python), "-m", "gguf_verify", *arguments], self.folder, code)
         for wanted in words:
             if wanted not in out:
-                raise Broken(f"the output does not say {wanted!r}")
+                raise Broken(f"the output does not contain {wanted!r}")
         return out
 
     def action(self, code: int, **inputs: str) -> str:
-        """The action's last step, as a job of continuous integration would run it; the job's log and summary."""
+        """Run the action's last step as a CI job would; returns the job's log and summary."""
         runner = Path(tempfile.mkdtemp(prefix="runner-", dir=self.folder.parent))
         program = runner / "gguf-verify"
         program.write_text(f'#!/bin/sh\nexec "{self._python}" -m gguf_verify "$@"\n')
@@ -116,23 +116,23 @@ class Clone:
 
 
 def code_of(page: Path, language: str, holds: str) -> str:
-    """The block of code of a page that holds some text. Raises Broken."""
+    """Return the code block of a page that contains a text. Raises Broken."""
     blocks = re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     for block in blocks:
         if holds in block:
             return str(block)
-    raise Broken(f"{page.name} has no {language} that holds {holds!r}")
+    raise Broken(f"{page.name} has no {language} block that contains {holds!r}")
 
 
 def changed(text: str, old: str, new: str) -> str:
-    """The text with one thing changed, which must be there. Raises Broken."""
+    """Replace `old` by `new`. Raises Broken if `old` does not occur."""
     if old not in text:
         raise Broken(f"there is no {old!r} to change")
     return text.replace(old, new)
 
 
 def last_line(out: str) -> str:
-    """The verdict's line."""
+    """Return the line of the verdict."""
     verdicts = [
         line for line in out.splitlines() if re.match(r"(VERIFIED|MISMATCH|CLEAN|WRONG|NOT EVERYTHING)\b", line)
     ]
@@ -140,17 +140,17 @@ def last_line(out: str) -> str:
 
 
 def readme_kernel(clone: Clone) -> str:
-    """The kernel of the README, with its bug."""
+    """Return the kernel of the README, with its bug."""
     return code_of(clone.path("README.md"), "python", "def gemm")
 
 
 def repaired_kernel(clone: Clone) -> str:
-    """The same without the bug, as the README says how."""
+    """Return the kernel of the README, repaired as the README explains."""
     return changed(readme_kernel(clone), "np.stack(", "np.concatenate(")
 
 
 def author(clone: Clone) -> Iterator[Step]:
-    """The kernel of the README, first as it stands there, with its bug."""
+    """Yield the author's steps: the kernel of the README, first with its bug."""
 
     def first() -> str:
         clone.write("my_kernel.py", readme_kernel(clone))
@@ -170,20 +170,20 @@ def author(clone: Clone) -> Iterator[Step]:
         words = ["DIAGNOSIS", "repeat with: gguf-verify kernel"]
         return last_line(clone.verify(1, "kernel", "begin.cu:gemm", words=words))
 
-    yield Step("author", "writes a kernel to begin from: it is right, without a model", begins, 60)
-    yield Step("author", "breaks it: found without a model", breaks, 60)
+    yield Step("author", "writes a starter kernel: it passes, without a model", begins, 60)
+    yield Step("author", "breaks it: detected without a model", breaks, 60)
     yield Step("author", "writes the README's kernel: the bug has a name", first, 300)
     yield Step("author", "repairs it: every rung, the whole probe plan", repaired)
 
 
 def maintainer(clone: Clone) -> Iterator[Step]:
-    """The first file of docs/ci.md, a pull request that breaks the kernel, one that repairs it, and a waiver."""
+    """Yield the maintainer's steps: the first file of docs/ci.md, a broken kernel, its repair, a waiver."""
 
     def file() -> str:
         text = code_of(clone.path("docs/ci.md"), "yaml", "OWNER/gguf-verify@COMMIT")
         n = len(text.splitlines())
         if n > MOST_CI_LINES:
-            raise Broken(f"the file has {n} lines, and {MOST_CI_LINES} are promised")
+            raise Broken(f"the file has {n} lines; {MOST_CI_LINES} are promised")
         return f"{n} lines: {clone.write('.github/workflows/kernel.yml', text)}"
 
     def inputs(**more: str) -> dict[str, str]:
@@ -211,7 +211,7 @@ def maintainer(clone: Clone) -> Iterator[Step]:
             r"Verified with [\d,]+ waived failures", clone.action(0, **inputs(ARGS="--waivers waivers.toml"))
         )
         if found is None:
-            raise Broken("the summary does not say that failures are waived")
+            raise Broken("the summary does not report waived failures")
         return found[0]
 
     yield Step("maintainer", "copies the first file for continuous integration", file)
@@ -221,14 +221,14 @@ def maintainer(clone: Clone) -> Iterator[Step]:
 
 
 def publisher(clone: Clone) -> Iterator[Step]:
-    """An audit of a good and of a damaged file, and the costs for a model card."""
+    """Yield the publisher's steps: audits of a good and a damaged file, and the costs for a model card."""
 
     def audit() -> str:
         return last_line(clone.verify(0, "audit", MODEL))
 
     def damaged() -> str:
         content = bytearray(clone.path(MODEL).read_bytes())
-        content[-18 * 1000 : -18 * 1000 + 4096] = bytes([0xFF]) * 4096  # scales that are not finite
+        content[-18 * 1000 : -18 * 1000 + 4096] = bytes([0xFF]) * 4096  # non-finite scales
         clone.path("damaged.gguf").write_bytes(content)
         return last_line(clone.verify(1, "audit", "damaged.gguf"))
 
@@ -245,7 +245,7 @@ def publisher(clone: Clone) -> Iterator[Step]:
 
 
 def student(clone: Clone) -> Iterator[Step]:
-    """The steps of the student's tutorial."""
+    """Yield the steps of the student's tutorial."""
 
     def block() -> str:
         tensor = "blk.0.attn_q.weight"
@@ -272,7 +272,7 @@ USERS: dict[str, Callable[[Clone], Iterator[Step]]] = {
 
 
 def play(steps: Sequence[Step], judge_times: bool, say: Callable[[str], object]) -> list[Done]:
-    """Do each step; the others go on where one fails."""
+    """Perform each step, even after one fails."""
     done = []
     for step in steps:
         start = time.perf_counter()
@@ -289,7 +289,7 @@ def play(steps: Sequence[Step], judge_times: bool, say: Callable[[str], object])
 
 
 def line(done: Done) -> str:
-    """One row of the table."""
+    """Format one row of the table."""
     limit = "" if done.step.limit is None else f"≤ {done.step.limit:g}"
     state = "FAILED" if done.fault else "ok"
     return (
@@ -298,16 +298,20 @@ def line(done: Done) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 if every step gave what is promised in time, else 1."""
+    """Return 0 if every step gave the promised result in time, otherwise 1."""
     parser = argparse.ArgumentParser(description="Play four users of gguf-verify from a fresh clone, with times.")
-    parser.add_argument("users", nargs="*", metavar="USER", help=f"only these; there are: {', '.join(USERS)}")
-    parser.add_argument("--environment", type=Path, metavar="DIR",
-        help="a virtual environment that has the dependencies (default: one is made by `make setup`)")  # fmt: skip
-    parser.add_argument("--lenient", action="store_true", help="show times and do not judge them")
+    parser.add_argument("users", nargs="*", metavar="USER", help=f"users to play: {', '.join(USERS)} (default: all)")
+    parser.add_argument(
+        "--environment",
+        type=Path,
+        metavar="DIR",
+        help="a virtual environment with the dependencies (default: made by `make setup`)",
+    )
+    parser.add_argument("--lenient", action="store_true", help="show times without checking limits")
     parser.add_argument("--keep", action="store_true", help="keep the clone")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.users if name not in USERS]:
-        parser.error(f"there is no user {', '.join(unknown)}; there are: {', '.join(USERS)}")
+        parser.error(f"unknown user {', '.join(unknown)}; known users: {', '.join(USERS)}")
     folder = Path(tempfile.mkdtemp(prefix="four-users-"))
     clone = Clone(folder / "clone", args.environment and args.environment.absolute())
     try:

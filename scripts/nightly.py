@@ -1,4 +1,4 @@
-"""The nightly matrix: python scripts/nightly.py run nightly.toml. See --help."""
+"""Run the nightly matrix: python scripts/nightly.py run nightly.toml. See --help."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""L and F of this card's tensor cores, for `accumulates = { L = …, F = … }` of a declaration: needs a GPU and CuPy."""
+"""Measure L and F of this GPU's tensor cores, for `accumulates = { L = …, F = … }` in a declaration. Needs CuPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SOURCE = kernel_root() / "probes" / "tensor_cores.cu"
 
 
 def instruction(module: Any, cupy: Any, name: str, dtype: str) -> Multiply:
-    """What one launch of a probe multiplies."""
+    """Return a function that multiplies by one launch of a probe."""
 
     def multiply(a: Floats, w: Floats, c: Floats) -> Floats:
         operands = [cupy.asarray(ENCODINGS[dtype].encode(v)) for v in (a, w)]
@@ -30,7 +30,7 @@ def instruction(module: Any, cupy: Any, name: str, dtype: str) -> Multiply:
 
 
 def main() -> None:
-    """Print a line for each type."""
+    """Print one line for each type."""
     import cupy
 
     module = cupy.RawModule(code=SOURCE.read_text(), backend="nvrtc")

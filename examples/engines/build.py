@@ -1,12 +1,12 @@
-"""Lay what was fetched into `built`, where the adapters look for it, and compile it by nvcc for this machine's GPU.
+"""Copy downloaded engines into `built`, where the adapters look for them, and compile them by nvcc for this GPU.
 
 pip download --no-deps vllm-gguf-plugin==0.0.5
 git clone https://github.com/huggingface/candle && git -C candle checkout 2a13b0f3ff62f7e67013597f2996f764c5735e21
 python build.py --vllm vllm_gguf_plugin-0.0.5-cp310-abi3-manylinux_2_28_x86_64.whl --candle candle
 git clone https://github.com/qhy991/llama.cpp-quant-gemm
 git -C llama.cpp-quant-gemm checkout b1128546a16ed4a34fcd744ae261cb3c66dc8de5
-python build.py --quant-gemm llama.cpp-quant-gemm    # headers alone; with --cure, mended ones
-python build.py --vllm … --candle … --no-compile     # sources alone: enough for the CPU host
+python build.py --quant-gemm llama.cpp-quant-gemm    # headers only; with --cure, repaired ones
+python build.py --vllm … --candle … --no-compile     # sources only: enough for the CPU host
 """
 
 import argparse
@@ -18,10 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 BUILT = Path(__file__).with_name("built")
-#: nvcc's options that both projects' builds have in common; neither asks for fast math.
+#: nvcc's options common to both projects' builds; neither uses fast math.
 FLAGS = ["-O3", "-std=c++17", "--expt-relaxed-constexpr", "-Xcompiler", "-fPIC"]
 TYPES = ["q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k"]
-#: Faults of llama.cpp-quant-gemm's gemm_quant_formats.cuh, and what `--cure` puts in their place.
+#: Faults in llama.cpp-quant-gemm's gemm_quant_formats.cuh, and their repairs by `--cure`.
 CURES = {
     "m4 * s8 / 4.0f": "m4 * s8",
     "m5 * s8 / 4.0f": "m5 * s8",
@@ -30,7 +30,7 @@ CURES = {
 
 
 def compiled(arch, out, sources, *more, links=()):
-    """A library of sources, each compiled by an nvcc of its own, with what it needs of other libraries."""
+    """Compile each source by its own nvcc, and link them into a library with `links`."""
     objects = [f"{source}.o" for source in sources]
     with ThreadPoolExecutor(8) as pool:
         pairs = zip(sources, objects, strict=True)
@@ -62,14 +62,14 @@ def candle(arch):
 
 
 def quant_gemm(checkout, built, cure):
-    """Lay out llama.cpp-quant-gemm, with its faults mended where `cure` says so."""
+    """Copy llama.cpp-quant-gemm, with its faults repaired if `cure` is true."""
     source = built / "quant_gemm"
     shutil.copytree(checkout, source, ignore=shutil.ignore_patterns(".git"), dirs_exist_ok=True)
     header = source / "kernels/gemm/gemm_quant_formats.cuh"
     text = (checkout / header.relative_to(source)).read_text()
     for fault, mended in CURES.items() if cure else ():
         if f" {fault};" not in text:
-            raise SystemExit(f"{header}: {fault} is not there; is this commit b112854?")
+            raise SystemExit(f"{header}: {fault} not found; is this commit b112854?")
         text = text.replace(f" {fault};", f" {mended};")
     header.write_text(text)
 
@@ -79,9 +79,9 @@ def main():
     parser.add_argument("--vllm", type=Path, metavar="WHEEL", help="vllm-gguf-plugin's wheel, or its folder")
     parser.add_argument("--candle", type=Path, metavar="FOLDER", help="a checkout of candle, or candle-kernels/src")
     parser.add_argument("--quant-gemm", type=Path, metavar="FOLDER", help="a checkout of llama.cpp-quant-gemm")
-    parser.add_argument("--cure", action="store_true", help="mend what was found in llama.cpp-quant-gemm")
+    parser.add_argument("--cure", action="store_true", help="repair the faults found in llama.cpp-quant-gemm")
     parser.add_argument("--arch", default="native", help="of nvcc, such as sm_90 (default: this machine's)")
-    parser.add_argument("--no-compile", action="store_true", help="lay out the sources alone")
+    parser.add_argument("--no-compile", action="store_true", help="copy the sources only")
     options = parser.parse_args()
     if options.vllm:
         if options.vllm.is_file():

@@ -51,7 +51,7 @@ def mmq(weights, x, shape):
     return y
 
 
-# candle allocates the zeros of 512 values behind a matrix (MATRIX_ROW_PADDING)
+# candle allocates zeros for 512 values after a matrix (MATRIX_ROW_PADDING)
 CARD = {"arrays": "torch", "device": "cuda", "operands": {"weights": {"tail": "512 / BLOCK * BYTES"}}}
 mmq_ds4 = kernel(["Q4_0", "Q4_1", "Q5_1", "Q4_K", "Q5_K"], semantics="mmq", takes="float32", **CARD)(mmq)
 mmq_d4 = kernel(["Q5_0", "Q8_0", "Q3_K", "Q6_K"], semantics="mmq_d4", takes="float32", **CARD)(lambda *a: mmq(*a))

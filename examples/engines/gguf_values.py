@@ -1,4 +1,4 @@
-"""gguf-py's `dequantize`, in NumPy: alone, and with NumPy's product of float32."""
+"""gguf-py's `dequantize`, in NumPy: alone, and with NumPy's float32 product."""
 
 import gguf
 

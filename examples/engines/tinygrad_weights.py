@@ -1,6 +1,6 @@
 """tinygrad's decoding of GGUF (tinygrad.llm.gguf.ggml_data_to_tensor): alone, and times float32.
 
-On a machine without a GPU it takes the back end that has an assembler of its own.
+On a machine without a GPU it uses the back end with its own assembler.
 """
 
 import os
@@ -13,13 +13,13 @@ from gguf_verify import kernel
 
 if not Path("/dev/nvidiactl").exists():
     os.environ["DEV"] = "CPU:X86"
-os.environ["PARALLEL"] = "0"  # compiles in this process, since others are refused where kernels are verified
+os.environ["PARALLEL"] = "0"  # compile in this process: others are refused in the sandbox
 
 from tinygrad import Tensor
 from tinygrad.llm.gguf import ggml_data_to_tensor
 
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS", "MXFP4"]
-#: It computes q·d - 16·d, which only for scales that are not finite is not (q - 16)·d.
+#: It computes q·d - 16·d, which differs from (q - 16)·d only for non-finite scales.
 ARITHMETIC = dict.fromkeys(TYPES, "float32") | {"Q5_0": "float32_offset_mul_add"}
 
 

@@ -1,6 +1,6 @@
-"""PyTorch's matmul of weights that gguf-py's `dequantize` decoded: on a GPU where there is one, in three types.
+"""PyTorch's matmul of weights decoded by gguf-py's `dequantize`: on a GPU if there is one, in three types.
 
-Weights are rounded once to the type of the activations. Whatever flags of PyTorch are at their defaults stay there.
+Weights are rounded once to the type of the activations. PyTorch's flags keep their defaults.
 """
 
 import gguf

@@ -19,7 +19,7 @@ GRIDS = ["IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_M", "IQ4_NL", "I
 
 
 def iq1_s_weights(rows, fmt):
-    """Values without their ±1/8 - 1, and these apart: its kernel multiplies the latter by the stored sums s."""
+    """Split values into codes and the offsets ±1/8 - 1, which the kernel multiplies by the stored sums s."""
     blocks = rows.reshape(len(rows), -1, 50)
     d, qh = blocks[..., :2].copy().view("<f2").astype(float), blocks[..., 34:].copy().view("<u2")
     scale = d * (2 * (qh >> 12 & 7) + 1.0)  # of 32 values

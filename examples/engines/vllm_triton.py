@@ -1,4 +1,4 @@
-"""vLLM's Triton kernels for GGUF (vllm_gguf_plugin/triton), which it takes where its CUDA kernels are missing or off.
+"""vLLM's Triton kernels for GGUF (vllm_gguf_plugin/triton), used if its CUDA kernels are missing or disabled.
 
 They dequantize in the type of the activations, each step rounded, and multiply by `tl.dot` or by sums in float32.
 """

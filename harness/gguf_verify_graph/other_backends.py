@@ -1,9 +1,9 @@
-"""Devices of the backends that have no file of their own, such as Vulkan's: definitions come to be known by outputs.
+"""Devices of backends without a file of their own, such as Vulkan's: definitions are inferred from the outputs.
 
-How such a backend multiplies depends on the device: whether it has halves, integer dot products, matrix cores; and on
-shapes. So each product of the graph is looked at: of the definitions that the backend may have
-(`operations.identified`) it has the first that gives its outputs. Where none does, or none is known for the backend,
-the product is not verified. Products outside the graph have the definition of a drawn one of as many tokens.
+How such a backend multiplies depends on the device (halves, integer dot products, matrix cores) and on shapes. So each
+product of the graph is examined: its definition is the first of the backend's possible ones (`operations.identified`)
+that gives its outputs. If none does, or none is known for the backend, the product is not verified. Products outside
+the graph have the definition of a random product with the same number of tokens.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 S = TypeVar("S", bound=np.generic)
 
-#: Rows and columns of drawn weights.
+#: Rows and columns of random weights.
 _ROWS, _LONG = 64, 2048
-#: Tokens: backends compute few and many by different code. Vulkan's few are up to 8 (`operations`), CUDA's too.
+#: Numbers of tokens: backends use different code for few and many. Few is up to 8 for Vulkan (`operations`) and CUDA.
 _FEW, _MANY = 1, 9
 _WORDS = {_FEW: "1 token", _MANY: f"{_MANY} tokens"}
 
 
 class OtherBackend(Backend):
-    """llama.cpp on any device of ggml's registry, all layers that the device takes."""
+    """llama.cpp on any device of ggml's registry, with all layers that the device supports."""
 
     learns = True
 
@@ -74,7 +74,7 @@ class OtherBackend(Backend):
         return definition, self.blocks(fmt, rows, x, tokens, threads), None
 
     def _drawn(self, fmt: WeightFormat, tokens: int, blocks: bool) -> Ruling | str:
-        """What makes drawn products, of so many tokens, or of each block of their rows."""
+        """Identify the definition of random products of this many tokens, or of each block of their rows."""
         from gguf_verify.formats import BlockFormat
 
         from .operations.identified import drawn_product
@@ -96,8 +96,8 @@ class OtherBackend(Backend):
 
     def _learned(
         self, fmt: BlockFormat, w: Bytes, x: Floats, y: Floats, tokens: int, out: frozenset[str] = frozenset()
-    ) -> Ruling | str:  # fmt: skip
-        """What gives these outputs [B, M, N], or why that is not known."""
+    ) -> Ruling | str:
+        """Identify the definition that gives these outputs [B, M, N], or say why it is unknown."""
         from gguf_verify.llama.node import NoDefinition
 
         from .operations.identified import identified_product
@@ -133,8 +133,8 @@ class OtherBackend(Backend):
         return max(tokens, 2 * _MANY)
 
     def batches(self, prompt: list[int], source: list[int], embeds: bool) -> Iterator[Batch]:
-        """The prompt, repeated until its tokens are many, and its first token alone. What an encoder-decoder model
-        reads is treated alike."""
+        """Yield the prompt, repeated until it has many tokens, and its first token alone. The source of an
+        encoder-decoder model is treated in the same way."""
         many = prompt * -(-_MANY // len(prompt))
         if source:
             yield Batch(many, source=source * -(-_MANY // len(source)))
@@ -144,11 +144,11 @@ class OtherBackend(Backend):
         yield Batch(prompt[:1])
 
 
-_NOT_QUANTIZED = "what devices make of weights that are not quantized is not judged here: see `gguf-verify backend`"
+_NOT_QUANTIZED = "products with unquantized weights are not judged on this device: see `gguf-verify backend`"
 
 
 def _by_block(rows: npt.NDArray[S], blocks: int) -> npt.NDArray[S]:
-    """[blocks, n, …] of rows [n, …]."""
+    """Split rows [n, …] into [blocks, n, …]."""
     return rows.reshape(len(rows), blocks, -1).transpose(1, 0, 2)
 
 

@@ -34,7 +34,7 @@ def test_a_step_that_is_late_fails_unless_times_are_not_judged() -> None:
 
 def test_what_a_page_no_longer_says_is_noticed() -> None:
     assert "def gemm" in code_of(ROOT / "README.md", "python", "def gemm")
-    with pytest.raises(Broken, match="has no python that holds"):
+    with pytest.raises(Broken, match="has no python block that contains"):
         code_of(ROOT / "README.md", "python", "no such code")
     with pytest.raises(Broken, match="nothing"):
         changed("text", "nothing", "something")
@@ -45,7 +45,7 @@ def test_an_exit_code_or_words_that_are_not_promised_are_noticed() -> None:
     assert "gguf-verify" in clone.verify(0, "--version")
     with pytest.raises(Broken, match="exit code 0 instead of 1"):
         clone.verify(1, "--version")
-    with pytest.raises(Broken, match="does not say 'no such words'"):
+    with pytest.raises(Broken, match="does not contain 'no such words'"):
         clone.verify(0, "--version", words=["no such words"])
 
 

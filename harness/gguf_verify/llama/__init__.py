@@ -1,7 +1,7 @@
-"""llama.cpp as the reference, in a process of its own: its library, passes over files, and a model with its graph.
+"""llama.cpp as the reference, in its own process: its library, passes over files, and a model with its graph.
 
-The room may import hosts, semantics, gguf, formats, results and support. `worker/` runs in llama.cpp's process, the
-rest in ours; `backends/` holds one file for each backend of llama.cpp.
+This package may import hosts, semantics, gguf, formats, results and support. `worker/` runs in llama.cpp's process, the
+rest in ours; `backends/` holds one file for each supported backend of llama.cpp.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import a module of the parent's side when one of its names is first used: llama.cpp's process imports this
-    package too, and must start fast."""
+    package too, and must start quickly."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

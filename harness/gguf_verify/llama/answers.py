@@ -1,8 +1,8 @@
-"""What the answers of llama.cpp's process must look like.
+"""Schemas of the answers of llama.cpp's process.
 
-That process parses untrusted files, so one may have taken it over. Its numbers may then be wrong, which the rungs are
-there to see; but nothing that it sends may index, size or name anything here before it was checked. The checks raise
-what `LlamaProcess.valid` turns into a fault.
+That process parses untrusted files, so a file may have taken control of it. Wrong numbers are for the rungs to find;
+but nothing it sends may index, size or name anything here before it is checked. The checks raise exceptions that
+`LlamaProcess.valid` turns into a fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Name = Annotated[str, Meta(max_length=1 << 12)]
-#: The most first blocks of a kind that a scan lists.
+#: Limit of the first blocks of a kind that a scan lists.
 MAX_FIRST = 21
 First = Annotated[list[Count], Meta(max_length=MAX_FIRST)]
 Span = Annotated[list[float], Meta(min_length=2, max_length=2)]
@@ -50,8 +50,8 @@ class Hello(Struct):
 
 
 class Started(Struct):
-    """A device that was started; see `backends.Backend`. A backend that tells more of its devices has a record of its
-    own that adds it."""
+    """A device that was started; see `backends.Backend`. A backend whose devices report more has its own record, which
+    extends this one."""
 
     backend: Name
     device: Name
@@ -59,7 +59,7 @@ class Started(Struct):
 
 
 class CudaStarted(Started):
-    """Also ten times the GPU's compute capability."""
+    """Adds ten times the GPU's compute capability."""
 
     sm: Annotated[int, Meta(ge=10, le=10_000)]
 
@@ -89,8 +89,8 @@ class Computed(Struct):
 
 
 class TensorSaid(Struct):
-    """A tensor of a graph: sizes and steps as ggml has them; whether its bytes are in the message, in the model's file,
-    or nowhere; and where they begin in the tensor of the file."""
+    """A tensor of a graph: sizes and strides as in ggml; whether its bytes are in the message, in the model's file, or
+    nowhere; and their offset in the file's tensor."""
 
     name: Name
     type: Count
@@ -116,13 +116,13 @@ class NodeSaid(Struct):
 
 
 class Progress(Struct):
-    """So many bytes were done since the last event."""
+    """Number of bytes done since the last event."""
 
     n: Count
 
 
 class Figures(Struct):
-    """Of one tensor; see `files.Scan`."""
+    """Figures of one tensor; see `files.Scan`."""
 
     blocks: Count
     zero_scales: Count
@@ -146,8 +146,8 @@ class Figures(Struct):
     repeats: Annotated[list[Pair], Meta(max_length=MAX_FIRST)]
 
     def check(self, blocks: int, rows: int, rules: int, nbytes: int) -> None:
-        """Whether they can be those of a tensor of so many blocks, rows and bytes, judged by so many rules. Raises
-        ProtocolError."""
+        """Check that the figures are possible for a tensor of this many blocks, rows and bytes, with this many rules.
+        Raises ProtocolError."""
         stops, ends = (
             [0, *(place for run in runs for place in run), nbytes] for runs in (self.first_runs, self.repeats)
         )
@@ -168,7 +168,7 @@ class Figures(Struct):
             or stops != sorted(stops)
             or ends != sorted(ends)
         ):
-            raise ProtocolError("figures that no tensor of this size has")
+            raise ProtocolError("figures impossible for a tensor of this size")
 
 
 class Made(Struct):
@@ -195,13 +195,13 @@ class Opened(Struct):
 
 
 class Context(Struct):
-    """Whether the model embeds."""
+    """Whether the model computes embeddings."""
 
     embeds: bool
 
 
 class Tokens(Struct):
-    """Tokens by number."""
+    """Token ids."""
 
     tokens: list[Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]]
 
@@ -219,7 +219,7 @@ class Valid(Struct):
 
 
 class Seen(Struct):
-    """What a graph did with weights but multiply them; see `evaluations.Evaluation`."""
+    """How a graph used weights other than in products; see `evaluations.Evaluation`."""
 
     lookup: dict[str, str]
     unsupported: dict[str, str]
@@ -227,14 +227,14 @@ class Seen(Struct):
 
 
 class Evaluated(Struct):
-    """What the end of an evaluation tells."""
+    """The end of an evaluation."""
 
     seen: Seen
 
 
 class RecordedNode(Struct):
-    """A node that is recorded: the nodes that it reads, counted from 1 without views; the last node that reads it, 0
-    for none; and the number of its graph, since an encoder's is one of its own."""
+    """A recorded node: the nodes that it reads, counted from 1 without views; the last node that reads it, 0 for none;
+    and the number of its graph, because an encoder has its own graph."""
 
     op: Name
     name: Name
@@ -258,13 +258,13 @@ class ComparedWindows(Struct):
 
 
 class At(Struct):
-    """A node that is about to be computed, in words; see `worker.listener`."""
+    """Description of the node about to be computed; see `worker.listener`."""
 
     node: Name
 
 
 class FusedSaid(Struct):
-    """An output that a window of nodes leaves behind with other bits; see `worker.fused_tap`."""
+    """An output of a window of nodes that has other bits; see `worker.fused_tap`."""
 
     number: Count
     first: Count
@@ -285,7 +285,7 @@ class Product(Struct):
     crc32: list[Count] | None = None
 
     def check(self, x: Array, y: Array, matrix: Array, row: Array, quantized: Sequence[Array]) -> None:
-        """Whether the arrays belong together. Raises ProtocolError."""
+        """Check that the arrays belong together. Raises ProtocolError."""
         n, matrices = len(y), len(self.first_rows)
         if (
             len(quantized) != len(self.activations)
@@ -294,11 +294,11 @@ class Product(Struct):
             or (n and not (matrix.min() >= 0 and matrix.max() < matrices))
             or (n and not (row.min() >= 0 and row.max() < len(x)))
         ):
-            raise ProtocolError("arrays that are not those of a product")
+            raise ProtocolError("arrays that do not form a product")
 
 
 def expect(array: Array, number: type[np.generic], *shape: int | None) -> Array:
-    """The array, if it has that type and that shape, of which None is any number. Raises ProtocolError."""
+    """Check an array's type and shape (None for any number), and return it. Raises ProtocolError."""
     fits = array.ndim == len(shape) and all(n in (None, m) for n, m in zip(shape, array.shape, strict=True))
     if array.dtype != number or not fits:
         raise ProtocolError(f"{array.dtype}{list(array.shape)} where {number.__name__}{list(shape)} was expected")

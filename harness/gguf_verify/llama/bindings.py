@@ -1,5 +1,4 @@
-"""The C functions of llama.cpp in this process, and where its libraries are: llama-cpp-python's, or a build's that was
-chosen."""
+"""llama.cpp's C functions in this process, and the build that they belong to: llama-cpp-python's, or a chosen one."""
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ else:
 
 
 def version() -> str:
-    """Of llama-cpp-python; "none" where it is not used."""
+    """Return the version of llama-cpp-python; "none" if it is not used."""
     return installed.version() if _foreign is None else "none"
 
 
 def name() -> str:
-    """Of the build, for messages."""
+    """Return the build's name, for messages."""
     return f"llama-cpp-python {version()}" if _foreign is None else f"the build {BUILD.path}"

@@ -1,9 +1,9 @@
-"""Builds of llama.cpp: a folder with its shared libraries, or one library that exports all of it. By default that of
-llama-cpp-python, else the one that is given.
+"""Builds of llama.cpp: a folder with its shared libraries, or one library that exports everything. The default is that
+of llama-cpp-python.
 
-A folder may be an unpacked release, a distribution's package or npm's `@node-llama-cpp/…`. Its backends may be linked
-to libggml, or lie beside it as libraries of their own, one for each kind of processor; ggml finds and loads those. One
-library for all is what some bindings ship, such as PyPI's `xllamacpp`.
+A folder may be an unpacked release, a distribution's package or npm's `@node-llama-cpp/…`. Backends may be linked into
+libggml, or be separate libraries beside it, one per kind of processor, which ggml finds and loads. Some bindings ship a
+single library, such as PyPI's `xllamacpp`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from ..support.errors import UsageError
 from ..support.text import printable
 
-#: Folders and files that are looked at for libllama below the one that is given.
+#: Limits of the search for libllama below the given folder: number of folders and files, and depth.
 _MOST_LOOKED_AT, _DEPTH = 20_000, 5
 
 
@@ -31,8 +31,8 @@ class Build:
     path: Path
 
     def library(self, name: str) -> Path | None:
-        """The library `lib{name}`, whatever follows its name; of several names of one, the soname that others load it
-        by (`.so.0`). None where there is none. One library for all is each of them."""
+        """Return the library `lib{name}`, with any suffix; among several names of one, the soname that others load it
+        by (`.so.0`). None if there is none. A single library is returned for every name."""
         if not self.path.is_dir():
             return self.path
         pattern = re.compile(rf"lib{re.escape(name)}(\.[A-Za-z][\w.]*)?\.so((\.\d+)*)")
@@ -41,15 +41,15 @@ class Build:
         return ranked[0] if ranked else None
 
     def libraries(self) -> list[Path]:
-        """Its shared libraries, those of its backends too. Raises OSError."""
+        """Return its shared libraries, including those of its backends. Raises OSError."""
         if not self.path.is_dir():
             return [self.path]
         return sorted(p for p in self.path.iterdir() if ".so" in p.suffixes and p.is_file())
 
 
 def find(given: Path) -> Build | str:
-    """The build in a folder or below it, or the one library that is given or that the folder holds; or the reason why
-    there is none, in one line."""
+    """Find the build in or below a folder, or the one library that is given or that the folder holds; returns one line
+    that says why if there is none."""
     if ".so" in given.suffixes and given.is_file():
         return Build(given.resolve())
     if not given.is_dir():
@@ -59,7 +59,7 @@ def find(given: Path) -> Build | str:
     for folder, below, files in os.walk(given):
         looked += len(files) + len(below)
         if looked > _MOST_LOOKED_AT:
-            return f"{given} holds too many files to look for libllama among them: give the folder that it lies in"
+            return f"{given} holds too many files to search for libllama: give the folder that contains it"
         if len(Path(folder).relative_to(given).parts) >= _DEPTH:
             below.clear()
         if any(re.fullmatch(r"libllama(\.[A-Za-z][\w.]*)?\.so(\.\d+)*", name) for name in files):
@@ -78,7 +78,7 @@ def find(given: Path) -> Build | str:
 
 
 def path_of(given: str) -> Path | None:
-    """The path of the build that `--llama` names; None for "". Raises UsageError."""
+    """Return the path of the build given by `--llama`; None for "". Raises UsageError."""
     if not given:
         return None
     found = find(Path(given))
@@ -91,11 +91,11 @@ _chosen: Build | None = None
 
 
 def choose(path: Path) -> None:
-    """Use a build in this process, before any of its libraries is loaded."""
+    """Select the build for this process, before any of its libraries is loaded."""
     global _chosen
     _chosen = Build(path)
 
 
 def chosen() -> Build | None:
-    """The build that was chosen; None for llama-cpp-python's."""
+    """Return the selected build; None for llama-cpp-python's."""
     return _chosen

@@ -1,4 +1,4 @@
-"""Starts llama.cpp's process. This module is quick to import: the process starts while the parent loads the rest."""
+"""Start of llama.cpp's process. This module imports quickly: the process starts while the parent imports the rest."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..support.sealed import of_fixed_size
 if TYPE_CHECKING:
     from ..support.lanes import Lanes
 
-#: What a process may do that reads a file with a reader that is not written for hostile ones.
+#: Confinement of a process that reads files with a reader not written for hostile ones.
 _CONFINED = Confinement(devices=True)
 
 
 def confined(**limits: int) -> Confinement:
-    """What a process may do that reads files with a reader that is not written for hostile ones. It is given them as
+    """Return the confinement of a process that reads files with a reader not written for hostile ones. It gets files as
     descriptors.
 
     Args:
-        limits: those of `Limits` that are not the usual ones.
+        limits: fields of `Limits` to change.
     """
     return replace(_CONFINED, limits=replace(_CONFINED.limits, **limits))
 
@@ -33,10 +33,10 @@ class Child(Spawned):
     """llama.cpp's process, started but not yet ready; `LlamaProcess` waits for it and calls it.
 
     Args:
-        verbose: llama.cpp's log goes to standard error.
-        llama: whether it loads llama.cpp; one that does not can only scan files.
-        folder: the only one that it writes into, which is kept after its end; None: one that is removed.
-        room: bytes that it may write there, beside the usual.
+        verbose: print llama.cpp's log on standard error.
+        llama: whether it loads llama.cpp; without, it can only scan files.
+        folder: its only writable folder, which is kept; None: one that is removed.
+        room: bytes that it may write there, in addition to the usual limit.
         build: the folder of llama.cpp's libraries; None: those of llama-cpp-python.
     """
 
@@ -60,10 +60,10 @@ class Child(Spawned):
             environment={
                 "GGML_NO_BACKTRACE": "1",
                 "OPENBLAS_NUM_THREADS": "1",  # NumPy multiplies nothing there, and idle threads spin
-                # those of llama.cpp would, for some 20 ms, while a product is judged on the same cores: long enough to
-                # wait for each other at each node
+                # llama.cpp's idle threads would spin for some 20 ms while a product is judged on the same cores; this
+                # is long enough for them to wait for each other at each node
                 "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),
-                # on a GPU, each node is computed by itself whether it is tapped or not
+                # on a GPU, compute each node alone, whether it is tapped or not
                 "GGML_CUDA_DISABLE_FUSION": "1",
                 "GGML_CUDA_DISABLE_GRAPHS": "1",
             },
@@ -73,8 +73,8 @@ class Child(Spawned):
 
     @cached_property
     def lanes(self) -> Lanes | None:
-        """Memory beside the socket, where the system gives it."""
-        from ..support.lanes import Lane, Lanes  # late: they need NumPy
+        """Shared memory next to the socket, if the system provides it."""
+        from ..support.lanes import Lane, Lanes  # imported late: needs NumPy
 
         return Lanes(*map(Lane, self._lane_files)) if self._lane_files else None
 
@@ -89,7 +89,7 @@ class Child(Spawned):
 
 
 def _lane_files() -> tuple[int, ...]:
-    """A file for each of `Lanes`; none where the system gives none."""
+    """Make a file for each of `Lanes`; none if the system provides none."""
     made: list[int] = []
     try:
         for _ in range(2):
@@ -102,6 +102,6 @@ def _lane_files() -> tuple[int, ...]:
 
 
 def _lane_size() -> int:
-    """In whole pages, so much of this machine's memory that what a process writes there without mapping it, which its
-    limit does not count, fits beside that limit."""
+    """Return the size of a lane in bytes, in whole pages. A process can write there without mapping it, which its
+    memory limit does not count; this fraction of the machine's memory fits beside that limit."""
     return os.sysconf("SC_PAGE_SIZE") * (os.sysconf("SC_PHYS_PAGES") // 16)

@@ -1,4 +1,4 @@
-"""What an evaluation of a graph is asked for, and what it gives."""
+"""Parameters and results of evaluations of a graph."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one pass over the graph gave.
+    """The result of one pass over the graph.
 
     Args:
-        logits: float32[tokens, vocabulary]; of a model that embeds, float32[tokens, width] or a reranker's score.
-        lookup: weights of which rows were looked up, name → type.
+        logits: float32[tokens, vocabulary]; for an embedding model float32[tokens, width], or a reranker's score.
+        lookup: weights whose rows were looked up, name → type.
         unsupported: products that could not be tapped, name → why.
-        used: weights that other nodes than products and look-ups used, name → ggml's names of the operations.
+        used: weights used by nodes other than products and look-ups, name → ggml's names of the operations.
     """
 
     logits: npt.NDArray[np.float32]
@@ -27,10 +27,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class FusedOutput:
-    """An output with other bits than those of the record.
+    """An output whose bits differ from the record's.
 
     Args:
-        number: of the node.
+        number: number of the node.
         window: the first and the last node of its window.
         span: its bytes, uint8[nbytes].
     """
@@ -42,8 +42,8 @@ class FusedOutput:
 
 @dataclass(frozen=True)
 class FusedEnd:
-    """An evaluation in windows: how many outputs were compared, which windows' first nodes were seen to be fused with
-    those behind them, and what it comes to."""
+    """The end of an evaluation in windows: the number of outputs compared, the first nodes of windows that were seen to
+    be fused with later nodes, and the evaluation's result."""
 
     compared: int
     fused: list[int]
@@ -52,8 +52,8 @@ class FusedEnd:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where tokens stand in a batch: their sequence, and the tokens of another sequence ahead of them or behind them.
-    The context must have as many sequences."""
+    """The place of tokens in a batch: their sequence, and the tokens of another sequence before or after them. The
+    context must have this many sequences."""
 
     sequence: int = 0
     ahead: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Passes over the tensors of a file in llama.cpp's process: scans, and comparisons with what llama.cpp makes of a
+"""Passes over the tensors of a file in llama.cpp's process: scans, and comparisons with llama.cpp's quantization of a
 source."""
 
 from __future__ import annotations
@@ -29,31 +29,30 @@ _NO_CODES.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What the blocks of a tensor hold. In F32, F16 and BF16 each element counts as a block that is its own scale.
+    """Statistics of a tensor's blocks. In F32, F16 and BF16 each element counts as a block that is its own scale.
 
     Args:
-        blocks: how many the tensor has.
+        blocks: number of blocks in the tensor.
         zero_scales: blocks with d = 0.
         zero_blocks: blocks whose values are all zero.
-        subnormal_scales: blocks with |d| below the smallest normal number of its type; `first_subnormal` is the number
-            of one, or -1.
+        subnormal_scales: blocks with |d| below the smallest normal number of its type; `first_subnormal` is the index
+            of the first, or -1.
         negative_scales: blocks with d < 0.
-        not_finite: blocks with a scale, minimum or value that is not finite; `first_not_finite` holds the numbers of
+        not_finite: blocks with a scale, minimum or value that is not finite; `first_not_finite` holds the indices of
             the first 21.
-        differing: blocks whose decode differs from llama.cpp's; `first_differing` likewise.
-        obeying: how many blocks with d ≠ 0 obey each rule.
-        codes: unsigned[256], how often each code occurs; signed ones count from -128. The type is no wider than the
-            counts need, since a file can hold a great many tensors: sum into int64.
+        differing: blocks that are decoded differently from llama.cpp; `first_differing` likewise.
+        obeying: number of blocks with d ≠ 0 that obey each rule.
+        codes: unsigned[256], the number of occurrences of each code; signed ones count from -128. The dtype is only as
+            wide as needed, because a file can hold very many tensors: sum into int64.
         scale: least and greatest |d| that is finite and not zero; None if there is none.
-        minimum: least and greatest m that is finite, of types that store one.
-        duplicate_rows: rows that equal an earlier one; None if there are too many rows to tell.
+        minimum: least and greatest finite m, for types that store one.
+        duplicate_rows: number of rows that equal an earlier one; None if there are too many rows to tell.
         duplicate: the first such row and the row that it equals.
-        zeros_at_start, zeros_at_end: zero bytes that the tensor starts and ends with; all of them where there is no
-            other.
-        runs: runs of at least 4096 zero bytes between those, but for up to 16 whole rows; `first_runs` holds start and
-            stop of the first 21, in bytes of the tensor.
-        repeats: start and stop of the first 21 runs of at least 4096 bytes that are not zero and repeat after 64 or
-            fewer.
+        zeros_at_start, zeros_at_end: number of zero bytes at the start and the end; all bytes if all are zero.
+        runs: number of runs of at least 4096 zero bytes between those, except up to 16 whole rows; `first_runs` holds
+            start and stop of the first 21, in bytes of the tensor.
+        repeats: start and stop of the first 21 runs of at least 4096 bytes that are not zero and repeat after at most
+            64 bytes.
     """
 
     blocks: int
@@ -81,13 +80,13 @@ class Scan:
 
 @dataclass(frozen=True)
 class ScannerOf:
-    """What scans a type.
+    """The scanner of a type.
 
     Args:
         library: kernels/emulator/scan.hpp, compiled for the type: the content of a shared library. The process loads
-            these bytes, and needs no sight of a cache.
+            these bytes, and needs no access to a cache.
         rules: masks of codes (all of, one of, none of); the scan counts the blocks that obey each.
-        drawn: how many blocks of a tensor are returned as they are, `protocol.evenly` from the first to the last.
+        drawn: number of sampled blocks to return per tensor, `protocol.evenly` from the first to the last.
     """
 
     library: bytes
@@ -97,8 +96,8 @@ class ScannerOf:
 
 @dataclass(frozen=True)
 class Scanned:
-    """A scan; the drawn blocks, uint8[n, block_bytes], and llama.cpp's decode of them, float32[n, block_size]; and its
-    decode of the first blocks that differ, float32[n, block_size]."""
+    """A scan; the sampled blocks, uint8[n, block_bytes], and llama.cpp's values of them, float32[n, block_size]; and
+    its values of the first blocks that differ, float32[n, block_size]."""
 
     scan: Scan
     blocks: Bytes
@@ -108,14 +107,14 @@ class Scanned:
 
 @dataclass(frozen=True)
 class Requantized:
-    """A tensor against what llama.cpp makes of its source.
+    """A tensor compared with llama.cpp's quantization of its source.
 
     Args:
-        differing: blocks that differ.
-        first: the number of the first one, or -1.
-        block: that block as llama.cpp makes it.
-        energy: Σx² of the source's values; 0 where nothing was quantized, None where it is not finite.
-        error, made_error: Σ(x - y)² of the tensor, and of what llama.cpp makes; likewise.
+        differing: number of blocks that differ.
+        first: index of the first one, or -1.
+        block: llama.cpp's version of that block.
+        energy: Σx² of the source's values; 0 if nothing was quantized, None if it is not finite.
+        error, made_error: Σ(x - y)² of the tensor, and of llama.cpp's version; likewise.
         zeros: blocks of the tensor whose bytes are all zero.
     """
 
@@ -129,24 +128,27 @@ class Requantized:
 
 
 class FilePasses:
-    """Calls of a llama.cpp process that read tensors of files which this process has mapped."""
+    """Calls of a llama.cpp process that read tensors of files mapped in this process."""
 
     def __init__(self, process: LlamaProcess) -> None:
         self._process = process
 
     def scans(
-        self, tensors: Sequence[Tensor], scanners: Mapping[str, ScannerOf], threads: int = 1,
+        self,
+        tensors: Sequence[Tensor],
+        scanners: Mapping[str, ScannerOf],
+        threads: int = 1,
         on_bytes: Callable[[int], object] = lambda _n: None,
-    ) -> Generator[list[Scanned]]:  # fmt: skip
-        """Decode every block of the tensors here and in llama.cpp, compare the bits, and tally what the blocks hold.
+    ) -> Generator[list[Scanned]]:
+        """Decode every block of the tensors by our decoder and llama.cpp's, compare the bits, and count.
 
         Results come in order, several at a time. A caller that does not take all of them ends the process.
 
         Args:
-            scanners: what scans each type that occurs, by the type's name.
-            on_bytes: called with the number of bytes that were scanned since the last call.
+            scanners: scanner of each type that occurs, by the type's name.
+            on_bytes: called with the number of bytes scanned since the last call.
 
-        Raises LlamaRefused if a file is no longer the one that was opened, MalformedFile if it has shrunk.
+        Raises LlamaRefused if a file changed since it was opened, MalformedFile if it has shrunk.
         """
         by_id = {id(t.mapped): t.mapped for t in tensors}
         files = list(by_id.values())
@@ -154,11 +156,9 @@ class FilePasses:
         types = {t.type.name: t.type for t in tensors}
         numbers = {name: i for i, name in enumerate(types)}
         table = np.array(
-            [
-                (number_of[id(t.mapped)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes)
-                for t in tensors
-            ], np.int64,
-        ).reshape(-1, 5)  # fmt: skip
+            [(number_of[id(t.mapped)], numbers[t.type.name], t.offset, t.nbytes, t.row_bytes) for t in tensors],
+            np.int64,
+        ).reshape(-1, 5)
         kinds = [
             {
                 "type": kind.type_id, "block_bytes": kind.block_bytes, "block_size": kind.block_size,
@@ -173,9 +173,10 @@ class FilePasses:
         over, at = False, 0
         try:
             self._process.send(
-                "scans", {"tensors": table, "libraries": libraries},
+                "scans",
+                {"tensors": table, "libraries": libraries},
                 {"files": of_files, "kinds": kinds, "threads": threads},
-            )  # fmt: skip
+            )
             while True:
                 header, arrays = self._process.receive("scan")
                 if header.get("event") == "bytes":
@@ -193,7 +194,7 @@ class FilePasses:
                     return
         except EnvironmentFault:
             over = True
-            for mapped in files:  # if a file was cut, the process dies of it: then report the file
+            for mapped in files:  # a truncated file kills the process: then report the file
                 mapped.read()
             raise
         finally:
@@ -201,15 +202,20 @@ class FilePasses:
                 self._process.abandon()
 
     def requantize(
-        self, tensor: Tensor, source: Origin, threads: int = 1, on_bytes: Callable[[int], object] = lambda _n: None,
-        importance: Floats | None = None, through: int | None = None,
-    ) -> Requantized:  # fmt: skip
+        self,
+        tensor: Tensor,
+        source: Origin,
+        threads: int = 1,
+        on_bytes: Callable[[int], object] = lambda _n: None,
+        importance: Floats | None = None,
+        through: int | None = None,
+    ) -> Requantized:
         """Quantize the source's rows to the tensor's type, as `llama_model_quantize` does, and compare the bytes.
 
         Args:
-            importance: float32[matrices, K]; None for none. Where llama.cpp makes the type with an importance only,
-                all columns count the same.
-            through: ggml's number of a type that the values are rounded to first, F16 or BF16; None for none.
+            importance: float32[matrices, K], or None. If llama.cpp makes the type only with an importance matrix, all
+                columns then count the same.
+            through: ggml's number of a type to round the values to first, F16 or BF16; None for none.
 
         Raises LlamaRefused as `scans` does.
         """
@@ -219,9 +225,16 @@ class FilePasses:
         if source.order is not None:
             arrays["order"] = np.ascontiguousarray(source.order, np.int64)
         result, out = self._pass(
-            "requantize", tensor, on_bytes, source, arrays, n_rows=tensor.n_rows, k=tensor.k, threads=threads,
+            "requantize",
+            tensor,
+            on_bytes,
+            source,
+            arrays,
+            n_rows=tensor.n_rows,
+            k=tensor.k,
+            threads=threads,
             through=through,
-        )  # fmt: skip
+        )
         made = self._process.typed("requantize", result, answers.Made)
         with self._process.valid("requantize"):
             blocks = tensor.nbytes // tensor.type.block_bytes
@@ -232,10 +245,15 @@ class FilePasses:
         return Requantized(block=block.tobytes(), **msgspec.structs.asdict(made))
 
     def _pass(
-        self, call: str, tensor: Tensor, on_bytes: Callable[[int], object], source: Origin,
-        arrays: dict[str, npt.NDArray[Any]], **arguments: Any,
-    ) -> tuple[object, Arrays]:  # fmt: skip
-        """A call about a tensor and its source; its result and its arrays."""
+        self,
+        call: str,
+        tensor: Tensor,
+        on_bytes: Callable[[int], object],
+        source: Origin,
+        arrays: dict[str, npt.NDArray[Any]],
+        **arguments: Any,
+    ) -> tuple[object, Arrays]:
+        """Make a call about a tensor and its source; returns the result and the arrays."""
         (path,), (source_path,) = self._process.give([tensor.mapped], [source.mapped])
         arguments |= {
             "path": path, "identity": tensor.mapped.identity, "start": tensor.offset,
@@ -251,22 +269,27 @@ class FilePasses:
                     return self._process.result(call, header), arrays_back
                 on_bytes(self._process.typed(call, header, answers.Progress).n)
         except EnvironmentFault:
-            for mapped in (tensor.mapped, source.mapped):  # if a file was cut, the process dies of it
+            for mapped in (tensor.mapped, source.mapped):  # a truncated file kills the process
                 mapped.read()
             raise
 
 
 def _scanned(
-    tensors: Sequence[Tensor], scanners: Sequence[ScannerOf], figures: list[answers.Figures],
-    codes: npt.NDArray[np.int64], blocks: Bytes, theirs: Floats, theirs_differing: Floats,
-) -> list[Scanned]:  # fmt: skip
-    """Take apart one message of several tensors' scans. Raises ProtocolError or ValueError where it is none."""
+    tensors: Sequence[Tensor],
+    scanners: Sequence[ScannerOf],
+    figures: list[answers.Figures],
+    codes: npt.NDArray[np.int64],
+    blocks: Bytes,
+    theirs: Floats,
+    theirs_differing: Floats,
+) -> list[Scanned]:
+    """Split a message of several tensors' scans. Raises ProtocolError or ValueError if it is invalid."""
     answers.expect(codes, np.int64, len(figures), 256)
     answers.expect(blocks, np.uint8, None)
     for floats in (theirs, theirs_differing):
         answers.expect(floats, np.float32, None)
     if codes.size and codes.min() < 0:
-        raise ProtocolError("counts below zero")
+        raise ProtocolError("negative counts")
     out = []
     most_codes = codes.max(axis=1, initial=0)
     for tensor, scanner, own, wide, largest in zip(tensors, scanners, figures, codes, most_codes, strict=True):
@@ -278,9 +301,11 @@ def _scanned(
         scan = Scan(codes=counts, **msgspec.structs.asdict(own))
         out.append(
             Scanned(
-                scan, blocks[:nbytes].reshape(some, kind.block_bytes), theirs[:values].reshape(some, kind.block_size),
+                scan,
+                blocks[:nbytes].reshape(some, kind.block_bytes),
+                theirs[:values].reshape(some, kind.block_size),
                 theirs_differing[:of_bad].reshape(bad, kind.block_size),
             )
-        )  # fmt: skip
+        )
         blocks, theirs, theirs_differing = blocks[nbytes:], theirs[values:], theirs_differing[of_bad:]
     return out

@@ -1,6 +1,6 @@
-"""The functions of a libllama that llama-cpp-python does not bring, under the names that its bindings have.
+"""The functions of a libllama other than llama-cpp-python's, under the names of its bindings.
 
-Which layout its structs have is found by `struct_layouts`. What older releases call otherwise is called by that name.
+`struct_layouts` finds the layout of its structs. Functions that older releases call differently are found by that name.
 """
 
 from __future__ import annotations
@@ -42,25 +42,27 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "llama_get_embeddings_seq": (_F, _P, _I), "llama_model_n_cls_out": (c.c_uint32, _P),
     "llama_model_n_embd_out": (_I, _P), "llama_batch_init": (Batch, _I, _I, _I), "llama_batch_free": (None, Batch),
 }  # fmt: skip
-#: What a function that an older release lacks was called there: of all models that it knows, both give the same.
+#: Function → its name in older releases; for all models that those know, both return the same.
 _FORMERLY = {"llama_model_n_embd_out": "llama_model_n_embd"}
 #: Functions that may be missing.
 _OPTIONAL: dict[str, tuple[Any, ...]] = {"llama_version": (c.c_char_p,)}
 
 
 def api(build: Build) -> SimpleNamespace:
-    """The functions and constants of a build's libllama. Raises ForeignAbi, OSError where it cannot be loaded."""
+    """Return the functions and constants of a build's libllama. Raises ForeignAbi; OSError if it cannot be loaded."""
     *others, path = (build.library(name) for name in ("ggml-base", "ggml", "llama"))
     assert path is not None
-    for each in others:  # libllama may name them without saying where they lie
+    for each in others:  # libllama may depend on them without a path
         c.CDLL(str(each), mode=c.RTLD_GLOBAL)
     library = c.CDLL(str(path))
     model = MODEL_PARAMS.layout_of(writes(_found(library, "llama_model_default_params"))).struct
     context = CONTEXT_PARAMS.layout_of(writes(_found(library, "llama_context_default_params"))).struct
     functions = _FUNCTIONS | {
-        "llama_model_default_params": (model,), "llama_context_default_params": (context,),
-        "llama_model_load_from_file": (_P, c.c_char_p, model), "llama_init_from_model": (_P, _P, context),
-    }  # fmt: skip
+        "llama_model_default_params": (model,),
+        "llama_context_default_params": (context,),
+        "llama_model_load_from_file": (_P, c.c_char_p, model),
+        "llama_init_from_model": (_P, _P, context),
+    }
     functions |= {name: types for name, types in _OPTIONAL.items() if hasattr(library, name)}
     made: dict[str, Any] = {}
     for name, (result, *arguments) in functions.items():
@@ -68,22 +70,26 @@ def api(build: Build) -> SimpleNamespace:
         function.restype, function.argtypes = result, arguments
     _check_batch(made["llama_batch_init"], made["llama_batch_free"])
     return SimpleNamespace(
-        **made, llama_token=c.c_int32, llama_log_callback=LogCallback, ggml_backend_sched_eval_callback=EvalCallback,
-        LLAMA_POOLING_TYPE_NONE=0, LLAMA_POOLING_TYPE_RANK=4,
-    )  # fmt: skip
+        **made,
+        llama_token=c.c_int32,
+        llama_log_callback=LogCallback,
+        ggml_backend_sched_eval_callback=EvalCallback,
+        LLAMA_POOLING_TYPE_NONE=0,
+        LLAMA_POOLING_TYPE_RANK=4,
+    )
 
 
 def _check_batch(init: Any, free: Any) -> None:
-    """That a batch for tokens has the arrays for them, and none for embeddings. Raises ForeignAbi."""
+    """Check that a batch for tokens has arrays for them, and none for embeddings. Raises ForeignAbi."""
     batch = init(2, 0, 1)
     arrays = (batch.token, batch.pos, batch.n_seq_id, batch.seq_id, batch.logits)
     if batch.n_tokens != 0 or batch.embd or not all(arrays):
-        raise ForeignAbi("struct llama_batch has another layout than b6301 to v0.5.0 have")
+        raise ForeignAbi("the layout of struct llama_batch is not that of b6301 to v0.5.0")
     free(batch)
 
 
 def _found(library: c.CDLL, name: str) -> Any:
-    """A function of a library. Raises ForeignAbi."""
+    """Return a function of a library. Raises ForeignAbi."""
     for each in (name, _FORMERLY.get(name, name)):
         if hasattr(library, each):
             return getattr(library, each)

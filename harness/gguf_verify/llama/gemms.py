@@ -1,4 +1,4 @@
-"""Products with weights as llama.cpp computed them, taken apart into one for each matrix, and put together again."""
+"""Products with weights as llama.cpp computed them, split into one per matrix, and joined again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from . import answers
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-#: Rows of activations that stand in for those of a matrix which got none.
+#: Number of activation rows used for a matrix that received none.
 _IDLE_ROWS = 4
 
 
 @dataclass(frozen=True)
 class Gemm:
-    """One product with a matrix of weights as llama.cpp computed it: a MUL_MAT, one of several matrices of a batched
-    one, or one expert of a MUL_MAT_ID with the rows that were routed to it.
+    """One product with a weight matrix as llama.cpp computed it: a MUL_MAT, one of several matrices of a batched one,
+    or one expert of a MUL_MAT_ID with the rows that were routed to it.
 
     Args:
         tensor: name of the weights.
@@ -30,14 +30,14 @@ class Gemm:
         type_id: ggml type of the weights.
         x: activations, float32[M, K].
         y: llama.cpp's output, float32[M, N].
-        quantized: x in each activation format that was asked for, uint8[M, row bytes], by ggml type; if the weights are
-            F16 or BF16, x in their type instead.
-        crc32: checksum of the matrix as llama.cpp holds it, if it was asked for.
-        first_row: the row of the tensor with which the matrix begins.
+        quantized: x in each requested activation format, uint8[M, row bytes], by ggml type; for weights in F16 or BF16,
+            x in their type instead.
+        crc32: checksum of the matrix as llama.cpp holds it, if requested.
+        first_row: the tensor's row at which the matrix begins.
         idle: the node did not use this matrix: x are rows that it gave to others, y is empty.
-        tokens: the number by which llama.cpp chose how to compute it: columns of a MUL_MAT, tokens of a MUL_MAT_ID.
+        tokens: the number by which llama.cpp chose its code: columns of a MUL_MAT, tokens of a MUL_MAT_ID.
         experts: it is part of a MUL_MAT_ID.
-        on_backend: the backend that the model was loaded on computed it, not the CPU in its place.
+        on_backend: the backend with the model's layers computed it, not the CPU in its place.
     """
 
     tensor: str
@@ -59,12 +59,12 @@ class Gemm:
         return len(self.x), self.y.shape[1], self.x.shape[1]
 
     def outside_graph(self) -> Gemm:
-        """The same matrix and activations as a MUL_MAT of its own, which the backend computes outside the graph."""
+        """Return the same product as a separate MUL_MAT, which the backend computes outside the graph."""
         return replace(self, tokens=len(self.x), experts=False, on_backend=True)
 
 
 def tapped_product(said: answers.Product, arrays: list[npt.NDArray[Any]]) -> TappedProduct:
-    """What the child says of a product. Raises ProtocolError or ValueError where the arrays are not those of one."""
+    """Convert the child's message on a product. Raises ProtocolError or ValueError if the arrays do not match."""
     x, y, matrix, row, *quantized = arrays
     answers.expect(x, np.float32, None, None)
     answers.expect(y, np.float32, None, None)
@@ -75,24 +75,29 @@ def tapped_product(said: answers.Product, arrays: list[npt.NDArray[Any]]) -> Tap
 
 
 class TappedProduct:
-    """A product of one evaluation, taken apart into matrices.
+    """A product of one evaluation, split into matrices.
 
     Args:
-        header: the names, the type, each matrix's first row and crc32.
+        header: names, type, and each matrix's first row and crc32.
         x: activations, float32[rows, K].
         y: outputs, float32[rows, N].
-        matrix, row: the matrix and the row of x that made each output row, int32[rows].
+        matrix, row: the matrix and the row of x of each output row, int32[rows].
         quantized: x in other formats.
     """
 
     def __init__(
-        self, header: answers.Product, x: Floats, y: Floats, matrix: npt.NDArray[np.int32], row: npt.NDArray[np.int32],
+        self,
+        header: answers.Product,
+        x: Floats,
+        y: Floats,
+        matrix: npt.NDArray[np.int32],
+        row: npt.NDArray[np.int32],
         quantized: dict[int, Bytes],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._header, self._x, self._y, self._row, self._quantized = header, x, y, row, quantized
         order = np.argsort(matrix, kind="stable")
         starts = np.flatnonzero(np.diff(matrix[order], prepend=-1))
-        #: The output rows of each matrix that made any.
+        #: Matrix → its output rows.
         self._places = {int(matrix[rows[0]]): rows for rows in np.split(order, starts[1:]) if len(rows)}
 
     @property
@@ -101,12 +106,12 @@ class TappedProduct:
         return self._header.tensor
 
     def gemms(self) -> Iterator[Gemm]:
-        """Each matrix that the node used, in their order."""
+        """Yield each matrix that the node used, in order."""
         for matrix, places in self._places.items():
             yield self._gemm(matrix, self._row[places], _picked(self._y, places))
 
     def idle(self) -> Iterator[Gemm]:
-        """Each matrix that the node did not use, with some rows of x that others got."""
+        """Yield each matrix that the node did not use, with some rows of x that others got."""
         rows = np.unique(np.linspace(0, len(self._x) - 1, _IDLE_ROWS).astype(int)) if len(self._x) else np.zeros(0, int)
         for matrix in range(len(self._header.first_rows)):
             if matrix not in self._places:
@@ -116,13 +121,22 @@ class TappedProduct:
         header, checksums = self._header, self._header.crc32
         quantized = {kind: _picked(x, rows) for kind, x in self._quantized.items()}
         return Gemm(
-            header.tensor, header.node, header.type, _picked(self._x, rows), y, quantized,
+            header.tensor,
+            header.node,
+            header.type,
+            _picked(self._x, rows),
+            y,
+            quantized,
             None if checksums is None else checksums[matrix],
-            header.first_rows[matrix], idle, header.tokens, header.experts, header.on_backend,
-        )  # fmt: skip
+            header.first_rows[matrix],
+            idle,
+            header.tokens,
+            header.experts,
+            header.on_backend,
+        )
 
     def joined(self, given: list[Floats | None]) -> Floats | None:
-        """The node's output with what was given for each of `gemms` in its rows, or None if nothing was given."""
+        """Return the node's output with the given outputs of `gemms` in their rows; None if none was given."""
         if all(y is None for y in given):
             return None
         out = self._y.copy()
@@ -135,5 +149,5 @@ class TappedProduct:
 
 
 def _picked(array: npt.NDArray[Any], rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Rows of an array; where they are all of its rows in their order, the array itself."""
+    """Return rows of an array; the array itself if these are all of its rows in order."""
     return array if np.array_equal(rows, np.arange(len(array))) else array[rows]

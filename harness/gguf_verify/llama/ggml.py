@@ -1,7 +1,7 @@
-"""ctypes bindings to the ggml libraries inside llama-cpp-python, whose layout `ggml_layout` probes.
+"""ctypes bindings to the ggml libraries of llama-cpp-python; `ggml_layout` checks their struct layout.
 
-This module runs in child processes only, because it loads the libraries. The wheel holds copies of each library under
-three names. libllama uses the sonames (`.so.0`); any other name would load a second library with a state of its own.
+This module runs in child processes only, because it loads the libraries. The wheel has copies of each library under
+three names. libllama uses the sonames (`.so.0`); another name would load a second library with its own state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DIMS, MAX_SRC, MAX_NAME, MAX_OP_PARAMS = 4, 10, 64, 64
 
 ToFloat = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
 FromFloat = c.CFUNCTYPE(None, c.c_void_p, c.c_void_p, c.c_int64)
-#: Level, text, user data.
+#: Arguments: level, text, user data.
 LogCallback = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
 
 
@@ -78,13 +78,13 @@ class InitParams(c.Structure):
 
 
 class GgufInitParams(c.Structure):
-    """`struct gguf_init_params` of gguf.h: whether to leave the data unread, and where to put the ggml context."""
+    """`struct gguf_init_params` of gguf.h: whether to skip reading the data, and where to put the ggml context."""
 
     _fields_ = [("no_alloc", c.c_bool), ("ctx", c.POINTER(c.c_void_p))]
 
 
 class AbiMismatch(RuntimeError):
-    """The loaded libraries do not have the layout that this module was written for."""
+    """The loaded libraries do not have the layout that this module expects."""
 
 
 def _library(name: str) -> c.CDLL:
@@ -99,8 +99,11 @@ backends = _library("ggml")
 
 
 def _cpu_library() -> c.CDLL:
-    """The library of the CPU backend, which this module calls directly. Where backends are libraries that ggml loads by
-    itself, it loads all of the build's here, and of several for the CPU the one for this processor."""
+    """Return the library of the CPU backend, which this module calls directly.
+
+    If backends are separate libraries that ggml loads itself, all of the build's are loaded here, and of several for
+    the CPU the one for this processor.
+    """
     if bindings.BUILD.library("ggml-cpu") is not None:
         return _library("ggml-cpu")
     load = backends.ggml_backend_load_all_from_path
@@ -202,7 +205,7 @@ ggml_graph_compute_with_ctx = _declare(cpu, "ggml_graph_compute_with_ctx", c.c_i
 
 
 def _declare_if(library: c.CDLL, name: str, result: Any, *args: Any) -> Any:
-    """A function that older releases lack; None there."""
+    """Declare a function that older releases lack; returns None there."""
     return _declare(library, name, result, *args) if hasattr(library, name) else None
 
 
@@ -211,51 +214,55 @@ _gguf_init_from_buffer = _declare_if(base, "gguf_init_from_buffer", c.c_void_p, 
 
 F32, F16, BF16 = 0, 1, 30
 DEVICE_CPU, DEVICE_GPU = 0, 1  # enum ggml_backend_dev_type
-#: Kinds of devices that layers of a model can be given to: GPU, integrated GPU.
+#: Device types that can hold layers of a model: GPU, integrated GPU.
 DEVICES_WITH_LAYERS = (1, 2)
 _USAGE_WEIGHTS = 1  # enum ggml_backend_buffer_usage
 _COMPUTE = 16  # GGML_TENSOR_FLAG_COMPUTE of enum ggml_tensor_flag
 
 
 def version() -> str:
-    """ggml's version and commit."""
+    """Return ggml's version and commit."""
     return f"{ggml_version().decode()} ({ggml_commit().decode()})"
 
 
-#: enum ggml_backend_dev_type, by number.
+#: Names of enum ggml_backend_dev_type, by number.
 _DEVICE_KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "several devices")
 
 
 def devices() -> list[dict[str, str | int]]:
-    """Each device of ggml's registry: its name, its backend's, what it is, and its memory in bytes."""
+    """Return each device of ggml's registry: its name, its backend's name, a description, and its memory in bytes."""
     found: list[dict[str, str | int]] = []
     for i in range(ggml_backend_dev_count()):
         device = ggml_backend_dev_get(i)
         free, total = c.c_size_t(), c.c_size_t()
         ggml_backend_dev_memory(device, c.byref(free), c.byref(total))
         kind = ggml_backend_dev_type(device)
-        found.append({
-            "name": device_name(device), "backend": backend_of(device),
-            "description": description_of(device),
-            "kind": _DEVICE_KINDS[kind] if 0 <= kind < len(_DEVICE_KINDS) else f"kind {kind}",
-            "free": free.value, "total": total.value,
-        })  # fmt: skip
+        found.append(
+            {
+                "name": device_name(device),
+                "backend": backend_of(device),
+                "description": description_of(device),
+                "kind": _DEVICE_KINDS[kind] if 0 <= kind < len(_DEVICE_KINDS) else f"kind {kind}",
+                "free": free.value,
+                "total": total.value,
+            }
+        )
     return found
 
 
 def backend_of(device: Any) -> str:
-    """ggml's name of the backend that a device belongs to."""
+    """Return ggml's name of a device's backend."""
     return _said(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device)))
 
 
 def description_of(device: Any) -> str:
-    """What a device is, such as a card's name."""
+    """Describe a device, for example by a GPU's name."""
     return _said(ggml_backend_dev_description(device))
 
 
 def device_of(t: Any) -> Any:
-    """The device that computed a node: the one in whose memory its result lies, and the CPU if that is memory of the
-    host, whoever allocated it."""
+    """Return the device that computed a node: the one whose memory holds its result, or the CPU if that is host
+    memory, whoever allocated it."""
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
     kind = ggml_backend_buffer_get_type(buffer) if buffer else None
@@ -264,19 +271,22 @@ def device_of(t: Any) -> Any:
 
 
 def device_name(device: Any) -> str:
-    """ggml's name of a device, such as "Vulkan0"."""
+    """Return ggml's name of a device, such as "Vulkan0"."""
     return _said(ggml_backend_dev_name(device))
 
 
 def is_computed(node: Any) -> bool:
-    """Whether the graph computes a node of an operation: see `marks_computed`."""
+    """Whether the graph computes an operation's node: see `marks_computed`."""
     return not marks_computed() or bool(node.flags & _COMPUTE)
 
 
 @cache
 def marks_computed() -> bool:
-    """Whether this ggml marks the nodes that a graph computes. Where it does, backends skip every other node: those of
-    branches that `ggml_build_forward_select` did not select. Releases before the mark compute every node."""
+    """Whether this ggml marks the nodes that a graph computes.
+
+    If it does, backends skip all other nodes: those of branches that `ggml_build_forward_select` did not select. Older
+    releases compute every node.
+    """
     ctx = ggml_init(InitParams(1 << 20, None, False))
     try:
         a = ggml_new_tensor_2d(ctx, F32, 32, 1)
@@ -294,7 +304,7 @@ def same_root(t: Any, node: Any) -> bool:
 
 
 def backend_function(device: str, name: str, result: Any, *args: Any) -> Any:
-    """A function that a device's backend offers beside ggml's API; None where it has none of the name."""
+    """Return a function that a device's backend offers besides ggml's API; None if there is none of this name."""
     registered = ggml_backend_dev_backend_reg(ggml_backend_dev_by_name(device.encode()))
     address = ggml_backend_reg_get_proc_address(registered, name.encode())
     return c.CFUNCTYPE(result, *args)(address) if address else None
@@ -306,10 +316,10 @@ def _said(raw: bytes | None) -> str:
 
 @cache
 def type_ids(stop: int = 256) -> list[int]:
-    """The numbers below `stop` of the tensor types that the library knows.
+    """Return the tensor types below `stop` that the library knows.
 
-    Its functions on types read past their tables for any other number. Its reader of files knows the tables' end: it
-    is shown a tensor of each type. (What it says of those that it refuses goes to ggml's log.)
+    Its functions on types read past their tables for unknown numbers. But its file reader knows the end of the tables,
+    so it is given a file with a tensor of each type. (Its messages about refused ones go to ggml's log.)
     """
     params = GgufInitParams(True, None)
     known = []
@@ -325,7 +335,7 @@ def type_ids(stop: int = 256) -> list[int]:
 
 
 def _gguf_of(file: bytes, params: GgufInitParams) -> Any:
-    """ggml's reader on the bytes of a file; None where it refuses them."""
+    """Open the bytes of a file with ggml's reader; None if it refuses them."""
     if _gguf_init_from_buffer is not None:
         return _gguf_init_from_buffer(file, len(file), params)
     with tempfile.NamedTemporaryFile() as written:
@@ -335,27 +345,27 @@ def _gguf_of(file: bytes, params: GgufInitParams) -> Any:
 
 
 def gguf_shape(file: Any, context: Any, i: int) -> list[int]:
-    """ne of tensor i of a file that was opened with a context for its tensors."""
+    """Return ne of tensor i of a file that was opened with a context for its tensors."""
     if _gguf_get_tensor_ne is not None:
         return list(_gguf_get_tensor_ne(file, i)[:MAX_DIMS])
     return list(ggml_get_tensor(context, gguf_get_tensor_name(file, i)).contents.ne)
 
 
 def pointer(array: npt.NDArray[Any]) -> int:
-    """Address of a contiguous array."""
+    """Return the address of a contiguous array."""
     return int(array.ctypes.data)
 
 
 def empty(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Memory for what is read."""
+    """Allocate uninitialized memory."""
     return np.empty(nbytes, np.uint8)
 
 
 def read_tensor(
     t: Any, dtype: npt.DTypeLike = np.float32, empty: Callable[[int], npt.NDArray[np.uint8]] = empty
 ) -> npt.NDArray[Any]:
-    """A tensor of 4-byte elements, strided or not, as a contiguous array, rows flattened: [ne3·ne2·ne1, ne0]. It lies
-    in what `empty` gives, unless it is strided."""
+    """Read a tensor of 4-byte elements, strided or not, as a contiguous array with flattened rows: [ne3·ne2·ne1, ne0].
+    The array is in memory from `empty`, unless the tensor is strided."""
     s = t.contents
     raw = empty(ggml_nbytes(t))
     ggml_backend_tensor_get(t, pointer(raw), 0, raw.nbytes)
@@ -365,15 +375,15 @@ def read_tensor(
 
 
 def read_bytes(t: Any, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    """Bytes of a tensor, from `offset` of its data."""
+    """Read bytes of a tensor, from `offset` of its data."""
     raw = empty(nbytes)
     ggml_backend_tensor_get(t, pointer(raw), offset, raw.nbytes)
     return raw
 
 
 def from_float(type_id: int, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """Rows float32[M, K] as the CPU backend quantizes activations, uint8[M, row bytes]; no bytes if K is no multiple of
-    the type's block: no product of this width takes activations of the type."""
+    """Quantize rows float32[M, K] as the CPU backend quantizes activations, uint8[M, row bytes]. If K is not a multiple
+    of the type's block, returns no bytes: no product of this width takes such activations."""
     traits = ggml_get_type_traits(type_id).contents
     if x.shape[1] % traits.blck_size:
         return np.zeros((len(x), 0), np.uint8)
@@ -385,20 +395,20 @@ def from_float(type_id: int, x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8
 
 
 def readable(t: Any) -> bool:
-    """Whether the bytes of a weight can be read back: repacked weights cannot, their buffer has no function for it."""
+    """Whether a weight's bytes can be read back; the buffer of repacked weights has no function for it."""
     name = buffer_name(t)
     return bool(name) and b"REPACK" not in name
 
 
 def is_weight(t: Any) -> bool:
-    """Whether a tensor is, or is a view of, one that was loaded from the model's file: not a cache, not a result."""
+    """Whether a tensor is, or is a view of, one loaded from the model's file: no cache and no result."""
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
     return bool(buffer) and ggml_backend_buffer_get_usage(buffer) == _USAGE_WEIGHTS
 
 
 def buffer_name(t: Any) -> bytes:
-    """What ggml calls the buffer that a tensor lies in: a node's result lies where it was computed."""
+    """Return ggml's name of a tensor's buffer: a node's result lies where it was computed."""
     s = t.contents
     buffer = s.view_src.contents.buffer if s.view_src else s.buffer
     return ggml_backend_buffer_name(buffer) if buffer else b""

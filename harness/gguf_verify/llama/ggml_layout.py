@@ -1,4 +1,4 @@
-"""Whether ggml's structs and numbers are those that this project reads and writes: its library is asked."""
+"""Check of ggml's struct layouts and numbers against this project's, by calls of its library."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..formats import tensor_type
 from . import bindings, ggml
 from .ggml import AbiMismatch
 
-#: What `ggml_new_tensor` takes of a context beside the tensor itself: `struct ggml_object`.
+#: Bytes that `ggml_new_tensor` takes from a context besides the tensor itself: `struct ggml_object`.
 _OBJECT = 32
 _INPUT, _OUTPUT = 1, 2  # enum ggml_tensor_flag
 _Q4_0, _Q8_0 = 2, 8
 
 
 def probe() -> None:
-    """Build tensors through the API and read them back by our layout; compare the types of both.
+    """Build tensors through the API and read them back by our layout; compare the type tables.
 
     Raises:
-        AbiMismatch: naming the first member or type that differs.
+        AbiMismatch: names the first member or type that differs.
     """
     ctx = ggml.ggml_init(ggml.InitParams(1 << 16, None, False))
     try:
@@ -71,7 +71,7 @@ def _tensors(ctx: int) -> None:
 
 
 def _buffer(ctx: int) -> None:
-    """`buffer` and `data` of a tensor that is given memory."""
+    """Check `buffer` and `data` of an allocated tensor."""
     room = (c.c_ubyte * 4096)()
     start = -(-c.addressof(room) // 64) * 64
     buffer = ggml.ggml_backend_cpu_buffer_from_ptr(start, 1024)
@@ -86,7 +86,7 @@ def _buffer(ctx: int) -> None:
 
 
 def _types() -> None:
-    """That a type of a number that both know is the same type: its name, and the values and bytes of its blocks."""
+    """Check that types with the same number have the same name, and the same values and bytes per block."""
     for number in ggml.type_ids():
         ours, theirs = tensor_type(number), ggml.ggml_get_type_traits(number).contents
         if ours is None or theirs.type_name is None:

@@ -1,4 +1,4 @@
-"""Nodes of llama.cpp's graph as its process tells of them, as nodes of `operations`."""
+"""Conversion of graph nodes from llama.cpp's process to nodes of `operations`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import answers
 from .node import Node, NoDefinition, Operand, span_bytes
 
 Bytes = npt.NDArray[np.uint8]
-#: The bytes of a tensor of the model's file by its name; None where it has none of the name.
+#: Returns the bytes of a tensor in the model's file by name, or None.
 WeightsOf = Callable[[str], Bytes | None]
 
 
@@ -22,11 +22,11 @@ class GraphNode(NamedTuple):
     """A node of a graph.
 
     Args:
-        number: in the order of the graphs of an evaluation, from 1; views do not count.
-        name, operation, device: of the node, also where it is None.
-        node: it, with its inputs and its output; None where they could not be had.
-        why: then the reason.
-        file_sources: the numbers of sources that were taken from the model's file.
+        number: in the order of an evaluation's graphs, from 1, without views.
+        name, operation, device: of the node, even if `node` is None.
+        node: the node with its inputs and its output; None if these are not available.
+        why: the reason in that case.
+        file_sources: indices of sources that were taken from the model's file.
     """
 
     number: int
@@ -39,7 +39,7 @@ class GraphNode(NamedTuple):
 
 
 def graph_node(said: answers.NodeSaid, arrays: list[npt.NDArray[Any]], weights: WeightsOf) -> GraphNode:
-    """Raises ProtocolError where the arrays are not those that were announced."""
+    """Convert a message to a node. Raises ProtocolError if the arrays are not the announced ones."""
     operation = f"{said.op} {said.variant}".strip()
     left = list(arrays)
 
@@ -72,14 +72,21 @@ def graph_node(said: answers.NodeSaid, arrays: list[npt.NDArray[Any]], weights: 
         return without(missing or str(output))
     view_of = said.view_of if said.view_of is not None and said.view_of < len(sources) else None
     node = Node(
-        said.op, tuple(sources), output, bytes.fromhex(said.parameters), said.variant, said.backend, said.device,
-        view_of, said.name,
-    )  # fmt: skip
+        said.op,
+        tuple(sources),
+        output,
+        bytes.fromhex(said.parameters),
+        said.variant,
+        said.backend,
+        said.device,
+        view_of,
+        said.name,
+    )
     return GraphNode(said.number, said.name, operation, said.device, node, "", tuple(in_file))
 
 
 def _operand(said: answers.TensorSaid, left: list[npt.NDArray[Any]], weights: WeightsOf) -> Operand | str:
-    """A tensor with its bytes, or why they are not to be had. Raises ProtocolError; NoDefinition for a type."""
+    """Return a tensor with its bytes, or why they are not available. Raises ProtocolError; NoDefinition for a type."""
     held = None
     if said.held == "here":
         if not left:

@@ -13,8 +13,7 @@ from ..gguf.model import PART_NAME, Model, part_paths
 
 @contextmanager
 def files_of(model: Model | Path) -> Iterator[list[Mapped]]:
-    """The files of a model, the one to load first. Of a model that is open, these are the very files that were read; at
-    a path are that file and the parts that lie beside it.
+    """Yield the files of a model, the one to load first: those of an open model, or a path and the parts beside it.
 
     Raises NoSuchFile, EnvironmentFault as `Mapped`.
     """
@@ -30,7 +29,7 @@ def files_of(model: Model | Path) -> Iterator[list[Mapped]]:
 
 
 def _others(path: Path) -> list[Path]:
-    """The parts beside a file whose name is that of a part, up to one that is missing."""
+    """Return the other parts beside a file named like a part, up to the first missing one."""
     name = PART_NAME.fullmatch(path.name)
     if name is None:
         return []

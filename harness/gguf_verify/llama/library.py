@@ -1,4 +1,4 @@
-"""llama.cpp as a library: its types, conversions, quantizers and single products, without a model."""
+"""llama.cpp as a library, without a model: its types, conversions, quantizers and single products."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def block_of(type_id: int) -> int:
-    """Values that count as a block of a type; 32 of a type without blocks."""
+    """Return the number of values per block of a type; 32 for a type without blocks."""
     kind = tensor_type(type_id)
     return kind.block_size if kind is not None and kind.quantized else 32
 
 
 def _function_of(node: Node) -> str:
-    """The function that the parameters of a node of UNARY or GLU name; "" where they name none, and of other nodes."""
+    """Return the function selected by the parameters of a UNARY or GLU node; "" if unknown, and for other nodes."""
     known = NUMBERED.get(node.op, ())
     number = int.from_bytes(node.parameters[:4], "little")
     return known[number] if number < len(known) else ""
 
 
 class WithoutLlama(LlamaProcess):
-    """A process like llama.cpp's that does not load it, and can only scan files: with our own decoders, compared with
-    nothing.
+    """A process like llama.cpp's that does not load llama.cpp. It can only scan files, by our own decoders, without a
+    comparison.
 
-    Args: as of `LlamaProcess`.
+    Args: as for `LlamaProcess`.
     """
 
     def __init__(self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None) -> None:
@@ -60,13 +60,16 @@ class Llama(LlamaProcess):
 
     Args:
         build: the folder of llama.cpp's libraries; None: those of llama-cpp-python.
-        others: as of `LlamaProcess`.
+        others: as for `LlamaProcess`.
     """
 
     def __init__(
-        self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None,
+        self,
+        time_limit: float = TIME_LIMIT,
+        verbose: bool = False,
+        child: Child | None = None,
         build: Path | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if build is not None and child is None:
             child = Child(verbose, build=build)
         missing = None if build is not None else why_missing()
@@ -81,69 +84,69 @@ class Llama(LlamaProcess):
         self.model = LoadedModel(self)
 
     def versions(self) -> dict[str, Any]:
-        """Versions of llama-cpp-python, llama.cpp and ggml, the build's features, and its table of types by number."""
+        """Return versions of llama-cpp-python, llama.cpp and ggml, the build's features, and its table of types."""
         result, _ = self.ask("hello")
         return msgspec.structs.asdict(self.typed("hello", result, answers.Hello))
 
     def _array(
         self, call: str, out: Sequence[npt.NDArray[Any]], number: type[np.generic], *shape: int | None
     ) -> npt.NDArray[Any]:
-        """The one array of an answer. Raises LlamaFault where it is another."""
+        """Return the only array of an answer. Raises LlamaFault if it is not as expected."""
         with self.valid(call):
             (one,) = out
             return answers.expect(one, number, *shape)
 
     def activations(self, definition: str, x: Floats, backend: str) -> Bytes:
-        """Activations float32[M, K] as a backend quantizes them for products of one of its definitions, uint8[M, row
+        """Quantize activations float32[M, K] as a backend does for products of one of its definitions, uint8[M, row
         bytes]."""
         _, out = self.ask("activations", {"x": x}, definition=definition, backend=backend)
         return self._array("activations", out, np.uint8, len(x), None)
 
     def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats:
-        """llama.cpp's `to_float` of n values. Raises LlamaRefused for a type that has none (F32, integers)."""
+        """Apply llama.cpp's `to_float` to n values. Raises LlamaRefused for a type without it (F32, integers)."""
         _, out = self.ask("to_float", {"raw": raw}, type=type_id, n=n)
         return self._array("to_float", out, np.float32, n)
 
     def from_float(self, type_id: int, x: Floats) -> Bytes:
-        """Activations float32[M, K] as llama.cpp's CPU backend quantizes them, uint8[M, row bytes]."""
+        """Quantize activations float32[M, K] as llama.cpp's CPU backend does, uint8[M, row bytes]."""
         _, out = self.ask("from_float", {"x": x}, type=type_id)
         return self._array("from_float", out, np.uint8, len(x), None)
 
     def quantize(self, type_id: int, x: Floats, importance: Floats | None = None) -> Bytes:
-        """`ggml_quantize_chunk`: weights float32[rows, K], importance float32[K] → uint8[rows, row bytes].
-        Raises LlamaRefused where K is no whole number of blocks."""
+        """Call `ggml_quantize_chunk`: weights float32[rows, K], importance float32[K] → uint8[rows, row bytes].
+        Raises LlamaRefused if K is not a whole number of blocks."""
         arrays = {"x": x} | ({} if importance is None else {"importance": importance})
         _, out = self.ask("quantize", arrays, type=type_id)
         return self._array("quantize", out, np.uint8, len(x), None)
 
     def validate(self, type_id: int, raw: Bytes) -> bool:
-        """`ggml_validate_row_data`."""
+        """Call `ggml_validate_row_data`."""
         result, _ = self.ask("validate", {"raw": raw}, type=type_id)
         return self.typed("validate", result, answers.Valid).valid
 
     def block_products(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu") -> Floats:
-        """Every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K]. Of a type
-        without blocks, 32 values count as a block; the last one of a row may have fewer."""
+        """Compute every block × block product, float32[K/32, M, N], of weights uint8[N, row bytes] and float32[M, K].
+        For a type without blocks, 32 values count as a block; the last one of a row may have fewer."""
         _, out = self.ask("block_products", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
         return self._array("block_products", out, np.float32, -(-x.shape[1] // block_of(type_id)), len(x), len(w))
 
     def multiply(self, type_id: int, w: Bytes, x: Floats, threads: int = 1, backend: str = "cpu") -> Floats:
-        """llama.cpp's product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside any model."""
+        """Compute the product float32[M, N] of weights uint8[N, row bytes] and float32[M, K], outside a model."""
         _, out = self.ask("multiply", {"w": w, "x": x}, type=type_id, threads=threads, backend=backend)
         return self._array("multiply", out, np.float32, len(x), len(w))
 
     def devices(self) -> list[answers.DeviceSaid]:
-        """What ggml's registry has, in its order."""
+        """Return the devices of ggml's registry, in its order."""
         result, _ = self.ask("devices")
         return self.typed("devices", result, answers.Devices).devices
 
     def compute_node(self, node: Node, device: str = "CPU", threads: int = 1) -> Node | None:
-        """A node of any operation, computed outside any model on a device of ggml's registry: the same with its output
-        as computed. None where the device does not offer it, or this llama.cpp has no such operation or function.
+        """Compute a node of any operation on a device of ggml's registry, outside any model; returns it with its
+        output. None if the device does not support it, or this llama.cpp has no such operation or function.
 
         Raises:
             LlamaRefused: there is no such device.
-            LlamaFault: the process died, as it does where ggml asserts what the node does not keep.
+            LlamaFault: the process died, as it does if the node violates one of ggml's assertions.
         """
         described = {
             "op": node.op, "variant": _function_of(node), "parameters": node.parameters.hex(), "view_of": node.view_of,
@@ -161,8 +164,8 @@ class Llama(LlamaProcess):
         return replace(node, output=output, backend=made.backend, device=device)
 
     def quantize_file(self, source: Path, target: Path, ftype: int, pure: bool, threads: int = 1) -> None:
-        """`llama_model_quantize`, in a process of its own, which can write into one folder beside the target alone.
-        Raises LlamaRefused; EnvironmentFault, also where the target cannot be written."""
+        """Call `llama_model_quantize` in a separate process that can write only into one folder beside the target.
+        Raises LlamaRefused; EnvironmentFault, also if the target cannot be written."""
         folder = Path(tempfile.mkdtemp(prefix=".gguf-verify-", dir=target.parent))
         try:
             made = folder / "made.gguf"
@@ -171,9 +174,9 @@ class Llama(LlamaProcess):
                 ((path, *_),) = own.give(files)
                 own.ask(
                     "quantize_file", source=path, target=os.path.abspath(made), ftype=ftype, pure=pure, threads=threads
-                )  # fmt: skip
+                )
             if not stat.S_ISREG(made.lstat().st_mode):
-                raise LlamaFault("llama.cpp quantized a model to what is no file")
+                raise LlamaFault("llama.cpp did not write a regular file")
             made.replace(target)
         finally:
             scratch.remove_folder(folder)

@@ -1,6 +1,6 @@
-"""A trial of llama.cpp's own loading, without memory for the weights.
+"""Trial of llama.cpp's own loading, without memory for the weights.
 
-`llama_model_load_from_file` with `no_alloc` does everything that can refuse a file: it reads the keys of the
+`llama_model_load_from_file` with `no_alloc` does everything that can reject a file: it reads the keys of the
 architecture, builds the vocabulary, and looks up every tensor by name and shape. It reads no weights and starts no
 device. This module runs in llama.cpp's processes.
 """
@@ -15,9 +15,9 @@ from typing import Any
 
 #: `GGML_LOG_LEVEL_ERROR`.
 ERROR = 4
-#: The line in which llama.cpp says why, after the name of its function.
+#: The line in which llama.cpp gives the reason, after the name of its function.
 _WHY = re.compile(r"error loading model.*", re.DOTALL)
-#: llama.cpp's words for an architecture that it has no code for; of a file that names none, the name is empty.
+#: llama.cpp's message for an unsupported architecture; if the file has none, the name is empty.
 _UNKNOWN_ARCHITECTURE = re.compile(r"unknown model architecture: '[^']")
 _LOAD_MODE_NONE = 0
 
@@ -27,24 +27,24 @@ class Untried(Exception):
 
 
 def why_not_loaded(api: Any, path: str, vocab_only: bool, errors: MutableSequence[str]) -> str | None:
-    """llama.cpp's sentence on why it does not load a file; None where it loads.
+    """Return llama.cpp's reason for not loading a file; None if it loads.
 
     Args:
         api: llama.cpp's functions.
         vocab_only: load no tensors.
-        errors: to which this process's log appends lines of level `ERROR`.
+        errors: this process's log appends its lines of level `ERROR` here.
 
     Raises Untried.
     """
     params = api.llama_model_default_params()
     if not hasattr(params, "no_alloc"):
-        raise Untried("this llama.cpp loads no model without memory for its weights")
-    no_devices = (c.c_void_p * 1)(None)  # else GPUs would be started
+        raise Untried("this llama.cpp cannot load a model without memory for its weights")
+    no_devices = (c.c_void_p * 1)(None)  # otherwise GPUs would be started
     params.devices = c.cast(no_devices, c.c_void_p)
     params.n_gpu_layers, params.main_gpu, params.split_mode = 0, -1, 0
     params.vocab_only, params.no_alloc, params.use_extra_bufts = vocab_only, True, False
     if hasattr(params, "load_mode"):
-        params.load_mode = _LOAD_MODE_NONE  # a mapping would need memory, which no_alloc excludes
+        params.load_mode = _LOAD_MODE_NONE  # a mapping would need memory, which no_alloc forbids
     else:
         params.use_mmap = False
     errors.clear()
@@ -54,15 +54,15 @@ def why_not_loaded(api: Any, path: str, vocab_only: bool, errors: MutableSequenc
         return None
     if any("bad_alloc" in line for line in errors):
         raise MemoryError
-    return reason(errors) or "llama.cpp does not load the file, and does not say why"
+    return reason(errors) or "llama.cpp does not load the file, without giving a reason"
 
 
 def reason(errors: Iterable[str]) -> str:
-    """The line among llama.cpp's errors that says why it did not load a file; "" where none does."""
+    """Return the line of llama.cpp's errors with the reason for not loading a file; "" if there is none."""
     found = (match[0] for line in errors if (match := _WHY.search(line)))
     return " ".join(next(found, "").split())
 
 
 def for_another_program(why: str) -> bool:
-    """Whether a file is not loaded for the name of its architecture, which this llama.cpp has no code for."""
+    """Whether a file is not loaded because this llama.cpp does not support its architecture."""
     return _UNKNOWN_ARCHITECTURE.search(why) is not None

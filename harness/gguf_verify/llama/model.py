@@ -1,4 +1,4 @@
-"""A model in llama.cpp's process: tokens, evaluations of its graph, capture of its products and graft into them."""
+"""A model in llama.cpp's process: tokens, evaluations of its graph, capture and replacement of its products."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 
-#: Products that llama.cpp may compute while one is judged. Each takes room in the lane, and in the judge's process the
-#: one that is judged alone.
+#: Number of products that llama.cpp may compute ahead while one is judged. Each takes room in the lane; the judging
+#: process holds only the one it judges.
 _AHEAD = 2
 
 
 class LoadedModel:
-    """The model that a llama.cpp process holds, and its context."""
+    """The model in a llama.cpp process, and its context."""
 
     def __init__(self, process: LlamaProcess) -> None:
         self._process = process
 
     def open(self, model: Model | Path, threads: int, repack: bool = False, backend: str = "cpu") -> dict[str, Any]:
-        """Load a model with all of its layers on one backend: the very files of one that is open, or those of a path.
+        """Load a model with all its layers on one backend: the files of an open model, or those of a path.
 
-        Raises LlamaRefused if llama.cpp does not take the file, EnvironmentFault if the backend cannot be used here.
+        Raises LlamaRefused if llama.cpp rejects the file, EnvironmentFault if the backend cannot be used here.
         """
         self._process.start_backend(backend)
         with files_of(model) as files:
@@ -49,10 +49,10 @@ class LoadedModel:
 
     def open_on(
         self, model: Model | Path, threads: int, device: str, layers: int = -1, repack: bool = False
-    ) -> dict[str, Any]:  # fmt: skip
-        """Load a model with so many of its layers on a device of ggml's registry; negative for all of them.
+    ) -> dict[str, Any]:
+        """Load a model with `layers` of its layers on a device of ggml's registry; all if negative.
 
-        Raises LlamaRefused if there is no such device, or llama.cpp does not take the file.
+        Raises LlamaRefused if there is no such device, or llama.cpp rejects the file.
         """
         with files_of(model) as files:
             ((path, *_),) = self._process.give(files)
@@ -68,34 +68,33 @@ class LoadedModel:
             options: n_ubatch, type_k, type_v, flash and sequences, see `worker.model`.
 
         Returns:
-            whether the model embeds. An encoder or an embedding model has no memory of past tokens or no decoder; it
-            does not generate, and its evaluations hold embeddings, not logits.
+            whether the model computes embeddings. An encoder or embedding model has no memory of past tokens or no
+            decoder; it does not generate, and its evaluations return embeddings, not logits.
         """
         arguments: dict[str, Any] = {"n_ctx": n_ctx, "n_batch": n_batch or n_ctx, **options}
         result, _ = self._process.ask("make_context", **arguments)
         return self._process.typed("make_context", result, answers.Context).embeds
 
     def read_source(self, tokens: list[int]) -> None:
-        """Set what an encoder-decoder model has read before it writes. Each later evaluation encodes it first, with its
-        nodes tapped."""
+        """Set the source of an encoder-decoder model. Each later evaluation encodes it first, with its nodes tapped."""
         self._process.ask("read_source", tokens=tokens)
 
     def tokenize(self, text: str) -> list[int]:
-        """Tokens of a prompt, with the special ones that the model asks for."""
+        """Tokenize a prompt, with the special tokens that the model requires."""
         result, _ = self._process.ask("tokenize", text=text)
         return self._process.typed("tokenize", result, answers.Tokens).tokens
 
     def pieces(self, tokens: list[int]) -> list[str]:
-        """Each token's text."""
+        """Return each token's text."""
         result, _ = self._process.ask("pieces", tokens=tokens)
         made = self._process.typed("pieces", result, answers.Pieces).pieces
         with self._process.valid("pieces"):
             if len(made) != len(tokens):
-                raise ProtocolError("not a text for each token")
+                raise ProtocolError("the number of texts is not that of the tokens")
         return made
 
     def generate(self, tokens: list[int], n: int, on_token: Callable[[], object] = lambda: None) -> list[int]:
-        """n greedy tokens after a prompt, one at a time; the time limit applies to each token."""
+        """Generate n greedy tokens after a prompt, one at a time; the time limit applies to each token."""
         self._process.send("generate", {}, {"tokens": tokens, "n": n})
         told = 0
         while True:
@@ -108,35 +107,39 @@ class LoadedModel:
                 if header.get("event") != "token" and len(made) == n:
                     return made
                 if header.get("event") != "token" or told > n:
-                    raise ProtocolError("not as many tokens as were asked for")
+                    raise ProtocolError("not the requested number of tokens")
             on_token()
 
     def evaluate(self, tokens: list[int], first: int = 0) -> Evaluation:
-        """Logits of the tokens from number `first` on, all evaluated in one batch, no node tapped."""
+        """Evaluate all tokens in one batch, without taps; returns the logits of those from index `first` on."""
         result, out = self._process.ask("evaluate", tokens=tokens, mode="plain", options={}, first=first)
         return self._evaluation(result, out)
 
     def _evaluation(self, result: object, out: list[npt.NDArray[Any]]) -> Evaluation:
-        """What an evaluation's answer holds. Raises LlamaFault where it is none."""
+        """Convert an evaluation's answer. Raises LlamaFault if it is invalid."""
         seen = self._process.typed("evaluate", result, answers.Evaluated).seen
         with self._process.valid("evaluate"):
             (logits,) = out
             return Evaluation(answers.expect(logits, np.float32, None, None), seen.lookup, seen.unsupported, seen.used)
 
     def capture(
-        self, tokens: list[int], activations: tuple[int, ...] = (), checksum: bool = False, idle: bool = False,
+        self,
+        tokens: list[int],
+        activations: tuple[int, ...] = (),
+        checksum: bool = False,
+        idle: bool = False,
         position: int = 0,
-    ) -> Iterator[Gemm | Evaluation]:  # fmt: skip
-        """Each GEMM with weights as it is computed, then the Evaluation. While the caller works, llama.cpp goes on with
-        the graph, by `_AHEAD` products at most.
+    ) -> Iterator[Gemm | Evaluation]:
+        """Yield each GEMM with weights as it is computed, then the Evaluation. Meanwhile llama.cpp continues with the
+        graph, up to `_AHEAD` products ahead.
 
         Args:
             tokens: one batch.
-            activations: ggml types in which each quantized GEMM's activations are wanted too, made by llama.cpp's own
-                quantizer. If any is given, products with other weights come with their activations in the weights'
-                type. A backend that decides itself in which format a product takes them gives that one.
-            checksum: also the crc32 of the weights.
-            idle: also matrices that a node holds and did not use: experts to which no token was routed.
+            activations: ggml types in which to return each quantized GEMM's activations too, made by llama.cpp's own
+                quantizer. If any is given, products with other weights return their activations in the weights'
+                type. A backend that decides the format itself returns that one.
+            checksum: also return the crc32 of the weights.
+            idle: also yield matrices that a node holds but did not use: experts to which no token was routed.
             position: of the first token; the tokens before it must have been evaluated last.
         """
         for node, answer in self._tapped("capture", tokens, activations, checksum, position):
@@ -155,15 +158,15 @@ class LoadedModel:
     def nodes(
         self, tokens: list[int], weights: WeightsOf, wanted: str = ".*", position: int = 0, slot: Slot = ALONE
     ) -> Iterator[GraphNode | Evaluation]:
-        """Each node of the graph that computes something, with its actual inputs, as it is computed, then the
-        Evaluation. While the caller works, llama.cpp goes on with the graph, by `_AHEAD` nodes at most.
+        """Yield each computing node of the graph with its actual inputs, as it is computed, then the Evaluation.
+        Meanwhile llama.cpp continues with the graph, up to `_AHEAD` nodes ahead.
 
         Args:
             tokens: one batch.
-            weights: gives the bytes of a tensor of the model's file by its name, or None.
-            wanted: a regular expression that the whole name of an operation must match; others are not told of.
+            weights: returns the bytes of a tensor in the model's file by name, or None.
+            wanted: a regular expression that must match an operation's full name; others are not reported.
             position: of the first token; the tokens before it must have been evaluated last.
-            slot: of the tokens, and what stands beside them.
+            slot: the placement of the tokens, and the tokens beside them.
         """
         options = {"wanted": wanted, "ahead": _AHEAD}
         arguments = {"tokens": tokens, "mode": "nodes", "options": options, "position": position}
@@ -185,7 +188,7 @@ class LoadedModel:
             self._process.reply("evaluate", {})
 
     def record(self, tokens: list[int]) -> tuple[list[answers.RecordedNode], Evaluation]:
-        """Evaluate node by node, and keep what each node computes in llama.cpp's process: its nodes without views."""
+        """Evaluate node by node, keeping each output in llama.cpp's process; returns the nodes without views."""
         result, out = self._process.ask("evaluate", tokens=tokens, mode="record", options={})
         nodes = self._process.typed("evaluate", result, answers.Recorded).nodes
         with self._process.valid("evaluate"):
@@ -193,20 +196,20 @@ class LoadedModel:
                 if not all(0 < read < number for read in node.reads) or (
                     node.use and not number < node.use <= len(nodes)
                 ):
-                    raise ProtocolError("a node that reads what follows it")
+                    raise ProtocolError("a node that reads a later node")
         return nodes, self._evaluation(result, out)
 
     def windows(
         self, tokens: list[int], windows: Sequence[tuple[int, int]], back: bool = True
     ) -> Iterator[FusedOutput | FusedEnd]:
-        """Evaluate with the nodes of each window given to the backend together, so that it may fuse them, on the inputs
-        that the record has: each output that a window leaves behind with other bits, then the end.
+        """Evaluate with the nodes of each window given to the backend together, so that it may fuse them, on the
+        recorded inputs. Yields each output of a window whose bits differ, then the end.
 
         Args:
             tokens: those of the record.
-            windows: the first and the last node of each, of one graph, from 1, in their order; all other nodes are
-                computed one by one.
-            back: the graph goes on with the record's bits in the place of others.
+            windows: the first and the last node of each, in one graph, from 1, in order; all other nodes are computed
+                one by one.
+            back: the graph continues with the record's bits in place of differing ones.
         """
         options = {"windows": windows, "back": back}
         self._process.send("evaluate", {}, {"tokens": tokens, "mode": "windows", "options": options})
@@ -222,43 +225,51 @@ class LoadedModel:
                 (span,) = arrays
                 answers.expect(span, np.uint8, None)
                 if not one.first <= one.number <= one.last or (one.first, one.last) not in windows:
-                    raise ProtocolError("no window that was asked for")
+                    raise ProtocolError("not a requested window")
             yield FusedOutput(one.number, (one.first, one.last), span)
             self._process.reply("evaluate", {})
 
     def _stop(self) -> None:
-        """Let the graph come to its end unobserved, after a capture that nobody follows any more."""
+        """Let the graph finish unobserved, after a capture was abandoned."""
         with contextlib.suppress(OSError, EOFError, EnvironmentFault):
-            self._process.reply("evaluate", {"stop": True})  # once, whatever else was told: it waits for no more
+            self._process.reply("evaluate", {"stop": True})  # sent once: the process expects no further answers
             while "event" in self._process.receive("evaluate")[0]:
                 pass
 
     def graft(
-        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = (),
-        spared: Collection[str] = (), meanwhile: Callable[[], object] = lambda: None,
-    ) -> Evaluation:  # fmt: skip
+        self,
+        tokens: list[int],
+        replace: Callable[[Gemm], Floats | None],
+        activations: tuple[int, ...] = (),
+        spared: Collection[str] = (),
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> Evaluation:
         """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM.
 
         Args:
-            spared: tensors for all of whose GEMMs `replace` gives an output; where it does not, llama.cpp refuses
-                (LlamaRefused). Where the CPU computes, llama.cpp's own is not computed: what a GEMM holds as y then
-                means nothing.
-            meanwhile: called after each product, while llama.cpp goes on to the next.
+            spared: tensors for all of whose GEMMs `replace` returns an output; if it does not, llama.cpp refuses
+                (LlamaRefused). On the CPU, llama.cpp's own product is not computed: the GEMM's y is then meaningless.
+            meanwhile: called after each product, while llama.cpp continues to the next.
         """
         for node, answer in self._tapped("graft", tokens, activations, False, spared=spared):
             if isinstance(node, Evaluation):
                 return node
             given = [replace(gemm) for gemm in node.gemms()]
             lacks = node.tensor in spared and any(y is None for y in given)
-            answer(None if lacks else node.joined(given))  # rows that nobody computed must not be joined
+            answer(None if lacks else node.joined(given))  # rows that were not computed must not be joined
             meanwhile()
         raise LlamaFault("llama.cpp ended a graft without a result")
 
     def _tapped(
-        self, mode: str, tokens: list[int], activations: tuple[int, ...], checksum: bool, position: int = 0,
+        self,
+        mode: str,
+        tokens: list[int],
+        activations: tuple[int, ...],
+        checksum: bool,
+        position: int = 0,
         spared: Collection[str] = (),
-    ) -> Iterator[tuple[TappedProduct | Evaluation, Callable[[Floats | None], None]]]:  # fmt: skip
-        """Each product of an evaluation with the function that lets the graph go on, then the Evaluation."""
+    ) -> Iterator[tuple[TappedProduct | Evaluation, Callable[[Floats | None], None]]]:
+        """Yield each product of an evaluation with the function that lets the graph continue, then the Evaluation."""
         options = {
             "activations": list(activations), "checksum": checksum, "ahead": _AHEAD if mode == "capture" else 0,
             "spared": sorted(spared),

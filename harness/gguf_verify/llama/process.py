@@ -1,4 +1,4 @@
-"""The parent's side of llama.cpp's process: a crash, an abort or a hang of it becomes one clear line."""
+"""The parent's side of llama.cpp's process: a crash, an abort or a hang becomes one clear line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..support.text import printable
 from . import answers
 from .child import Child
 
-#: After so many seconds without an answer from llama.cpp it counts as hung.
+#: Seconds without an answer after which llama.cpp counts as hung.
 TIME_LIMIT = 900.0
 _LOG_LINES, _LOG_WIDTH = 6, 200
 
 Arrays = list[npt.NDArray[Any]]
 T = TypeVar("T")
-#: What the checks of an answer raise.
+#: Exceptions raised by the checks of an answer.
 _NOT_VALID = (
     protocol.ProtocolError, KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError,
 )  # fmt: skip
@@ -40,19 +40,19 @@ class LlamaRefused(Exception):
 
 
 class FileRefused(LlamaRefused):
-    """llama.cpp does not load a file: the words are its own, and the fault is the file's."""
+    """llama.cpp does not load a file: the message is its own, and the file is at fault."""
 
     culprit: ClassVar[Culprit] = "file"
 
 
 class LlamaProcess:
-    """A llama.cpp process that is asked one call at a time. As a context manager it ends the process on leaving.
+    """A llama.cpp process that handles one call at a time. Use it as a context manager: leaving it ends the process.
 
-    What it answers is an `object`, of which the type checker lets nobody take a part: `typed` makes a record of it.
+    Its answers are of type `object`, so that the type checker allows no access before `typed` makes a record of them.
 
     Args:
-        time_limit: after so many seconds without an answer the process is killed and EnvironmentFault is raised.
-        verbose: llama.cpp's log goes to standard error.
+        time_limit: seconds without an answer after which the process is killed and EnvironmentFault is raised.
+        verbose: print llama.cpp's log on standard error.
         child: the process, if it was started ahead.
 
     Raises EnvironmentFault if llama.cpp cannot be used at all.
@@ -66,7 +66,7 @@ class LlamaProcess:
         self._back: Lane | None
         self._out, self._back = lanes or (None, None)
         self._given = Given()
-        #: The node that a graph has come to, in words.
+        #: Description of the graph's current node.
         self._at = ""
         try:
             header, _ = self.receive("start")
@@ -93,43 +93,43 @@ class LlamaProcess:
     def ask(
         self, call: str, arrays: dict[str, npt.NDArray[Any]] | None = None, **arguments: Any
     ) -> tuple[object, Arrays]:
-        """Make a call that has one answer: its result and its arrays.
+        """Make a call with one answer; returns its result and its arrays.
 
         Raises:
             LlamaRefused: llama.cpp declined.
-            EnvironmentFault: the process died, hung or failed, or sent what is not valid.
+            EnvironmentFault: the process died, hung or failed, or sent an invalid answer.
         """
         self.send(call, arrays or {}, arguments)
         header, out = self.receive(call)
         return self.result(call, header), out
 
     def give(self, *groups: Sequence[OpenFile]) -> list[list[str]]:
-        """As `Given.give`: the paths of files for the arguments of the next call."""
+        """Return paths of files for the arguments of the next call, as `Given.give` does."""
         return self._given.give(*groups)
 
     def send(self, call: str, arrays: dict[str, npt.NDArray[Any]], arguments: dict[str, Any]) -> None:
-        """Begin a call; `receive` its events and its answer. Raises EnvironmentFault if the process died."""
+        """Begin a call; take its events and its answer by `receive`. Raises EnvironmentFault if the process died."""
         self._at = ""
         self.reply(call, {"call": call, "names": list(arrays), **arguments}, *arrays.values())
 
     def reply(self, call: str, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> None:
         """Answer an event of a call. Raises EnvironmentFault if the process died."""
         if self._out is not None:
-            self._out.all_taken()  # those of the message before: the process waits for one at a time
+            self._out.all_taken()  # the process has read the last message: it handles one at a time
         try:
             protocol.send(self._link, {**header, **self._given.announced()}, *arrays, lane=self._out)
             self._given.hand_over(self._link)
         except EnvironmentFault:
-            self.abandon()  # it waits for what does not come
+            self.abandon()  # the process waits for files that will not come
             raise
         except OSError:
             with contextlib.suppress(EOFError, OSError, protocol.ProtocolError):
-                while True:  # what it had said before
+                while True:  # read its last messages
                     self._message(call)
             raise self._death(call) from None
 
     def receive(self, call: str) -> tuple[dict[str, object], Arrays]:
-        """The next message of a call: an event (it has a key "event") or the answer, which `result` takes."""
+        """Return the next message of a call: an event (with a key "event") or the answer, which `result` takes."""
         try:
             with stage("llama.cpp"):
                 while True:
@@ -146,7 +146,7 @@ class LlamaProcess:
             raise self._death(call) from None
 
     def _message(self, call: str) -> tuple[dict[str, object], Arrays]:
-        """The next message, also where it but says which node comes next."""
+        """Return the next message, even if it only announces the next node."""
         header, arrays = protocol.receive(self._link, seconds=self._time_limit, lane=self._back)
         if header.get("event") == "at":
             self._at = f" at {printable(self.typed(call, header, answers.At).node, _LOG_WIDTH)}"
@@ -154,7 +154,7 @@ class LlamaProcess:
 
     @contextlib.contextmanager
     def valid(self, call: str) -> Iterator[None]:
-        """Around the checks of an answer: where they fail, LlamaFault is raised and the process is ended."""
+        """Wrap the checks of an answer: if they fail, raise LlamaFault and end the process."""
         try:
             yield
         except protocol.ProtocolError as error:
@@ -163,17 +163,17 @@ class LlamaProcess:
             self._not_valid(call)
 
     def typed(self, call: str, value: object, kind: type[T]) -> T:
-        """A part of an answer as a record of `answers`. Raises LlamaFault where it is none."""
+        """Convert a part of an answer to a record of `answers`. Raises LlamaFault if it is invalid."""
         with self.valid(call):
             return record(value, kind)
 
     def _not_valid(self, call: str, why: object = "") -> NoReturn:
         self.abandon()
         said = f"{f' ({why})' if why else ''}{self._last_log()}"
-        raise LlamaFault(f"llama.cpp's process sent an answer that is not valid in {call}{said}") from None
+        raise LlamaFault(f"llama.cpp's process sent an invalid answer in {call}{said}") from None
 
     def result(self, call: str, header: dict[str, object]) -> object:
-        """The result that an answer holds. Raises LlamaRefused and EnvironmentFault as `ask` does."""
+        """Return the result in an answer. Raises LlamaRefused and EnvironmentFault as `ask` does."""
         if "refused" in header:
             words = self._words(header["refused"])
             if header.get("of_file") is True:
@@ -187,10 +187,10 @@ class LlamaProcess:
         return header["result"]
 
     def start_backend(self, backend: str) -> dict[str, object]:
-        """Start a device in this process, by ggml's name or one of `backends.SHORT`, which products and models on it
-        need: what it says of the device, of which `backends` makes a record.
+        """Start a device in this process, by ggml's name or one of `backends.SHORT`; products and models on it need
+        that. Returns its report of the device, of which `backends` makes a record.
 
-        Raises EnvironmentFault if it cannot be used here, UsageError if there is none of that name.
+        Raises EnvironmentFault if it cannot be used here, UsageError if there is no such device.
         """
         result, _ = self.ask("start_backend", backend=backend)
         said = self.typed("start_backend", result, dict[str, str | int | float | bool | None])
@@ -202,7 +202,7 @@ class LlamaProcess:
         return {name: printable(value, _MOST_SAID) if isinstance(value, str) else value for name, value in said.items()}
 
     def abandon(self) -> None:
-        """End the process in the middle of a call: no later call may read what this one left in the socket."""
+        """End the process in the middle of a call: no later call may read this one's remaining messages."""
         self._child.kill()
         self._child.hang_up()
 
@@ -213,16 +213,16 @@ class LlamaProcess:
         return LlamaFault(f"llama.cpp died in {call}{self._at} ({how}){self._last_log()}")
 
     def _last_log(self) -> str:
-        """The last lines that llama.cpp printed, on one line."""
+        """Return the last lines that llama.cpp printed, on one line."""
         said = [self._given.named(line) for line in self._child.last_lines(8192) if line.strip(" .")]
         lines = [printable(line, _LOG_WIDTH) for line in said]
         return f"; it said: {' | '.join(lines[-_LOG_LINES:])}" if lines else ""
 
     def _words(self, said: object) -> str:
-        """What the process says, with the user's names of files."""
+        """Return a message of the process, with the user's file names."""
         return _words(self._given.named(str(said)[: 2 * _MOST_SAID]))
 
 
 def _words(said: Any) -> str:
-    """What the process says, which may come from a file: escaped and on one line."""
+    """Escape a message of the process, which may come from a file, and put it on one line."""
     return printable(" ".join(str(said)[: 2 * _MOST_SAID].split()), _MOST_SAID)

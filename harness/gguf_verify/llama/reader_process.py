@@ -1,8 +1,8 @@
 """A child process that reads files with another reader: `python -m gguf_verify.llama.reader_process READER FD`.
 
-It serves one request after the other over the socket FD, in JSON. A request is a path, the files that it is given (see
-`processes.given`), the memory that reading may take, and what llama.cpp is to load. The answer is the tensors that the
-reader sees, or why it sees none, and whether llama.cpp loads the file. A file that crashes the reader, makes it hang or
+It serves requests over the socket FD, in JSON. A request has a path, the files for the process (see `processes.given`),
+the memory limit for reading, and what llama.cpp should load. The answer has the tensors that the reader sees, or the
+reason why there are none, and whether llama.cpp loads the file. A file that crashes the reader, makes it hang or
 exhausts its memory harms only this process.
 """
 
@@ -26,16 +26,16 @@ from msgspec import Struct
 from ..processes.given import Taken, only_read
 from . import builds
 
-#: llama.cpp reads the data of files up to this size in bytes, so it notices a cut; of larger files only the header.
+#: llama.cpp also reads the data of files up to this size in bytes, so that it notices a cut; else only the header.
 MAX_WHOLE = 64 << 20
-#: Bytes of a reader's message that are kept, and bytes that it may print in all.
+#: Bytes to keep of a reader's message, and limit of bytes that it may print in all.
 MAX_SAID, MAX_PRINTED = 4096, 1 << 20
-#: Most bytes of the first message, and of an answer, of which one tensor takes about 100.
+#: Size limits of the first message, and of an answer, in which a tensor takes about 100 bytes.
 MAX_HELLO, MAX_ANSWER = 1 << 16, 32 << 20
 
-#: What llama.cpp is to load of a file, beside its header: all, or the vocabulary of a file without tensors.
+#: What llama.cpp should load besides the header: everything, or the vocabulary of a file without tensors.
 Load = Literal["", "model", "vocabulary"]
-#: A reader: it takes a path and what to load, and returns the answer. Any exception is a refusal.
+#: A reader: takes a path and what to load, returns the answer. Any exception is a refusal.
 Read = Callable[[str, Load], dict[str, Any]]
 
 
@@ -47,14 +47,14 @@ class Hello(Struct):
 
 
 class Answer(Struct):
-    """What a reader makes of a file: why it refused it, why it was stopped, or what it sees.
+    """A reader's result: why it refused the file, why it was stopped, or what it sees.
 
     Args:
-        refused: the reason. In it, and in names, a character stands for each byte, since bytes that are not UTF-8 are
-            no text of JSON.
-        tensors: name, ggml's number of the type, shape, absolute offset and bytes of each.
-        said: what it left out.
-        loads: whether it loads the file; None where it was not tried.
+        refused: the reason. Here and in names, each byte is one character, because JSON cannot hold bytes that are not
+            UTF-8.
+        tensors: name, ggml's type number, shape, absolute offset and size in bytes of each.
+        said: what it skipped.
+        loads: whether it loads the file; None if not tried.
         not_loaded: why not, in llama.cpp's words, or why it was not tried.
     """
 
@@ -68,20 +68,20 @@ class Answer(Struct):
 
 
 def gguf_py() -> tuple[str, Read]:
-    """The version of the gguf package, and a function that reads with it."""
+    """Return the version of the gguf package, and a function that reads with it."""
     from importlib.metadata import version
 
     import gguf
     import numpy as np
 
-    # gguf-py makes an array of every string and every element. Of a memmap these are memmaps, which take twice the
+    # gguf-py makes an array of every string and every element. From a memmap these are memmaps, which take twice the
     # memory of plain arrays of the same bytes, and more than twice the time.
     mapped = np.memmap
     setattr(np, "memmap", lambda path, mode="r": np.asarray(mapped(path, mode=mode)))  # noqa: B010 - mypy takes it for a type
 
     class Reader(gguf.GGUFReader):  # type: ignore[misc]  # the package has no types
-        """gguf-py's reader, which reads each element of an array and does not keep it: the elements of a vocabulary of
-        128,000 tokens take 140 MB. Nothing that it judges looks at them again."""
+        """gguf-py's reader without keeping the elements of arrays: those of a vocabulary of 128,000 tokens take 140 MB,
+        and its own checks do not use them again."""
 
         _depth = 0
 
@@ -107,7 +107,7 @@ def gguf_py() -> tuple[str, Read]:
 
 
 def llama_cpp() -> tuple[str, Read]:
-    """The version of llama.cpp, and a function that reads with its own GGUF reader, `gguf_init_from_file`, and then
+    """Return llama.cpp's version, and a function that reads with its own GGUF reader, `gguf_init_from_file`, and then
     with its loader."""
     from . import bindings, ggml, loading
 
@@ -121,12 +121,14 @@ def llama_cpp() -> tuple[str, Read]:
             lines.append(line)
         if level == loading.ERROR and len(errors) < 16:
             errors.append(line.decode("latin-1"))
-        if level >= loading.ERROR - 1:  # a loader prints a line for each key
-            os.write(2, line)  # the parent finds it there if llama.cpp aborts
+        if level >= loading.ERROR - 1:  # the loader prints a line per key
+            os.write(2, line)  # the parent reads it from there if llama.cpp aborts
 
     callback = ggml.LogCallback(log)
 
-    def read(path: str, load: Load, callback: object = callback) -> dict[str, Any]:  # ctypes frees what is unreferenced
+    def read(
+        path: str, load: Load, callback: object = callback
+    ) -> dict[str, Any]:  # the default keeps the callback referenced for ctypes
         lines.clear()
         whole = os.stat(path).st_size <= MAX_WHOLE
         context = c.c_void_p()
@@ -162,7 +164,7 @@ def llama_cpp() -> tuple[str, Read]:
     return f"{_text(version)} (ggml {_text(ggml.ggml_version())})", read
 
 
-#: By the name that the command line and every report give them.
+#: Readers by their name on the command line and in reports.
 READERS = {"gguf-py": gguf_py, "llama.cpp": llama_cpp}
 
 
@@ -171,21 +173,21 @@ def _text(raw: bytes) -> str:
 
 
 def _bytes(text: str) -> str:
-    """A text with a character for each of its bytes, see `Answer`."""
+    """Return a text with one character per byte, see `Answer`."""
     try:
         raw = text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError:  # other surrogates than those that stand for bytes
+    except UnicodeEncodeError:  # surrogates that do not stand for bytes
         raw = text.encode("utf-8", "backslashreplace")
     return raw.decode("latin-1")
 
 
 def said(text: str) -> str:
-    """The text that `_bytes` was made of."""
+    """Invert `_bytes`."""
     return text.encode("latin-1", "replace").decode("utf-8", "surrogateescape")
 
 
 def _limit(what: int, value: int | None) -> None:
-    """Set a soft limit of this process: to `value`, or to the hard limit where that is lower or `value` is None."""
+    """Set a soft limit of this process to `value`, or to the hard limit if that is lower or `value` is None."""
     _, hard = resource.getrlimit(what)
     if value is None or (hard != resource.RLIM_INFINITY and hard < value):
         value = hard
@@ -193,12 +195,12 @@ def _limit(what: int, value: int | None) -> None:
 
 
 def _address_space() -> int:
-    """Bytes of address space that this process uses."""
+    """Return the bytes of address space that this process uses."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def answer(read: Read, path: str, memory: int, load: Load = "") -> bytes:
-    """The reader's answer on a file. It may take the file's size (to map the file) and `memory` more bytes."""
+    """Return the reader's answer on a file. Its memory limit is the file's size (the mapping) plus `memory` bytes."""
     try:
         _limit(resource.RLIMIT_AS, _address_space() + os.stat(path).st_size + memory)
         out = json.dumps(read(path, load)).encode()
@@ -212,23 +214,23 @@ def answer(read: Read, path: str, memory: int, load: Load = "") -> bytes:
             return json.dumps({"refused": _bytes(f"{type(error).__name__}: {error}"[:MAX_SAID])}).encode()
         stopped = "out of memory"
     finally:
-        # Memory left from one file must not count for the next one, and sending the answer must not run out of memory.
+        # Memory left from one file must not count against the next, and sending the answer must not run out of memory.
         _limit(resource.RLIMIT_AS, None)
         gc.collect()
     return json.dumps({"stopped": stopped}).encode()
 
 
 def _answered(read: Read, files: Taken, request: dict[str, Any]) -> bytes:
-    """The answer to one request."""
+    """Answer one request."""
     try:
         files.take(request)
     except OSError as error:
-        return json.dumps({"stopped": f"it cannot be given the file: {error.strerror}"}).encode()
+        return json.dumps({"stopped": f"the file could not be passed on: {error.strerror}"}).encode()
     return answer(read, request["path"], request["memory"], request["load"])
 
 
 def _confine() -> None:
-    """Dump no core, print no endless log, end with the parent, and leave Ctrl-C to the parent."""
+    """Disable core dumps, limit the log, die with the parent, and ignore Ctrl-C, which the parent handles."""
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, MAX_PRINTED)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -250,8 +252,8 @@ def main() -> None:
     except Exception as error:
         link.send_bytes(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
         return
-    # gguf-py makes an object of every element, and no reference cycles. Searching for cycles again and again takes a
-    # third of its time, so garbage is collected once after each file.
+    # gguf-py makes an object of every element, but no reference cycles. Searching for cycles would take a third of its
+    # time, so garbage is collected only once after each file.
     gc.disable()
     gc.freeze()
     link.send_bytes(json.dumps({"version": version}).encode())

@@ -1,12 +1,12 @@
-"""The layouts that structs of llama.h had, release by release, and which one a library has.
+"""Known layouts of llama.h's structs, by release, and detection of a library's layout.
 
-Structs that are passed by value have no version of their own. So a library is asked: `*_default_params` writes into a
-buffer with a pattern, which shows how many bytes it writes and which ones, and the defaults that llama.h documents must
-lie where a layout has them. Layouts that still cannot be told apart must have what is used in the same places. A
-library that fits none is refused.
+Structs passed by value have no version of their own. So the library is probed: `*_default_params` writes into a buffer
+with a pattern, which shows which bytes it writes, and the defaults documented in llama.h must be where a layout has
+them. Layouts that still cannot be distinguished must have the members we use in the same places. A library that matches
+no layout is refused.
 
-What is used of these structs has been there since the releases of August 2025, which brought `use_extra_bufts`: without
-it, weights are repacked for the CPU whether one wants that or not.
+The members used here exist since the releases of August 2025, which introduced `use_extra_bufts`; without it, weights
+are always repacked for the CPU.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-#: bool (ask | told): see `worker.model`.
+#: bool (ask | result): see `worker.model`.
 EvalCallback = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_bool, c.c_void_p)
 
 _ROOM, _PATTERNS = 4096, (0x00, 0xFF)
 
 
 class ForeignAbi(RuntimeError):
-    """A library whose layout is not known."""
+    """A library with an unknown layout."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The members of a struct in their order.
+    """The members of a struct, in order.
 
     Args:
-        releases: of llama.cpp that have it, in words.
+        releases: llama.cpp releases with this layout, in words.
         members: their names.
-        types: of members by name.
+        types: member name → ctypes type.
     """
 
     releases: str
@@ -44,30 +44,30 @@ class Layout:
 
     @cached_property
     def struct(self) -> Any:
-        """The ctypes struct. Where flash attention is a switch, it has `flash_attn_type` as a property."""
+        """The ctypes struct. If flash attention is a boolean member, `flash_attn_type` is a property."""
         own: dict[str, Any] = {"_fields_": [(name, self.types[name]) for name in self.members]}
         if "flash_attn" in self.members:
             own["flash_attn_type"] = property(_flash_attn_type, _set_flash_attn_type)
         return type("Params", (c.Structure,), own)
 
     def places(self, names: tuple[str, ...]) -> list[tuple[int, int]]:
-        """Offset and size of members; of one that this layout has otherwise, (-1, 0)."""
+        """Return offset and size of members; (-1, 0) for one that this layout has in another form."""
         found = [getattr(self.struct, name) for name in names]
         return [(-1, 0) if isinstance(each, property) else (each.offset, each.size) for each in found]
 
     def unlike(self, written: bytes, at: bytes, defaults: Mapping[str, Any]) -> str:
-        """Why a library's defaults are not those of this layout, in words; "" where they are.
+        """Say why a library's defaults do not match this layout; "" if they do.
 
         Args:
-            written: 1 for each byte that the library writes, else 0.
+            written: 1 for each byte that the library writes, otherwise 0.
             at: the bytes.
-            defaults: those that are documented.
+            defaults: the documented defaults.
         """
         values = self.struct.from_buffer_copy(at)
         for name in self.members:
             field = getattr(self.struct, name)
             if not all(written[field.offset : field.offset + field.size]):
-                return f"leaves out {name}"
+                return f"does not write {name}"
         for name in self.members:
             got = getattr(values, name)
             if name in defaults and got != defaults[name]:
@@ -80,7 +80,7 @@ def _flash_attn_type(params: Any) -> int:
 
 
 def _set_flash_attn_type(params: Any, value: int) -> None:
-    """1 or 0; -1 is llama.cpp's own choice, here the default."""
+    """Set the flag from 1 or 0; -1 means llama.cpp's own choice, here the default."""
     if value >= 0:
         params.flash_attn = bool(value)
 
@@ -91,8 +91,8 @@ class Struct:
 
     Args:
         name: in llama.h.
-        used: the members that this project sets.
-        defaults: that llama.h documents, of members in every part of the struct.
+        used: members that this project sets.
+        defaults: defaults documented in llama.h, of members in every part of the struct.
         layouts: from old to new.
     """
 
@@ -102,12 +102,12 @@ class Struct:
     layouts: tuple[Layout, ...]
 
     def layout_of(self, write: Callable[[int], Any]) -> Layout:
-        """The layout that a library has.
+        """Return the layout of a library.
 
         Args:
             write: a call of the library that writes the struct to an address.
 
-        Raises ForeignAbi, whose one line says what the library has.
+        Raises ForeignAbi; its one line describes the library's layout.
         """
         filled = [_filled(write, pattern) for pattern in _PATTERNS]
         written = bytes(a == b for a, b in zip(*filled, strict=True))
@@ -118,29 +118,29 @@ class Struct:
         fitting = [each for each in same_size if not unlike[each]]
         if not same_size:
             known = "; ".join(f"{c.sizeof(each.struct)} in {each.releases}" for each in self.layouts)
-            raise ForeignAbi(f"struct {self.name} has {size} bytes, which no known layout has: {known}")
+            raise ForeignAbi(f"struct {self.name} has {size} bytes, unlike any known layout: {known}")
         if not fitting:
-            why = "; ".join(f"where that of {each.releases} lies, it {unlike[each]}" for each in same_size)
-            raise ForeignAbi(f"struct {self.name} has {size} bytes, but another layout: {why}")
+            why = "; ".join(f"compared with {each.releases}, it {unlike[each]}" for each in same_size)
+            raise ForeignAbi(f"struct {self.name} has {size} bytes, but an unknown layout: {why}")
         if any(each.places(self.used) != fitting[-1].places(self.used) for each in fitting):
             names = " and of ".join(each.releases for each in fitting)
-            raise ForeignAbi(f"struct {self.name} may have the layout of {names}: nothing tells which")
+            raise ForeignAbi(f"struct {self.name} may have the layout of {names}: they cannot be told apart")
         return fitting[-1]
 
 
 def _filled(write: Callable[[int], Any], pattern: int) -> bytes:
-    """What a library's call leaves in a buffer that held a pattern."""
+    """Return a buffer that held a pattern, after a library's call wrote to it."""
     buffer = (c.c_ubyte * _ROOM)(*([pattern] * _ROOM))
     write(c.addressof(buffer))
     return bytes(buffer)
 
 
 def writes(function: Any) -> Callable[[int], Any]:
-    """A function of a library that returns a struct by value, as one that writes it to an address. Raises ForeignAbi
-    where that has no such form."""
+    """Turn a library's function that returns a struct by value into one that writes it to an address. Raises ForeignAbi
+    if that is impossible."""
     if platform.machine() != "x86_64":
-        # there the address of a result in memory is the first argument, so that the buffer can be this module's
-        raise ForeignAbi("another build than llama-cpp-python's can be checked on x86-64 alone")
+        # on x86-64, the first argument is the address for a result in memory, so it can be a buffer of this module
+        raise ForeignAbi("builds other than llama-cpp-python's can be checked on x86-64 only")
     as_procedure = c.CFUNCTYPE(c.c_void_p, c.c_void_p)
     return as_procedure(c.cast(function, c.c_void_p).value or 0)
 
@@ -167,8 +167,17 @@ MODEL_PARAMS = Struct(
     name="llama_model_params",
     used=("devices", "n_gpu_layers", "split_mode", "main_gpu", "use_extra_bufts"),
     defaults={
-        "devices": None, "split_mode": 1, "main_gpu": 0, "kv_overrides": None, "vocab_only": False, "use_mmap": True,
-        "use_mlock": False, "check_tensors": False, "use_extra_bufts": True, "no_host": False, "no_alloc": False,
+        "devices": None,
+        "split_mode": 1,
+        "main_gpu": 0,
+        "kv_overrides": None,
+        "vocab_only": False,
+        "use_mmap": True,
+        "use_mlock": False,
+        "check_tensors": False,
+        "use_extra_bufts": True,
+        "no_host": False,
+        "no_alloc": False,
     },
     layouts=_layouts(
         _MODEL_TYPES,
@@ -184,7 +193,7 @@ MODEL_PARAMS = Struct(
             f"{_HEAD} load_mode lazy_mode {_MIDDLE} check_tensors use_extra_bufts no_host no_alloc load_mtp",
         ),
     ),
-)  # fmt: skip
+)
 
 _CONTEXT_TYPES = {
     **dict.fromkeys((
@@ -222,15 +231,46 @@ _V0_5 = f"{_COUNTS} n_rs_seq n_outputs_max n_outputs_max_per_seq {_AFTER} ctx_ot
 CONTEXT_PARAMS = Struct(
     name="llama_context_params",
     used=(
-        "n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_threads", "n_threads_batch", "pooling_type", "flash_attn_type",
-        "cb_eval", "type_k", "type_v", "embeddings", "offload_kqv", "no_perf", "op_offload", "kv_unified",
+        "n_ctx",
+        "n_batch",
+        "n_ubatch",
+        "n_seq_max",
+        "n_threads",
+        "n_threads_batch",
+        "pooling_type",
+        "flash_attn_type",
+        "cb_eval",
+        "type_k",
+        "type_v",
+        "embeddings",
+        "offload_kqv",
+        "no_perf",
+        "op_offload",
+        "kv_unified",
     ),
     defaults={
-        "n_ctx": 512, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "rope_scaling_type": -1, "pooling_type": -1,
-        "attention_type": -1, "flash_attn_type": -1, "rope_freq_base": 0.0, "rope_freq_scale": 0.0,
-        "yarn_ext_factor": -1.0, "yarn_orig_ctx": 0, "ctx_type": 0, "cb_eval_user_data": None, "type_k": 1,
-        "type_v": 1, "abort_callback": None, "embeddings": False, "offload_kqv": True, "samplers": None,
-        "n_samplers": 0, "ctx_other": None,
+        "n_ctx": 512,
+        "n_batch": 2048,
+        "n_ubatch": 512,
+        "n_seq_max": 1,
+        "rope_scaling_type": -1,
+        "pooling_type": -1,
+        "attention_type": -1,
+        "flash_attn_type": -1,
+        "rope_freq_base": 0.0,
+        "rope_freq_scale": 0.0,
+        "yarn_ext_factor": -1.0,
+        "yarn_orig_ctx": 0,
+        "ctx_type": 0,
+        "cb_eval_user_data": None,
+        "type_k": 1,
+        "type_v": 1,
+        "abort_callback": None,
+        "embeddings": False,
+        "offload_kqv": True,
+        "samplers": None,
+        "n_samplers": 0,
+        "ctx_other": None,
     },
     layouts=_layouts(
         _CONTEXT_TYPES,
@@ -246,4 +286,4 @@ CONTEXT_PARAMS = Struct(
         ("b10361 to v0.5.0", _V0_5),
         ("b11548 and newer", _V0_5.replace(" type_v ", " type_v moe_cache_size ")),
     ),
-)  # fmt: skip
+)

@@ -115,7 +115,7 @@ def test_a_spared_product_is_not_computed(model: LoadedModel) -> None:
     assert (model.graft(tokens, replace, spared=names).logits == plain).all()
     assert not any(np.array_equal(y, before) for y, before in zip(seen, outputs, strict=True))
     assert (model.evaluate(tokens).logits == plain).all()
-    with pytest.raises(LlamaRefused, match=r"token_embd.weight|blk.0.attn_[qkv].weight was to be spared"):
+    with pytest.raises(LlamaRefused, match=r"no output was given for (token_embd|blk.0.attn_[qkv]).weight"):
         model.graft(tokens, lambda _: None, spared=names)
     assert (model.graft(tokens, lambda g: g.y).logits == plain).all()
 
@@ -152,7 +152,7 @@ def test_products_of_experts_and_of_views_are_spared_whole(kind: str, llama: Lla
             left.clear()
             return None
 
-        with pytest.raises(LlamaRefused, match=f"{several} was to be spared"):
+        with pytest.raises(LlamaRefused, match=f"no output was given for {several}"):
             model.graft(tokens, all_but_one, spared=names)
         assert (model.evaluate(tokens).logits == plain).all()
 

@@ -1,10 +1,10 @@
-"""The backends of llama.cpp that can be the reference, one file each, by ggml's names of them.
+"""Backends of llama.cpp that can be the reference, one file each, by ggml's names of them.
 
-`--reference` takes ggml's name of any device, or one of `SHORT`. The backend that the device belongs to decides which
-file it is; devices of all other backends are those of `others`.
+`--reference` takes ggml's name of any device, or one of `SHORT`. The device's backend selects the file; devices of all
+other backends belong to `others`.
 
-A backend's file may import semantics, formats and support; it is also imported in llama.cpp's process, so what only our
-process needs is imported where it is used.
+A backend's file may import semantics, formats and support. It is also imported in llama.cpp's process, so modules that
+only our process needs are imported where they are used.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .interface import Backend, BackendKind
 if TYPE_CHECKING:
     from ..library import Llama
 
-#: Other names of devices → which they are.
+#: Short names of devices → what they are.
 SHORT = {"cpu": "llama.cpp's CPU backend", "gpu": "the first GPU that llama.cpp has a backend for"}
 
-#: How ggml's names of devices begin that are cards which Ray counts as GPUs, and of which it lets a worker see one.
+#: Prefixes of ggml's device names for GPUs that Ray counts, showing each worker only one.
 _CARDS = ("CUDA", "ROCm", "HIP", "MUSA", "SYCL")
 
 BACKENDS: dict[str, BackendKind] = {kind.backend: kind for kind in members(__name__, BackendKind)}
 
 
 def kind_of(backend: str) -> BackendKind:
-    """The kind of the devices that belong to a backend of ggml's registry."""
+    """Return the kind of devices that belong to a backend of ggml's registry."""
     return BACKENDS.get(backend, BACKENDS[""])
 
 
 def start(reference: str, llama: Llama) -> Backend:
-    """Start a device, by its name or one of `SHORT`, in a llama.cpp process.
+    """Start a device in a llama.cpp process, by its name or one of `SHORT`.
 
-    Raises EnvironmentFault if it cannot be used here or says too little, UsageError if there is none of that name.
+    Raises EnvironmentFault if it cannot be used here or reports too little, UsageError if there is no such device.
     """
     said = llama.start_backend(reference)
     kind = kind_of(llama.typed("start_backend", said, Started).backend)
@@ -44,12 +44,12 @@ def start(reference: str, llama: Llama) -> Backend:
 
 
 def on_card(device: str) -> bool:
-    """Whether a device is a GPU that Ray gives to one worker at a time. Vulkan's are not: Ray knows nothing of them."""
+    """Whether a device is a GPU that Ray gives to one worker at a time. Vulkan's are not: Ray does not know them."""
     return device == "gpu" or device.startswith(_CARDS)
 
 
 def help_of_references() -> str:
-    """What `--reference` takes, for a help text."""
+    """Return the values of `--reference`, for a help text."""
     return "; ".join([*(f"{name}: {title}" for name, title in SHORT.items()), "or a device's name, such as Vulkan0"])
 
 

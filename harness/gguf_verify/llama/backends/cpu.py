@@ -1,4 +1,4 @@
-"""llama.cpp's CPU backend: one definition a format, by the type of activations that its `vec_dot` takes."""
+"""llama.cpp's CPU backend: one definition per format, given by the activation type of its `vec_dot`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from ...formats import WeightFormat
     from ...semantics.definition import Semantics
 
-#: So many values of a type without blocks count as one block.
+#: Number of values that count as one block of a type without blocks.
 _SLICE = 32
 
 
 class CpuBackend(Backend):
-    """What the CPU computes does not depend on the number of tokens."""
+    """The CPU backend. Its results do not depend on the number of tokens."""
 
     mapped = True
 
@@ -37,8 +37,8 @@ class CpuBackend(Backend):
             actual = self.versions["types"][fmt.type_id]["vec_dot_type"]
         if actual != expected.type_id:
             raise EnvironmentFault(
-                f"this llama.cpp multiplies {fmt.name} with activations of ggml type {actual}, "
-                f"the harness knows {expected.name}"
+                f"this llama.cpp multiplies {fmt.name} by activations of ggml type {actual}, "
+                f"but the harness expects {expected.name}"
             )
         return semantics
 
@@ -52,10 +52,10 @@ class CpuDevice(Device):
         self._ggml = ggml
 
     def place_model(self, params: Any) -> None:
-        params.n_gpu_layers, params.main_gpu = 0, -1  # -1: no GPU for anything
+        params.n_gpu_layers, params.main_gpu = 0, -1  # -1: no GPU at all
 
     def place_context(self, params: Any) -> None:
-        # a llama.cpp with a GPU would take large batches there, though the weights are not
+        # llama.cpp with a GPU would otherwise compute large batches there, although the weights are in host memory
         params.op_offload = params.offload_kqv = False
 
     def multiply(self, type: int, w: Bytes, x: Floats, threads: int) -> Floats:
@@ -70,8 +70,8 @@ class CpuDevice(Device):
             g.ggml_free(ctx)
 
     def block_products(self, type: int, w: Bytes, x: Floats, threads: int) -> Floats:
-        """All in one op: W seen as [32, N, K/32], X as [32, M, K/32]. If K is no multiple of 32, the last values take a
-        second op."""
+        """Compute all in one op: W viewed as [32, N, K/32], X as [32, M, K/32]. If K is not a multiple of 32, a second
+        op computes the last values."""
         g = self._ggml
         traits = g.ggml_get_type_traits(type).contents
         block = traits.blck_size if traits.blck_size > 1 else _SLICE
@@ -96,7 +96,7 @@ class CpuDevice(Device):
         return {kind: self._ggml.from_float(kind, x) for kind in wanted}
 
     def _operands(self, ctx: Any, type: int, w: Bytes, x: Floats) -> tuple[Any, Any]:
-        """Tensors of a context that hold weights uint8[N, row bytes] and activations float32[M, K]."""
+        """Make tensors in a context that hold weights uint8[N, row bytes] and activations float32[M, K]."""
         g = self._ggml
         wt = g.ggml_new_tensor_2d(ctx, type, x.shape[1], len(w))
         xt = g.ggml_new_tensor_2d(ctx, g.F32, x.shape[1], len(x))
@@ -105,7 +105,7 @@ class CpuDevice(Device):
         return wt, xt
 
     def _computed(self, ctx: Any, y: Any, threads: int, shape: tuple[int, ...]) -> Floats:
-        """The values of a float32 tensor of a context."""
+        """Compute a float32 tensor of a context, and return its values."""
         g = self._ggml
         graph = g.ggml_new_graph(ctx)
         g.ggml_build_forward_expand(graph, y)

@@ -1,7 +1,7 @@
-"""llama.cpp's CUDA backend: MMVQ computes products of few tokens, MMQ those of more, and each has its own definitions.
+"""llama.cpp's CUDA backend: MMVQ computes products of few tokens, MMQ those of more, each with its own definitions.
 
-The graph is therefore evaluated for the prompt in one batch, and then for its first tokens one by one. Block products
-are computed twice as well. The backend is judged on its own activation bytes, which products with unit weights reveal
+So the graph is evaluated for the prompt in one batch, and then for its first tokens one by one. Block products are
+computed twice as well. The backend is judged on its own activation bytes, which products with unit weights reveal
 (`worker.cuda_device`), and these bytes against the definition of its quantizer (`semantics.fast_math`).
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CudaBackend(Backend):
-    """llama.cpp on a GPU of its CUDA backend, all layers, fusion off."""
+    """llama.cpp on a GPU of its CUDA backend, with all layers, fusion off."""
 
     properties: CudaStarted
     ambiguous_codes = True
@@ -50,7 +50,7 @@ class CudaBackend(Backend):
         from ...semantics.cuda import llama_cuda_semantics
 
         if "FORCE_CUBLAS = 1" in self.versions["system"]:
-            raise EnvironmentFault("this llama.cpp was built to multiply by cuBLAS alone (GGML_CUDA_FORCE_CUBLAS)")
+            raise EnvironmentFault("this llama.cpp was built to multiply with cuBLAS only (GGML_CUDA_FORCE_CUBLAS)")
         return llama_cuda_semantics(fmt, tokens, self.sm, experts)
 
     def uncovered(self, fmt: WeightFormat) -> str | None:
@@ -70,16 +70,16 @@ class CudaBackend(Backend):
         return (m, _mmvq_tokens() + 1)
 
     def context_size(self, tokens: int) -> int:
-        return max(tokens, 2 * _mmvq_tokens())  # room for a batch that MMVQ does not take
+        return max(tokens, 2 * _mmvq_tokens())  # room for a batch too large for MMVQ
 
     def batches(self, prompt: list[int], source: list[int], embeds: bool) -> Iterator[Batch]:
-        """The prompt, repeated until MMQ takes it, and its first tokens one at a time.
+        """Yield the prompt, repeated until MMQ takes it, and its first tokens one at a time.
 
-        What an encoder-decoder model reads is treated alike."""
+        The source of an encoder-decoder model is treated in the same way."""
         if not source:
             yield Batch(_long(prompt))
             for i, token in enumerate(prompt[: _mmvq_tokens()]):
-                yield Batch([token], 0 if embeds else i)  # without a memory, each is the first
+                yield Batch([token], 0 if embeds else i)  # without a memory, each token is the first
             return
         yield Batch(_long(prompt), source=_long(source))
         for token in source[: _mmvq_tokens()]:
@@ -87,12 +87,12 @@ class CudaBackend(Backend):
 
 
 def _long(tokens: list[int]) -> list[int]:
-    """Tokens repeated until they are more than MMVQ takes."""
+    """Repeat tokens until there are more than MMVQ takes."""
     return tokens * -(-(_mmvq_tokens() + 1) // len(tokens))
 
 
 def _mmvq_tokens() -> int:
-    """The most tokens that MMVQ takes; that of some formats takes fewer."""
+    """Return the largest number of tokens that MMVQ takes; for some formats it takes fewer."""
     from ...formats import MMVQ_TOKENS
 
     return MMVQ_TOKENS

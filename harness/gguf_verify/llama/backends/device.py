@@ -1,5 +1,4 @@
-"""What a backend does in llama.cpp's process: products outside a model, where a model is placed, what a product of the
-graph took."""
+"""A backend's side in llama.cpp's process: products outside a model, placement of models, activations of products."""
 
 from __future__ import annotations
 
@@ -40,16 +39,16 @@ class Device(ABC):
     """A backend in llama.cpp's process. Its constructor raises NoDevice if the backend cannot be used here."""
 
     def properties(self) -> dict[str, Any]:
-        """What the parent's `Backend` learns of the device, as JSON."""
+        """Return what the parent's `Backend` gets to know of the device, as JSON."""
         return {}
 
     @abstractmethod
     def place_model(self, params: Any) -> None:
-        """Set in `llama_model_params` that all layers go to this device."""
+        """Set `llama_model_params` so that all layers go to this device."""
 
     @abstractmethod
     def place_context(self, params: Any) -> None:
-        """Set in `llama_context_params` that operations and the cache go where the weights are."""
+        """Set `llama_context_params` so that operations and the cache go where the weights are."""
 
     def computed(self, t: Any) -> bool:
         """Whether this device computed a node of the graph."""
@@ -57,21 +56,22 @@ class Device(ABC):
 
     @abstractmethod
     def multiply(self, type: int, w: Bytes, x: Floats, threads: int) -> Floats:
-        """`ggml_mul_mat` of weights uint8[N, row bytes] and activations float32[M, K], float32[M, N]."""
+        """Compute `ggml_mul_mat` of weights uint8[N, row bytes] and activations float32[M, K]: float32[M, N]."""
 
     @abstractmethod
     def block_products(self, type: int, w: Bytes, x: Floats, threads: int) -> Floats:
-        """Every block × block product, float32[K/n, M, N], of weights uint8[N, row bytes] in blocks of n values."""
+        """Compute every block × block product, float32[K/n, M, N], of weights uint8[N, row bytes] in blocks of n
+        values."""
 
     def activations(self, definition: str, x: Floats) -> Bytes:
-        """float32[M, K] as products of a definition take them, uint8[M, row bytes]. A device needs it for the
-        definitions that its `Backend` names in `reveals`."""
-        raise NotImplementedError(f"nothing reveals the activations of {definition}")
+        """Return float32[M, K] as products of a definition use them, uint8[M, row bytes]. A device needs this for the
+        definitions that its `Backend` lists in `reveals`."""
+        raise NotImplementedError(f"the activations of {definition} cannot be revealed")
 
     @abstractmethod
     def taken(self, product: Product, x: Floats, wanted: Sequence[int]) -> dict[int, Bytes]:
-        """Activations float32[M, K] of a product as its quantizer made them, uint8[M, row bytes], by ggml type.
+        """Return activations float32[M, K] of a product as its quantizer made them, uint8[M, row bytes], by ggml type.
 
         Args:
-            wanted: the types that the parent asks for; a device that knows which one the product took gives that one.
+            wanted: the types that the parent requests; a device that knows the product's type returns only that.
         """

@@ -1,4 +1,4 @@
-"""What the rungs ask a backend of llama.cpp. A backend is one file of this package that defines a `BackendKind`."""
+"""Interface between the rungs and a backend of llama.cpp. Each file of this package defines a `BackendKind`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-#: Bytes of weights, times tokens, of a product outside the graph, for each thread that computes it.
+#: Work of a product outside the graph per thread: bytes of weights, times tokens.
 _WORTH_A_THREAD = 1 << 22
 
 
@@ -32,12 +32,12 @@ class BackendKind:
     """A backend of llama.cpp.
 
     Args:
-        backend: ggml's name of it; "" for all that have no file of their own.
-        title: what it is, in reports.
-        started: makes the `Backend` of a device that was started in a llama.cpp process, from its name as `--reference`
-            has it, and from what llama.cpp's process says of the device.
-        device: makes the `Device` of one of ggml's devices in llama.cpp's process. Raises NoDevice.
-        says: what llama.cpp's process must say of such a device, with `Device.properties`.
+        backend: ggml's name of it; "" for all without a file of their own.
+        title: its name in reports.
+        started: makes the `Backend` of a device that was started in a llama.cpp process, from its name for
+            `--reference` and from the process's report of the device.
+        device: makes the `Device` for one of ggml's devices in llama.cpp's process. Raises NoDevice.
+        says: schema of the process's report of such a device, with `Device.properties`.
     """
 
     backend: str
@@ -48,12 +48,12 @@ class BackendKind:
 
 
 class Batch(NamedTuple):
-    """Tokens that are evaluated in one batch.
+    """Tokens to evaluate in one batch.
 
     Args:
         tokens: the tokens.
-        position: of the first one; those before it were evaluated last.
-        source: what an encoder-decoder model has read before; None leaves that as it is.
+        position: of the first one; the tokens before it were evaluated last.
+        source: the source of an encoder-decoder model; None leaves it unchanged.
     """
 
     tokens: list[int]
@@ -62,31 +62,31 @@ class Batch(NamedTuple):
 
 
 class Backend(ABC):
-    """A device of a backend of llama.cpp, started: what it computes and how it is asked.
+    """A started device of a backend of llama.cpp: its definitions, and calls that compute on it.
 
     Args:
-        name: of the device, as `--reference` has it.
+        name: the device's name, as given to `--reference`.
         kind: the backend's record.
         llama: the llama.cpp process in which it was started.
-        properties: ggml's names of the backend and of the device, what the device is ("name"), and what
-            `Device.properties` said.
+        properties: ggml's names of the backend and of the device, a description of the device ("name"), and
+            `Device.properties`.
     """
 
-    #: Whether a code of its quantizer may differ from IEEE division's by one step (`semantics.fast_math`).
+    #: Whether a code of its quantizer may differ by one step from IEEE division's (`semantics.fast_math`).
     ambiguous_codes = False
-    #: Whether its definitions come to be known by asking llama.cpp's process, which takes one call at a time.
+    #: Whether its definitions are inferred by calls to llama.cpp's process, which handles one call at a time.
     learns = False
-    #: Whether it multiplies weights where they lie in the mapped file (unless they are repacked): processes share them,
+    #: Whether it multiplies weights in the mapped file itself (unless they are repacked). Then processes share them,
     #: and a product that is replaced need not be computed.
     mapped = False
-    #: Whether outputs are compared with its own; if not, nothing is asked of llama.cpp.
+    #: Whether outputs are compared with its own; if not, llama.cpp is not used.
     compared = True
-    #: What it is called beside a kernel's name.
+    #: Its name beside a kernel's name.
     who = "llama.cpp"
 
     @property
     def reveals(self) -> Sequence[str]:
-        """Names of the definitions whose activations it gives as its quantizer made them: `activations`."""
+        """Names of the definitions whose activations it can return as its quantizer made them, by `activations`."""
         return ()
 
     def __init__(self, name: str, kind: BackendKind, llama: Llama, properties: Started) -> None:
@@ -94,8 +94,8 @@ class Backend(ABC):
 
     @property
     def paths(self) -> Mapping[str, int]:
-        """Its kernels that have a definition each, and for each a number of tokens that leads to it; empty if it has
-        one way to multiply, whatever the number of tokens."""
+        """Its kernels with a definition each, and for each a number of tokens that selects it; empty if there is only
+        one way to multiply."""
         return {}
 
     @cached_property
@@ -105,21 +105,21 @@ class Backend(ABC):
 
     @abstractmethod
     def describe(self) -> str:
-        """Where llama.cpp runs, for a report's header."""
+        """Describe where llama.cpp runs, for a report's header."""
 
-    # What it computes.
+    # Definitions.
 
     @abstractmethod
     def definition(self, fmt: WeightFormat, tokens: int = 1, experts: bool = False) -> Semantics:
-        """What it computes for weights of a format and so many tokens, in a MUL_MAT_ID or not.
+        """Return the definition for weights of a format and a number of tokens, in a MUL_MAT_ID or not.
 
         Raises:
             NoDefinition: no definition describes it; the message says why.
-            EnvironmentFault: the library says that it computes something else.
+            EnvironmentFault: the library reports that it computes something else.
         """
 
     def definition_of(self, gemm: Gemm, fmt: WeightFormat, rows: Bytes) -> Semantics:
-        """What a product of the graph is.
+        """Return the definition of a product in the graph.
 
         Args:
             rows: its weights, uint8[N, row bytes].
@@ -129,11 +129,11 @@ class Backend(ABC):
         return self.definition(fmt, gemm.tokens, gemm.experts)
 
     def uncovered(self, fmt: WeightFormat) -> str | None:
-        """Why no product with such weights can be judged, or None if some can."""
+        """Say why no product with such weights can be judged; None if some can."""
         return None
 
     def undefined(self, gemm: Gemm, fmt: WeightFormat, rows: Bytes) -> str | None:
-        """Why it is not known exactly what a product of the graph is, or None if it is known."""
+        """Say why the definition of a product in the graph is unknown; None if it is known."""
         from ...semantics.cuda import NoDefinition
 
         if not gemm.on_backend:
@@ -145,20 +145,20 @@ class Backend(ABC):
         return None
 
     def unsupported(self, error: object) -> str:
-        """A reason why something cannot be judged with this reference."""
+        """Return the reason why something cannot be judged with this reference."""
         return f"unsupported with --reference {self.name}: {error}"
 
     def path(self, definition: Semantics) -> str | None:
-        """Which of `paths` computes a definition; None if there are no paths."""
+        """Return the entry of `paths` that computes a definition; None if there are no paths."""
         return None
 
     def label(self, definition: Semantics) -> str:
-        """What its outputs are called in reports: with more than one path, with the definition's name."""
+        """Return the name of its outputs in reports; with more than one path, it includes the definition's name."""
         return f"llama.cpp as {definition.name}" if self.paths else "llama.cpp"
 
     def definitions(self, fmt: WeightFormat) -> dict[str, Semantics | None]:
-        """What each path computes for a format, None if no definition describes it; if there are no paths, the one
-        definition under ""."""
+        """Return path → definition for a format, None if no definition describes it; without paths, the one definition
+        under ""."""
         from ...semantics.cuda import NoDefinition
 
         found: dict[str, Semantics | None] = {}
@@ -170,7 +170,7 @@ class Backend(ABC):
         return found
 
     def definitions_in_words(self, fmt: WeightFormat) -> str:
-        """The names of its definitions for a format, for a report's header."""
+        """Return the names of its definitions for a format, for a report's header."""
         names = {path: "unsupported" if d is None else d.name for path, d in self.definitions(fmt).items()}
         if len(set(names.values())) == 1:
             return next(iter(names.values()))
@@ -179,27 +179,28 @@ class Backend(ABC):
     # Products outside the graph.
 
     def multiply(self, fmt: WeightFormat, rows: Bytes, x: Floats, threads: int) -> Floats:
-        """Its product float32[M, N] of weights uint8[N, row bytes] and activations float32[M, K]."""
+        """Compute the product float32[M, N] of weights uint8[N, row bytes] and activations float32[M, K]."""
         return self.llama.multiply(fmt.type_id, rows, x, threads, self.name)
 
     def activations(self, definition: str, x: Floats) -> Bytes:
-        """Activations float32[M, K] as its quantizer makes them for a definition that it `reveals`, uint8[M, row
+        """Return activations float32[M, K] as its quantizer makes them for a definition in `reveals`, uint8[M, row
         bytes]."""
         return self.llama.activations(definition, x, self.name)
 
     def quantizer(self, path: str) -> Semantics:
-        """A definition that takes activations as the quantizer of a path makes them."""
+        """Return a definition that takes activations as the quantizer of a path makes them."""
         raise KeyError(path)
 
     def token_counts(self, m: int) -> Sequence[int]:
-        """Numbers of tokens, m or more, with which block products show each path."""
+        """Return numbers of tokens, m or more, for which block products use each path."""
         return (m,)
 
     def block_products(
         self, fmt: WeightFormat, rows: Bytes, x: Floats, tokens: int, threads: int
     ) -> tuple[Semantics, Floats, Bytes | None]:
-        """Every product of a block with activations x float32[M, K], float32[K/32, M, N], computed with so many tokens
-        (x repeated), after its definition. Also x as its quantizer made it, uint8[M, row bytes], if it reveals that.
+        """Compute every product of a block with activations x float32[M, K], as products of `tokens` tokens (x
+        repeated). Returns the definition, float32[K/32, M, N], and x as its quantizer made it, uint8[M, row bytes], if
+        it reveals that.
 
         Raises as `definition`.
         """
@@ -208,14 +209,14 @@ class Backend(ABC):
         return definition, y, self.activations(definition.name, x) if definition.name in self.reveals else None
 
     def blocks(self, fmt: WeightFormat, rows: Bytes, x: Floats, tokens: int, threads: int) -> Floats:
-        """Likewise, the products alone."""
+        """Compute only the block products, float32[K/32, M, N]."""
         repeated = x if tokens == len(x) else x[np.arange(tokens) % len(x)]
-        # threads of ggml spin at barriers, beside those that compute the graph meanwhile
+        # ggml's threads spin at barriers, next to those that compute the graph meanwhile
         threads = min(threads, 1 + rows.nbytes * tokens // _WORTH_A_THREAD)
         return self.llama.block_products(fmt.type_id, rows, repeated, threads, self.name)[:, : len(x)]
 
     def computed(self, gemm: Gemm, definition: Semantics, fmt: WeightFormat, rows: Bytes, threads: int) -> Gemm:
-        """A matrix that the graph did not use, with the product of its activations outside the graph as output."""
+        """Compute the product for a matrix that the graph did not use, outside the graph, and set it as output."""
         gemm = replace(gemm, y=self.multiply(fmt, rows, gemm.x, threads))
         if definition.name in self.reveals and definition.activations is not None:
             taken = self.activations(definition.name, gemm.x)
@@ -225,15 +226,15 @@ class Backend(ABC):
     # The graph.
 
     def context_size(self, tokens: int) -> int:
-        """How many tokens the context must take for `batches`, of a run that itself needs so many."""
+        """Return the number of tokens that the context needs for `batches`, given the run's own need."""
         return tokens
 
     def batches(self, prompt: list[int], source: list[int], embeds: bool) -> Iterator[Batch]:
-        """The batches whose GEMMs show all that it does with a matrix.
+        """Yield batches whose GEMMs show every way in which it uses a matrix.
 
         Args:
             prompt: the tokens of the prompt.
-            source: what an encoder-decoder model reads, else empty.
+            source: the source of an encoder-decoder model, or empty.
             embeds: the model has no memory of past tokens.
         """
         yield Batch(prompt)

@@ -1,4 +1,4 @@
-"""Answers the parent's calls until it goes: `python -m gguf_verify.llama.worker FD`."""
+"""Server of the parent's calls, until the parent ends: `python -m gguf_verify.llama.worker FD`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ WITHOUT_LLAMA, LANES, BUILD = "--without-llama", "--lanes=", "--build="
 
 
 def calls(link: Connection, llama: bool, lanes: Lanes | None = None) -> dict[str, Call]:
-    """Every call that this process answers, by name; without llama.cpp, the scans of files alone. Raises what the
-    loading of llama.cpp's libraries raises."""
+    """Return every call of this process by name; without llama.cpp, only scans of files. Raises whatever loading
+    llama.cpp's libraries raises."""
     from .files import FilePasses
 
     if not llama:
@@ -44,7 +44,7 @@ def calls(link: Connection, llama: bool, lanes: Lanes | None = None) -> dict[str
 
 
 def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> None:
-    """Answer calls until the parent goes."""
+    """Answer calls until the parent ends."""
     out, back = lanes or (None, None)
     files = Taken(link)
     try:
@@ -61,7 +61,7 @@ def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> N
         except (EOFError, OSError):
             return
         if out is not None:
-            out.all_taken()  # the parent asks for nothing before it has the answer to what it asked last
+            out.all_taken()  # the parent sends a request only after the last answer
         answer, made = _answer(known, files, header, arrays)
         try:
             protocol.send(link, answer, *made, lane=out)
@@ -72,7 +72,7 @@ def serve(link: Connection, llama: bool = True, lanes: Lanes | None = None) -> N
 def _answer(
     known: dict[str, Call], files: Taken, header: dict[str, Any], arrays: list[npt.NDArray[Any]]
 ) -> tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]:
-    """Make one call: its result, or why there is none."""
+    """Make one call; returns its result, or the reason why there is none."""
     from .calls import CallFailed, NotLoaded
 
     try:
@@ -90,7 +90,7 @@ def _answer(
 
 
 def _prepare() -> None:
-    """Do what most calls need, while the parent may still be starting."""
+    """Do work that most calls need, while the parent may still be starting."""
     from .. import bindings
 
     bindings.version()
@@ -101,10 +101,12 @@ def _die_with_parent() -> None:
 
 
 def main() -> None:
-    """Serve the socket whose file descriptor is the last argument; after `--without-llama`, without llama.cpp. Those
-    after `--lanes=` are of the lanes from the parent and to it; after `--build=` stands the folder of llama.cpp's
-    libraries."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    """Serve the socket whose descriptor is the last argument.
+
+    `--without-llama` serves without llama.cpp; `--lanes=` has the descriptors of the lanes from and to the parent;
+    `--build=` has the folder of llama.cpp's libraries.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     _die_with_parent()
     only_read()
     handles = [argument.removeprefix(LANES).split(",") for argument in sys.argv if argument.startswith(LANES)]

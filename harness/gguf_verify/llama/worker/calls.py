@@ -1,4 +1,4 @@
-"""What a call in llama.cpp's process is, and the libraries that all calls share."""
+"""Types of calls in llama.cpp's process, and the libraries that all calls share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .. import loading
 
-#: What a call returns: a JSON object, and arrays.
+#: A call's result: a JSON object, and arrays.
 Reply = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
 #: A call takes JSON values and arrays by name.
 Call = Callable[..., Reply]
@@ -26,7 +26,7 @@ class NotLoaded(CallFailed):
     """llama.cpp does not load a file.
 
     Args:
-        words: its own.
+        words: its own message.
         of_file: whether the file is at fault, and not this llama.cpp, the device or the memory.
     """
 
@@ -36,21 +36,21 @@ class NotLoaded(CallFailed):
 
 
 class Libraries:
-    """llama.cpp's libraries, loaded once and probed. Raises `ggml.AbiMismatch` if their structs are laid out otherwise.
+    """llama.cpp's libraries, loaded once and checked. Raises `ggml.AbiMismatch` if their struct layout is different.
 
-    What they print goes to standard error.
+    Their output goes to standard error.
     """
 
     def __init__(self) -> None:
-        from .. import bindings, ggml, ggml_layout  # late: a process without llama.cpp makes calls, too
+        from .. import bindings, ggml, ggml_layout  # imported late: not needed without llama.cpp
 
         self.api = bindings.api
-        #: The last lines that it printed as errors.
+        #: The last lines that were logged as errors.
         self.errors: deque[str] = deque(maxlen=16)
-        # kept: ctypes frees a callback that nothing refers to
+        # kept referenced, or ctypes would free the callback
         self._log = self.api.llama_log_callback(lambda level, line, _data: self._take(level, line))
         self.api.llama_log_set(self._log, None)
-        with self.quiet():  # the reader's refusal of an unknown type is no news
+        with self.quiet():  # hides the expected refusals of unknown types
             ggml_layout.probe()
         ggml.ggml_cpu_init()
         self.api.llama_backend_init()
@@ -62,7 +62,7 @@ class Libraries:
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Drop what the libraries print."""
+        """Discard the libraries' output."""
         from .. import ggml
 
         nothing = ggml.LogCallback(lambda _level, _text, _data: None)
@@ -74,7 +74,7 @@ class Libraries:
 
 
 def text(raw: Any) -> str:
-    """What the C API calls a string."""
+    """Decode a string of the C API."""
     return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
 
 

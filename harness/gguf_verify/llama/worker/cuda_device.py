@@ -1,14 +1,13 @@
 """llama.cpp's CUDA backend, driven directly: products outside any model, and activations as it quantizes them.
 
-This module runs in llama.cpp's process. The backend's quantizers write to buffers that nobody else can read, but
-products with special weights reveal the bytes. If a row of weights has one code 1, all others 0 and the scale 1, its
-output is d·q of one activation. If it has the codes 0 and the minimum 1, its output is s of one block. Each 32
-activations are multiplied by the same 32 rows of such weights (ggml_mul_mat broadcasts a matrix over a view
-[32, M, K/32] of them).
+This module runs in llama.cpp's process. The backend's quantizers write to buffers that cannot be read, but products
+with special weights reveal the bytes. If a row of weights has one code 1, all others 0 and the scale 1, its output is
+d·q of one activation. If it has the codes 0 and the minimum 1, its output is s of one block. Each 32 activations are
+multiplied by the same 32 rows of such weights (ggml_mul_mat broadcasts a matrix over a view [32, M, K/32] of them).
 
-Which quantizer runs depends on the number of tokens and the layout of the weights' type (ggml-cuda.cu,
-ggml_cuda_mul_mat; mmq.cuh, mmq_get_q8_1_ds_layout; llama.cpp v0.5.0): up to 8 tokens take quantize_q8_1, more take
-quantize_mmq_q8_1, whose layout is DS4 for Q4_0 and Q4_1 and D4 for Q8_0.
+The number of tokens and the layout of the weights' type select the quantizer (ggml-cuda.cu, ggml_cuda_mul_mat; mmq.cuh,
+mmq_get_q8_1_ds_layout; llama.cpp v0.5.0): up to 8 tokens use quantize_q8_1, more use quantize_mmq_q8_1, whose layout is
+DS4 for Q4_0 and Q4_1 and D4 for Q8_0.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from .registry_device import RegistryDevice
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-#: Values of activations that are asked for at a time: MMQ pads each 32 of them to 512.
+#: Number of activations quantized at a time: MMQ pads each 32 of them to 512.
 _AT_ONCE = 1 << 22
 _CC_MAJOR, _CC_MINOR = 75, 76  # enum CUdevice_attribute
 
@@ -58,7 +57,7 @@ class CudaDevice(RegistryDevice):
         return {"sm": self._sm}
 
     def taken(self, product: Product, x: Floats, wanted: Sequence[int]) -> dict[int, Bytes]:
-        """The activations in the format of the product's definition; nothing if no definition describes the product."""
+        """Return the activations in the format of the product's definition; nothing if no definition describes it."""
         fmt = next((f for f in FORMATS.values() if f.type_id == product.type), None)
         if fmt is None or not product.on_backend:
             return {}
@@ -76,7 +75,7 @@ class CudaDevice(RegistryDevice):
         return out
 
     def _by_block(self, type: int, w: Bytes, x: Floats) -> Floats:
-        """Products float32[K/n, M, N] of weights, whose rows are one block of n values, with each block of x."""
+        """Compute products float32[K/n, M, N] of weights whose rows are one block of n values with each block of x."""
         block = ggml.ggml_get_type_traits(type).contents.blck_size
         return self._columns(type, w, x, block, (w.shape[1], 0, 1), x.shape[1] // block)
 
@@ -89,7 +88,7 @@ class CudaDevice(RegistryDevice):
         """Multiply `count` columns of x, each `width` values wide, by as many columns of w, or by its only one.
 
         Args:
-            w_steps: bytes from row to row and from column to column of w; how many columns.
+            w_steps: strides of w in bytes between rows and between columns, and its number of columns.
         """
         n, (m, k) = len(w), x.shape
         row, column, columns = w_steps
@@ -97,7 +96,7 @@ class CudaDevice(RegistryDevice):
         try:
             traits = ggml.ggml_get_type_traits(type).contents
             whole = w.shape[1] // traits.type_size * traits.blck_size
-            # tiles of MMQ span 256 values: what the last column's reach of the next rows must be numbers
+            # MMQ tiles span 256 values: the last column reads into the following rows, which must hold finite numbers
             spare = -(-16 * traits.type_size // w.shape[1])
             wt = ggml.ggml_new_tensor_2d(ctx, type, whole, n + max(1, spare))
             xt = ggml.ggml_new_tensor_2d(ctx, ggml.F32, k, m)
@@ -111,7 +110,7 @@ class CudaDevice(RegistryDevice):
     # ---- activations ------------------------------------------------------------------------------------------------
 
     def activations(self, definition: str, x: Floats) -> Bytes:
-        """float32[M, K] as the products of a definition take them, uint8[M, K/32·36]."""
+        """Quantize float32[M, K] as products of a definition do, uint8[M, K/32·36]."""
         semantics = SEMANTICS[definition]
         values = np.ascontiguousarray(x, np.float32)
         if semantics.cuda_path == "MMVQ":
@@ -119,15 +118,15 @@ class CudaDevice(RegistryDevice):
         return self.mmq_d4(values) if semantics.activations is Q8_1_D4 else self.mmq(values)
 
     def q8_1(self, x: Floats) -> Bytes:
-        """float32[M, K] as MMVQ quantizes it, Q8_1 blocks uint8[M, K/32·36], by quantize_q8_1."""
+        """Quantize float32[M, K] as MMVQ does, by quantize_q8_1: Q8_1 blocks uint8[M, K/32·36]."""
         return self._in_parts(x, MMVQ_TOKENS, lambda part: self._half_scaled(part, Q8_0, 0, encode_q8_1))
 
     def mmq(self, x: Floats) -> Bytes:
-        """float32[M, K] as MMQ quantizes it in the layout DS4, put together as Q8_1 blocks uint8[M, K/32·36]."""
+        """Quantize float32[M, K] as MMQ does in the layout DS4, returned as Q8_1 blocks uint8[M, K/32·36]."""
         return self._in_parts(x, None, lambda part: self._half_scaled(part, Q4_0, 8, encode_mmq))
 
     def mmq_d4(self, x: Floats) -> Bytes:
-        """float32[M, K] as MMQ quantizes it in the layout D4, put together as blocks uint8[M, K/32·36]."""
+        """Quantize float32[M, K] as MMQ does in the layout D4, returned as blocks uint8[M, K/32·36]."""
         return self._in_parts(x, None, self._float_scaled)
 
     def _in_parts(self, x: Floats, most: int | None, quantize: Any) -> Bytes:
@@ -144,7 +143,7 @@ class CudaDevice(RegistryDevice):
         return np.concatenate(parts)
 
     def _scaled_codes(self, x: Floats, fmt: BlockFormat, zero: int) -> Floats:
-        """d·q of each activation, float32[M, K/32, 32], by weights of a format whose code `zero` stands for 0."""
+        """Return d·q of each activation, float32[M, K/32, 32], using weights of a format whose code `zero` means 0."""
         qs = np.full((QK, QK), zero, np.uint8)
         np.fill_diagonal(qs, zero + 1)
         packed = qs[:, :16] | qs[:, 16:] << 4 if fmt.bits == 4 else qs.view(np.int8)
@@ -152,7 +151,7 @@ class CudaDevice(RegistryDevice):
         return y.transpose(1, 0, 2)
 
     def _sums(self, x: Floats) -> Floats:
-        """s of each block, float32[M, K/32]."""
+        """Return s of each block, float32[M, K/32]."""
         ones = Q4_1.pack(d=np.zeros(QK, np.float16), m=np.ones(QK, np.float16), qs=np.zeros((QK, 16), np.uint8))
         return self._by_block(Q4_1.type_id, ones, x)[..., 0].T
 
@@ -166,7 +165,7 @@ class CudaDevice(RegistryDevice):
         return _where(known, out, encode(x))
 
     def _float_scaled(self, x: Floats) -> Bytes:
-        """Find the float32 scale of each block of which all its outputs are rounded multiples."""
+        """Find for each block the float32 scale of which all its outputs are rounded multiples."""
         y = self._scaled_codes(x, Q8_0, 0)
         with np.errstate(all="ignore"):
             nearest = np.abs(y).max(axis=-1) / np.float32(127)
@@ -180,7 +179,7 @@ class CudaDevice(RegistryDevice):
 
 
 def _divided(y: Floats, d: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.bool_]]:
-    """y / d as whole numbers, and for which blocks these numbers times d, rounded once, give y again."""
+    """Return y / d as integers, and the blocks for which these integers times d, rounded once, give y again."""
     ratio = np.where(d[..., None] > 0, y / d[..., None], np.float32(0))
     q = np.clip(np.rint(np.nan_to_num(ratio)), -128, 127)
     known = np.isfinite(d) & ((q.astype(np.float32) * d[..., None]).astype(np.float32) == y).all(axis=-1)
@@ -188,13 +187,13 @@ def _divided(y: Floats, d: Floats) -> tuple[npt.NDArray[np.int8], npt.NDArray[np
 
 
 def _where(known: npt.NDArray[np.bool_], revealed: Bytes, encoded: Bytes) -> Bytes:
-    """The revealed blocks [M, K/32, bytes]; where scales or sums overflow, which reveals nothing, the encoded ones."""
+    """Return the revealed blocks [M, K/32, bytes]; where scales or sums overflow and hide them, the encoded ones."""
     m, nb, size = revealed.shape
     return np.where(known[..., None], revealed, encoded.reshape(m, nb, size)).reshape(m, nb * size)
 
 
 def compute_capability(number: int) -> int:
-    """Ten times the major number plus the minor one, of a GPU by its number in CUDA. Raises NoDevice."""
+    """Return 10·major + minor of a GPU's compute capability, by its index in CUDA. Raises NoDevice."""
     try:
         driver = c.CDLL("libcuda.so.1")
     except OSError:
@@ -206,5 +205,5 @@ def compute_capability(number: int) -> int:
         failed = failed or driver.cuDeviceGetAttribute(c.byref(value), attribute, device)
         numbers.append(value.value)
     if failed:
-        raise NoDevice(f"the driver does not say what the GPU is: error {failed}")
+        raise NoDevice(f"the driver does not report the GPU's compute capability: error {failed}")
     return 10 * numbers[0] + numbers[1]

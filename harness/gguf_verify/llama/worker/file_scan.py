@@ -1,6 +1,6 @@
-"""Passes over the tensors of a mapped file inside llama.cpp's process, where its functions are called without a copy.
+"""Passes over the tensors of a mapped file inside llama.cpp's process, which calls its functions without a copy.
 
-Pieces of tensors go to a pool of threads: ctypes releases Python's lock.
+Pieces of tensors go to a thread pool: ctypes releases Python's lock.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ...support.sealed import load_library
 from .tensor_scan import SMALL_BYTES, Job, Part, Prepared, Result, Scanning, Tally, Unusable
 
 Bytes = npt.NDArray[np.uint8]
-#: Called with the number of bytes that were done since the last call.
+#: Called with the number of bytes done since the last call.
 Progress = Callable[[int], object]
 
-_MOST_THREADS = 16  # memory is what is left to gain beyond, and each takes some
-_AHEAD = 8  # pieces for each thread, so that none waits for what lies between tensors
+_MOST_THREADS = 16  # more would be limited by memory bandwidth, and each takes memory
+_AHEAD = 8  # queued pieces per thread, so that none waits between tensors
 _TELL_BYTES = 1 << 26
 
 
 class FileScanner:
-    """Maps files and runs over them.
+    """Maps files and scans them.
 
     Args:
-        alive: called now and then, so that the parent knows of the progress.
+        alive: called from time to time with the progress, for the parent.
         llama: compare with llama.cpp's conversions; without, nothing is compared.
     """
 
@@ -46,11 +46,11 @@ class FileScanner:
         self._pool: ThreadPoolExecutor | None = None
 
     def part_of(self, path: str, identity: list[int], start: int, nbytes: int) -> Part:
-        """Some bytes of a file. Raises Unusable if it is not the file of that identity."""
+        """Return some bytes of a file. Raises Unusable if the file does not have this identity."""
         with open(path, "rb") as file:
             now = os.fstat(file.fileno())
             if [now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns] != identity:
-                raise Unusable("the file was changed after it was opened")
+                raise Unusable("the file changed after it was opened")
             held = self._files.get(path)
             if held is None or held[0] != identity:
                 if held is not None:
@@ -60,11 +60,12 @@ class FileScanner:
         return Part(held[1][start : start + nbytes], held[2], start)
 
     def scans(self, jobs: Iterable[Job], threads: int) -> Iterator[Result]:
-        """Tally the blocks of tensors, several at a time, and return them in order. Raises Unusable.
+        """Scan tensors, several at a time, and yield the results in order. Raises Unusable.
 
         Returns:
-            figures by name; how often each code occurs, int64[256]; the drawn blocks, uint8[n, block_bytes], and
-            llama.cpp's decode of them, float32[n, block_size]; likewise of the first that differ.
+            figures by name; the number of occurrences of each code, int64[256]; the sampled blocks,
+            uint8[n, block_bytes], and llama.cpp's values of them, float32[n, block_size]; and those of the first
+            blocks that differ.
         """
 
         prepared: dict[int, Prepared] = {}
@@ -113,7 +114,7 @@ class FileScanner:
                 future.cancel()
 
     def _buffer(self, size: int) -> Bytes:
-        """This thread's buffer, cut to that size."""
+        """Return this thread's buffer, with `size` bytes."""
         held: Bytes | None = getattr(self._local, "buffer", None)
         if held is None or len(held) < size:
             held = self._local.buffer = np.empty(size, np.uint8)
@@ -125,7 +126,7 @@ class FileScanner:
         return self._libraries[content]
 
     def spread(self, work: Callable[[int], Any], starts: Sequence[int], nbytes: int, threads: int) -> Iterator[Any]:
-        """The results of `work` for all starts in order, of which a bounded number waits."""
+        """Yield the results of `work` for all starts in order; a bounded number is computed ahead."""
         done = 0
 
         def tell() -> None:

@@ -15,10 +15,10 @@ from .calls import Call, CallFailed, Reply
 from .file_scan import FileScanner
 from .tensor_scan import Job, Kind, Part, Result, Unusable
 
-#: The first message tells of so many scans at most, each later one of twice as many up to the second number, and none
-#: of more bytes: a message takes longer than a small scan.
+#: Numbers of scans per message: the first has at most 16, each later one up to twice as many, up to 128. None covers
+#: more than `_TOLD_BYTES` bytes. A message takes longer than a small scan.
 _TOLD_AT_ONCE, _MOST_AT_ONCE, _TOLD_BYTES = 16, 128, 1 << 25
-#: A file is looked at again, whether it was changed, after so many bytes; each tensor counts as some more.
+#: Bytes after which a file is checked for changes again; each tensor counts as some more.
 _UNCHECKED, _CHECK_COST = 1 << 20, 1 << 13
 
 
@@ -30,7 +30,7 @@ class FilePasses:
         self._scanner = FileScanner(lambda n: protocol.send(link, {"event": "bytes", "n": n}), llama)
 
     def calls(self) -> dict[str, Call]:
-        """By name, each as the method of the same name of `gguf_verify.llama.files.FilePasses` calls it."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.files.FilePasses`."""
         return {"scans": self.scans, "requantize": self.requantize}
 
     def _part(self, path: str, identity: list[int], start: int, nbytes: int) -> Part:
@@ -40,15 +40,19 @@ class FilePasses:
             raise CallFailed(str(error)) from None
 
     def scans(
-        self, files: list[tuple[str, list[int]]], kinds: list[dict[str, Any]], threads: int,
-        tensors: npt.NDArray[np.int64], libraries: npt.NDArray[np.uint8],
-    ) -> Reply:  # fmt: skip
-        """Decode every block, compare, tally: see `FileScanner.scans`.
+        self,
+        files: list[tuple[str, list[int]]],
+        kinds: list[dict[str, Any]],
+        threads: int,
+        tensors: npt.NDArray[np.int64],
+        libraries: npt.NDArray[np.uint8],
+    ) -> Reply:
+        """Decode every block, compare, and count: see `FileScanner.scans`.
 
-        Tensors are int64[n, 5]: number of the file and of the kind, offset, bytes, bytes of a row. `libraries` holds
-        the kinds' scanners, one after the other; "library" of a kind is the size of its own. Events "scan" tell
-        of several tensors each: figures of each, codes, and, one tensor's after the other, drawn blocks, their values,
-        and the values of the first blocks that differ.
+        Tensors are int64[n, 5]: index of the file and of the kind, offset, bytes, bytes per row. `libraries` holds the
+        kinds' scanners, one after the other; "library" of a kind is the size of its scanner. Each event "scan" reports
+        several tensors: figures of each, codes, and, one tensor's after the other, sampled blocks, their values, and
+        the values of the first blocks that differ.
         """
 
         at = 0
@@ -64,7 +68,7 @@ class FilePasses:
             for file, kind, start, nbytes, row_bytes in tensors.tolist():
                 part = whole[file]
                 unchecked += nbytes + _CHECK_COST
-                if part is None or unchecked > _UNCHECKED:  # a look at the file takes as long as a small scan
+                if part is None or unchecked > _UNCHECKED:  # checking the file takes as long as a small scan
                     path, identity = files[file]
                     part, unchecked = self._part(path, identity, 0, identity[2]), 0
                     whole[file] = part
@@ -91,25 +95,46 @@ class FilePasses:
         except (Unusable, OSError) as error:
             raise CallFailed(str(error)) from None
         finally:
-            tell()  # what was done before an error, too
+            tell()  # also results before an error
         return {}, ()
 
     def requantize(
-        self, path: str, identity: list[int], start: int, nbytes: int, type: int,
-        source: str, source_identity: list[int], source_start: int, source_nbytes: int, source_type: int,
-        n_rows: int, k: int, threads: int, through: int | None = None,
-        importance: npt.NDArray[np.float32] | None = None, order: npt.NDArray[np.int64] | None = None,
-    ) -> Reply:  # fmt: skip
-        """Compare a tensor with what llama.cpp makes of its source: see `requantizing.requantize`."""
-        from .requantizing import requantize  # late: it loads llama.cpp, which scans may do without
+        self,
+        path: str,
+        identity: list[int],
+        start: int,
+        nbytes: int,
+        type: int,
+        source: str,
+        source_identity: list[int],
+        source_start: int,
+        source_nbytes: int,
+        source_type: int,
+        n_rows: int,
+        k: int,
+        threads: int,
+        through: int | None = None,
+        importance: npt.NDArray[np.float32] | None = None,
+        order: npt.NDArray[np.int64] | None = None,
+    ) -> Reply:
+        """Compare a tensor with llama.cpp's quantization of its source: see `requantizing.requantize`."""
+        from .requantizing import requantize  # imported late: loads llama.cpp, which scans may not need
 
         target = self._part(path, identity, start, nbytes).mapped
         raw = self._part(source, source_identity, source_start, source_nbytes).mapped
         try:
             figures, block = requantize(
-                raw, source_type, target, type, n_rows, k, importance, order, through,
+                raw,
+                source_type,
+                target,
+                type,
+                n_rows,
+                k,
+                importance,
+                order,
+                through,
                 spread=partial(self._scanner.spread, threads=threads),
-            )  # fmt: skip
+            )
         except Unusable as error:
             raise CallFailed(str(error)) from None
         return figures, (block,)

@@ -1,9 +1,9 @@
-"""What a graph computes where llama.cpp may fuse nodes, against what it computes node by node.
+"""Comparison of a graph in which llama.cpp may fuse nodes with the same graph computed node by node.
 
-A backend fuses nodes that it is given together, and llama.cpp's callback cuts a graph behind each node that it wants.
-So a first evaluation wants every node (`Recorder`), and later ones want the last node of each window alone (`Windows`):
-inside a window anything may be fused. What a window leaves behind is compared with the bits of the first evaluation,
-which then take its place. So each window has the same inputs as there, and what differs began in it.
+A backend fuses nodes that it is given together, and llama.cpp's callback splits a graph after each node that it wants.
+So a first evaluation wants every node (`Recorder`), and later ones want only the last node of each window (`Windows`):
+inside a window anything may be fused. A window's outputs are compared with the bits of the first evaluation, which then
+replace them. So each window has the same inputs as in the record, and a difference begins in it.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .nodes import operation
 Bytes = npt.NDArray[np.uint8]
 
 _OUTPUT = 2  # GGML_TENSOR_FLAG_OUTPUT
-#: A byte of which no number of a model is made.
+#: A byte value that does not occur in a model's numbers.
 _FILL = 0xB5
 
 
 class _Part(NamedTuple):
-    """What a tensor shows of the bytes of another: from where on, and its sizes and steps, an element's bytes last."""
+    """The bytes of a tensor that a view shows: start, and sizes and strides; the last axis is an element's bytes."""
 
     at: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
 
     def mark(self, read: npt.NDArray[np.bool_]) -> None:
-        """Set what is read; all of it where it does not lie inside."""
+        """Set the bytes that are read; all if the part is not inside."""
         end = self.at + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
         if not all(self.shape):
             return
@@ -54,12 +54,12 @@ class Record:
     """A graph that was computed node by node. Nodes are counted from 1, without views.
 
     Args:
-        outputs: of each node.
-        said: its operation, its name and its device, and the number of its graph.
-        reads: the nodes that each reads.
-        uses: the last node that reads each; 0 where none does.
-        kept: nodes that are read behind the graph.
-        views: how each is read: by which node, and what of it.
+        outputs: output of each node.
+        said: operation, name and device of each node, and the number of its graph.
+        reads: for each node, the nodes that it reads.
+        uses: for each node, the last node that reads it; 0 if none does.
+        kept: nodes that are read after the graph.
+        views: for each node, its readers and what they read of it.
     """
 
     outputs: list[Bytes] = field(default_factory=list)
@@ -70,14 +70,14 @@ class Record:
     views: list[list[tuple[int, _Part]]] = field(default_factory=list)
 
     def left_by(self, first: int, last: int) -> list[int]:
-        """The nodes from `first` to `last` that something behind `last` reads."""
+        """Return the nodes from `first` to `last` that are read after `last`."""
         return [
             i for i in range(first, last + 1)
             if i in self.kept or self.uses[i - 1] > last or not self.uses[i - 1]
         ]  # fmt: skip
 
     def read_of(self, number: int, last: int) -> npt.NDArray[np.bool_]:
-        """Which bytes of a node are read behind another one, or by whoever asked for the graph."""
+        """Return which bytes of a node are read after `last`, or after the graph."""
         everything = number in self.kept or not self.uses[number - 1]
         read = np.full(len(self.outputs[number - 1]), everything)
         for reader, part in self.views[number - 1]:
@@ -99,7 +99,7 @@ class Recorder(Listener):
 
     def begin(self) -> None:
         self._graph += 1
-        self._numbers.clear()  # another graph may lie in the same memory
+        self._numbers.clear()  # another graph may reuse the memory
 
     def _wanted(self, t: Any) -> bool:
         node, record = t.contents, self.record
@@ -125,13 +125,17 @@ class Recorder(Listener):
     def _told(self, t: Any) -> None:
         op, variant = operation(t)
         self.record.outputs.append(ggml.read_bytes(t, 0, ggml.ggml_nbytes(t)))
-        self.record.said.append({
-            "op": f"{op} {variant}".strip(), "name": t.contents.name.decode(errors="replace"),
-            "device": ggml.device_name(ggml.device_of(t)), "graph": self._graph,
-        })  # fmt: skip
+        self.record.said.append(
+            {
+                "op": f"{op} {variant}".strip(),
+                "name": t.contents.name.decode(errors="replace"),
+                "device": ggml.device_name(ggml.device_of(t)),
+                "graph": self._graph,
+            }
+        )
 
     def told(self) -> list[dict[str, Any]]:
-        """What the parent learns of each node."""
+        """Return the parent's information on each node."""
         record = self.record
         return [
             {**said, "reads": reads, "use": use}
@@ -140,31 +144,31 @@ class Recorder(Listener):
 
 
 class Windows(Listener):
-    """Tells of each output that a window leaves behind with other bits than the record has.
+    """Reports each output of a window whose bits differ from the record's.
 
-    The first node of a window is also watched: bytes that lay in its place before are there still if it was fused with
-    others, which then have its output in registers.
+    The first node of a window is also watched: if it was fused with later nodes, which then have its output in
+    registers, its memory keeps its former bytes.
 
     Args:
         record: of the same tokens.
-        windows: the first and the last node of each, in their order; a node in none of them is computed by itself.
-        back: put the record's bits in the place of others.
+        windows: the first and the last node of each, in order; a node in none of them is computed alone.
+        back: replace differing bits by the record's.
 
-    Each node is announced up to which the device computes.
+    Each node that ends a computed span is announced.
     """
 
     announces = True
 
     def __init__(
         self, link: Connection, lanes: Lanes | None, record: Record, windows: list[list[int]], back: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(link, lanes, 0)
         self._record, self._windows, self._puts_back = record, windows, back
         self._firsts = [first for first, _ in windows]
         self._tensors: dict[int, Any] = {}
         self._number, self._watched = 0, False
         self.compared = 0
-        #: Nodes that were seen to be fused with those behind them.
+        #: Nodes that were seen to be fused with later ones.
         self.fused: list[int] = []
 
     def _wanted(self, t: Any) -> bool:
@@ -172,7 +176,7 @@ class Windows(Listener):
             return False
         self._number += 1
         if self._number > len(self._record.outputs):
-            raise CallFailed("the graph has other nodes than when it was recorded")
+            raise CallFailed("the graph differs from the recorded one")
         window = self._window()
         if window is None:
             return True
@@ -184,7 +188,7 @@ class Windows(Listener):
         return self._number == window[1]
 
     def _window(self) -> list[int] | None:
-        """That of the node which was asked for last."""
+        """Return the window of the current node."""
         at = bisect.bisect_right(self._firsts, self._number) - 1
         return self._windows[at] if at >= 0 and self._number <= self._windows[at][1] else None
 
@@ -201,10 +205,10 @@ class Windows(Listener):
                 continue
             now = ggml.read_bytes(tensor, 0, ggml.ggml_nbytes(tensor))
             if len(now) != len(before):
-                raise CallFailed("the graph has other nodes than when it was recorded")
+                raise CallFailed("the graph differs from the recorded one")
             self.compared += 1
             if not np.array_equal(now, before):
-                now = np.where(self._record.read_of(number, window[1]), now, before)  # a part that nobody reads is free
+                now = np.where(self._record.read_of(number, window[1]), now, before)  # unread bytes may differ
             if not np.array_equal(now, before):
                 self._tell({"event": "fused", "number": number, "first": window[0], "last": window[1]}, now)
                 if self._puts_back:
@@ -212,13 +216,13 @@ class Windows(Listener):
         self._tensors.clear()
 
     def _is_overwritten(self, number: int) -> bool:
-        """Whether a later node of the window has changed what a node has made, as one does that writes into a cache."""
+        """Whether a later node of the window changed a node's output, as one that writes into a cache does."""
         output = self._tensors[number].contents
         return any(_overlap(output, later.contents) for i, later in self._tensors.items() if i > number)
 
 
 def _overlap(a: Any, b: Any) -> bool:
-    """Whether two tensors share memory. Addresses of devices are of one buffer alone."""
+    """Whether two tensors share memory. Device addresses are comparable only within one buffer."""
     roots = [t.view_src.contents if t.view_src else t for t in (a, b)]
     ends = [(t.data or 0, (t.data or 0) + ggml.ggml_nbytes(c.pointer(t))) for t in (a, b)]
     if roots[0].buffer != roots[1].buffer:
@@ -227,8 +231,8 @@ def _overlap(a: Any, b: Any) -> bool:
 
 
 def _has_room(node: Any) -> bool:
-    """Whether the place of a node's output holds nothing that is still read: it is in none of its sources. (Of all that
-    a graph's allocator keeps, a node may be put into the place of what it reads alone.)"""
+    """Whether the memory for a node's output holds nothing that is still read: it overlaps none of its sources. (A
+    graph's allocator may place a node only over memory that no later node but itself reads.)"""
     some = ggml.ggml_nbytes(c.pointer(node)) > 0 and not node.view_src
     return some and not any(_overlap(node, source.contents) for source in node.src if source)
 
@@ -243,14 +247,14 @@ def _is_filled(t: Any) -> bool:
 
 
 def _maker(t: Any) -> Any:
-    """The tensor that a source is, or is a view of."""
+    """Return the tensor that a source is, or is a view of."""
     while nodes.is_view(t.contents) and t.contents.src[0]:
         t = t.contents.src[0]
     return t.contents
 
 
 def _part_of(view: Any, whole: Any) -> _Part:
-    """What a source shows of what it is a view of."""
+    """Return the part of a tensor that a view shows."""
     kind = ggml.ggml_get_type_traits(view.type).contents
     ne0, ne1, ne2, ne3 = view.ne
     nb0, nb1, nb2, nb3 = view.nb

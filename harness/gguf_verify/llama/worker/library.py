@@ -15,29 +15,29 @@ from .calls import Call, CallFailed, Libraries, Reply, text
 
 
 def loaded_libraries() -> list[str]:
-    """Paths of the shared libraries of llama.cpp that this process has mapped."""
+    """Return the paths of llama.cpp's shared libraries that this process has mapped."""
     lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
     mapped = {line.split(maxsplit=5)[5] for line in lines if "/" in line}  # proc_pid_maps(5)
     return sorted(path for path in mapped if re.match(r"lib(llama|ggml|mtmd)[^/]*\.so", os.path.basename(path)))
 
 
 class Library:
-    """What needs neither a model nor a backend."""
+    """Calls that need neither a model nor a backend."""
 
     def __init__(self, libraries: Libraries) -> None:
         self._libraries = libraries
 
     def calls(self) -> dict[str, Call]:
-        """By name, each as the method of the same name of `gguf_verify.llama.Llama` calls it."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.Llama`."""
         return {
             "hello": self.hello, "to_float": self.to_float, "from_float": self.from_float, "quantize": self.quantize,
             "validate": self.validate, "quantize_file": self.quantize_file,
         }  # fmt: skip
 
     def hello(self) -> Reply:
-        """Versions, the build's features, and the table of types."""
+        """Return versions, the build's features, and the table of types."""
         types = {}
-        with self._libraries.quiet():  # a refusal of an unknown type is no news
+        with self._libraries.quiet():  # hides the expected refusals of unknown types
             known = ggml.type_ids()
         for t in known:
             traits, of_cpu = ggml.ggml_get_type_traits(t).contents, ggml.ggml_get_type_traits_cpu(t).contents
@@ -57,7 +57,7 @@ class Library:
         }, ()
 
     def to_float(self, type: int, n: int, raw: npt.NDArray[np.uint8]) -> Reply:
-        """float32[n] of n values in blocks."""
+        """Convert n values in blocks to float32[n]."""
         out = np.empty(n, np.float32)
         convert = ggml.ggml_get_type_traits(type).contents.to_float
         if not convert:  # calling it would kill the process
@@ -66,17 +66,17 @@ class Library:
         return {}, (out,)
 
     def from_float(self, type: int, x: npt.NDArray[np.float32]) -> Reply:
-        """Rows as llama.cpp's CPU backend quantizes activations: float32[M, K] → uint8[M, row bytes]."""
+        """Quantize rows as llama.cpp's CPU backend quantizes activations: float32[M, K] → uint8[M, row bytes]."""
         return {}, (ggml.from_float(type, x),)
 
     def quantize(
         self, type: int, x: npt.NDArray[np.float32], importance: npt.NDArray[np.float32] | None = None
     ) -> Reply:
-        """`ggml_quantize_chunk`: float32[rows, K] → uint8[rows, row bytes]. If the type needs an importance and none is
-        given, every column counts the same."""
+        """Call `ggml_quantize_chunk`: float32[rows, K] → uint8[rows, row bytes]. If the type needs an importance matrix
+        and none is given, every column counts the same."""
         rows, k = x.shape
         traits = ggml.ggml_get_type_traits(type).contents
-        if k % traits.blck_size:  # ggml would leave out the last values, or end the process
+        if k % traits.blck_size:  # ggml would skip the last values, or end the process
             raise CallFailed(f"a row of {k} values is not a whole number of blocks of {traits.blck_size}")
         out = np.zeros((rows, k // traits.blck_size * traits.type_size), np.uint8)
         if importance is None and ggml.ggml_quantize_requires_imatrix(type):
@@ -86,11 +86,11 @@ class Library:
         return {}, (out,)
 
     def validate(self, type: int, raw: npt.NDArray[np.uint8]) -> Reply:
-        """`ggml_validate_row_data`."""
+        """Call `ggml_validate_row_data`."""
         return {"valid": bool(ggml.ggml_validate_row_data(type, ggml.pointer(raw), raw.nbytes))}, ()
 
     def quantize_file(self, source: str, target: str, ftype: int, pure: bool, threads: int) -> Reply:
-        """`llama_model_quantize`."""
+        """Call `llama_model_quantize`."""
         api = self._libraries.api
         params = api.llama_model_quantize_default_params()
         params.ftype = ftype

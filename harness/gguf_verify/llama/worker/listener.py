@@ -1,4 +1,4 @@
-"""Nodes of a graph, told to the parent as they are computed: what every kind of tap does."""
+"""Reporting of a graph's nodes to the parent as they are computed: the common part of all taps."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Listener(ABC):
 
     Args:
         lanes: for the arrays of nodes, and of answers.
-        ahead: the graph goes on while so many nodes are not answered.
+        ahead: number of unanswered nodes while the graph continues.
     """
 
-    #: Say of each node, before it is computed, which one it is: the process may die of it.
+    #: Whether to announce each node before it is computed: the process may die of it.
     announces: ClassVar[bool] = False
 
     def __init__(self, link: Connection, lanes: Lanes | None, ahead: int) -> None:
@@ -32,21 +32,21 @@ class Listener(ABC):
         self._back: Lane | None
         self._out, self._back = lanes or (None, None)
         self._ahead, self._unanswered = ahead, 0
-        #: What the evaluation's answer says of the graph.
+        #: The graph's uses of weights, for the evaluation's answer.
         self.seen: dict[str, dict[str, Any]] = {"lookup": {}, "unsupported": {}, "used": {}}
         self.failure: BaseException | None = None
 
     def __call__(self, t: Any, ask: bool) -> bool:
-        """llama.cpp's callback: with `ask`, whether the node is wanted; without, whether the graph goes on."""
+        """llama.cpp's callback: with `ask`, whether the node is wanted; without, whether the graph continues."""
         if self.failure is not None:
-            return ask  # asks to be called, so that the graph can be broken off
+            return ask  # ask to be called again, to stop the graph then
         try:
             if ask:
                 wanted = self._wanted(t)
                 if wanted and self.announces:
                     protocol.send(self._link, {"event": "at", "node": _words(t)})
                 return wanted
-            while self._unanswered and self._link.poll():  # one of them may say that nobody follows any more
+            while self._unanswered and self._link.poll():  # one of them may end the capture
                 self._answer()
             self._told(t)
             return True
@@ -55,22 +55,22 @@ class Listener(ABC):
             return False
 
     def begin(self) -> None:  # noqa: B027 - most need not know
-        """The next node is the first one of a graph."""
+        """Note that the next node is the first one of a graph."""
 
     @abstractmethod
     def _wanted(self, t: Any) -> bool:
-        """Whether a node is to be told."""
+        """Whether a node is to be reported."""
 
     @abstractmethod
     def _told(self, t: Any) -> None:
-        """Tell of a node that was computed."""
+        """Report a computed node."""
 
     def _empty(self, nbytes: int) -> npt.NDArray[Any]:
-        """Memory for an array of the next message."""
+        """Allocate memory for an array of the next message."""
         return ggml.empty(nbytes) if self._out is None else self._out.empty(nbytes)
 
     def _tell(self, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        """Tell of a node, and wait for answers until no more than `ahead` are missing: the arrays of the last one."""
+        """Report a node, and wait until at most `ahead` answers are missing; returns the arrays of the last one."""
         protocol.send(self._link, header, *arrays, lane=self._out)
         self._unanswered += 1
         given: list[npt.NDArray[Any]] = []
@@ -79,8 +79,8 @@ class Listener(ABC):
         return given
 
     def _answer(self) -> list[npt.NDArray[Any]]:
-        """Wait for the answer to the oldest node without one: its arrays. Raises CallFailed where it says that no
-        further answer comes."""
+        """Wait for the answer to the oldest unanswered node; returns its arrays. Raises CallFailed if no further answer
+        will come."""
         answer, given = protocol.receive(self._link, lane=self._back)
         if answer.get("stop"):
             self._unanswered = 0
@@ -91,7 +91,7 @@ class Listener(ABC):
         return given
 
     def settle(self) -> None:
-        """Wait for the answers that are still missing: none may be taken for the next call."""
+        """Wait for the missing answers: none may be taken for the next call."""
         while self._unanswered:
             self._answer()
 

@@ -23,13 +23,13 @@ from .node_tap import NodeTap
 from .placement import OnDevice, Placement
 from .tap import Tap
 
-#: A tokenizer that makes more tokens than this of each byte is broken, or its file is crafted.
+#: Limit of tokens per byte; a tokenizer that exceeds it is broken, or its file is crafted.
 MOST_TOKENS_A_BYTE = 64
 
 
 @dataclass(frozen=True)
 class _Others:
-    """Where tokens stand in a batch.
+    """The place of tokens in a batch.
 
     Args:
         own: their slot.
@@ -50,7 +50,7 @@ _ALONE = _Others()
 
 
 class LoadedModel:
-    """The model that this process holds and its context, if any."""
+    """The model in this process and its context, if any."""
 
     def __init__(
         self, link: Connection, libraries: Libraries, device_of: Callable[[str], Device], lanes: Lanes | None = None
@@ -70,7 +70,7 @@ class LoadedModel:
         self._threads = 1
 
     def calls(self) -> dict[str, Call]:
-        """By name, each as the method of the same name of `gguf_verify.llama.model.LoadedModel` calls it."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.model.LoadedModel`."""
         return {
             "open": self.open, "open_on": self.open_on, "make_context": self.make_context,
             "read_source": self.read_source, "tokenize": self.tokenize, "pieces": self.pieces,
@@ -78,12 +78,12 @@ class LoadedModel:
         }  # fmt: skip
 
     def open(self, path: str, threads: int, repack: bool, backend: str) -> Reply:
-        """Load a model with all of its layers on one backend."""
+        """Load a model with all its layers on one backend."""
         self._device = self._device_of(backend)
         return self._open(path, threads, repack, self._device)
 
     def open_on(self, path: str, threads: int, repack: bool, device: str, layers: int) -> Reply:
-        """Load a model with some of its layers, or all, on a device of ggml's registry."""
+        """Load a model with some or all of its layers on a device of ggml's registry."""
         return self._open(path, threads, repack, OnDevice(device, layers))
 
     def _open(self, path: str, threads: int, repack: bool, placed: Placement) -> Reply:
@@ -111,8 +111,8 @@ class LoadedModel:
         }, ()
 
     def _not_loaded(self, path: str) -> CallFailed:
-        """Why a file was not loaded. Where llama.cpp does not load it without memory for its weights either, and knows
-        its architecture, the file is at fault; else the device, or the memory, or this llama.cpp."""
+        """Find out why a file was not loaded. If llama.cpp does not load it without memory for its weights either, and
+        supports its architecture, the file is at fault; otherwise the device, the memory or this llama.cpp."""
         said = loading.reason(self._libraries.errors)
         try:
             why = loading.why_not_loaded(self._lib, path, False, self._libraries.errors)
@@ -123,22 +123,28 @@ class LoadedModel:
         return NotLoaded(said, False) if said else CallFailed("llama.cpp does not load the file")
 
     def _decoder_start(self) -> int:
-        """The token with which an encoder-decoder model begins to write, -1 if it names none."""
+        """Return the token with which an encoder-decoder model starts to write, -1 if there is none."""
         start = int(self._lib.llama_model_decoder_start_token(self._model))
         return start if start >= 0 else int(self._lib.llama_vocab_bos(self._vocab))
 
     def make_context(
-        self, n_ctx: int, n_batch: int, n_ubatch: int = 0, type_k: int = -1, type_v: int = -1, flash: int = -1,
+        self,
+        n_ctx: int,
+        n_batch: int,
+        n_ubatch: int = 0,
+        type_k: int = -1,
+        type_v: int = -1,
+        flash: int = -1,
         sequences: int = 1,
-    ) -> Reply:  # fmt: skip
-        """Make a context of n_ctx tokens that takes n_batch of them in one batch. That of an encoder gives embeddings:
-        each token's, or a reranker's score, because only that way of pooling computes the reranker's matrices.
+    ) -> Reply:
+        """Make a context of n_ctx tokens that takes n_batch of them in one batch. An encoder's returns embeddings:
+        those of each token, or a reranker's score, because only that pooling computes the reranker's matrices.
 
         Args:
-            n_ubatch: tokens that the graph is evaluated for at a time; 0 for n_batch.
+            n_ubatch: tokens per evaluation of the graph; 0 for n_batch.
             type_k, type_v: ggml types of the cache; -1 for llama.cpp's own choice.
             flash: whether attention is one operation, 1 or 0; -1 for llama.cpp's own choice.
-            sequences: that share one cache.
+            sequences: number of sequences that share one cache.
         """
         lib = self._lib
         if self._context:
@@ -169,20 +175,20 @@ class LoadedModel:
     def _init_context(self, params: Any) -> None:
         self._context = self._lib.llama_init_from_model(self._model, params)
         if not self._context:
-            raise CallFailed("llama.cpp makes no context for the model")
+            raise CallFailed("llama.cpp cannot make a context for the model")
 
     def read_source(self, tokens: list[int]) -> Reply:
-        """Set what an encoder-decoder model has read before it writes; each later evaluation encodes it anew."""
+        """Set the source of an encoder-decoder model; each later evaluation encodes it again."""
         self._source = tokens
         return {}, ()
 
-    # The prompt's side of the model: text and tokens.
+    # Text and tokens.
 
     def tokenize(self, text: str) -> Reply:
-        """Tokens of a text, with the special ones that the model asks for."""
+        """Tokenize a text, with the special tokens that the model requires."""
         raw = text.encode()
         size = len(raw) + 16
-        for _ in range(2):  # llama.cpp returns minus the number of tokens where they are more than the buffer holds
+        for _ in range(2):  # if the buffer is too small, llama.cpp returns minus the number of tokens
             tokens = (self._lib.llama_token * size)()
             n = int(self._lib.llama_tokenize(self._vocab, raw, len(raw), tokens, size, True, True))
             if n >= 0:
@@ -193,7 +199,7 @@ class LoadedModel:
         raise CallFailed(f"llama.cpp's tokenizer wants {size:,} tokens for a prompt of {len(raw):,} bytes")
 
     def pieces(self, tokens: list[int]) -> Reply:
-        """Each token's text."""
+        """Return each token's text."""
         out = []
         for token in tokens:
             buffer = c.create_string_buffer(128)
@@ -204,7 +210,7 @@ class LoadedModel:
     # Evaluations.
 
     def generate(self, tokens: list[int], n: int) -> Reply:
-        """The greedy continuation, one token at a time, with no node tapped."""
+        """Generate the greedy continuation, one token at a time, without taps."""
         logits = self._decode(tokens, len(tokens) - 1)
         out: list[int] = []
         while True:
@@ -215,19 +221,26 @@ class LoadedModel:
             logits = self._decode(out[-1:], 0, position=len(tokens) + len(out) - 1)
 
     def evaluate(
-        self, tokens: list[int], mode: str, options: dict[str, Any], position: int = 0, first: int = 0,
-        sequence: int = 0, ahead: Sequence[int] = (), behind: Sequence[int] = (),
-    ) -> Reply:  # fmt: skip
-        """Evaluate all tokens in one batch, from a position whose predecessors were evaluated last: logits
-        float32[len(tokens) - first, n_vocab] of those from number `first` on, or embeddings. Modes: plain, capture,
+        self,
+        tokens: list[int],
+        mode: str,
+        options: dict[str, Any],
+        position: int = 0,
+        first: int = 0,
+        sequence: int = 0,
+        ahead: Sequence[int] = (),
+        behind: Sequence[int] = (),
+    ) -> Reply:
+        """Evaluate all tokens in one batch, from a position whose predecessors were evaluated last. Returns logits
+        float32[len(tokens) - first, n_vocab] of those from index `first` on, or embeddings. Modes: plain, capture,
         graft, nodes, record, windows.
 
         Args:
             sequence: the slot of the tokens.
-            ahead, behind: tokens of another sequence, that of slot 0 or else 1, in the same batch.
+            ahead, behind: tokens of another sequence (slot 0, or else 1) in the same batch.
 
-        In capture and graft the parent gets an event for each product with weights and answers it, in graft by the
-        output with which the graph goes on. "ahead" of the options: see `Tap`.
+        In capture and graft the parent gets an event for each product with weights and answers it, in graft with the
+        output with which the graph continues. For "ahead" in the options, see `Tap`.
         """
         tap: Listener | None = None
         if mode == "nodes":
@@ -282,11 +295,9 @@ class LoadedModel:
             raise CallFailed("llama.cpp gives neither logits nor embeddings")
         return np.ctypeslib.as_array(c.cast(out, c.POINTER(c.c_float)), (rows, width)).copy()
 
-    def _batch(
-        self, function: str, tokens: list[int], first: int, position: int, others: _Others = _ALONE
-    ) -> None:  # fmt: skip
-        """llama_encode or llama_decode of tokens of one sequence, with outputs of those from number `first` on, and of
-        those of another, without outputs."""
+    def _batch(self, function: str, tokens: list[int], first: int, position: int, others: _Others = _ALONE) -> None:
+        """Run llama_encode or llama_decode on tokens of one sequence, with outputs for those from index `first` on, and
+        on tokens of another sequence, without outputs."""
         lib = self._lib
         if self._tap is not None:
             self._tap.begin()

@@ -1,7 +1,7 @@
-"""Every node of a graph, with its actual inputs, told to the parent as it is computed.
+"""Reporting of every node of a graph, with its actual inputs, to the parent as it is computed.
 
-llama.cpp asks for each node before it computes it. Every node that computes something is wanted, so that it is computed
-by itself, and all before it are done when it is asked for. Then its sources are read: its output may overwrite them.
+llama.cpp asks about each node before it computes it. Every computing node is wanted, so that it is computed alone, and
+all nodes before it are complete at that time. Its sources are read then, because its output may overwrite them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .nodes import operation
 
 
 class NodeTap(Listener):
-    """Tells of every node whose operation matches. Each is announced.
+    """Reports every node whose operation matches. Each is announced.
 
     Args:
         lanes: for the arrays of nodes.
-        wanted: a regular expression that the whole name of an operation must match, such as "ROPE|UNARY SILU".
-        ahead: the graph goes on while so many nodes are not answered.
+        wanted: a regular expression that must match an operation's full name, such as "ROPE|UNARY SILU".
+        ahead: number of unanswered nodes while the graph continues.
     """
 
     announces = True
@@ -46,7 +46,7 @@ class NodeTap(Listener):
         self._number += 1
         self._sources, self._spans = [], []
         if not self._pattern.fullmatch(f"{op} {variant}".strip()):
-            return True  # so that it is done when the next node is asked for
+            return True  # so that it is complete before the next node
         for source in node.src:
             described, span = (None, None) if not source else self._described(source)
             self._sources.append(described)
@@ -57,7 +57,7 @@ class NodeTap(Listener):
         return True
 
     def _described(self, t: Any) -> tuple[dict[str, Any], npt.NDArray[np.uint8] | None]:
-        """A tensor's type, sizes and steps, and its bytes, unless they lie in the model's file."""
+        """Describe a tensor (type, sizes, strides), with its bytes unless they are in the model's file."""
         s = t.contents
         whole = s.view_src.contents if s.view_src else s
         said: dict[str, Any] = {
@@ -91,7 +91,7 @@ class NodeTap(Listener):
         self._tell(header, *spans, *([] if span is None else [span]))
 
     def _viewed(self, node: Any) -> int | None:
-        """The source that the node's result is a view of, whose data it overwrites."""
+        """Return the index of the source that the node's result is a view of, and overwrites."""
         if not node.view_src:
             return None
         for i, source in enumerate(node.src):

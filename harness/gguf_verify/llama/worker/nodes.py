@@ -1,10 +1,10 @@
-"""What a MUL_MAT or MUL_MAT_ID node multiplies: matrices of weights, each with rows of activations.
+"""The matrices and rows that a MUL_MAT or MUL_MAT_ID node multiplies.
 
-    MUL_MAT     y[i3, i2, i1] = W[i3 // r3, i2 // r2] · x[i3, i2, i1]     r: how often the weights are broadcast
-    MUL_MAT_ID  y[t, u]       = W[ids[t, u]] · x[t, u % b]                b: rows of x a token, 1 or the experts used
+    MUL_MAT     y[i3, i2, i1] = W[i3 // r3, i2 // r2] · x[i3, i2, i1]     r: broadcast factors of the weights
+    MUL_MAT_ID  y[t, u]       = W[ids[t, u]] · x[t, u % b]                b: rows of x per token, 1 or the experts used
 
-The sources are ggml.h and ggml.c of llama.cpp v0.5.0. Indices are NumPy's, the slowest first. This module runs in
-llama.cpp's process.
+The sources are ggml.h and ggml.c of llama.cpp v0.5.0. Indices are in NumPy's order, the slowest first. This module runs
+in llama.cpp's process.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy.typing as npt
 from .. import ggml
 
 PRODUCTS = ("MUL_MAT", "MUL_MAT_ID")
-#: Operations whose result is a view of a tensor, which a later node uses.
+#: Operations whose result is a view of a tensor, used by a later node.
 VIEWS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
-#: Types without blocks that a product may have as weights.
+#: Types without blocks that a product's weights may have.
 ELEMENTS = (ggml.F32, ggml.F16, ggml.BF16)
 
 
 def operation(t: Any) -> tuple[str, str]:
-    """A node's operation, and of UNARY and GLU which one."""
+    """Return a node's operation, and the function of UNARY and GLU."""
     op = ggml.ggml_op_name(t.contents.op).decode()
     described = ggml.ggml_op_desc(t).decode()
     return op, described if described != op else ""
@@ -37,21 +37,21 @@ def is_view(node: Any) -> bool:
 
 
 def is_computed(node: Any) -> bool:
-    """Whether a node's output is computed: it is no view, and its branch of the graph is selected. llama.cpp's callback
-    is called for the nodes of every branch."""
+    """Whether a node's output is computed: it is no view, and its branch of the graph is selected. llama.cpp calls the
+    callback for nodes of every branch."""
     return not is_view(node) and ggml.is_computed(node)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The matrices of a node and which rows each multiplies.
+    """The matrices of a node, and the rows that each multiplies.
 
     Args:
-        offsets: where each matrix begins, in bytes of src[0]'s data.
-        first_rows: the row of the whole tensor with which each begins.
-        nbytes: the size of one matrix.
-        matrix: the matrix that made each output row, int32[rows].
-        row: the row of the activations that each output row came from, int32[rows].
+        offsets: start of each matrix, in bytes of src[0]'s data.
+        first_rows: row of the whole tensor at which each starts.
+        nbytes: size of one matrix.
+        matrix: index of the matrix that made each output row, int32[rows].
+        row: row of the activations of each output row, int32[rows].
     """
 
     offsets: list[int]
@@ -62,13 +62,13 @@ class Layout:
 
 
 def weights_name(w: Any) -> str:
-    """Name of the tensor that src[0] is, or is a view of."""
+    """Return the name of the tensor that src[0] is, or is a view of."""
     whole = w.view_src.contents if w.view_src else w
     return str(whole.name.decode(errors="replace"))
 
 
 def obstacle(node: Any) -> str | None:
-    """Why a product with weights cannot be taken apart into matrices of whole rows, or None."""
+    """Say why a product with weights cannot be split into matrices of whole rows, or None."""
     w, x = node.src[0].contents, node.src[1].contents
     whole = w.view_src.contents if w.view_src else w
     if x.type != ggml.F32:
@@ -79,14 +79,14 @@ def obstacle(node: Any) -> str | None:
     row_bytes = _row_bytes(w)
     steps = [w.view_offs, *(w.nb[i] for i in (1, 2, 3) if w.ne[i] > 1)]
     if w.nb[0] != ggml.ggml_type_size(w.type) or (w.ne[1] > 1 and w.nb[1] != row_bytes):
-        return "a view of the weights whose rows do not follow each other"
+        return "a view of the weights whose rows are not contiguous"
     if any(step % row_bytes for step in steps):
-        return "a view of the weights that does not begin with a row"
+        return "a view of the weights that does not start at a row"
     return None
 
 
 def layout(node: Any) -> Layout:
-    """Take a product apart that has no `obstacle`. Raises ValueError for an expert that is not there."""
+    """Split a product without an `obstacle`. Raises ValueError for an expert that does not exist."""
     w, x = node.src[0].contents, node.src[1].contents
     row_bytes = _row_bytes(w)
     offsets = [i3 * w.nb[3] + i2 * w.nb[2] for i3 in range(w.ne[3]) for i2 in range(w.ne[2])]
@@ -101,8 +101,9 @@ def layout(node: Any) -> Layout:
         matrix = i3 // (x.ne[3] // w.ne[3]) * w.ne[2] + i2 // (x.ne[2] // w.ne[2])
         row = np.arange(matrix.size)
     first_rows = [(w.view_offs + offset) // row_bytes for offset in offsets]
-    return Layout(offsets, first_rows, w.ne[1] * row_bytes, matrix.ravel().astype(np.int32),
-                  row.ravel().astype(np.int32))  # fmt: skip
+    return Layout(
+        offsets, first_rows, w.ne[1] * row_bytes, matrix.ravel().astype(np.int32), row.ravel().astype(np.int32)
+    )
 
 
 def _row_bytes(w: Any) -> int:

@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 class Products:
-    """The backends that were started, and products on them."""
+    """The started backends, and products on them."""
 
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
 
     def calls(self) -> dict[str, Call]:
-        """By name, each as the method of the same name of `gguf_verify.llama.Llama` calls it."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.Llama`."""
         return {
             "start_backend": self.start_backend, "activations": self.activations,
             "block_products": self.block_products, "multiply": self.multiply,
         }  # fmt: skip
 
     def device(self, backend: str) -> Device:
-        """The device that `--reference` calls so, started once. Raises NoDevice, UnknownDevice."""
+        """Return the device with this name for `--reference`, started once. Raises NoDevice, UnknownDevice."""
         if backend not in self._devices:
-            from .. import ggml  # late: scans of a file need none
+            from .. import ggml  # imported late: not needed by scans of files
             from ..backends import kind_of
 
             found = references.find(backend)
@@ -38,7 +38,7 @@ class Products:
         return self._devices[backend]
 
     def start_backend(self, backend: str) -> Reply:
-        """What the device is, or why it cannot be used here."""
+        """Return a description of the device, or why it cannot be used here."""
         from .. import ggml
         from ..backends.device import NoDevice
 
@@ -54,17 +54,17 @@ class Products:
         }, ()  # fmt: skip
 
     def activations(self, definition: str, backend: str, x: npt.NDArray[np.float32]) -> Reply:
-        """Activations as a backend quantizes them for products of a definition."""
+        """Quantize activations as a backend does for products of a definition."""
         return {}, (self.device(backend).activations(definition, x),)
 
     def block_products(
         self, type: int, threads: int, backend: str, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
     ) -> Reply:
-        """Every partial product, float32[K/32, M, N]."""
+        """Compute every block × block product, float32[K/32, M, N]."""
         return {}, (self.device(backend).block_products(type, w, x, threads),)
 
     def multiply(
         self, type: int, threads: int, backend: str, w: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
     ) -> Reply:
-        """One MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
+        """Compute one MUL_MAT: weights uint8[N, row bytes], activations float32[M, K] → float32[M, N]."""
         return {}, (self.device(backend).multiply(type, w, x, threads),)

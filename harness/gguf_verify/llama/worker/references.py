@@ -1,4 +1,4 @@
-"""The device of ggml's registry that `--reference` names."""
+"""Look-up of the device of ggml's registry given by `--reference`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..backends.device import NoDevice
 
 
 class UnknownDevice(Exception):
-    """The registry has no device of that name."""
+    """The registry has no device with this name."""
 
 
 def find(reference: str) -> Any:
-    """A device by ggml's name; "cpu" is the CPU, "gpu" the first GPU.
+    """Find a device by ggml's name; "cpu" is the CPU, "gpu" the first GPU.
 
-    Raises NoDevice where there is no GPU, UnknownDevice where no device has the name.
+    Raises NoDevice if there is no GPU, UnknownDevice if no device has the name.
     """
     if reference == "cpu":
         return ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU)

@@ -17,14 +17,14 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class RegistryDevice(Device):
-    """A device by its number in memory. Raises NoDevice if its backend does not start on it."""
+    """A device, given by its address. Raises NoDevice if its backend does not start on it."""
 
     def __init__(self, device: Any) -> None:
         self.name = ggml.device_name(device)
         self._placed = OnDevice(self.name, ALL_LAYERS)
         self._backend = ggml.ggml_backend_dev_init(device, None)
         if not self._backend:
-            raise NoDevice(f"llama.cpp's device {self.name} cannot be started")
+            raise NoDevice(f"cannot start llama.cpp's device {self.name}")
 
     def place_model(self, params: Any) -> None:
         self._placed.place_model(params)
@@ -36,7 +36,7 @@ class RegistryDevice(Device):
         return ggml.device_name(ggml.device_of(t)) == self.name
 
     def taken(self, product: Product, x: Floats, wanted: Sequence[int]) -> dict[int, Bytes]:
-        """Nothing: how such a device quantizes activations, if it does, is not known."""
+        """Return nothing: it is unknown whether and how such a device quantizes activations."""
         return {}
 
     def multiply(self, type: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
@@ -44,8 +44,8 @@ class RegistryDevice(Device):
         return out
 
     def block_products(self, type: int, w: Bytes, x: Floats, threads: int = 1) -> Floats:
-        """All in one operation: the blocks of a column lie together, since not every backend multiplies views of
-        quantized matrices."""
+        """Compute all in one operation. The blocks of a column are made contiguous, because not every backend
+        multiplies views of quantized matrices."""
         traits = ggml.ggml_get_type_traits(type).contents
         nb = w.shape[1] // traits.type_size
         columns = w.reshape(len(w), nb, traits.type_size).transpose(1, 0, 2)
@@ -53,7 +53,7 @@ class RegistryDevice(Device):
         return self._products(type, columns, parts)
 
     def _products(self, type: int, w: Bytes, x: Floats) -> Floats:
-        """Products float32[B, M, N] of weights uint8[B, N, row bytes] and activations float32[B, M, K]."""
+        """Compute products float32[B, M, N] of weights uint8[B, N, row bytes] and activations float32[B, M, K]."""
         (count, m, k), n = x.shape, w.shape[1]
         ctx = ggml.ggml_init(ggml.InitParams(4 << 20, None, True))
         try:
@@ -66,14 +66,14 @@ class RegistryDevice(Device):
     def computed_by(
         self, ctx: Any, given: Sequence[tuple[Any, npt.NDArray[Any]]], y: Any, shape: tuple[int, ...]
     ) -> Floats:
-        """The values of a float32 tensor of a context, from tensors and what they hold."""
+        """Compute a float32 tensor of a context from tensors with given values."""
         if not ggml.ggml_backend_dev_supports_op(ggml.ggml_backend_get_device(self._backend), y):
-            raise RuntimeError(f"llama.cpp's device {self.name} does not offer this product")
+            raise RuntimeError(f"llama.cpp's device {self.name} does not support this product")
         graph = ggml.ggml_new_graph(ctx)
         ggml.ggml_build_forward_expand(graph, y)
         buffer = ggml.ggml_backend_alloc_ctx_tensors(ctx, self._backend)
         if not buffer:
-            raise MemoryError(f"llama.cpp's device {self.name} has no memory for a product")
+            raise MemoryError(f"llama.cpp's device {self.name} is out of memory for a product")
         try:
             ggml.ggml_backend_buffer_clear(buffer, 0)
             for tensor, values in given:

@@ -1,4 +1,4 @@
-"""The rows of a tensor compared with what llama.cpp makes of its source's rows."""
+"""Comparison of a tensor's rows with llama.cpp's quantization of its source's rows."""
 
 from __future__ import annotations
 
@@ -13,33 +13,41 @@ from .tensor_scan import Unusable
 
 Bytes = npt.NDArray[np.uint8]
 
-_FLOATS = 1 << 20  # of a chunk
+_FLOATS = 1 << 20  # values per chunk
 
 
 class Spread(Protocol):
-    """Gives the results of `work` for all starts in order; `nbytes` is what one start stands for."""
+    """Yields the results of `work` for all starts in order; `nbytes` is the work per start."""
 
     def __call__(self, work: Callable[[int], Any], starts: Sequence[int], nbytes: int) -> Iterator[Any]: ...
 
 
 def requantize(
-    source: Bytes, source_type: int, target: Bytes, type_id: int, n_rows: int, k: int,
-    importance: npt.NDArray[np.float32] | None = None, order: npt.NDArray[np.int64] | None = None,
-    through: int | None = None, *, spread: Spread,
-) -> tuple[dict[str, Any], Bytes]:  # fmt: skip
+    source: Bytes,
+    source_type: int,
+    target: Bytes,
+    type_id: int,
+    n_rows: int,
+    k: int,
+    importance: npt.NDArray[np.float32] | None = None,
+    order: npt.NDArray[np.int64] | None = None,
+    through: int | None = None,
+    *,
+    spread: Spread,
+) -> tuple[dict[str, Any], Bytes]:
     """Quantize the rows of `source` with `ggml_quantize_chunk` and compare with `target`.
 
     Args:
-        importance: float32[matrices, k], of as many matrices as the rows are of, one after the other; None for
-            none. Where llama.cpp makes the type with an importance only, all columns count the same.
+        importance: float32[matrices, k], one row per matrix of consecutive rows; None for none. If llama.cpp makes the
+            type only with an importance matrix, all columns then count the same.
         order: int64[n_rows], the source's row for each row; None for the same order.
-        through: a type that the values are rounded to first, F16 or BF16; None for none.
-        spread: runs chunks, on several threads perhaps.
+        through: a type to round the values to first, F16 or BF16; None for none.
+        spread: runs chunks, possibly in several threads.
 
     Returns:
-        `differing` blocks and the number of the `first`; `zeros`: blocks of the target that are all zeros;
-        squared sums of the values (`energy`), of the target's `error` and of that of what llama.cpp makes
-        (`made_error`); and the first differing block as llama.cpp makes it, uint8[block_bytes].
+        the number of `differing` blocks and the index of the `first`; `zeros`: blocks of the target that are all
+        zeros; squared sums of the values (`energy`), of the target's `error` and of that of llama.cpp's result
+        (`made_error`); and llama.cpp's version of the first differing block, uint8[block_bytes].
     """
     traits = ggml.ggml_get_type_traits(type_id).contents
     from_traits = ggml.ggml_get_type_traits(source_type).contents
@@ -48,7 +56,7 @@ def requantize(
     if importance is None and source_type != type_id and ggml.ggml_quantize_requires_imatrix(type_id):
         importance = np.ones((1, k), np.float32)
     if k > _FLOATS and importance is None and order is None:
-        # blocks do not know of rows: long ones are taken in pieces
+        # blocks are independent of rows, so long rows are processed in pieces
         unit = max(int(traits.blck_size), int(from_traits.blck_size))
         pieces = k // unit
         per = max(1, _FLOATS // unit)
@@ -113,7 +121,7 @@ def requantize(
 
 
 def _sums(x: npt.NDArray[np.float32], *others: npt.NDArray[np.float32]) -> list[float]:
-    """Σx², and Σ(x - y)² for each y."""
+    """Return Σx², and Σ(x - y)² for each y."""
     with np.errstate(invalid="ignore", over="ignore"):
         wide = x.astype(np.float64)
         return [float(np.dot(wide, wide)), *(float(np.dot(e, e)) for e in (wide - y for y in others))]

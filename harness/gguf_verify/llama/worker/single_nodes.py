@@ -1,8 +1,8 @@
 """Calls of single nodes of any operation on a device, outside any model.
 
-A node is built by hand: tensors of the given types, sizes and steps, with the operation's number, its parameters and
-its sources written into the result's struct. So no function of ggml's API is needed for each operation. What such a
-node asks for may be what ggml asserts not to be asked: then this process ends, which is an answer.
+A node is built by hand: tensors of the given types, sizes and strides, with the operation's number, its parameters and
+its sources written into the result's struct. So no function of ggml's API is needed for each operation. A node may
+violate ggml's assertions; then this process ends, which the parent reports.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .calls import Call, CallFailed, Reply
 #: More operations than ggml has.
 _MOST_OPS = 512
 
-#: Where `op_params` names the function.
+#: Index in `op_params` that selects the function.
 _VARIANT_AT = {"UNARY": 0, "GLU": 0}
-#: What functions take beside a context and a tensor.
+#: Further arguments of functions, after a context and a tensor.
 _MORE: dict[str, tuple[Any, ...]] = {
     "XIELU": (c.c_float,) * 4,
     "SWIGLU_OAI": (ggml.TensorP, c.c_float, c.c_float), "SWIGLU_CLAMP": (ggml.TensorP, c.c_float),
@@ -36,11 +36,11 @@ class SingleNodes:
         self._backends: dict[str, int] = {}
 
     def calls(self) -> dict[str, Call]:
-        """By name, each as the method of the same name of `gguf_verify.llama.Llama` calls it."""
+        """Return the calls by name, for the methods of the same names of `gguf_verify.llama.Llama`."""
         return {"compute_node": self.compute_node, "devices": self.devices}
 
     def devices(self) -> Reply:
-        """What ggml's registry has."""
+        """Return the devices of ggml's registry."""
         return {"devices": ggml.devices()}, ()
 
     def _backend(self, device: str, threads: int) -> int:
@@ -57,18 +57,18 @@ class SingleNodes:
         return backend
 
     def compute_node(self, node: dict[str, Any], device: str, threads: int, **spans: npt.NDArray[np.uint8]) -> Reply:
-        """The bytes of a node's output; {"unsupported": true} where the device does not offer it, or llama.cpp has no
-        such operation or function.
+        """Compute the bytes of a node's output; {"unsupported": true} if the device does not support it, or llama.cpp
+        has no such operation or function.
 
         Args:
             node: "op", "variant" (the function of UNARY or GLU, or ""), "parameters" (hex), "sources" (null, or type,
                 ne, nb), "output" (type, ne), "view_of".
-            spans: the bytes of source i as s{i}; those of the output, before, as "out".
+            spans: the bytes of source i as s{i}; former bytes of the output as "out".
         """
         backend = self._backend(device, threads)
         number = _numbers().get(node["op"])
         function = _variant(node["variant"]) if node["variant"] else 0
-        if number is None or function is None:  # a release without it
+        if number is None or function is None:  # this release lacks it
             return {"unsupported": True, "backend": ""}, ()
         ctx = ggml.ggml_init(ggml.InitParams(1 << 20, None, True))
         buffer = None
@@ -92,7 +92,7 @@ class SingleNodes:
             ggml.ggml_build_forward_expand(graph, out)
             buffer = ggml.ggml_backend_alloc_ctx_tensors(ctx, backend)
             if not buffer:
-                raise MemoryError(f"{device} has no memory for a node")
+                raise MemoryError(f"{device} is out of memory for a node")
             ggml.ggml_backend_buffer_clear(buffer, 0)
             for i, source in enumerate(sources):
                 if source is not None and spans[f"s{i}"].size:
@@ -109,7 +109,7 @@ class SingleNodes:
 
 
 def _tensor(ctx: Any, type: int, ne: list[int], nb: list[int]) -> Any:
-    """A tensor without data, with these steps."""
+    """Make a tensor without data, with these strides."""
     made = ggml.ggml_new_tensor_4d(ctx, type, *ne)
     made.contents.nb[:] = nb
     return made
@@ -117,8 +117,8 @@ def _tensor(ctx: Any, type: int, ne: list[int], nb: list[int]) -> Any:
 
 @cache
 def _variant(name: str) -> int | None:
-    """The number of a function of UNARY or GLU in this ggml, which releases have moved: that of a node that is made by
-    the function's own name. None where there is none."""
+    """Return the number of a function of UNARY or GLU in this ggml; releases have renumbered them. It is read from a
+    node made by the function's own constructor. None if there is none."""
     function = f"ggml_{name.lower()}"
     if not hasattr(ggml.base, function):
         return None
@@ -135,11 +135,11 @@ def _variant(name: str) -> int | None:
 
 @cache
 def _numbers() -> dict[str, int]:
-    """Operation → its number in this ggml."""
+    """Return operation → its number in this ggml."""
     found: dict[str, int] = {}
     for number in range(_MOST_OPS):
         name = ggml.ggml_op_name(number).decode()
         found[name] = number
-        if name == "GLU":  # the last of `enum ggml_op`; beyond it lies other memory
+        if name == "GLU":  # the last of `enum ggml_op`; reading further is invalid
             return found
     return found

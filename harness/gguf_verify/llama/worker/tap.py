@@ -1,4 +1,4 @@
-"""Products of a graph, told to the parent as they are computed, and replaced by what it answers."""
+"""Reporting of a graph's products to the parent as they are computed, and replacement by its answers."""
 
 from __future__ import annotations
 
@@ -15,35 +15,42 @@ from . import nodes
 from .calls import CallFailed
 from .listener import Listener
 
-#: GGML_OP_NONE: a node of it is not computed.
+#: GGML_OP_NONE: such a node is not computed.
 _NOTHING = 0
 
 
 class Tap(Listener):
-    """Tells of products with weights; `seen` tells what the graph did with weights but multiply them.
+    """Reports products with weights; `seen` lists other uses of weights in the graph.
 
     Args:
         lanes: for the arrays of products, and of answers.
         device: where the model is loaded.
-        replaces: the parent's answer is the output with which the graph goes on.
-        activations: ggml types in which activations are wanted too.
-        spared: tensors whose products the parent gives in any case: where the CPU computes, they are not computed.
-        checksum: the crc32 of the weights is wanted too.
-        ahead: the graph goes on while so many products are not answered.
+        replaces: the parent's answer is the output with which the graph continues.
+        activations: ggml types in which to report activations too.
+        spared: tensors for whose products the parent always gives the output: on the CPU they are not computed.
+        checksum: report the crc32 of the weights too.
+        ahead: number of unanswered products while the graph continues.
     """
 
     def __init__(
-        self, link: Connection, lanes: Lanes | None, device: Device, replaces: bool, activations: Sequence[int] = (),
-        checksum: bool = False, ahead: int = 0, spared: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        link: Connection,
+        lanes: Lanes | None,
+        device: Device,
+        replaces: bool,
+        activations: Sequence[int] = (),
+        checksum: bool = False,
+        ahead: int = 0,
+        spared: Sequence[str] = (),
+    ) -> None:
         super().__init__(link, lanes, 0 if replaces else ahead)
         self._device, self._replaces, self._activations, self._checksum = device, replaces, activations, checksum
         self._spared = frozenset(spared if replaces else ())
-        #: A node whose operation is left out, and that operation.
+        #: A node whose operation is skipped, and that operation.
         self._left_out: tuple[Any, int] | None = None
 
     def _wanted(self, t: Any) -> bool:
-        """Whether a node is a product with weights that can be taken apart."""
+        """Whether a node is a product with weights that can be split."""
         node = t.contents
         if not node.src[0] or not nodes.is_computed(node):
             return False
@@ -52,7 +59,7 @@ class Tap(Listener):
         traits = ggml.ggml_get_type_traits(w.type).contents
         self._note_uses(node, op)
         if op not in nodes.PRODUCTS or not (traits.is_quantized or ggml.is_weight(node.src[0])):
-            return False  # what is not quantized may be a cache or a result, as in attention
+            return False  # an unquantized operand may be a cache or a result, as in attention
         if not traits.is_quantized and w.type not in nodes.ELEMENTS:
             why: str | None = f"products with {traits.type_name.decode()} are not covered"
         else:
@@ -64,7 +71,7 @@ class Tap(Listener):
         return why is None
 
     def _note_uses(self, node: Any, op: str) -> None:
-        """Record what a node does with weights other than multiply them with activations."""
+        """Record uses of weights other than in products with activations."""
         for i, source in enumerate(node.src):
             if not source:
                 break
@@ -78,7 +85,7 @@ class Tap(Listener):
                 self.seen["used"][name].append(op)
 
     def _put_back(self) -> None:
-        """Give a node its operation again, if it was left out."""
+        """Restore a node's operation if it was skipped."""
         left_out, self._left_out = self._left_out, None
         if left_out is not None:
             left_out[0].op = left_out[1]
@@ -121,15 +128,15 @@ class Tap(Listener):
         if self._replaces and given:
             ggml.write_tensor(t, given[0])
         elif name in self._spared:
-            raise CallFailed(f"{name} was to be spared, and no output came for it")
+            raise CallFailed(f"no output was given for {name}, whose products are replaced")
 
 
 def _checksum(t: Any, offset: int, nbytes: int) -> int:
-    """CRC-32 of some bytes of a weight; by several threads where they lie in the machine's own memory."""
+    """Return the CRC-32 of some bytes of a weight; computed by several threads if it is in host memory."""
     threads = cores() if _on_cpu(t) else 1
     return crc32_of(lambda at, count: ggml.read_bytes(t, offset + at, count).data, nbytes, threads)
 
 
 def _on_cpu(t: Any) -> bool:
-    """Whether a weight lies in the machine's own memory, where the CPU backend multiplies it."""
+    """Whether a weight is in host memory, where the CPU backend multiplies it."""
     return ggml.buffer_name(t).startswith(b"CPU")

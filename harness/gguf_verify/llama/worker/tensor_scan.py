@@ -1,6 +1,6 @@
-"""The scan of one tensor, in pieces that any thread may take, and what they add up to.
+"""The scan of one tensor in pieces for a thread pool, and the sum of their results.
 
-`kernels/emulator/scan.hpp` does the work: llama.cpp and this project each decode a batch of blocks, which is tallied
+`kernels/emulator/scan.hpp` does the work: llama.cpp and this project each decode a batch of blocks, which is counted
 before it leaves the cache.
 """
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 else:
 
     class _Late:
-        """The bindings, loaded when they are first used: scans without llama.cpp use none."""
+        """The bindings, imported on first use: scans without llama.cpp need none."""
 
         def __getattr__(self, name: str) -> Any:
             from .. import ggml
@@ -37,14 +37,14 @@ Result = tuple[dict[str, Any], tuple[npt.NDArray[Any], ...]]
 MAX_RULES, MAX_BAD = 8, 21
 #: As in kernels/emulator/scan.hpp.
 RUN_BYTES, DEAD_ROWS = 4096, 16
-#: Rows are hashed up to this number: 8 bytes each for the hash and as many for the order.
+#: Limit of hashed rows: 8 bytes each for the hash and as many for the order.
 MAX_HASHED_ROWS = 1 << 23
-#: Longer rows, in bytes, are read in pieces: a buffer for one must not grow with the file.
+#: Rows longer than this, in bytes, are read in pieces: a buffer must not grow with the file.
 LONG_ROW = 1 << 23
-_CHUNK_BYTES = 1 << 17  # stays in the second cache, with the pages that it is copied from
-_SHARE_BYTES = 1 << 22  # of a thread at a time
-_ANNOUNCED = 1 << 26  # bytes of one piece that the disk is asked for at a time
-SMALL_BYTES = 1 << 15  # a piece that is scanned before another thread has taken it
+_CHUNK_BYTES = 1 << 17  # fits into the L2 cache, with the pages that it is copied from
+_SHARE_BYTES = 1 << 22  # per thread at a time
+_ANNOUNCED = 1 << 26  # bytes of one piece requested from the disk at a time
+SMALL_BYTES = 1 << 15  # a smaller piece is scanned faster than a thread can take it
 
 
 class Tally(c.Structure):
@@ -73,19 +73,19 @@ _SCAN_FILE: Sequence[Any] = [
     c.c_int64, c.c_void_p, c.c_void_p, c.c_int64, c.c_void_p,
 ]  # fmt: skip
 _INFINITY = float("inf")
-#: Numbers of drawn blocks that are remembered.
+#: Number of entries in the cache of sampled block indices.
 _MOST_PICKED = 256
 
 _SUMS = ("blocks", "zero_scales", "zero_blocks", "subnormal_scales", "negative_scales", "not_finite", "differing")
 
 
 class Unusable(Exception):
-    """The file is not the one that the parent opened, or cannot be what was asked for."""
+    """The file is not the one that the parent opened, or is not what the call needs."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Bytes of a file: mapped, uint8[nbytes], and as a file descriptor and the offset at which they start."""
+    """Bytes of a file: mapped, uint8[nbytes], and as a descriptor and offset."""
 
     mapped: Bytes
     fd: int
@@ -94,13 +94,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Kind:
-    """A type that is scanned.
+    """A type to scan.
 
     Args:
-        type, block_bytes, block_size: of ggml, in bytes, and in values.
+        type, block_bytes, block_size: ggml's type, and the block's size in bytes and in values.
         library: kernels/emulator/scan.hpp, compiled for the type: the content of a shared library.
         rules: (all of, one of, none of) masks of codes.
-        drawn: how many blocks of a tensor are wanted as they are.
+        drawn: number of sampled blocks to return per tensor.
     """
 
     type: int
@@ -112,7 +112,7 @@ class Kind:
 
 
 class Job(NamedTuple):
-    """A tensor to scan: its bytes, its type, and the bytes of a row."""
+    """A tensor to scan: its bytes, its type, and the bytes per row."""
 
     part: Part
     kind: Kind
@@ -126,7 +126,7 @@ class Rule(c.Structure):
 
 
 class Prepared:
-    """What the scans of all tensors of one type share.
+    """Data shared by the scans of all tensors of one type.
 
     Args:
         llama: compare with llama.cpp's conversion.
@@ -144,7 +144,7 @@ class Prepared:
         self._picked: dict[int, npt.NDArray[np.int64]] = {}
 
     def picked(self, blocks: int) -> npt.NDArray[np.int64]:
-        """The numbers of the blocks of a tensor of so many that are returned as they are."""
+        """Return the indices of the sampled blocks in a tensor of `blocks` blocks."""
         found = self._picked.get(blocks)
         if found is None:
             found = np.asarray(protocol.evenly(blocks, self._drawn), np.int64)
@@ -154,22 +154,22 @@ class Prepared:
 
 
 class Runs:
-    """Runs of bytes of a tensor that are zero or repeat, joined from those of its pieces: as `scan::ZeroRuns` and
-    `scan::Repeats` find them in one."""
+    """Runs of bytes of a tensor that are zero or repeat, joined from those of its pieces. The result equals that of
+    `scan::ZeroRuns` and `scan::Repeats` on the whole tensor."""
 
     def __init__(self, nbytes: int, row_bytes: int) -> None:
         self._nbytes, self._row_bytes = nbytes, row_bytes
-        self._open: int | None = 0  # where the run began that reaches the next piece
+        self._open: int | None = 0  # start of the run that continues in the next piece
         self._at_start, self._runs, self._first = 0, 0, list[tuple[int, int]]()
         self._repeats = list[tuple[int, int]]()
 
     def add(self, t: Tally, start: int, stop: int) -> None:
-        """Add the tally of the piece of these bytes, which follows those before."""
+        """Add the tally of the next piece, which covers these bytes."""
         for first, last in t.first_repeats[: t.repeats]:
             if self._repeats and self._repeats[-1][1] == first:
                 first = self._repeats.pop()[0]
             self._repeats.append((first, last))
-        long = [run for run in self._repeats[:-1] if run[1] - run[0] >= RUN_BYTES]  # others go on in no piece
+        long = [run for run in self._repeats[:-1] if run[1] - run[0] >= RUN_BYTES]  # shorter ones cannot continue
         self._repeats = [*long[:MAX_BAD], *self._repeats[-1:]]
         if self._open is None:
             self._open = start
@@ -191,7 +191,7 @@ class Runs:
             self._runs += 1
 
     def figures(self) -> dict[str, Any]:
-        """By the names of `files.Scan`."""
+        """Return the results under the names of `files.Scan`."""
         whole = self._open == 0
         return {
             "zeros_at_start": self._nbytes if whole else self._at_start,
@@ -202,18 +202,18 @@ class Runs:
 
 
 class Scanning:
-    """One tensor's scan: any thread may tally a piece, in any order; tallies are added in the order of the pieces."""
+    """The scan of one tensor. Any thread may tally a piece, in any order; tallies are added in the pieces' order."""
 
     def __init__(self, job: Job, ready: Prepared, buffer: Callable[[int], Bytes], threads: int) -> None:
         self._job, self._ready, self._buffer = job, ready, buffer
         nbytes, row_bytes = len(job.part.mapped), job.row_bytes
         n_rows = nbytes // row_bytes
         self._hashes = np.empty(n_rows, np.uint64) if 1 < n_rows <= MAX_HASHED_ROWS else None
-        # whole rows, unless they are too long for a buffer, so that they are hashed while they are in the cache
+        # pieces are whole rows unless these are too long for a buffer, so that rows are hashed while in the cache
         self._by_row = self._hashes is not None and row_bytes <= LONG_ROW
         unit = row_bytes if self._by_row else job.kind.block_bytes
         self._step = max(1, _CHUNK_BYTES // unit) * unit
-        # pieces of about the same size, so that a small tensor is one: each takes Python some 0.1 ms
+        # Pieces have about the same size, and a small tensor is one piece: each takes Python some 0.1 ms.
         pieces = max(1, round(nbytes / _SHARE_BYTES)) if threads > 1 else 1
         self._share = -(-nbytes // (pieces * self._step)) * self._step
         self.starts = range(0, nbytes, self._share)
@@ -224,12 +224,12 @@ class Scanning:
         self._zeros = Runs(nbytes, row_bytes)
 
     def size(self, start: int) -> int:
-        """Bytes of the piece that starts there."""
+        """Return the size in bytes of the piece at `start`."""
         return min(self._share, len(self._job.part.mapped) - start)
 
     def announce(self, start: int) -> None:
-        """Have the disk read a piece, or the first bytes of a large one, before a thread waits for it: to the system,
-        threads that read a file in turns do not read it in order, and it reads nothing ahead."""
+        """Have the disk read a piece, or the first bytes of a large one, ahead: threads that take pieces in turns do
+        not look like sequential reading to the system, so it reads nothing ahead by itself."""
         nbytes = min(self.size(start), _ANNOUNCED)
         if nbytes >= SMALL_BYTES:
             part = self._job.part
@@ -238,15 +238,28 @@ class Scanning:
     def tally(self, start: int) -> Tally:
         """Tally one piece. Raises Unusable."""
         job, ready = self._job, self._ready
-        out = Tally(first_subnormal=-1, least_scale=_INFINITY, most_scale=-_INFINITY, least_min=_INFINITY,
-                    most_min=-_INFINITY)  # fmt: skip
+        out = Tally(
+            first_subnormal=-1, least_scale=_INFINITY, most_scale=-_INFINITY, least_min=_INFINITY, most_min=-_INFINITY
+        )
         hashes = self._hashes
         target = pointer(hashes[start // job.row_bytes :]) if hashes is not None and self._by_row else None
         failed = ready.scan_file(
-            job.part.fd, job.part.start + start, self.size(start), start // job.kind.block_bytes,
-            pointer(self._buffer(self._step)), self._step, ready.to_float, ready.rules, ready.n_rules, c.byref(out),
-            job.row_bytes, target, pointer(self._picked), len(self._picked), pointer(self._blocks),
-        )  # fmt: skip
+            job.part.fd,
+            job.part.start + start,
+            self.size(start),
+            start // job.kind.block_bytes,
+            pointer(self._buffer(self._step)),
+            self._step,
+            ready.to_float,
+            ready.rules,
+            ready.n_rules,
+            c.byref(out),
+            job.row_bytes,
+            target,
+            pointer(self._picked),
+            len(self._picked),
+            pointer(self._blocks),
+        )
         if failed < 0:
             raise Unusable("the file has shrunk since it was opened")
         if failed:
@@ -282,7 +295,7 @@ class Scanning:
         return self._added == len(self.starts)
 
     def result(self) -> Result:
-        """What `FileScanner.scans` returns, once all is added."""
+        """Return the result for `FileScanner.scans`, once all tallies are added."""
         duplicate_rows, duplicate = self._duplicates()
         total, kind = self._total, self._job.kind
         assert total is not None
@@ -309,7 +322,7 @@ class Scanning:
         if self._ready.converter:
             self._ready.converter(pointer(blocks), pointer(values), values.size)
         elif values.nbytes == blocks.nbytes:
-            values[:] = blocks.view(np.float32)  # F32's own
+            values[:] = blocks.view(np.float32)  # F32 needs no conversion
         return values
 
     def _duplicates(self) -> tuple[int | None, list[int] | None]:
@@ -319,19 +332,25 @@ class Scanning:
             return (0, None) if n_rows < 2 else (None, None)
         if not self._by_row:
             self._ready.scanner.hash_rows(
-                c.c_void_p(pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes),
+                c.c_void_p(pointer(data)),
+                c.c_int64(n_rows),
+                c.c_int64(row_bytes),
                 c.c_void_p(pointer(hashes)),
-            )  # fmt: skip
-        ascending = np.sort(hashes)  # ten times faster than their order, which is rarely needed
+            )
+        ascending = np.sort(hashes)  # ten times faster than argsort, which is rarely needed
         if not (ascending[1:] == ascending[:-1]).any():
             return 0, None
         order = np.argsort(hashes, kind="stable")
         pair = np.zeros(2, np.int64)
         self._ready.scanner.count_duplicates.restype = c.c_int64
         found = self._ready.scanner.count_duplicates(
-            c.c_void_p(pointer(data)), c.c_int64(n_rows), c.c_int64(row_bytes), c.c_void_p(pointer(hashes)),
-            c.c_void_p(pointer(order)), c.c_void_p(pointer(pair)),
-        )  # fmt: skip
+            c.c_void_p(pointer(data)),
+            c.c_int64(n_rows),
+            c.c_int64(row_bytes),
+            c.c_void_p(pointer(hashes)),
+            c.c_void_p(pointer(order)),
+            c.c_void_p(pointer(pair)),
+        )
         return int(found), [int(pair[0]), int(pair[1])] if found else None
 
 
@@ -339,7 +358,7 @@ _NOTHING = np.empty((0, 0), np.uint8)
 
 
 def pointer(array: npt.NDArray[Any]) -> int:
-    """Address of a contiguous array."""
+    """Return the address of a contiguous array."""
     return int(array.ctypes.data)
 
 
