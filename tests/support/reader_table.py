@@ -131,46 +131,47 @@ class Fact:
 
 FACTS = (
     Fact("NUL in a tensor name", "accepted, sees other tensors", "accepted, sees other tensors",
-         "Both read the file, and a tensor has two names: gguf-py keeps the NUL, llama.cpp ends the name there."),
+         "Both read the file, but the tensor has two names: gguf-py keeps the NUL, llama.cpp ends the name there."),
     Fact("type whose size gguf-py has wrong", "accepted, sees other tensors", "accepted",
-         "gguf-py takes a block of Q8_1 for 40 bytes, ggml for 36: the same tensor, read from other bytes."),
+         "A block of Q8_1 has 40 bytes in gguf-py and 36 in ggml: they read the same tensor from different bytes."),
     Fact("offset overlaps", "accepted", "refused",
-         "gguf-py hands out the same bytes as two tensors."),
+         "gguf-py returns the same bytes for two tensors."),
     Fact("offset wraps into the file", "accepted", "refused",
-         "gguf-py adds an offset near 2^64 to the start of the data, wraps, and hands out the header as weights."),
+         "gguf-py adds an offset near 2^64 to the start of the data, wraps, and returns the header as weights."),
     Fact("array length 2^60", "hung", "refused",
-         "These few bytes keep gguf-py busy, and growing, until memory ends."),
+         "These few bytes keep gguf-py busy and growing until memory runs out."),
     Fact("dimensions overflow beside a zero", "refused", "crashed (SIGABRT)",
-         "llama.cpp aborts, and with it the program that opened the file."),
+         "llama.cpp aborts, and so does the program that opened the file."),
     Fact("dimensions 2^62 - 1, 0 and 2", "accepted", "crashed (SIGABRT)",
          "It also aborts on an empty tensor whose dimensions do not overflow."),
     Fact("4 TiB of data claimed", "refused", "out of memory (SIGABRT)",
-         "llama.cpp asks for the memory before it looks whether the file is as long, and aborts where it gets none."),
+         "llama.cpp allocates the memory before it checks the file's length, and aborts if the allocation fails."),
     Fact("big-endian", "accepted", "refused",
          "gguf-py reads either byte order."),
     Fact("gap between tensors", "accepted", "refused",
-         "llama.cpp loads no file with bytes between two tensors, though every tensor is well defined."),
+         "llama.cpp rejects a file with bytes between two tensors, although every tensor is well defined."),
     Fact("final padding missing", "accepted", "refused",
-         "All tensors are whole. Its C reader asks for the padding too; its model loader does not, and loads such a "
-         "file."),
+         "All tensors are complete. llama.cpp's C reader requires the padding; its model loader does not, and loads "
+         "such a file."),
     Fact("trailing bytes", "accepted", "accepted",
-         "What stands behind the last tensor, and in padding, is read by nobody: only gguf-verify says so."),
+         "No reader uses bytes behind the last tensor or in padding; only gguf-verify reports them."),
     Fact("bool 2", "accepted", "accepted",
-         "Nor does anyone else mind a bool that is neither 0 nor 1."),
+         "The other readers accept a bool that is neither 0 nor 1."),
 )  # fmt: skip
 
 
 SECTIONS = {
-    "refuse": ("Refused", "gguf-verify refuses these files (exit code 4): reading on would be unsafe or ambiguous."),
+    "refuse": ("Refused", "gguf-verify refuses these files (exit code 4): to continue reading would be unsafe or "
+               "ambiguous."),
     "error": ("Errors", "Well defined but wrong (exit code 1)."),
     "warning": ("Warnings", "Read, with a warning (exit code 0)."),
-    "claim": ("Claims", "The container is right, but the metadata say something wrong of the tensors (a warning), "
-              "or have values without a meaning (an error). Readers of the container do not look."),
-    "good": ("Accepted in silence", "Harmless, however odd."),
-    "disputed": ("Accepted by gguf-verify, not by all", "gguf-verify has nothing against these files; the rule is that "
-                 "of the disagreement."),
-    "split": ("Split models", "Each part is a file of its own to the two readers; the rule is what gguf-verify says of "
-              "the model, at the part that it names."),
+    "claim": ("Claims", "The container is correct, but the metadata contradict the tensors (a warning) or have "
+              "meaningless values (an error). Readers of the container do not check this."),
+    "good": ("Accepted without a finding", "Unusual but harmless."),
+    "disputed": ("Accepted by gguf-verify, not by all", "gguf-verify has no finding of its own for these files; the "
+                 "rule is that of the disagreement."),
+    "split": ("Split models", "The two readers treat each part as a separate file; the rule is gguf-verify's finding "
+              "for the model, at the part that it names."),
 }  # fmt: skip
 
 
@@ -193,17 +194,17 @@ def render(table: Table) -> str:
         "",
         _versions_line(table.versions),
         "",
-        "The files of the tests' corpus, each made by code to hold one thing that a reader must get right, as",
-        "gguf-verify, gguf-py (`GGUFReader`) and llama.cpp (`gguf_init_from_file`, data included) see them. "
-        "`gguf-verify audit`",
-        "runs the same comparison on any file. The two others read in child processes, so what a file does to them is "
-        "a verdict:",
-        "crashed. One that hung, or took more than 2 GiB beside the file, was stopped and is not compared.",
+        "The crafted files of the tests, as gguf-verify, gguf-py (`GGUFReader`) and llama.cpp (`gguf_init_from_file`,",
+        "data included) read them. Each file tests one thing that a reader must get right. `gguf-verify audit` runs "
+        "the same",
+        "comparison on any file. The two other readers run in child processes, so a crash is a result. A reader that "
+        "hung, or",
+        "took more than 2 GiB beyond the file's size, was stopped and is not compared.",
         "",
         f"Of {len(refused)} files that gguf-verify refuses, gguf-py accepts {accepts['gguf-py']} and llama.cpp "
-        f"{accepts['llama.cpp']}; {broke['gguf-py']} and {broke['llama.cpp']} break them.",
+        f"{accepts['llama.cpp']}; {broke['gguf-py']} and {broke['llama.cpp']} crash or hang them.",
         "",
-        "Some that are worth a look:",
+        "Notable cases:",
         "",
     ]
     for fact in FACTS:

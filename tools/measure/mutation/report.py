@@ -199,11 +199,11 @@ def reason(survivor: Record, known: Sequence[Mapping[str, str]]) -> str:
 
 
 _ABOUT = {
-    UNSEEN.capitalize(): "These may be wrong on a GPU. The reason why no output on the CPU shows them is not checked.",
-    PROVED: "A GPU's compiler makes the same code of these.",
-    EXPLAINED: "Somebody gave the reason why these change no output. Nothing checks it.",
-    "Unexplained": "No input was found at which these change a bit, and no reason is known. Some may be killed by "
-    "checks that were added to the rungs since: `python -m tools.measure mutation kill --again` judges them again.",
+    UNSEEN.capitalize(): "These may be wrong on a GPU. The reason why no output on the CPU shows them is not tested.",
+    PROVED: "A GPU compiler generates the same code for these.",
+    EXPLAINED: "The reason why these change no output was written by a person and is not tested.",
+    "Unexplained": "No input was found for which these change a bit, and no reason is known. Checks that were added to "
+    "the rungs since may kill some: `python -m tools.measure mutation kill --again` judges them again.",
 }
 
 
@@ -233,12 +233,12 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     if checked := data.get("checked"):
         lines += [
             "",
-            f"For {checked['mutants']} of them, drawn at random, `gguf-verify` itself was run with the mutant in its "
+            f"For {checked['mutants']} random ones, `gguf-verify` itself was run with the mutant in its "
             f"sources. It gave the same verdict for {checked['same']}.",
         ]
         lines += [f"- `{entry['id']}`: {entry['said']}" for entry in checked.get("differing", ())]
     missed = [_missed(s) for s in kill["survivors"] if s["outcome"] in ("missed", "passed")]
-    lines += ["", "## Missed", "", "These change a bit for the input that is named, and no rung reported it.", ""]
+    lines += ["", "## Missed", "", "These change a bit for the named input, and no rung reported it.", ""]
     lines += missed or ["None."]
     told: dict[str, list[str]] = {title: [] for title in _ABOUT}
     for survivor in (s for s in kill["survivors"] if s["outcome"] == "same"):
