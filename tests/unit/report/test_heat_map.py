@@ -406,7 +406,7 @@ def test_what_cannot_be_written_is_said_before_the_run(
     (tmp_path / "folder.svg").mkdir()
     (tmp_path / "link.svg").symlink_to(Q4_0)
     monkeypatch.setattr("gguf_verify.cli.runs.verify.verify", lambda *_: pytest.fail("it ran"))
-    monkeypatch.setattr("gguf_verify.cli.runs.verify.identify_model", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr("gguf_verify.identification.identify_model", lambda *_: pytest.fail("it ran"))
     assert main([str(Q4_0), *(argument.format(tmp_path) for argument in more)]) == 2
     captured = capsys.readouterr()
     assert said in captured.err

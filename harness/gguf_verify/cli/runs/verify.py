@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from ...identification import identify_model
 from ...invocation import command_of
 from ...kernels.by_name import further
 from ...report.writer import Kind
@@ -15,14 +15,18 @@ from ...verification import verify
 from ..common import PIPED_WIDTH, Files, asked_for, check_ranges, deliver, error_form, form, prompt_of, write_files
 from ..interrupts import undisturbed
 from ..verify import kernel_options
-from .certify import Certificates
-from .live import Live
+
+if TYPE_CHECKING:
+    from .live import Live
+
 
 _MOST_TOKENS = 1 << 20
 
 
 def run_verify(args: argparse.Namespace) -> int:
     """Verify or identify, and deliver the report; returns the exit code. Raises HarnessError."""
+    from .certify import Certificates
+
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
     files = asked_for(args, kind)
@@ -42,6 +46,8 @@ def run_verify(args: argparse.Namespace) -> int:
     if args.identify and (args.only_call or args.save_case or args.budget is not None):
         raise UsageError("--only-call, --save-case and --budget apply to rungs, not to --identify")
     if args.identify:
+        from ...identification import identify_model
+
         found = identify_model(
             args.model, args.kernel, args.host, options, _command(args, options), args.ray, args.jobs
         )
@@ -68,6 +74,8 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def watcher(args: argparse.Namespace, options: Options) -> Live | None:
     """Return what prints a run's progress on standard error, or None."""
+    from .live import Live
+
     return Live(error_form()) if options.progress else None
 
 
