@@ -16,7 +16,8 @@ from gguf_verify.certificates.read import canonical
 from gguf_verify.checks import ALONE, BY_ID, CHECKS
 from gguf_verify.processes.sandbox import Sandbox
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import SHORTENING, Options, Report
+from gguf_verify.results.options import SHORTENING, Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs import RUNGS
 from tests.support import certificates, records
 from tests.support.shown import json_of, text_of, written

@@ -11,15 +11,10 @@ import pytest
 from gguf_verify import waivers
 from gguf_verify.report import html, markdown
 from gguf_verify.report.writer import Form, Kind, Writer
-from gguf_verify.results import (
-    Failure,
-    FaultMatch,
-    LocatedDiagnosis,
-    Report,
-    RungResult,
-    Unverified,
-    WaiverUse,
-)
+from gguf_verify.results.diagnoses import FaultMatch, LocatedDiagnosis
+from gguf_verify.results.failures import Failure, Unverified, WaiverUse
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.support.errors import UsageError
 from gguf_verify.waivers import REFERENCE, Waiver, apply, read_waivers, refuse_everything
 from tests.support import records

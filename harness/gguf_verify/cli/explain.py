@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..diagnosis.faults import FAULTS
 from ..diagnosis.observed import OBSERVED
 from ..gguf.rules import RULES
-from ..results import CULPRITS
+from ..results.failures import CULPRITS
 from ..support.errors import UsageError
 from ..support.messages import MESSAGES
 from ..support.near import nearest

@@ -10,7 +10,7 @@ from ..llama.backends import help_of_references
 from ..llama.installed import INSTALL, why_missing
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
-from ..results import Options
+from ..results.options import Options
 from ..rungs.drawn import DRAWN_RUNGS, NONE, Drawn, K, M, N
 from ..support.errors import UsageError, say
 from ..verification import verify

@@ -17,7 +17,8 @@ from ..kernels.spec import KernelSpec
 from ..llama.backends import help_of_references
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
-from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options, Report
+from ..results.options import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options
+from ..results.report import Report
 from ..rungs import rungs_for
 from ..support.command_line import cores
 from ..support.durations import seconds_of

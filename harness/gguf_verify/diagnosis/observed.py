@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 
 #: The share of the error that such a fault explains: it was seen, not computed.
 SEEN = float("nan")

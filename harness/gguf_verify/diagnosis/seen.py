@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from ..support.errors import KernelFinding
 from .observed import observed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ..results import Report
+from ..results.report import Report
 from ..support.text import printable
 from .writer import Kind, Writer
 

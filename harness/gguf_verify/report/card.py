@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..results import CULPRITS, Report
+from ..results.failures import CULPRITS
+from ..results.report import Report
 from ..support.text import printable
 from . import grid, scene, shades
 from .grid import Grid

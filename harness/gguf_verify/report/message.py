@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult
+from ..results.diagnoses import LocatedDiagnosis
+from ..results.failures import CULPRITS, Failure
+from ..results.report import Report
+from ..results.rungs import RungResult
 from ..support.command_line import repeat, shown
 from ..support.text import printable
 

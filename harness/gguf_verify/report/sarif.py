@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from ..audit import Audit
     from ..audit.many import Audits
     from ..backend_results import GraphReport
-    from ..results import Failure, Report, RungResult, Unverified
+    from ..results.failures import Failure, Unverified
+    from ..results.report import Report
+    from ..results.rungs import RungResult
 
 VERSION = "2.1.0"
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"

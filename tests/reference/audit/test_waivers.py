@@ -10,7 +10,7 @@ import pytest
 from gguf_verify import verify
 from gguf_verify.report import markdown
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from tests.support.audits import TINY, ids, run
 from tests.support.shown import json_of, text_of
 from tests.support.tools import TamperedKernel, block_bytes, command_here, patched_block

@@ -14,7 +14,7 @@ from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.hosts.cupy_host import gpu_fault
 from gguf_verify.processes.sandbox import MODES
-from gguf_verify.results import CULPRITS
+from gguf_verify.results.failures import CULPRITS
 from gguf_verify.support.messages import MESSAGES
 from gguf_verify.support.near import nearest
 from tests.support.tools import FIXTURES, ROOT, command_here

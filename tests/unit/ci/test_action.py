@@ -12,7 +12,7 @@ import pytest
 
 from gguf_verify.report.annotations import MOST, WRITER, Annotation, of_run, render
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results import Unverified
+from gguf_verify.results.failures import Unverified
 from tests.support.actions import ACTION, STEPS, Ran, program, run_step
 from tests.support.needs import need
 from tests.support.nights import HOSTILE, run_result

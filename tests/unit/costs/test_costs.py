@@ -19,7 +19,9 @@ from gguf_verify.llama import LlamaRefused
 from gguf_verify.report import html, markdown
 from gguf_verify.report.html import costs as of_html
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results import FileInfo, GemmCost, QuantizationCosts, Report, TextCost
+from gguf_verify.results.costs import GemmCost, QuantizationCosts, TextCost
+from gguf_verify.results.environment import FileInfo
+from gguf_verify.results.report import Report
 from gguf_verify.support.errors import UsageError
 from tests.support.nights import HOSTILE, SCRIPT, run_result, validator
 from tests.support.shown import json_of, text_of

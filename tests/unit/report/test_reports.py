@@ -24,7 +24,10 @@ from gguf_verify.report.html import run as of_run
 from gguf_verify.report.markdown import night as night_markdown
 from gguf_verify.report.terminal.night import night_lines
 from gguf_verify.report.writer import Form, Kind, writers
-from gguf_verify.results import EmbeddingRecord, Failure, Options, Report, TypeEnvelope, Unverified
+from gguf_verify.results.failures import Failure, Unverified
+from gguf_verify.results.options import Options
+from gguf_verify.results.products import EmbeddingRecord, TypeEnvelope
+from gguf_verify.results.report import Report
 from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower, compare
 from gguf_verify_nightly.records import Cell, Key, Night, Outcome
 from gguf_verify_nightly.significance import TimeChange

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ...audit.many import Audits
     from ...backend_results import GraphReport
     from ...bisection_results import Bisection
-    from ...results import Report
+    from ...results.report import Report
 
 
 def _run(report: Report, form: Form) -> str:

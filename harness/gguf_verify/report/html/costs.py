@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
-from ...results import CostGroup, QuantizationCosts, Report
+from ...results.costs import CostGroup, QuantizationCosts
+from ...results.report import Report
 from ...support.text import printable
 
 #: Layers that are drawn; the table has them all.

@@ -22,7 +22,7 @@ from ...audit import Audit
 from ...audit.many import Audits
 from ...backend_results import GraphReport
 from ...bisection_results import Bisection
-from ...results import Report
+from ...results.report import Report
 from ...support.stages import STAGES
 from ...support.text import printable
 from .. import scene, shades, words

@@ -10,19 +10,11 @@ import msgspec
 from markupsafe import Markup
 
 from ...checks import Check
-from ...results import (
-    CULPRITS,
-    EmbeddingRecord,
-    Failure,
-    GemmRecord,
-    LocatedDiagnosis,
-    Report,
-    RungResult,
-    TensorBlocks,
-    TensorBytes,
-    TokenRecord,
-    TypeEnvelope,
-)
+from ...results.diagnoses import LocatedDiagnosis
+from ...results.failures import CULPRITS, Failure
+from ...results.products import EmbeddingRecord, GemmRecord, TensorBlocks, TensorBytes, TokenRecord, TypeEnvelope
+from ...results.report import Report
+from ...results.rungs import RungResult
 from .. import grid, heat_map
 from ..shades import rank, short
 from . import block, charts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...results import CostGroup, QuantizationCosts, TextCost
+from ...results.costs import CostGroup, QuantizationCosts, TextCost
 from .page import Page, escaped
 
 FORMULA = "‖X·W_qᵀ − X·W_fᵀ‖ / ‖X·W_fᵀ‖"

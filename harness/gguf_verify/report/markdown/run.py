@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...results import Report, RungResult
+from ...results.report import Report
+from ...results.rungs import RungResult
 from .costs import add as add_costs
 from .page import LIMIT, MARKS, Page, escaped
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from ...results import CostGroup, QuantizationCosts
+from ...results.costs import CostGroup, QuantizationCosts
 from ...support.text import printable
 from .console import BOLD, WARN, capped, facts, said, table
 

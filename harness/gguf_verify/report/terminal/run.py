@@ -17,7 +17,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
+from ...results.diagnoses import LocatedDiagnosis
+from ...results.failures import CULPRITS, Failure, Unverified
+from ...results.products import TypeEnvelope
+from ...results.report import Report
+from ...results.rungs import RungResult
 from ...support.command_line import shown
 from ...support.text import ELLIPSIS, printable
 from .. import grid

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from ...results import Report
+from ...results.report import Report
 from ...support.command_line import shown
 from ...support.shown import View
 from ...support.text import printable
