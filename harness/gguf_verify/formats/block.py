@@ -88,7 +88,6 @@ class BlockFormat:
         encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit; None where
             only llama.cpp itself quantizes to the type.
         slow_decode: one block's bytes → its values, in plain Python, which shares nothing with the rest: see `_slow`.
-        slow_encode: the values of a block → its bytes, likewise; None where `encode_values` is.
         group: values that share a scale: 16, 32 or the whole block.
         low: the smallest code.
         zero: the zero point that is part of the codes: code + zero is what the file holds. Some code multiplies that
@@ -111,7 +110,6 @@ class BlockFormat:
     bits: int
     read_codes: Callable[[Structs], Codes]
     slow_decode: Callable[[bytes], list[float]]
-    slow_encode: Callable[[list[float]], bytes] | None = None
     encode_values: Callable[[Floats], Bytes] | None = None
     file_type: int | None = None
     not_quantized_alone: str = ""

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from ..results.diagnoses import LocatedDiagnosis
 from ..results.failures import CULPRITS, Failure
 from ..results.report import Report
-from ..results.rungs import RungResult
 from ..support.command_line import repeat, shown
 from ..support.text import printable
 
@@ -133,12 +132,3 @@ def _values(f: Failure) -> Iterator[str]:
         digits = f.block_hex[:_HEX_DIGITS] + ("…" if len(f.block_hex) > _HEX_DIGITS else "")
         at = "" if f.byte_offset is None else f" at byte {f.byte_offset} ({f.byte_offset:#x}){part}"
         yield f"  block {f.block} of row {f.row}{at}: {digits}"
-
-
-def line_of_rung(rung: RungResult) -> str:
-    """A rung in a line."""
-    worst = rung.worst_utilisation
-    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
-    said = f"RungResult {rung.name}: {rung.outcome}, checked {checked}"
-    said += "" if worst is None else f", worst utilisation {worst:.3g}"
-    return said + (f", {rung.n_failures:,} failures" if rung.n_failures else "")
