@@ -15,19 +15,9 @@ _KINDS = {
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
     "address": "address-dependent",
 }  # fmt: skip
-#: After these, outputs may look like those of any fault.
-_SPOILING = {
-    "data-race", "outside-buffers", "uninitialized-memory", "divergent-barrier", "not-deterministic",
-    "address-dependent",
-}  # fmt: skip
 
 
 def name_of(finding: KernelFinding) -> FaultMatch | None:
     """The fault that a finding shows; None for a kind that is not known (a foreign process may say anything)."""
     id = _KINDS.get(finding.kind)
     return None if id is None else observed(id, finding.words)
-
-
-def spoils(fault: FaultMatch) -> bool:
-    """Whether outputs may look like those of any fault where a kernel has this one."""
-    return fault.id in _SPOILING
