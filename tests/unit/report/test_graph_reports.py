@@ -196,7 +196,7 @@ def test_annotations() -> None:
     assert [level for level, _ in told["wrong"]] == ["error"]
     assert "ROPE Qcur-0 on CUDA0, node 7 of the prompt of 10 tokens: token 3, head 1" in told["wrong"][0][1]
     assert [level for level, _ in told["many wrong"]] == ["error", "error", "error", "warning"]
-    assert told["many wrong"][2][1] == "and 38 more wrong nodes"
+    assert told["many wrong"][2][1] == "38 more wrong nodes"
     assert told["broken off"] == [("error", "llama.cpp died of SIGSEGV")]
     assert told["interrupted"] == [("warning", "ended early by SIGINT")]
     assert [level for level, _ in told["not judged"]] == ["warning"] * 3
