@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gguf_verify import waivers
-from gguf_verify.report import html, markdown
 from gguf_verify.report.writer import Form, Kind, Writer
+from gguf_verify.report.writers import HTML, MARKDOWN
 from gguf_verify.results.diagnoses import FaultMatch, LocatedDiagnosis
 from gguf_verify.results.failures import Failure, Unverified, WaiverUse
 from gguf_verify.results.report import Report
@@ -279,7 +279,7 @@ def test_json_fits_the_schema_and_is_read_back() -> None:
     assert (back.verdict, back.words) == (report.verdict, report.words)
 
 
-@pytest.mark.parametrize("writer", [html.WRITER, markdown.WRITER], ids=["html", "markdown"])
+@pytest.mark.parametrize("writer", [HTML, MARKDOWN], ids=["html", "markdown"])
 def test_pages_say_it(writer: Writer) -> None:
     report = applied(failing(), waiver(tensor=WRONG, reason=SCRIPT))
     made = str(writer.renders[Kind.RUN](report, Form()))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.processes.commands import Ended
-from gguf_verify.report import junit
+from gguf_verify.report.junit import suites as junit
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.failures import CULPRITS, Failure
 from gguf_verify.results.report import Report

@@ -1,4 +1,7 @@
-"""What every page of Markdown is made of: text that stays text, and lines as long as there is room."""
+"""Reports as GitHub-flavoured Markdown, for a job's summary, an issue or a model card; Hugging Face renders it too.
+
+A page stays below `LIMIT` bytes, whatever it is of: rows that do not fit are counted. Text stays text.
+"""
 
 from __future__ import annotations
 
