@@ -7,7 +7,8 @@ import sys
 from rich.text import Text
 
 from ..report.terminal.console import rendered
-from ..report.terminal.run import Distinct, failure_lines, rung_line
+from ..report.terminal.failures import Distinct, failure_lines
+from ..report.terminal.run import rung_line
 from ..report.writer import Form
 from ..results.failures import Failure
 from ..results.report import Report

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from ..results.failures import CULPRITS
 from ..results.report import Report
 from ..support.text import printable
-from . import grid, scene, shades
+from . import grid, run_words, scene, shades
 from .grid import Grid
 from .heat_map import mark_of
 from .scene import Box, Frame, Item, Line, Scene, Words, shortened, text_width
-from .shades import rank, short
+from .shades import short
 from .writer import Form, Kind, Writer
 
 WIDTH, HEIGHT, MARGIN = 1200, 630, 56
@@ -24,7 +24,6 @@ WIDTH, HEIGHT, MARGIN = 1200, 630, 56
 _MAP = (700, 250, 444, 236)
 #: The width of what stands left of it.
 _LEFT = 600
-_LEVELS = {"verified": "good", "mismatch": "bad"}
 #: The rungs, as a card names them, also where they were not run.
 _RUNGS = ("bytes", "blocks", "layers", "tokens")
 
@@ -32,7 +31,8 @@ _RUNGS = ("bytes", "blocks", "layers", "tokens")
 def card(report: Report) -> Scene:
     """The card as a scene."""
     made = Scene(width=WIDTH, height=HEIGHT)
-    level = _LEVELS.get(report.verdict, "warn")
+    # on random data a kernel is verified for no model
+    level = "warn" if report.verdict == "verified on drawn data" else shades.level(report.verdict)
     made.add(_head(report, level))
     made.add(_facts(report))
     made.add(_skipped(report))
@@ -80,8 +80,8 @@ def _said(report: Report) -> str:
 
 def _worst(report: Report) -> float | None:
     """The kernel's largest utilisation in any rung."""
-    found = [w.utilisation for rung in report.rungs for w in rung.worst.values() if w.of_kernel]
-    return max(found, key=rank, default=None)
+    found = run_words.worst(report)
+    return None if found is None else found[0].utilisation
 
 
 def _facts(report: Report) -> Iterator[Item]:

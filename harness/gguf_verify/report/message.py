@@ -14,6 +14,7 @@ from ..results.failures import CULPRITS, Failure
 from ..results.report import Report
 from ..support.command_line import repeat, shown
 from ..support.text import printable
+from . import run_words
 
 #: Lines of a message, and of the diagnosis in it; characters of a line, but for the command.
 MOST_LINES, _MOST_DIAGNOSIS, _WIDTH = 15, 4, 200
@@ -123,10 +124,8 @@ class _Wrong:
 
 
 def _values(f: Failure) -> Iterator[str]:
-    if f.got is not None and f.expected is not None:
-        line = f"  got {f.got:.9g}, expected {f.expected:.9g}"
-        line += "" if f.bound is None else f", bound {f.bound:.3g}"
-        yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
+    if numbers := run_words.numbers(f):
+        yield f"  {numbers}"
     if f.block_hex is not None:
         part = f" of part {f.part + 1}" if f.part else ""
         digits = f.block_hex[:_HEX_DIGITS] + ("…" if len(f.block_hex) > _HEX_DIGITS else "")

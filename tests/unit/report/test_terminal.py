@@ -12,7 +12,7 @@ import pytest
 
 from gguf_verify.cli import common
 from gguf_verify.cli.live import Live
-from gguf_verify.report.terminal.block import as_lines
+from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.report import Report

@@ -25,7 +25,7 @@ from ...bisection_results import Bisection
 from ...results.report import Report
 from ...support.stages import STAGES
 from ...support.text import printable
-from .. import scene, shades, words
+from .. import run_words, scene, shades
 from . import audit as of_audit
 from . import bisection as of_bisection
 from . import costs as of_costs
@@ -85,7 +85,7 @@ def _environment() -> Environment:
     }  # fmt: skip
     made.filters |= {
         "name": _name, "figure": shades.short, "rank": shades.rank, "basename": _basename, "when": _when,
-        "heading": lambda name: (name, "n"), "numbered": lambda name: (name, "n"), "ranges": words.ends,
+        "heading": lambda name: (name, "n"), "numbered": lambda name: (name, "n"), "ranges": run_words.ends,
     }  # fmt: skip
     return made
 

@@ -15,8 +15,8 @@ from ...results.failures import CULPRITS, Failure
 from ...results.products import EmbeddingRecord, GemmRecord, TensorBlocks, TensorBytes, TokenRecord, TypeEnvelope
 from ...results.report import Report
 from ...results.rungs import RungResult
-from .. import grid, heat_map
-from ..shades import rank, short
+from .. import grid, heat_map, run_words, shades
+from ..shades import short
 from . import block, charts
 from .block import Block
 
@@ -24,8 +24,6 @@ from .block import Block
 MOST_ROWS = 5000
 #: Cells of a map that say where they are when they are pointed at; all are drawn.
 MOST_TITLES = 100
-
-LEVELS = {"passed": "good", "verified": "good", "verified on drawn data": "good", "failed": "bad", "mismatch": "bad"}
 
 
 class Rung(NamedTuple):
@@ -150,7 +148,7 @@ def of(report: Report, failures: int = 80) -> Run:
     whole = grid.of_layers(layers) if layers is not None else None
     envelopes = [e for r in report.rungs for e in r.envelopes]
     return Run(
-        verdict=report.words, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
+        verdict=report.words, level=shades.level(report.verdict), sentence=_sentence(report),
         margin=_margin(report), command=report.repeat_of(),
         environment=list(_environment(report)), rungs=[_rung(r) for r in report.rungs],
         explained=_all_explained(report),
@@ -181,11 +179,10 @@ def _sentence(report: Report) -> str:
 
 def _margin(report: Report) -> str:
     """How far inside the bounds the kernel's outputs are, or how far outside; "" where no bound was judged."""
-    found = [(w.utilisation, rung.name, w.where) for rung in report.rungs for w in rung.worst.values() if w.of_kernel]
-    if not found:
+    found = run_words.worst(report)
+    if found is None:
         return ""
-    worst, rung, where = max(found, key=lambda one: rank(one[0]))
-    at = f"in the {rung} rung, at {where}"
+    worst, at = found[0].utilisation, f"in the {found[1].name} rung, at {found[0].where}"
     if not worst <= 1:
         return f"The largest error of the kernel is {short(worst)} times its bound, {at}."
     return f"The largest error of the kernel is {100 * worst:.3g} % of its bound, {at}."
@@ -286,7 +283,7 @@ def _words(value: Any) -> str:
 
 
 def _rung(rung: RungResult) -> Rung:
-    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+    checked = run_words.counts(rung.checked) or "nothing"
     worst = [(who, w.utilisation, w.where) for who, w in rung.worst.items()]
     figures = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.3g}") for name, v in rung.figures.items()]
     if rung.headroom is not None:
@@ -294,7 +291,7 @@ def _rung(rung: RungResult) -> Rung:
     spent = sorted(rung.stages.items(), key=lambda one: -one[1])
     if spent and (rest := rung.seconds - sum(rung.stages.values())) > 0:
         spent.append(("everything else", rest))
-    return Rung(rung, LEVELS.get(rung.outcome, "warn"), checked, worst, figures, spent)
+    return Rung(rung, shades.level(rung.outcome), checked, worst, figures, spent)
 
 
 #: Facts of a failure that are its numbers.

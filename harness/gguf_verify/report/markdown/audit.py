@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ...audit import Audit
 from ...audit.many import PRECEDENCE, Audits
-from .page import LIMIT, MARKS, Page, escaped
+from ..shades import level
+from .page import LIMIT, MARKS, Page, escaped, heading
 
-_LEVELS = {"clean": "good", "wrong": "bad", "refused": "bad"}
 _SEVERITIES = {"error": "bad", "warning": "warn"}
 
 
 def render(audit: Audit, limit: int = LIMIT) -> str:
     """The audit, below `limit` (at least 10,000) bytes."""
-    page, words = Page(limit), audit.words
-    page.add(f"## {MARKS[_LEVELS.get(audit.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
+    page = Page(limit)
+    page.add(heading(audit.verdict, audit.words), "")
     tensors = f"{len(audit.contents):,} of {audit.n_tensors:,} tensors read"
     page.add(f"{escaped(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}.", "")
     if audit.sample:
@@ -41,13 +41,13 @@ def render(audit: Audit, limit: int = LIMIT) -> str:
 def render_many(audits: Audits, limit: int = LIMIT) -> str:
     """Audits of several files, the worst first, below `limit` (at least 10,000) bytes."""
     page, verdict = Page(limit), audits.verdict
-    page.add(f"## {MARKS[_LEVELS.get(verdict, 'warn')]} {verdict[0].upper()}{verdict[1:]}", "")
+    page.add(heading(verdict, verdict), "")
     counts = ", ".join(f"{n:,} {word}" for word, n in audits.verdicts.most_common())
     page.add(f"{len(audits.audits):,} files: {counts}.", "")
-    ordered = sorted(audits.audits, key=lambda a: (PRECEDENCE.index(a.exit_code), _LEVELS.get(a.verdict) == "good"))
+    ordered = sorted(audits.audits, key=lambda a: (PRECEDENCE.index(a.exit_code), level(a.verdict) == "good"))
     rows = [
         (
-            f"{MARKS[_LEVELS.get(a.verdict, 'warn')]} {a.verdict}", escaped(str(a.path), 200),
+            f"{MARKS[level(a.verdict)]} {a.verdict}", escaped(str(a.path), 200),
             escaped(a.sentence if isinstance(a, Audit) else a.why),
         )
         for a in ordered

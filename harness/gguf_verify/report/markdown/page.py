@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ...support.text import printable
+from ..shades import level
 
 #: Bytes of UTF-8. GitHub takes 1 MiB as a job's summary, and 65,536 characters as an issue.
 LIMIT = 60_000
@@ -27,6 +28,11 @@ def escaped(text: str, limit: int = 300) -> str:
     """
     shown = printable(text, limit)
     return _MARKUP.sub(lambda m: f"&#{ord(m[0])};" + ("<!-- -->" if m[0] in "@#" else ""), shown)
+
+
+def heading(verdict: str, words: str) -> str:
+    """The first line: how good the verdict is, and its words."""
+    return f"## {MARKS[level(verdict)]} {words[0].upper()}{words[1:]}"
 
 
 class Page:

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 from ...results.report import Report
 from ...results.rungs import RungResult
+from .. import run_words, shades
 from .costs import add as add_costs
-from .page import LIMIT, MARKS, Page, escaped
+from .page import LIMIT, MARKS, Page, escaped, heading
 
-LEVELS = {"verified": "good", "verified on drawn data": "good", "mismatch": "bad", "passed": "good", "failed": "bad"}
 MOST_FAILURES = 5
 
 
 def render(report: Report, limit: int = LIMIT) -> str:
     """The run, below `limit` (at least 10,000) bytes."""
     page, environment = Page(limit), report.environment
-    words = report.words
-    page.add(f"## {MARKS[LEVELS.get(report.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
+    page.add(heading(report.verdict, report.words), "")
     name = environment.file.path.rpartition("/")[2]
     kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.declared)}"
     if not report.kernel_ran:
@@ -66,6 +65,6 @@ def render(report: Report, limit: int = LIMIT) -> str:
 
 
 def _rung(rung: RungResult) -> Sequence[str]:
-    mark, worst = MARKS[LEVELS.get(rung.outcome, "warn")], rung.worst_utilisation
-    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+    mark, worst = MARKS[shades.level(rung.outcome)], rung.worst_utilisation
+    checked = run_words.counts(rung.checked) or "nothing"
     return rung.name, f"{mark} {rung.outcome}", checked, "–" if worst is None else f"{worst:.3g}"
