@@ -44,7 +44,7 @@ def card(report: Report) -> Scene:
 def _head(report: Report, level: str) -> Iterator[Item]:
     yield Box(0, 0, WIDTH, 176, f"{level}-fill")
     yield Box(0, 172, WIDTH, 4, level)
-    word, most = report.headline, 84.0
+    word, most = run_words.headline(report), 84.0
     while text_width(word, most, True, False) > WIDTH - 2 * MARGIN - 150:
         most -= 2
     yield Words(MARGIN, 100, word, tone=level, size=most, bold=True, mono=False)
@@ -241,14 +241,14 @@ def told(report: Report) -> str:
     e = report.environment
     kernel = f"kernel {e.kernel.name}" if report.kernel_ran else "no kernel"
     skipped = ", ".join(check.title for check in report.skipped) or "nothing"
-    return f"{report.headline}: {printable(e.file.path.rpartition('/')[2], 100)}, {kernel}. " + (
+    return f"{run_words.headline(report)}: {printable(e.file.path.rpartition('/')[2], 100)}, {kernel}. " + (
         f"{_said(report)}. It holds for {_holds(report)}. Skipped: {skipped}."
     )
 
 
 def _render(report: Report, form: Form) -> str | bytes:
     made = card(report)
-    title = f"gguf-verify: {report.headline}"
+    title = f"gguf-verify: {run_words.headline(report)}"
     if form.suffix == ".png":
         return scene.png(made, title, scale=1)
     return scene.svg(made, title, told(report), dark=False)

@@ -5,10 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..results.failures import Failure
-from ..results.margins import Worst
+from ..results.margins import Headroom, Worst
+from ..results.products import DrawnData
 from ..results.report import Report
 from ..results.rungs import RungResult
+from ..support.text import printable
 from .shades import rank
+
+
+def headline(report: Report) -> str:
+    """The verdict as a report begins with it: "VERIFIED (brief)"."""
+    words, scope = report.words, "" if report.exit_code else report.scope
+    return words.removesuffix(scope).upper() + scope
+
+
+def drawn(data: DrawnData) -> str:
+    """The random data that a kernel was verified on, in a line."""
+    sizes = dict[str, list[str]]()
+    for p in data.products:
+        sizes.setdefault(f"{p.m}×{p.n}×{p.k}", []).append(p.type)
+    listed = "; ".join(f"{', '.join(types)}: M×N×K = {size}" for size, types in sizes.items())
+    return f"{listed or 'nothing'}; weights: {data.weights}; activations: {data.activations}; seed {data.seed}"
+
+
+def headroom(of: Headroom) -> str:
+    """The half that came nearest to overflowing, in a line."""
+    shared = "; llama.cpp's CUDA backend keeps it in a half too" if of.of_llama else ""
+    return (
+        f"{printable(of.tensor, 64)}: the largest half among its activations is {of.what} = {of.value:.4g}, "
+        f"{of.ratio:.2g} times {of.limit:g}, at token {of.token}, block {of.block}{shared}"
+    )
 
 
 def counts(of: Mapping[str, int]) -> str:

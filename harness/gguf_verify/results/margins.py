@@ -44,15 +44,6 @@ class Headroom(msgspec.Struct, frozen=True, kw_only=True):
         """|value| / limit: above 1 it would overflow."""
         return abs(self.value) / self.limit
 
-    @property
-    def words(self) -> str:
-        """In a line, but for the tensor."""
-        shared = "; llama.cpp's CUDA backend keeps it in a half too" if self.of_llama else ""
-        return (
-            f"the largest half among its activations is {self.what} = {self.value:.4g}, {self.ratio:.2g} times "
-            f"{self.limit:g}, at token {self.token}, block {self.block}{shared}"
-        )
-
 
 class Sampled(msgspec.Struct, frozen=True):
     """What of large matrices was judged element by element, where not all was.

@@ -32,15 +32,6 @@ class DrawnData(msgspec.Struct, frozen=True, kw_only=True):
     activations: str = ""
     compared: bool = False
 
-    @property
-    def words(self) -> str:
-        """All of it in one line."""
-        sizes = dict[str, list[str]]()
-        for p in self.products:
-            sizes.setdefault(f"{p.m}×{p.n}×{p.k}", []).append(p.type)
-        listed = "; ".join(f"{', '.join(types)}: M×N×K = {size}" for size, types in sizes.items())
-        return f"{listed or 'nothing'}; weights: {self.weights}; activations: {self.activations}; seed {self.seed}"
-
 
 class TensorBytes(msgspec.Struct, frozen=True, tag_field="record", tag="tensor bytes"):
     """A tensor of the bytes rung: `n_blocks` blocks (or values) in `nbytes` bytes from `offset` on."""

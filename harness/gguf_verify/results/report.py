@@ -123,12 +123,6 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         return f"{self.verdict}{self.scope}" if not self.exit_code else self.verdict
 
     @property
-    def headline(self) -> str:
-        """`words` as a report begins with them: "VERIFIED (brief)"."""
-        words, scope = self.words, "" if self.exit_code else self.scope
-        return words.removesuffix(scope).upper() + scope
-
-    @property
     def scope(self) -> str:
         """What was verified, where that is less than a whole run, as it follows "verified": ": file bytes only",
         " (brief)"; else ""."""

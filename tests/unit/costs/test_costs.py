@@ -16,7 +16,7 @@ from gguf_verify.costs.predictions import _Scores
 from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import LlamaRefused
-from gguf_verify.report.html import costs as of_html
+from gguf_verify.report.html import charts
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.report.writers import HTML, MARKDOWN
 from gguf_verify.results.costs import GemmCost, QuantizationCosts, TextCost
@@ -228,10 +228,10 @@ def test_a_page_shows_them_with_a_bar_for_each_layer() -> None:
 
 
 def test_bars_are_as_high_as_their_means() -> None:
-    drawn = str(of_html.bars(reported().costs.by_layer))
+    drawn = str(charts.layer_costs(reported().costs.by_layer))
     heights = [float(h) for h in re.findall(r'<rect [^>]*height="([\d.]+)"', drawn)]
     assert heights[0] == pytest.approx(4 * heights[1], rel=1e-2)
-    assert of_html.bars([]) is None
+    assert charts.layer_costs([]) is None
 
 
 @pytest.mark.parametrize("name", HOSTILE)

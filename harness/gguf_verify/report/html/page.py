@@ -28,7 +28,6 @@ from ...support.text import printable
 from .. import run_words, scene, shades
 from . import audit as of_audit
 from . import bisection as of_bisection
-from . import costs as of_costs
 from . import graph as of_graph
 from . import night as of_night
 from . import run as of_run
@@ -39,7 +38,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 def run(report: Report) -> str:
     """One run."""
     return (
-        _environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_costs.of(report))
+        _environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_run.costs(report))
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from markupsafe import Markup
 
 from ...checks import Check
+from ...results.costs import QuantizationCosts
 from ...results.diagnoses import LocatedDiagnosis
 from ...results.failures import CULPRITS, Failure
 from ...results.products import EmbeddingRecord, GemmRecord, TensorBlocks, TensorBytes, TokenRecord, TypeEnvelope
@@ -105,6 +106,14 @@ class OfTensor(NamedTuple):
         )
 
 
+class Costs(NamedTuple):
+    """Ready to be shown."""
+
+    found: QuantizationCosts
+    bars: Markup | None
+    predictions: Sequence[tuple[str, str]]
+
+
 @dataclass(frozen=True)
 class Run:
     """A run, ready to be shown."""
@@ -170,7 +179,7 @@ def _sentence(report: Report) -> str:
     """Who is at fault, and the counts."""
     passed = sum(r.verdict == "passed" for r in report.rungs)
     told = f"at fault: {report.at_fault}. " if report.culprits else ""
-    told += f"On random data (no model): {report.drawn.words}. " if report.drawn is not None else ""
+    told += f"On random data (no model): {run_words.drawn(report.drawn)}. " if report.drawn is not None else ""
     told += f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed in {report.seconds:.1f} s"
     if total := report.n_failures:
         told += f"; {total:,} failure{'' if total == 1 else 's'}"
@@ -287,7 +296,7 @@ def _rung(rung: RungResult) -> Rung:
     worst = [(who, w.utilisation, w.where) for who, w in rung.worst.items()]
     figures = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.3g}") for name, v in rung.figures.items()]
     if rung.headroom is not None:
-        figures.append(("range", f"{rung.headroom.tensor}: {rung.headroom.words}"))
+        figures.append(("range", run_words.headroom(rung.headroom)))
     spent = sorted(rung.stages.items(), key=lambda one: -one[1])
     if spent and (rest := rung.seconds - sum(rung.stages.values())) > 0:
         spent.append(("everything else", rest))
@@ -343,4 +352,24 @@ def _tokens(rung: RungResult) -> tuple[list[str], list[Token]]:
     return heads, [
         Token(r.position, r.text, "", [(f"{v:.6g}", True) for v in (r.shared, r.own, r.exact)])
         for r in rung.details if isinstance(r, EmbeddingRecord)
+    ]  # fmt: skip
+
+
+def costs(report: Report) -> Costs | None:
+    """The costs of a run; None where none were measured."""
+    found = report.costs
+    return None if found is None else Costs(found, charts.layer_costs(found.by_layer), list(_cost_facts(found)))
+
+
+def _cost_facts(costs: QuantizationCosts) -> list[tuple[str, str]]:
+    text = costs.text
+    if text is None:
+        return []
+    return [
+        ("text", f"{text.text}: {text.tokens:,} tokens"),
+        ("predictions scored", f"{text.scored:,} ({text.chunks:,} × {text.chunk} tokens, the second half of each)"),
+        ("perplexity", f"{text.perplexity:.5g}"), ("perplexity of the source", f"{text.source_perplexity:.5g}"),
+        ("KL divergence, mean", f"{text.kl_mean:.3g}"),
+        *((f"KL divergence, {name} below", f"{value:.3g}") for name, value in text.kl_percentiles.items()),
+        ("KL divergence, largest", f"{text.kl_max:.3g}"), ("same most probable token", f"{100 * text.top1:.2f} %"),
     ]  # fmt: skip

@@ -118,7 +118,7 @@ def _ranges(report: Report) -> Iterator[tuple[str, str]]:
     """How near the activations come to what a half holds."""
     for rung in report.rungs:
         if rung.headroom is not None:
-            yield "range", f"{printable(rung.headroom.tensor, 64)}: {rung.headroom.words}"
+            yield "range", run_words.headroom(rung.headroom)
 
 
 def _notes(report: Report) -> Iterator[tuple[str, str]]:

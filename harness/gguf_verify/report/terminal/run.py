@@ -63,11 +63,11 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
 
 def _verdict(report: Report, form: Form) -> Iterator[Text]:
     passed = sum(rung.verdict == "passed" for rung in report.rungs)
-    verdict = (report.headline, STYLES[report.verdict])
+    verdict = (run_words.headline(report), STYLES[report.verdict])
     asked = len(report.rungs) + len(report.not_climbed)
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
     if report.drawn is not None:
-        yield from wrapped(Text(f"{DRAWN_MEANS}: {report.drawn.words}"), form.width, _INDENT)
+        yield from wrapped(Text(f"{DRAWN_MEANS}: {run_words.drawn(report.drawn)}"), form.width, _INDENT)
     if report.culprits:
         yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
     for hint in report.environment.kernel.hints if report.n_failures else ():
