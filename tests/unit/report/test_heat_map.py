@@ -397,7 +397,7 @@ def test_many_layers_are_put_together() -> None:
         (["--heat-map", "{}/folder.svg"], "cannot write"),
         (["--heat-map", "{}/model.gguf"], "--heat-map would overwrite a model"),
         (["--heat-map", "{}/link.svg"], "--heat-map would overwrite link.svg, which is an input"),
-        (["--heat-map", "{}/map.svg", "--rungs", "bytes"], "what the layers rung finds"),
+        (["--heat-map", "{}/map.svg", "--rungs", "bytes"], "results of the layers rung"),
         (["--heat-map", "{}/map.svg", "--identify"], "--heat-map cannot write this kind of result: identification"),
         (["--heat-map", "{0}/map.svg", "--json", "{0}/map.svg"], "the same file"),
     ],
