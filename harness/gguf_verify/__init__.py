@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from .captured import Judged, judge_captured, judge_case
     from .identification import IdentifyReport, identify_model
     from .kernels.foreign.api import Oracle, Shape, kernel
-    from .results import Call, Failure, Options, Report, RungResult
+    from .results.calls import Call
+    from .results.failures import Failure
+    from .results.options import Options
+    from .results.report import Report
+    from .results.rungs import RungResult
     from .rungs.drawn import Drawn
     from .support.errors import HarnessError, VerificationError
     from .verification import verify
@@ -29,7 +33,11 @@ _PUBLIC = {
     **dict.fromkeys(("Judged", "judge_captured", "judge_case"), ".captured"),
     **dict.fromkeys(("IdentifyReport", "identify_model"), ".identification"),
     **dict.fromkeys(("Oracle", "Shape", "kernel"), ".kernels.foreign.api"),
-    **dict.fromkeys(("Call", "Failure", "Options", "Report", "RungResult"), ".results"),
+    "Call": ".results.calls",
+    "Failure": ".results.failures",
+    "Options": ".results.options",
+    "Report": ".results.report",
+    "RungResult": ".results.rungs",
     **dict.fromkeys(("HarnessError", "VerificationError"), ".support.errors"),
     "Drawn": ".rungs.drawn",
     "verify": ".verification",

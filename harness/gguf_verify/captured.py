@@ -26,7 +26,7 @@ from .diagnosis.identify import Candidate, composed_definitions, definitions, ex
 from .formats import QK, BlockFormat, WeightFormat
 from .gguf.matrices import may_be_matrix
 from .gguf.model import open_model
-from .results import FaultMatch
+from .results.diagnoses import FaultMatch
 from .semantics.definition import Semantics
 from .semantics.fast_math import ambiguous_codes
 from .semantics.gates import judge

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .results import Environment
+from .results.environment import Environment
 from .rungs.explain import WrongOutput
 from .semantics.accumulation import SCORE_LIMIT
 from .semantics.exact import product

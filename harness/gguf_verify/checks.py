@@ -16,11 +16,6 @@ import msgspec
 
 _PRODUCTS = ("gemm", "experts")
 _OTHERS = ("dequantize", "quantize", "repack")
-#: What a kernel computes → the rung that makes all checks that are no rung themselves.
-_MAIN_RUNGS = {
-    "gemm": "layers", "experts": "layers", "dequantize": "values", "quantize": "codes", "repack": "packing",
-}  # fmt: skip
-
 #: A scope that is a limit of sizes, which the headline of a pass names first: "VERIFIED up to M = 65,535".
 _LIMIT = re.compile(r"up to ([MNK]) = ([0-9,]+)")
 #: What a rung counts that makes one call alone (`--only-call`).

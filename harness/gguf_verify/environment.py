@@ -18,15 +18,8 @@ from .hosts.base import Host
 from .kernels.interface import Candidate
 from .kernels.shipped import ELEMENT_KERNELS
 from .processes import sandbox
-from .results import (
-    Environment,
-    FileInfo,
-    HostInfo,
-    KernelInfo,
-    Options,
-    ReferenceInfo,
-    Versions,
-)
+from .results.environment import Environment, FileInfo, HostInfo, KernelInfo, ReferenceInfo, Versions
+from .results.options import Options
 from .rungs import Run
 from .rungs.drawn import NAME as DRAWN_NAME
 from .rungs.drawn import Drawn

@@ -22,7 +22,7 @@ from .kernels.families import DEFAULT_KERNEL
 from .kernels.interface import Candidate
 from .kernels.tasks import Task
 from .processes.sandbox import sandboxed
-from .results import Options
+from .results.options import Options
 from .rungs import Run
 from .rungs.drawn import Drawn, check_reference
 from .rungs.opening import open_run

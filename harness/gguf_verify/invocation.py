@@ -18,7 +18,7 @@ from .hosts.choice import HOST_CHOICES
 from .kernels.families import DEFAULT_KERNEL, FAMILIES
 from .kernels.interface import Candidate
 from .kernels.ladder import KERNELS
-from .results import Options
+from .results.options import Options
 from .rungs import rungs_for
 from .rungs.drawn import DRAWN_RUNGS, Drawn
 from .support.command_line import command_line

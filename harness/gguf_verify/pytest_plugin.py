@@ -24,7 +24,10 @@ import pytest
 from .support import scratch
 
 if TYPE_CHECKING:
-    from .results import Failure, GemmRecord, Options, Report, Unverified
+    from .results.failures import Failure, Unverified
+    from .results.options import Options
+    from .results.products import GemmRecord
+    from .results.report import Report
 
 _SHARED = pytest.StashKey[Path]()
 _CLAIM = "gguf-verify"
@@ -101,7 +104,7 @@ def verify_kernel(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 def _options(config: pytest.Config, **other: Any) -> Options:
     """The command line's defaults, but for what was chosen."""
-    from .results import Options
+    from .results.options import Options
 
     chosen: dict[str, Any] = {"probes": config.getoption("--gguf-probes")}
     if config.getoption("--gguf-seed") is not None:

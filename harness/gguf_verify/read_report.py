@@ -9,7 +9,8 @@ import msgspec
 from msgspec import Struct
 
 from .backend_results import GraphReport
-from .results import SCHEMA_VERSION, Report, RungResult
+from .results.report import SCHEMA_VERSION, Report
+from .results.rungs import RungResult
 from .rungs import RUNGS
 from .support.files import open_regular
 from .support.text import printable

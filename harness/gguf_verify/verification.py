@@ -21,15 +21,12 @@ from .invocation import command_of
 from .kernels.families import DEFAULT_KERNEL
 from .kernels.interface import Candidate
 from .processes.sandbox import sandboxed
-from .results import (
-    DrawnData,
-    EndedBy,
-    Failure,
-    Options,
-    QuantizationCosts,
-    Report,
-    RungResult,
-)
+from .results.costs import QuantizationCosts
+from .results.failures import Failure
+from .results.options import Options
+from .results.products import DrawnData
+from .results.report import EndedBy, Report
+from .results.rungs import RungResult
 from .rungs import RUNGS, Run, Rung, asked_rungs, known_rungs, rungs_for
 from .rungs.budget import Budget
 from .rungs.compiling import compile_ahead, scanners_ahead, steps_ahead

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from .results import Report, RungResult, WaiverState, WaiverUse
+from .results.failures import WaiverState, WaiverUse
+from .results.report import Report
+from .results.rungs import RungResult
 from .support.errors import UsageError
 from .support.text import printable
 from .support.toml import Mistake, read_toml, typed

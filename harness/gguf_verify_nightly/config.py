@@ -20,7 +20,7 @@ from gguf_verify.hosts.choice import HOST_CHOICES, HOSTS
 from gguf_verify.kernels.families import DEFAULT_KERNEL, FAMILIES
 from gguf_verify.kernels.foreign.opening import file_of, names_foreign
 from gguf_verify.kernels.ladder import KERNELS
-from gguf_verify.results import DEFAULT_PROMPT
+from gguf_verify.results.options import DEFAULT_PROMPT
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.text import printable
 from gguf_verify.support.toml import Mistake, read_toml, typed

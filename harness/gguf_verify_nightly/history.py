@@ -35,7 +35,7 @@ import msgspec
 
 from gguf_verify.backend_results import GRAPH_SCHEMA, GraphReport
 from gguf_verify.read_report import UnreadableReport, from_json, graph_from_json
-from gguf_verify.results import SCHEMA_VERSION, Report
+from gguf_verify.results.report import SCHEMA_VERSION, Report
 from gguf_verify.support.errors import EnvironmentFault, MalformedFile, UsageError
 from gguf_verify.support.files import note_input
 from gguf_verify.support.plain import plain

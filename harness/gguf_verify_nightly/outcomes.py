@@ -13,7 +13,9 @@ from pathlib import Path
 
 from gguf_verify.processes.commands import Ended, signal_name
 from gguf_verify.read_report import Claims, UnreadableReport, read_report
-from gguf_verify.results import GemmRecord, Report, RungResult
+from gguf_verify.results.products import GemmRecord
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import rungs_for
 from gguf_verify.support.errors import (
     EXIT_ENVIRONMENT,

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gguf_verify.backend_results import GraphReport
-from gguf_verify.results import Report
+from gguf_verify.results.report import Report
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 
 #: Stands for the kernel in the keys of cells that judge llama.cpp's graph on one of its devices.

@@ -25,7 +25,7 @@ from gguf_verify.hosts.memory import GUARD_BYTES, POISON
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.elements import element_product
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.verification import verify
 from tests.support.tools import FIXTURES, ROOT, cli
 

@@ -18,7 +18,7 @@ from gguf_verify.hosts.staging import PIECE
 from gguf_verify.kernels.by_name import on_host
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.packed import Contents, packed_shape, unpacked
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.semantics import rounding, screen
 from gguf_verify.semantics.definition import Semantics

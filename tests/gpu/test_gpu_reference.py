@@ -15,7 +15,8 @@ from gguf_verify.hosts.choice import HOSTS, make_host
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics

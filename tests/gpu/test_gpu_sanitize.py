@@ -20,7 +20,7 @@ from gguf_verify.kernels.interface import Kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.processes.sandbox import sandboxed
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.support.errors import KernelFault, KernelFinding
 from gguf_verify.verification import verify
 from tests.support.kernel_inputs import random_activations, random_weights

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.verification import verify
 from tests.rungs.kernels.test_foreign_tasks import DEQUANTIZE, PACK, QUANTIZE, TASKS
 from tests.support.foreign_runs import Q4_0

@@ -11,7 +11,7 @@ ONE_LINE = '''"""A report of a test: the verdict in one line."""
 
 from __future__ import annotations
 
-from ..results import Report
+from ..results.report import Report
 from .writer import Form, Kind, Writer
 
 

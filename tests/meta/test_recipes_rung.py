@@ -13,7 +13,8 @@ TALL = '''"""A rung of a test: every matrix must have many rows."""
 from __future__ import annotations
 
 from ..gguf.matrices import may_be_matrix
-from ..results import Failure, RungResult
+from ..results.failures import Failure
+from ..results.rungs import RungResult
 from .interface import Rung
 from .run import Run
 

@@ -18,7 +18,8 @@ from gguf_verify.distributed.audits import ContentsOf, OpenAudit
 from gguf_verify.distributed.worker import Place
 from gguf_verify.processes.sandbox import environment
 from gguf_verify.report.json import of_run
-from gguf_verify.results import OpenedFiles, Report
+from gguf_verify.results.environment import OpenedFiles
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.blocks import BlocksTask
 from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.run import Run

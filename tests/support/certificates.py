@@ -14,7 +14,8 @@ import msgspec
 from gguf_verify.certificates import Materials, Statement, certify
 from gguf_verify.certificates.check import Installed
 from gguf_verify.certificates.records import Project
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from tests.support.needs import need
 from tests.support.nights import run_result
 

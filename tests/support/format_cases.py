@@ -15,6 +15,7 @@ from gguf_verify.formats import (
     FORMATS,
     BlockFormat,
 )
+from tests.support.slow_encoders import ENCODERS
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -48,8 +49,7 @@ def scalar_decode_of_more(fmt: BlockFormat, blocks: Bytes) -> Floats:
 
 
 def scalar_encode(fmt: BlockFormat, x: Floats) -> Bytes:
-    assert fmt.slow_encode is not None
-    return np.array([list(fmt.slow_encode(row.tolist())) for row in x], np.uint8)
+    return np.array([list(ENCODERS[fmt.name](row.tolist())) for row in x], np.uint8)
 
 
 def sample(cases: npt.NDArray, implementation: Callable) -> npt.NDArray:

@@ -14,16 +14,11 @@ from jsonschema import Draft202012Validator
 from gguf_verify.formats import FORMATS
 from gguf_verify.report import html
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import (
-    Failure,
-    LocatedDiagnosis,
-    OutputMap,
-    Report,
-    Side,
-    TensorBlocks,
-    TensorBytes,
-    TokenRecord,
-)
+from gguf_verify.results.diagnoses import LocatedDiagnosis
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.margins import Side
+from gguf_verify.results.products import OutputMap, TensorBlocks, TensorBytes, TokenRecord
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.judging import KERNEL
 from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower
 from gguf_verify_nightly.records import Cell, Key, Measure, Night, Outcome

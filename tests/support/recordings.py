@@ -17,17 +17,13 @@ import msgspec
 
 from gguf_verify.cli.common import PIPED_WIDTH
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results import (
-    Failure,
-    FaultMatch,
-    Frame,
-    LocatedDiagnosis,
-    Report,
-    RungResult,
-    Side,
-    TypeEnvelope,
-    spent_words,
-)
+from gguf_verify.results.diagnoses import FaultMatch, LocatedDiagnosis
+from gguf_verify.results.failures import Failure, Frame
+from gguf_verify.results.margins import Side
+from gguf_verify.results.options import spent_words
+from gguf_verify.results.products import TypeEnvelope
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.judging import KERNEL
 from tests.support import nights
 from tests.support.shown import text_of

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from gguf_verify.processes.sandbox import Sandbox
-from gguf_verify.results import (
-    Environment,
-    Failure,
-    FileInfo,
-    GemmRecord,
-    HostInfo,
-    KernelInfo,
-    Options,
-    ReferenceInfo,
-    RungResult,
-    Versions,
-)
+from gguf_verify.results.environment import Environment, FileInfo, HostInfo, KernelInfo, ReferenceInfo, Versions
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.options import Options
+from gguf_verify.results.products import GemmRecord
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import RUNGS
 
 

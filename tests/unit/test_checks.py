@@ -15,8 +15,10 @@ from gguf_verify.certificates.check import compare
 from gguf_verify.certificates.read import canonical
 from gguf_verify.checks import ALONE, BY_ID, CHECKS
 from gguf_verify.processes.sandbox import Sandbox
+from gguf_verify.report import run_words
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import SHORTENING, Options, Report
+from gguf_verify.results.options import SHORTENING, Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs import RUNGS
 from tests.support import certificates, records
 from tests.support.shown import json_of, text_of, written
@@ -107,7 +109,7 @@ def test_the_headline_says_what_was_verified(
     rungs: tuple[str, ...], options: dict[str, object], headline: str
 ) -> None:  # fmt: skip
     found = report(rungs, **options)
-    assert (found.exit_code, found.verdict, found.headline) == (0, "verified", headline)
+    assert (found.exit_code, found.verdict, run_words.headline(found)) == (0, "verified", headline)
     assert text_of(Kind.RUN, found).startswith(f"{headline} in ")
     assert json_of(Kind.RUN, found)["words"] == found.words
 
@@ -116,7 +118,7 @@ def test_a_brief_run_says_so() -> None:
     found = report()
     for check in ("shapes", "schedules"):
         found.rungs[2].omit(check, "--probes brief", "brief")
-    assert found.headline == "VERIFIED (brief)"
+    assert run_words.headline(found) == "VERIFIED (brief)"
     assert found.shortened == ["other shapes: --probes brief", "other orders of threads: --probes brief"]
 
 
@@ -124,7 +126,7 @@ def test_one_call_is_no_more_than_that() -> None:
     found = report(("layers",), only_call="reference,m=4,n=64,k=32")
     found.rungs[0].checked = {ALONE: 1}
     found.rungs[0].substance = (ALONE,)
-    assert found.headline == "VERIFIED: one call only (reference)"
+    assert run_words.headline(found) == "VERIFIED: one call only (reference)"
     assert not found.kernel_ran
     assert report(("layers",), only_call="own,m=4").kernel_ran
 
@@ -133,7 +135,7 @@ def test_what_a_machine_lacks_is_listed_and_no_choice() -> None:
     found = report()
     sandbox = Sandbox(kind="landlock", by="Landlock 3", missing=("signal your processes",))
     found.environment = msgspec.structs.replace(found.environment, sandbox=sandbox)
-    assert found.headline == "VERIFIED"
+    assert run_words.headline(found) == "VERIFIED"
     assert skipped(found)["sandbox"] == ("they may signal your processes",)
 
 

@@ -13,20 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gguf_verify.results import (
-    MAX_FAILURES,
-    OWN,
-    Call,
-    CallKind,
-    Failure,
-    FaultMatch,
-    Headroom,
-    LocatedDiagnosis,
-    PartialResult,
-    RungResult,
-    Side,
-    TensorBlocks,
-)
+from gguf_verify.results.calls import OWN, Call, CallKind
+from gguf_verify.results.diagnoses import FaultMatch, LocatedDiagnosis
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.margins import Headroom, Side
+from gguf_verify.results.products import TensorBlocks
+from gguf_verify.results.rungs import MAX_FAILURES, PartialResult, RungResult
 from gguf_verify.rungs.author_oracle import Distances
 from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.layers.plan import OncePerType

@@ -11,7 +11,7 @@ import pytest
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import open_model
-from gguf_verify.results import RungResult
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.judging import KERNEL, judge_output
 from gguf_verify.rungs.remade import PART, Remade
 from gguf_verify.semantics.declared import declared

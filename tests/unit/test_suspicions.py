@@ -11,7 +11,7 @@ import pytest
 from gguf_verify.captured import judge_captured
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import open_model
-from gguf_verify.results import RungResult
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.judging import KERNEL, judge_output
 from gguf_verify.rungs.remade import Remade
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW

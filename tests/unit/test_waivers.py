@@ -9,17 +9,12 @@ import msgspec
 import pytest
 
 from gguf_verify import waivers
-from gguf_verify.report import html, markdown
 from gguf_verify.report.writer import Form, Kind, Writer
-from gguf_verify.results import (
-    Failure,
-    FaultMatch,
-    LocatedDiagnosis,
-    Report,
-    RungResult,
-    Unverified,
-    WaiverUse,
-)
+from gguf_verify.report.writers import HTML, MARKDOWN
+from gguf_verify.results.diagnoses import FaultMatch, LocatedDiagnosis
+from gguf_verify.results.failures import Failure, Unverified, WaiverUse
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.support.errors import UsageError
 from gguf_verify.waivers import REFERENCE, Waiver, apply, read_waivers, refuse_everything
 from tests.support import records
@@ -284,7 +279,7 @@ def test_json_fits_the_schema_and_is_read_back() -> None:
     assert (back.verdict, back.words) == (report.verdict, report.words)
 
 
-@pytest.mark.parametrize("writer", [html.WRITER, markdown.WRITER], ids=["html", "markdown"])
+@pytest.mark.parametrize("writer", [HTML, MARKDOWN], ids=["html", "markdown"])
 def test_pages_say_it(writer: Writer) -> None:
     report = applied(failing(), waiver(tensor=WRONG, reason=SCRIPT))
     made = str(writer.renders[Kind.RUN](report, Form()))

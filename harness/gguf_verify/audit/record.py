@@ -14,7 +14,7 @@ import numpy as np
 from ..gguf.file import GgufFile
 from ..gguf.records import Finding
 from ..processes.sandbox import current
-from ..results import WaiverUse
+from ..results.failures import WaiverUse
 from ..support.address import Address
 from ..support.errors import (
     EXIT_ENVIRONMENT,

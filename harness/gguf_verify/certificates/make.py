@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from ..gguf.model import part_paths
-from ..results import Options, Report
+from ..results.options import Options
+from ..results.report import Report
 from ..rungs import rungs_for
 from ..support.command_line import quoted
 from ..support.errors import EXIT_INTERRUPTED, EnvironmentFault

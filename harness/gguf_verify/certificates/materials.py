@@ -16,7 +16,7 @@ from ..kernels.families import DEFAULT_KERNEL
 from ..kernels.foreign.opening import Further, file_of, files_named, names_foreign
 from ..llama import Llama
 from ..processes.mapped import UNSEEN
-from ..results import OpenedFiles
+from ..results.environment import OpenedFiles
 from ..support.errors import EnvironmentFault
 from ..support.paths import PACKAGE, kernel_root
 from ..support.sources import combined, file_digest

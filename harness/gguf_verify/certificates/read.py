@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ..results import CULPRITS
+from ..results.failures import CULPRITS
 from ..support.errors import EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, HarnessError, UsageError
 from ..support.files import open_regular
 from ..support.text import printable

@@ -12,7 +12,11 @@ from typing import Annotated
 import msgspec
 
 from ..processes.sandbox import Sandbox
-from ..results import HostInfo, ReportVerdict, RungVerdict, TypeEnvelope, WaiverUse
+from ..results.environment import HostInfo
+from ..results.failures import WaiverUse
+from ..results.products import TypeEnvelope
+from ..results.report import ReportVerdict
+from ..results.rungs import RungVerdict
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 VERSION = 1

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ..processes.sandbox import MODES
 from ..report.writer import Form, Kind, Writer, terminal, writers
-from ..results import Report
+from ..results.report import Report
 from ..support.command_line import program, quoted
 from ..support.errors import (
     EXIT_ENVIRONMENT,

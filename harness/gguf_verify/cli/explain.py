@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..results import CULPRITS
+from ..results.failures import CULPRITS
 from ..support.errors import UsageError
 from ..support.messages import MESSAGES
 from ..support.near import nearest

@@ -7,7 +7,7 @@ import argparse
 from ..llama.installed import INSTALL, why_missing
 from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
-from ..results import Options
+from ..results.options import Options
 from ..support.errors import UsageError, say
 from .command import Command
 from .common import EXIT_CODES, Parser, add_common, add_reports, asked_for, deliver, form, internal_errors

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
-from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT
+from ..results.options import DEFAULT_N_PREDICT, DEFAULT_PROMPT
 from ..support.command_line import cores
 from ..support.durations import seconds_of
 from ..support.paths import PACKAGE

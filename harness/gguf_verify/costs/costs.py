@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..gguf.model import Model, open_model
 from ..llama import LlamaRefused
-from ..results import QuantizationCosts
+from ..results.costs import QuantizationCosts
 from ..rungs import Run
 from ..support.errors import EnvironmentFault, HarnessError, UsageError
 from ..support.files import read_input

@@ -21,7 +21,7 @@ from ..gguf.file import Tensor
 from ..gguf.matrices import label, matrix_of
 from ..gguf.model import Model
 from ..llama import Evaluation, Gemm
-from ..results import GemmCost
+from ..results.costs import GemmCost
 from ..rungs import Run
 
 Floats = npt.NDArray[np.float32]

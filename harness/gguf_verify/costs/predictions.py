@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ..gguf.model import Model
 from ..llama import LlamaRefused
-from ..results import TextCost
+from ..results.costs import TextCost
 from ..rungs import Run
 from ..rungs.session import opened_llama
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..hosts.memory import POISON
-from ..results import FaultMatch, NearestFault
+from ..results.diagnoses import FaultMatch, NearestFault
 from ..semantics.definition import Semantics
 from ..semantics.exact import product
 from ..semantics.gates import judge

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..formats import WeightFormat
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from ..semantics.exact import product
 from ..semantics.gates import judge

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from .operands import Bytes, Floats, Parts, Predicted, parts_of
 

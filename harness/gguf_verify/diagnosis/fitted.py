@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from .fault import Case, Explanation
 from .observed import observed
 from .operands import Floats, Predicted

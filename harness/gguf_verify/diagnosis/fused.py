@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from ..semantics.drawn import companions
 from ..semantics.epilogue import Epilogue

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 
 #: The fraction of the error that such a fault explains: not known, since it was observed, not computed.
 SEEN = float("nan")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat
 from ..formats.c_arithmetic import round_half_away
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from ..semantics.activations import Bytes, Floats, butterfly_sum, largest
 from ..semantics.definition import Semantics
 from .diagnose import FEWEST

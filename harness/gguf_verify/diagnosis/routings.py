@@ -12,7 +12,7 @@ from ..formats import WeightFormat
 from ..kernels.experts import experts_of
 from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from ..semantics.definition import Semantics
 from ..semantics.drawn import keys_of_slots
 from ..semantics.epilogue import Epilogue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from ..support.errors import KernelFinding
 from .observed import observed
 
@@ -15,19 +15,9 @@ _KINDS = {
     "input": "input-written", "unwritten": "unwritten", "changing": "not-deterministic",
     "address": "address-dependent",
 }  # fmt: skip
-#: Faults with which outputs may look like those of any fault.
-_SPOILING = {
-    "data-race", "outside-buffers", "uninitialized-memory", "divergent-barrier", "not-deterministic",
-    "address-dependent",
-}  # fmt: skip
 
 
 def name_of(finding: KernelFinding) -> FaultMatch | None:
     """Return the fault that a finding shows; None for an unknown kind (a foreign process may send anything)."""
     id = _KINDS.get(finding.kind)
     return None if id is None else observed(id, finding.words)
-
-
-def spoils(fault: FaultMatch) -> bool:
-    """Return whether outputs of a kernel with this fault may look like those of any fault."""
-    return fault.id in _SPOILING

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..kernels.domain import Extent
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from .observed import observed
 from .pattern import ranges
 

@@ -20,7 +20,7 @@ from itertools import combinations, groupby, starmap
 import numpy as np
 import numpy.typing as npt
 
-from ..results import FaultMatch
+from ..results.diagnoses import FaultMatch
 from .fault import Case
 from .faults.tiles import END_OF_K_DROPPED
 from .observed import OBSERVED, observed

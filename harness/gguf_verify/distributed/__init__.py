@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..results import Options
+from ..results.options import Options
 from ..rungs.drawn import Drawn
 from ..rungs.run import Run
 from ..rungs.tasks import Here, Judges

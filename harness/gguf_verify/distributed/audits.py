@@ -19,7 +19,7 @@ from ..gguf.mapped import Mapped
 from ..gguf.model import Model, open_model
 from ..llama import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
-from ..results import OpenedFiles
+from ..results.environment import OpenedFiles
 from ..rungs.budget import Budget
 from ..rungs.tasks import Step
 from ..support.errors import EnvironmentFault

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from ..hosts.choice import HOSTS
 from ..llama.backends import on_card
 from ..processes.sandbox import sandboxed
-from ..results import Options
+from ..results.options import Options
 from ..rungs.drawn import Drawn
 from ..rungs.opening import open_run
 from ..rungs.run import Run

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..llama import LlamaRefused
-from ..results import OpenedFiles
+from ..results.environment import OpenedFiles
 from ..rungs.budget import Budget, BudgetSpent
 from ..rungs.tasks import Task
 from ..support import scratch, stages

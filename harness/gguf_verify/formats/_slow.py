@@ -1,4 +1,4 @@
-"""Plain Python for the slow decoders and encoders: one block at a time, to test the vectorised formats.
+"""Plain Python for the slow decoders: one block at a time, the test of the vectorised formats.
 
 The slow functions of a format share nothing with its vectorised ones: no NumPy, and no tables but the grids and values
 of the gguf package. Each restates one function of llama.cpp v0.5.0, ggml/src/ggml-quants.c (layouts: ggml-common.h). A
@@ -15,8 +15,6 @@ from functools import cache
 from ..support.partial_import import submodule
 from .block import QK
 
-_FLT_MAX = (2.0 - 2.0**-23) * 2.0**127
-
 
 def f32(x: float) -> float:
     """Round a double to float32; an overflow becomes infinite."""
@@ -24,16 +22,6 @@ def f32(x: float) -> float:
         return float(struct.unpack("<f", struct.pack("<f", x))[0])
     except OverflowError:
         return math.copysign(math.inf, x)
-
-
-def half(x: float) -> bytes:
-    """Convert a float32 to the two bytes of a half, to nearest even; 65520 and more become infinite (struct would
-    raise).
-    """
-    try:
-        return struct.pack("<e", x)
-    except OverflowError:
-        return struct.pack("<e", math.copysign(math.inf, x))
 
 
 def read_half(raw: bytes, at: int) -> float:
@@ -48,72 +36,12 @@ def plus(a: float, b: float) -> float:
     return f32(a + b)
 
 
-def inverse(d: float) -> float:
-    """Compute `d ? 1.0f/d : 0.0f`."""
-    return f32(1.0 / d) if d != 0 else 0.0
-
-
-def low_byte(x: float) -> int:
-    """Return the bits of `(int8_t) x` and of `(uint8_t) x`: x86 truncates to int32 and keeps the low byte.
-
-    C leaves values undefined that do not fit; cvttss2si then gives INT_MIN, whose low byte is 0.
-    """
-    return int(x) & 0xFF if -(2.0**31) <= x < 2.0**31 else 0
-
-
-def int8(x: float) -> int:
-    byte = low_byte(x)
-    return byte - 256 if byte > 127 else byte
-
-
-def roundf(x: float) -> float:
-    """C's roundf: half away from zero. x ± 0.5 is exact in a double for every float32 that has a fraction."""
-    if not math.isfinite(x) or abs(x) >= 2.0**23:
-        return x
-    return math.copysign(math.floor(abs(x) + 0.5), x)
-
-
-def extreme(values: list[float]) -> float:
-    """Return the first value of the greatest magnitude, signed; +0 if all are zero."""
-    magnitude, extreme = 0.0, 0.0
-    for v in values:
-        if magnitude < abs(v):
-            magnitude, extreme = abs(v), v
-    return extreme
-
-
-def magnitude(values: list[float]) -> float:
-    return abs(extreme(values))
-
-
-def least_and_greatest(values: list[float]) -> tuple[float, float]:
-    """Return the least and the greatest value; of equal ones the first, which distinguishes -0 from +0."""
-    low, high = _FLT_MAX, -_FLT_MAX
-    for v in values:
-        if v < low:
-            low = v
-        if v > high:
-            high = v
-    return low, high
-
-
 def five_bits(qh: int, qs: bytes) -> list[int]:
     codes = []
     for j in range(QK):
         nibble = qs[j] % 16 if j < 16 else qs[j - 16] // 16
         codes.append(nibble + 16 * (qh // 2**j % 2))
     return codes
-
-
-def pack_five_bits(q: list[int]) -> bytes:
-    qh = sum(1 << j for j in range(QK) if q[j] & 16)
-    return struct.pack("<I", qh) + bytes(q[j] % 16 + q[j + 16] % 16 * 16 for j in range(16))
-
-
-def codes_of_eight_bits(values: list[float]) -> tuple[float, list[int]]:
-    d = f32(magnitude(values) / 127)
-    factor = inverse(d)
-    return d, [int8(roundf(times(v, factor))) for v in values]
 
 
 def field_of_byte(byte: int, low: int, width: int) -> int:

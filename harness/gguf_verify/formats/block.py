@@ -88,7 +88,6 @@ class BlockFormat:
         encode_values: `float32[..., block_size] -> blocks`, llama.cpp's reference quantizer, bit for bit; None if only
             llama.cpp itself quantizes to the type.
         slow_decode: one block's bytes → its values, in plain Python, which shares nothing with the rest: see `_slow`.
-        slow_encode: the values of a block → its bytes, likewise; None if `encode_values` is.
         group: values that share a scale: 16, 32 or the whole block.
         low: the smallest code.
         zero: the zero point that is part of the codes: the file holds code + zero. Some code multiplies that and
@@ -111,7 +110,6 @@ class BlockFormat:
     bits: int
     read_codes: Callable[[Structs], Codes]
     slow_decode: Callable[[bytes], list[float]]
-    slow_encode: Callable[[list[float]], bytes] | None = None
     encode_values: Callable[[Floats], Bytes] | None = None
     file_type: int | None = None
     not_quantized_alone: str = ""

@@ -26,14 +26,6 @@ def _slow_decode(raw: bytes) -> list[float]:
     return [slow.times(b % 16 - 8, d) for b in qs] + [slow.times(b // 16 - 8, d) for b in qs]
 
 
-def _slow_encode(values: list[float]) -> bytes:
-    """quantize_row_q4_0_ref"""
-    d = slow.f32(slow.extreme(values) / -8)
-    inverse = slow.inverse(d)
-    q = [min(15, slow.int8(slow.plus(slow.times(v, inverse), 8.5))) & 0xFF for v in values]
-    return slow.half(d) + bytes((q[j] | q[j + 16] << 4) & 0xFF for j in range(16))
-
-
 Q4_0 = BlockFormat(
     name="Q4_0",
     type_id=2,
@@ -46,6 +38,5 @@ Q4_0 = BlockFormat(
     read_codes=read_nibbles,
     encode_values=_encode,
     slow_decode=_slow_decode,
-    slow_encode=_slow_encode,
     llama=LlamaProducts(cpu="q8_0_cpu", mmvq="q8_1", mmq="mmq"),
 )

@@ -28,15 +28,6 @@ def _slow_decode(raw: bytes) -> list[float]:
     return [slow.plus(slow.times(q, d), m) for q in codes]
 
 
-def _slow_encode(values: list[float]) -> bytes:
-    """quantize_row_q4_1_ref"""
-    low, high = slow.least_and_greatest(values)
-    d = slow.f32(slow.plus(high, -low) / 15)
-    inverse = slow.inverse(d)
-    q = [min(15, slow.int8(slow.plus(slow.times(slow.plus(v, -low), inverse), 0.5))) & 0xFF for v in values]
-    return slow.half(d) + slow.half(low) + bytes((q[j] | q[j + 16] << 4) & 0xFF for j in range(16))
-
-
 Q4_1 = BlockFormat(
     name="Q4_1",
     type_id=3,
@@ -48,6 +39,5 @@ Q4_1 = BlockFormat(
     read_codes=read_nibbles,
     encode_values=_encode,
     slow_decode=_slow_decode,
-    slow_encode=_slow_encode,
     llama=LlamaProducts(cpu="q8_1_cpu", mmvq="q8_1_half", mmq="mmq"),
 )

@@ -29,15 +29,6 @@ def _slow_decode(raw: bytes) -> list[float]:
     return [slow.times(q - 16, d) for q in slow.five_bits(qh, raw[6:22])]
 
 
-def _slow_encode(values: list[float]) -> bytes:
-    """quantize_row_q5_0_ref"""
-    d = slow.f32(slow.extreme(values) / -16)
-    inverse = slow.inverse(d)
-    return slow.half(d) + slow.pack_five_bits(
-        [min(31, slow.int8(slow.plus(slow.times(v, inverse), 16.5))) & 0xFF for v in values]
-    )
-
-
 Q5_0 = BlockFormat(
     name="Q5_0",
     type_id=6,
@@ -50,6 +41,5 @@ Q5_0 = BlockFormat(
     read_codes=read_nibbles_and_fifth_bits,
     encode_values=_encode,
     slow_decode=_slow_decode,
-    slow_encode=_slow_encode,
     llama=LlamaProducts(cpu="q8_0_cpu", mmvq="q8_1", mmq="mmq_d4"),
 )

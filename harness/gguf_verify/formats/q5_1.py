@@ -30,15 +30,6 @@ def _slow_decode(raw: bytes) -> list[float]:
     return [slow.plus(slow.times(q, d), m) for q in slow.five_bits(qh, raw[8:24])]
 
 
-def _slow_encode(values: list[float]) -> bytes:
-    """quantize_row_q5_1_ref: the only one that casts to uint8_t without clamping."""
-    low, high = slow.least_and_greatest(values)
-    d = slow.f32(slow.plus(high, -low) / 31)
-    inverse = slow.inverse(d)
-    codes = [slow.low_byte(slow.plus(slow.times(slow.plus(v, -low), inverse), 0.5)) for v in values]
-    return slow.half(d) + slow.half(low) + slow.pack_five_bits(codes)
-
-
 Q5_1 = BlockFormat(
     name="Q5_1",
     type_id=7,
@@ -50,6 +41,5 @@ Q5_1 = BlockFormat(
     read_codes=read_nibbles_and_fifth_bits,
     encode_values=_encode,
     slow_decode=_slow_decode,
-    slow_encode=_slow_encode,
     llama=LlamaProducts(cpu="q8_1_cpu", mmvq="q8_1_half", mmq="mmq"),
 )

@@ -27,12 +27,6 @@ def _slow_decode(raw: bytes) -> list[float]:
     return [slow.times(q, d) for q in struct.unpack_from("<32b", raw, 2)]
 
 
-def _slow_encode(values: list[float]) -> bytes:
-    """quantize_row_q8_0_ref"""
-    d, q = slow.codes_of_eight_bits(values)
-    return slow.half(d) + struct.pack("<32b", *q)
-
-
 Q8_0 = BlockFormat(
     name="Q8_0",
     type_id=8,
@@ -44,7 +38,6 @@ Q8_0 = BlockFormat(
     read_codes=read_bytes,
     encode_values=_encode,
     slow_decode=_slow_decode,
-    slow_encode=_slow_encode,
     llama=LlamaProducts(cpu="q8_0_cpu", mmvq="q8_1", mmq="mmq_d4"),
     activations=True,
 )

@@ -37,12 +37,6 @@ def _slow_decode(raw: bytes) -> list[float]:
     return [slow.times(q, d) for q in struct.unpack_from("<32b", raw, 4)]
 
 
-def _slow_encode(values: list[float]) -> bytes:
-    """quantize_row_q8_1_ref: s = half(Σq·d), with d before its rounding to half"""
-    d, q = slow.codes_of_eight_bits(values)
-    return slow.half(d) + slow.half(slow.times(sum(q), d)) + struct.pack("<32b", *q)
-
-
 Q8_1 = BlockFormat(
     name="Q8_1",
     type_id=9,
@@ -53,6 +47,5 @@ Q8_1 = BlockFormat(
     read_codes=read_bytes,
     encode_values=_encode,
     slow_decode=_slow_decode,
-    slow_encode=_slow_encode,
     activations=True,
 )

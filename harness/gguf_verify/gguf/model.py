@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from ..results import FileInfo
+from ..results.environment import FileInfo
 from ..support.command_line import cores
 from ..support.errors import HarnessError, MalformedFile
 from ..support.text import printable

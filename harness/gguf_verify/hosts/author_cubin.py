@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ..results import NOT_COMPILED
+from ..results.environment import NOT_COMPILED
 from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault
 from . import nvcc, nvrtc

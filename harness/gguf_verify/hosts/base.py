@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, KernelFinding
 from .compilation import Author, Compilation

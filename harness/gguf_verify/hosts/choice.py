@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.near import nearest
 from ..support.registry import members

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from ..support.text import printable
 from . import findings

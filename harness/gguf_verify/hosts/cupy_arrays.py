@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, UsageError
 from .cupy_host import CupyHost, gpu_fault, room

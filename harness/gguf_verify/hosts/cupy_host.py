@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support.arrays import Library, register
 from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault, KernelFault

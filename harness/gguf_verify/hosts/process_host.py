@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..processes.child import Spawned
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support import protocol
 from ..support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding, NotRun
 from ..support.records import record

@@ -22,7 +22,6 @@ _TYPES = {
 }  # fmt: skip
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "lo", "ls", "hi", "hs", "equ", "neu", "ltu", "leu", "gtu", "geu"}
 _ROUNDINGS = {"rn", "rz", "rm", "rp", "rni", "rzi", "rmi", "rpi", "rna"}
-_REGISTER = re.compile(r"[A-Za-z_$][\w$]*|%[A-Za-z_][\w.]*")
 _SPECIAL = {
     "%laneid": "::cuda_on_cpu::lane()", "%warpid": "::cuda_on_cpu::ptx::thread() / 32", "%clock": "(uint32_t)clock64()",
     "%clock64": "clock64()", "%globaltimer": "clock64()", "%warpsize": "32", "WARP_SZ": "32", "%nsmid": "1",

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..processes.child import Spawned
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support import scratch
 from ..support.errors import KernelFault, KernelFinding
 from . import compute_sanitizer, findings

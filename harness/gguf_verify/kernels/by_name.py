@@ -8,7 +8,7 @@ from typing import Any
 
 from ..hosts.base import Host
 from ..hosts.choice import in_its_process, make_host
-from ..results import Options
+from ..results.options import Options
 from ..support.errors import UsageError
 from ..support.near import nearest
 from .families import FAMILIES

@@ -14,7 +14,7 @@ from ..formats import BlockFormat, WeightFormat
 from ..hosts.base import Host, Source, Written
 from ..hosts.schedule import Schedule
 from ..processes.sandbox import Sandbox
-from ..results import HostInfo, OpenedFiles
+from ..results.environment import HostInfo, OpenedFiles
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS
 from ..semantics.order import Order

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from ..formats import BlockFormat
 from ..hosts.base import Grid, Host, Source
 from ..hosts.tables import headers
-from ..results import HostInfo
+from ..results.environment import HostInfo
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from .interface import Weights

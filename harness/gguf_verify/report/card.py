@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from ..results import CULPRITS, Report
+from ..results.failures import CULPRITS
+from ..results.report import Report
 from ..support.text import printable
-from . import grid, scene, shades
+from . import grid, run_words, scene, shades
 from .grid import Grid
 from .heat_map import mark_of
 from .scene import Box, Frame, Item, Line, Scene, Words, shortened, text_width
-from .shades import rank, short
+from .shades import short
 from .writer import Form, Kind, Writer
 
 WIDTH, HEIGHT, MARGIN = 1200, 630, 56
@@ -23,7 +24,6 @@ WIDTH, HEIGHT, MARGIN = 1200, 630, 56
 _MAP = (700, 250, 444, 236)
 #: The width of what stands left of it.
 _LEFT = 600
-_LEVELS = {"verified": "good", "mismatch": "bad"}
 #: The rungs, as a card names them, also where they were not run.
 _RUNGS = ("bytes", "blocks", "layers", "tokens")
 
@@ -31,7 +31,8 @@ _RUNGS = ("bytes", "blocks", "layers", "tokens")
 def card(report: Report) -> Scene:
     """The card as a scene."""
     made = Scene(width=WIDTH, height=HEIGHT)
-    level = _LEVELS.get(report.verdict, "warn")
+    # on random data a kernel is verified for no model
+    level = "warn" if report.verdict == "verified on drawn data" else shades.level(report.verdict)
     made.add(_head(report, level))
     made.add(_facts(report))
     made.add(_skipped(report))
@@ -43,7 +44,7 @@ def card(report: Report) -> Scene:
 def _head(report: Report, level: str) -> Iterator[Item]:
     yield Box(0, 0, WIDTH, 176, f"{level}-fill")
     yield Box(0, 172, WIDTH, 4, level)
-    word, most = report.headline, 84.0
+    word, most = run_words.headline(report), 84.0
     while text_width(word, most, True, False) > WIDTH - 2 * MARGIN - 150:
         most -= 2
     yield Words(MARGIN, 100, word, tone=level, size=most, bold=True, mono=False)
@@ -79,8 +80,8 @@ def _said(report: Report) -> str:
 
 def _worst(report: Report) -> float | None:
     """The kernel's largest utilisation in any rung."""
-    found = [w.utilisation for rung in report.rungs for w in rung.worst.values() if w.of_kernel]
-    return max(found, key=rank, default=None)
+    found = run_words.worst(report)
+    return None if found is None else found[0].utilisation
 
 
 def _facts(report: Report) -> Iterator[Item]:
@@ -240,14 +241,14 @@ def told(report: Report) -> str:
     e = report.environment
     kernel = f"kernel {e.kernel.name}" if report.kernel_ran else "no kernel"
     skipped = ", ".join(check.title for check in report.skipped) or "nothing"
-    return f"{report.headline}: {printable(e.file.path.rpartition('/')[2], 100)}, {kernel}. " + (
+    return f"{run_words.headline(report)}: {printable(e.file.path.rpartition('/')[2], 100)}, {kernel}. " + (
         f"{_said(report)}. It holds for {_holds(report)}. Skipped: {skipped}."
     )
 
 
 def _render(report: Report, form: Form) -> str | bytes:
     made = card(report)
-    title = f"gguf-verify: {report.headline}"
+    title = f"gguf-verify: {run_words.headline(report)}"
     if form.suffix == ".png":
         return scene.png(made, title, scale=1)
     return scene.svg(made, title, told(report), dark=False)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from ..results import OutputMap, Report, RungResult
+from ..results.products import OutputMap
+from ..results.report import Report
+from ..results.rungs import RungResult
 from ..support.text import printable
 from .shades import is_wrong, shade, short
 

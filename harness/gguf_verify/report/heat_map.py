@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..results import Report
+from ..results.report import Report
 from ..support.errors import EnvironmentFault
 from . import scene, shades
 from .grid import Cell, Grid, Region, of_run

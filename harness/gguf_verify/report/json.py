@@ -1,9 +1,9 @@
 """Reports as JSON: the same facts as at the terminal, and every record behind them.
 
-A run's report is schema 4, `schemas/run.schema.json`: the fields of `gguf_verify.results.Report` by their names, and
-before them `schema`, `verdict`, `words` (the headline), `exit_code`, `culprits` (who is at fault → for how much) and
-`checks` (what became of each class of checks); each rung's `verdict` stands before its fields. A night's is schema 4,
-`schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's and a judgement's are schema 1: see the
+A run's report is schema 4, `schemas/run.schema.json`: the fields of `gguf_verify.results.report.Report` by their names,
+and before them `schema`, `verdict`, `words` (the headline), `exit_code`, `culprits` (who is at fault → for how much)
+and `checks` (what became of each class of checks); each rung's `verdict` stands before its fields. A night's is schema
+4, `schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's and a judgement's are schema 1: see the
 functions below.
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from a file are not escaped; bytes
@@ -21,7 +21,7 @@ import msgspec
 
 from ..backend_results import GRAPH_SCHEMA
 from ..bisection_results import BISECTION_SCHEMA
-from ..results import SCHEMA_VERSION
+from ..results.report import SCHEMA_VERSION
 from ..support.plain import plain
 from ..support.text import ELLIPSIS
 from .writer import Form, Kind, Writer
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ..captured import Judged
     from ..gguf.records import Range
     from ..identification import IdentifyHeader, IdentifyReport
-    from ..results import Report
+    from ..results.report import Report
 
 #: Of audits, x-rays and identifications.
 _OTHER_VERSION = 1

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult
+from ..results.diagnoses import LocatedDiagnosis
+from ..results.failures import CULPRITS, Failure
+from ..results.report import Report
 from ..support.command_line import repeat, shown
 from ..support.text import printable
+from . import run_words
 
 #: Lines of a message, and of the diagnosis in it; characters of a line, but for the command.
 MOST_LINES, _MOST_DIAGNOSIS, _WIDTH = 15, 4, 200
@@ -121,21 +124,10 @@ class _Wrong:
 
 
 def _values(f: Failure) -> Iterator[str]:
-    if f.got is not None and f.expected is not None:
-        line = f"  got {f.got:.9g}, expected {f.expected:.9g}"
-        line += "" if f.bound is None else f", bound {f.bound:.3g}"
-        yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
+    if numbers := run_words.numbers(f):
+        yield f"  {numbers}"
     if f.block_hex is not None:
         part = f" of part {f.part + 1}" if f.part else ""
         digits = f.block_hex[:_HEX_DIGITS] + ("…" if len(f.block_hex) > _HEX_DIGITS else "")
         at = "" if f.byte_offset is None else f" at byte {f.byte_offset} ({f.byte_offset:#x}){part}"
         yield f"  block {f.block} of row {f.row}{at}: {digits}"
-
-
-def line_of_rung(rung: RungResult) -> str:
-    """A rung in a line."""
-    worst = rung.worst_utilisation
-    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
-    said = f"RungResult {rung.name}: {rung.outcome}, checked {checked}"
-    said += "" if worst is None else f", worst utilisation {worst:.3g}"
-    return said + (f", {rung.n_failures:,} failures" if rung.n_failures else "")

@@ -14,7 +14,9 @@ from typing import Any, get_args
 import msgspec
 
 from ..checks import Check
-from ..results import CULPRITS, MAX_FAILURES, MAX_HEX_BYTES, SCHEMA_VERSION, Report, ReportVerdict, RungVerdict
+from ..results.failures import CULPRITS, MAX_HEX_BYTES
+from ..results.report import SCHEMA_VERSION, Report, ReportVerdict
+from ..results.rungs import MAX_FAILURES, RungVerdict
 
 SCHEMAS = Path(__file__).parent / "schemas"
 PATH, NIGHT_PATH = SCHEMAS / "run.schema.json", SCHEMAS / "nightly.schema.json"

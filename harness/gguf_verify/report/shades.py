@@ -83,3 +83,15 @@ def css(dark: bool = True) -> str:
 def rank(value: float | None) -> float:
     """For sorting: what is not a number is worse than any number, nothing is better."""
     return -1.0 if value is None else float("inf") if value != value else value
+
+
+#: Verdicts, outcomes and severities → level; the others are "warn".
+_LEVELS = {
+    **dict.fromkeys(("passed", "verified", "verified on drawn data", "clean", "note"), "good"),
+    **dict.fromkeys(("failed", "mismatch", "wrong", "refused", "error"), "bad"),
+}
+
+
+def level(verdict: str) -> str:
+    """How good a verdict, an outcome or a severity is: "good", "warn" or "bad"."""
+    return _LEVELS.get(verdict, "warn")

@@ -1,7 +1,7 @@
-"""What a report writer is, and the registry of all of them.
+"""The record of a report writer, and the registry of all of them.
 
-A writer is one module of this package (or one subpackage) that defines one `Writer` record. Its flag appears at every
-command whose result it can write.
+A writer is a `Writer` record that a module of this package defines. Its flag appears at every command whose result it
+can write.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class Writer:
 
 @cache
 def writers(kind: Kind | None = None) -> tuple[Writer, ...]:
-    """Every writer, or every one that can write a kind of result; by the name of its module."""
-    return tuple(w for w in members(__package__ or "", Writer) if kind is None or kind in w.renders)
+    """Every writer, or every one that can write a kind of result: that of standard output, then by flag."""
+    found = sorted(members(__package__ or "", Writer), key=lambda w: w.flag or "")
+    return tuple(w for w in found if kind is None or kind in w.renders)
 
 
 def terminal(kind: Kind, result: Any, form: Form) -> str:

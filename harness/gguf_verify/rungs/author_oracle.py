@@ -23,7 +23,8 @@ import numpy.typing as npt
 from ..diagnosis.identify import definitions
 from ..formats import BlockFormat, ElementFormat, WeightFormat
 from ..gguf.file import Tensor
-from ..results import Failure, RungResult
+from ..results.failures import Failure
+from ..results.rungs import RungResult
 from ..semantics.accumulation import IN_FLOAT32
 from ..semantics.definition import Oracle, Semantics
 from ..semantics.exact import product

@@ -31,7 +31,11 @@ from ..formats.q8_1 import Q8_1
 from ..gguf.file import Tensor
 from ..gguf.matrices import label, may_be_matrix
 from ..llama import Evaluation, LlamaRefused
-from ..results import Call, Failure, PartialResult, RungResult, Sampled, TensorBlocks
+from ..results.calls import Call
+from ..results.failures import Failure
+from ..results.margins import Sampled
+from ..results.products import TensorBlocks
+from ..results.rungs import PartialResult, RungResult
 from ..semantics.cuda import NoDefinition
 from ..semantics.definition import Semantics
 from ..semantics.elements import round_to

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ..results import spent_words
+from ..results.options import spent_words
 
 
 class BudgetSpent(Exception):

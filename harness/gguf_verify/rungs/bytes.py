@@ -25,7 +25,9 @@ from ..gguf.records import Finding, capped
 from ..kernels.foreign.api import COMPUTES
 from ..llama.builds import path_of
 from ..llama.installed import why_missing
-from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
+from ..results.failures import MAX_HEX_BYTES, Failure
+from ..results.products import TensorBytes
+from ..results.rungs import MAX_FAILURES, RungResult
 from ..support.errors import Culprit
 from .course import in_order
 from .interface import Rung

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..checks import ALONE
-from ..results import Call, RungResult
+from ..results.calls import Call
+from ..results.rungs import RungResult
 from ..support.errors import KernelFault
 from .run import Run
 

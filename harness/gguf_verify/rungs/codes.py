@@ -23,7 +23,9 @@ from ..gguf.matrices import may_be_matrix
 from ..hosts.schedule import Schedule
 from ..kernels.tasks import Quantizer
 from ..llama import Evaluation, LlamaRefused
-from ..results import MAX_HEX_BYTES, Call, Failure, RungResult
+from ..results.calls import Call
+from ..results.failures import MAX_HEX_BYTES, Failure
+from ..results.rungs import RungResult
 from ..semantics.dequantization import rounded_float32
 from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
 from ..support.errors import KernelFault, NotRun, NotTried

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..gguf.file import Tensor
-from ..results import RungResult
+from ..results.rungs import RungResult
 from ..support.progress import under_way
 
 if TYPE_CHECKING:

@@ -29,7 +29,9 @@ from ..kernels.interface import Candidate
 from ..llama import Evaluation, Gemm, Llama, LlamaRefused
 from ..llama.answers import Started
 from ..llama.backends import Backend
-from ..results import DrawnData, DrawnProduct, FileInfo, Options
+from ..results.environment import FileInfo
+from ..results.options import Options
+from ..results.products import DrawnData, DrawnProduct
 from ..semantics.definition import Semantics
 from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
 from ..support import scratch

@@ -21,7 +21,11 @@ from ..formats.q8_1 import Q8_1
 from ..gguf.file import Tensor
 from ..kernels.domain import EVERYTHING, Domain, Extent
 from ..kernels.interface import Kernel, Weights
-from ..results import Call, Failure, RungResult, Side, TypeEnvelope
+from ..results.calls import Call
+from ..results.failures import Failure
+from ..results.margins import Side
+from ..results.products import TypeEnvelope
+from ..results.rungs import RungResult
 from ..semantics.order import Order
 from ..semantics.sums import Product
 from ..support.arrays import get

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ..formats import BlockFormat, WeightFormat
 from ..gguf.file import Tensor
-from ..results import RungResult
+from ..results.rungs import RungResult
 from ..semantics.definition import Semantics
 from ..semantics.exact import each_block, product
 from ..semantics.order import Order

@@ -25,7 +25,10 @@ from ..hosts.schedule import Schedule
 from ..kernels.experts import Taken
 from ..kernels.interface import Kernel
 from ..kernels.routing import ROUTINGS, Routing, routed
-from ..results import Call, Failure, RungResult, Side
+from ..results.calls import Call
+from ..results.failures import Failure
+from ..results.margins import Side
+from ..results.rungs import RungResult
 from ..semantics.drawn import keys_of_slots
 from ..semantics.exact import product
 from ..semantics.gates import judge

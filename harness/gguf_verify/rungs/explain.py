@@ -17,7 +17,10 @@ from ..diagnosis.replay import diagnose_kernel
 from ..diagnosis.seen import name_of
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
-from ..results import LIMIT, OWN, Call, LocatedDiagnosis, OutOfRange, OutputMap, RungResult
+from ..results.calls import LIMIT, OWN, Call
+from ..results.diagnoses import LocatedDiagnosis, OutOfRange
+from ..results.products import OutputMap
+from ..results.rungs import RungResult
 from ..semantics.definition import Semantics
 from ..semantics.exact import product
 from ..semantics.gates import judge

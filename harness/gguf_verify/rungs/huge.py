@@ -33,7 +33,10 @@ from ..hosts.memory import POISON
 from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
 from ..kernels.launches import Launched, Needs, Repeated, SparseProduct, needed, possible_needs, prime
-from ..results import Call, Failure, FaultMatch, LocatedDiagnosis, RungResult
+from ..results.calls import Call
+from ..results.diagnoses import FaultMatch, LocatedDiagnosis
+from ..results.failures import Failure
+from ..results.rungs import RungResult
 from ..semantics.definition import Semantics
 from ..semantics.epilogue import Epilogue
 from ..semantics.exact import product

@@ -17,7 +17,8 @@ from ..gguf.file import Tensor
 from ..hosts.memory import POISON
 from ..kernels.domain import Domain, Extent
 from ..kernels.launches import LargeCall
-from ..results import Call, Failure
+from ..results.calls import Call
+from ..results.failures import Failure
 from ..support.errors import EnvironmentFault, KernelFault
 from ..support.text import printable
 from .huge import BlocksAlone

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..results import RungResult
+from ..results.rungs import RungResult
 from .run import Run
 
 

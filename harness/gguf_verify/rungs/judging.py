@@ -14,7 +14,10 @@ from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..hosts.memory import POISON
 from ..llama.backends import Backend
-from ..results import MAX_HEX_BYTES, OWN, Call, Closer, Failure, RungResult, Side
+from ..results.calls import OWN, Call
+from ..results.failures import MAX_HEX_BYTES, Failure
+from ..results.margins import Closer, Side
+from ..results.rungs import RungResult
 from ..semantics.definition import Semantics
 from ..semantics.gates import Judgement, judge
 from ..semantics.order import Order

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..results import OWN, PartialResult, RungResult
+from ..results.calls import OWN
+from ..results.rungs import PartialResult, RungResult
 from .explain import Explanations
 from .run import Run
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..kernels.domain import Domain
-from ..results import RungResult
+from ..results.rungs import RungResult
 from .plan import PLANNED, near
 
 #: M, N and K, and why CUDA refuses one of the launches of such a product; None where it makes all.

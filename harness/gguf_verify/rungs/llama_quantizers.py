@@ -11,7 +11,8 @@ import numpy.typing as npt
 from ..gguf.file import Tensor
 from ..gguf.matrices import where
 from ..llama.backends import Backend
-from ..results import Failure, RungResult
+from ..results.failures import Failure
+from ..results.rungs import RungResult
 from ..semantics.definition import Semantics
 from ..semantics.fast_math import Agreement, compare_activations
 from .run import Run

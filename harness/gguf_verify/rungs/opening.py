@@ -13,7 +13,7 @@ from ..gguf.model import Model, open_model
 from ..hosts.base import Host
 from ..kernels.by_name import further, open_kernel
 from ..kernels.interface import Candidate
-from ..results import Options
+from ..results.options import Options
 from ..support.progress import Steps
 from .drawn import Drawn, drawn_run
 from .run import Run, matches

@@ -22,7 +22,10 @@ from ..formats import BlockFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, rows_of_matrix, where
 from ..kernels.tasks import Packed, Repacker
-from ..results import MAX_HEX_BYTES, Call, Failure, RungResult, TensorValues
+from ..results.calls import Call
+from ..results.failures import MAX_HEX_BYTES, Failure
+from ..results.products import TensorValues
+from ..results.rungs import RungResult
 from ..support.errors import KernelFault
 from ..support.text import printable
 from .calls import begin_alone, end_alone

@@ -24,7 +24,10 @@ from ..kernels.interface import Candidate
 from ..llama import Gemm, Llama
 from ..llama.backends import Backend, start
 from ..llama.process import FileRefused
-from ..results import Call, FileInfo, OpenedFiles, Options, RungResult
+from ..results.calls import Call
+from ..results.environment import FileInfo, OpenedFiles
+from ..results.options import Options
+from ..results.rungs import RungResult
 from ..semantics.definition import Semantics
 from ..semantics.definitions import llama_cpu_semantics
 from ..semantics.device import Device

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..results import RungResult, Sampled
+from ..results.margins import Sampled
+from ..results.rungs import RungResult
 from ..semantics.combinations import LIMIT, MISSED, Combinations
 from ..semantics.definition import Semantics
 from ..semantics.screen import bilinear

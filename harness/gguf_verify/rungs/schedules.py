@@ -21,7 +21,10 @@ from ..gguf.matrices import label, matrix_of
 from ..hosts.choice import HOSTS
 from ..hosts.schedule import Schedule
 from ..kernels.interface import Kernel
-from ..results import Call, Failure, Options, RungResult
+from ..results.calls import Call
+from ..results.failures import Failure
+from ..results.options import Options
+from ..results.rungs import RungResult
 from ..semantics.exact import product
 from ..semantics.gates import judge
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried

@@ -10,7 +10,7 @@ from ..gguf.model import Model
 from ..llama import Llama, LlamaRefused
 from ..llama.backends import Backend
 from ..llama.builds import path_of
-from ..results import Options
+from ..results.options import Options
 from ..support.errors import EnvironmentFault, UsageError
 from ..support.progress import progress_bar
 

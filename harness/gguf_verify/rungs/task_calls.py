@@ -16,7 +16,10 @@ from ..gguf.matrices import may_be_matrix
 from ..hosts.schedule import Schedule
 from ..kernels.domain import Domain
 from ..kernels.tasks import Task
-from ..results import Call, Failure, RungResult, TypeEnvelope
+from ..results.calls import Call
+from ..results.failures import Failure
+from ..results.products import TypeEnvelope
+from ..results.rungs import RungResult
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
 from ..support.text import printable
 from .calls import calling

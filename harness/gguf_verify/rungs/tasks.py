@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..results import PartialResult
+from ..results.rungs import PartialResult
 
 if TYPE_CHECKING:
     from .run import Run

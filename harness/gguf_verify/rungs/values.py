@@ -20,7 +20,10 @@ from ..formats import SLICE, BlockFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, where
 from ..kernels.tasks import Dequantizer
-from ..results import MAX_FAILURES, MAX_HEX_BYTES, Call, Failure, RungResult, TensorValues
+from ..results.calls import Call
+from ..results.failures import MAX_HEX_BYTES, Failure
+from ..results.products import TensorValues
+from ..results.rungs import MAX_FAILURES, RungResult
 from ..semantics.dequantization import BOUNDED, Expected, expected_values, fitting
 from ..semantics.epilogue import stored
 from ..support.text import printable

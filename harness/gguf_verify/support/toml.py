@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ _MOST_BYTES = 1 << 20
 #: msgspec's names of types → plain words.
 _TYPES = {
     "str": "a string", "int": "a whole number", "float": "a number", "bool": "true or false", "array": "a list",
-    "object": "a table",
+    "object": "a table", "date": "a date",
 }  # fmt: skip
 
 
@@ -41,19 +40,22 @@ def typed(value: Any, kind: Any, place: str) -> Any:
     """Convert a value of the file to `kind`. Raises Mistake that names the key."""
     before = f"{place}." if place else ""
     if isinstance(value, dict) and hasattr(kind, "__struct_fields__"):
-        known = [entry.encode_name for entry in msgspec.structs.fields(kind)]
+        fields = {entry.encode_name: entry for entry in msgspec.structs.fields(kind)}
         for key in value:
-            if key not in known:
-                raise Mistake(f"{before}{key}", f"unknown key; known keys: {', '.join(known)}")
+            if key not in fields:
+                raise Mistake(f"{before}{key}", f"unknown key; known keys: {', '.join(fields)}")
+    else:
+        fields = {}
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         what, _, key = str(error).partition(" - at `$.")
         key = key.rstrip("`")
-        if missing := re.fullmatch(r"Object missing required field `(.*)`", what):
-            raise Mistake(f"{before}{missing[1]}", "is missing") from None
-        expected = re.fullmatch(r"Expected `(\w+)[^`]*`(.*?)(, got `\w+`)?", what)
-        if expected:
-            what = f"must be {_TYPES.get(expected[1], expected[1])}{expected[2]}"
+        missing = [name for name, entry in fields.items() if entry.required and name not in value]
+        if missing and not key:
+            raise Mistake(f"{before}{missing[0]}", "is missing") from None
+        what = what.partition(", got `")[0].replace(" | null`", "`")
+        for name, words in _TYPES.items():
+            what = what.replace(f"Expected `{name}`", f"must be {words}")
         found = value.get(key.partition("[")[0]) if key else value
         raise Mistake(f"{before}{key}" if key else place, f"{what}, is {printable(repr(found), 60)}") from None

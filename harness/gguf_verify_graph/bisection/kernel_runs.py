@@ -16,7 +16,7 @@ from pathlib import Path
 from gguf_verify.bisection_results import FirstFailure, Tried
 from gguf_verify.hosts.nvrtc import CHOICE
 from gguf_verify.processes.commands import Processes
-from gguf_verify.results import Report
+from gguf_verify.results.report import Report
 from gguf_verify.support.errors import EnvironmentFault, say
 from gguf_verify.support.text import printable
 from gguf_verify_nightly.compilers import Compilers

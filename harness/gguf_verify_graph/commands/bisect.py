@@ -22,7 +22,7 @@ from gguf_verify.cli.common import (
 from gguf_verify.cli.files import check_outputs, files_of
 from gguf_verify.cli.verify import build_parser as verify_parser
 from gguf_verify.report.writer import Kind, writers
-from gguf_verify.results import DEFAULT_PROMPT
+from gguf_verify.results.options import DEFAULT_PROMPT
 from gguf_verify.support.cache import cache_dir
 from gguf_verify.support.errors import UsageError, say
 from gguf_verify.support.text import printable

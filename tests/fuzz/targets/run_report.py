@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gguf_verify.read_report import UnreadableReport, from_json, graph_from_json, read_graph, read_report
-from gguf_verify.results import Report
+from gguf_verify.results.report import Report
 from gguf_verify.support.plain import plain
 from tests.fuzz import mutations
 from tests.fuzz.target import Target

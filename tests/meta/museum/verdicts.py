@@ -10,7 +10,8 @@ from typing import Literal
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.verification import verify
 from tests.meta.museum.collection import Exhibit
 from tests.support.tools import FIXTURES

@@ -15,7 +15,9 @@ from gguf_verify.diagnosis import FAULTS, Diagnosis, diagnose
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.model import open_model
-from gguf_verify.results import Failure, FaultMatch, RungResult
+from gguf_verify.results.diagnoses import FaultMatch
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.support.paths import kernel_root
 from tests.support.tools import FIXTURES
 from tools.measure.__main__ import main

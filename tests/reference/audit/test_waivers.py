@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gguf_verify import verify
-from gguf_verify.report import markdown
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results import Options
+from gguf_verify.report.writers import MARKDOWN
+from gguf_verify.results.options import Options
 from tests.support.audits import TINY, ids, run
 from tests.support.shown import json_of, text_of
 from tests.support.tools import TamperedKernel, block_bytes, command_here, patched_block
@@ -47,7 +47,7 @@ def test_a_finding_is_waived_until_its_day(infinite: Path, tmp_path: Path) -> No
     made = json_of(Kind.AUDIT, waived)
     assert [f["waived"] for f in made["findings"] if f["severity"] == "error"] == [True]
     assert made["waivers"][0]["state"] == "applied"
-    assert "Clean with 1 waived finding" in str(markdown.WRITER.renders[Kind.AUDIT](waived, Form()))
+    assert "Clean with 1 waived finding" in str(MARKDOWN.renders[Kind.AUDIT](waived, Form()))
     late = run(infinite, readers=False, digest=False, waivers=path, today=date(2027, 1, 1))
     assert (late.exit_code, late.waivers[0].state) == (1, "expired")
     number = "-".join(wrong.id.split("-")[:2])

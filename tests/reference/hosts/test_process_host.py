@@ -20,7 +20,7 @@ from gguf_verify.hosts.process_host import ProcessHost
 from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.support.errors import EnvironmentFault, KernelFault
 from gguf_verify.verification import verify
 from tests.support.processes import children, gone, wait_until

@@ -16,7 +16,8 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Gemm, Llama
 from gguf_verify.llama.answers import Started
 from gguf_verify.llama.backends import BACKENDS, kind_of, start
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics.cuda import NoDefinition
 from gguf_verify.semantics.definitions.f32 import F32

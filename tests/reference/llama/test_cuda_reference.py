@@ -21,7 +21,8 @@ from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics

@@ -20,7 +20,10 @@ from gguf_verify.kernels.interface import Candidate, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
-from gguf_verify.results import Failure, Options, Report, RungResult
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.graph_uses import not_multiplied, why_not_checked
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.elements import element_product, exact_elements, round_to

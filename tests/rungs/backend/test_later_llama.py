@@ -13,7 +13,7 @@ import pytest
 
 from gguf_verify.backend_results import GraphOptions
 from gguf_verify.llama.builds import Build, find
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.verification import verify
 from gguf_verify_graph.verification import verify_graph
 from tests.support.needs import later_llama

@@ -18,7 +18,10 @@ from gguf_verify.cli.runs.live import Live
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results import Failure, Options, Report, RungResult
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import Run, Rung
 from gguf_verify.support.errors import Interrupted
 from gguf_verify.verification import Watcher, verify

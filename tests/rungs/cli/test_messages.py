@@ -16,7 +16,7 @@ from gguf_verify.hosts.cupy_host import gpu_fault
 from gguf_verify.kernels.families import FAMILIES
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.processes.sandbox import MODES
-from gguf_verify.results import CULPRITS
+from gguf_verify.results.failures import CULPRITS
 from gguf_verify.support.messages import MESSAGES
 from gguf_verify.support.near import nearest
 from tests.support.tools import FIXTURES, ROOT, command_here

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gguf_verify.pytest_plugin import _Model, _options
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.support.command_line import pattern_of
 from tests.support import records
 from tests.support.tools import FIXTURES, ROOT

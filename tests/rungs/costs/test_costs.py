@@ -11,7 +11,8 @@ import pytest
 from gguf_verify import verify
 from gguf_verify.costs import predictions
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options, QuantizationCosts
+from gguf_verify.results.costs import QuantizationCosts
+from gguf_verify.results.options import Options
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from tests.support import graphs
 from tests.support.tools import FIXTURES, assert_one_line, command_here

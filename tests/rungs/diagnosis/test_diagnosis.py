@@ -41,7 +41,7 @@ from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.semantics.cuda import llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS, llama_cpu_semantics

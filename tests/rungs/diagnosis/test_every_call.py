@@ -19,7 +19,9 @@ from gguf_verify.kernels.interface import Candidate
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import LocatedDiagnosis, Options, Report
+from gguf_verify.results.diagnoses import LocatedDiagnosis
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.overflow import LARGEST_HALF, largest_half, range_problem
 from gguf_verify.support.errors import FindingKind, KernelFinding

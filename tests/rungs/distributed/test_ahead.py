@@ -12,7 +12,8 @@ import gguf_verify.verification
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.llama.model import LoadedModel
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.verification import verify
 from tests.support.ahead import Ahead, told
 from tests.support.tools import FIXTURES, altered_kernel

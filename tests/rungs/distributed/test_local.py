@@ -16,7 +16,9 @@ from gguf_verify.distributed import local as module
 from gguf_verify.distributed.local import Processes, paying
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.hosts.choice import make_host
-from gguf_verify.results import Options, Report, RungResult
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.budget import Budget, BudgetSpent
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.rungs.run import Run

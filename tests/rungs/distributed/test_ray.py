@@ -26,7 +26,9 @@ from gguf_verify.gguf.model import open_model
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.report.json import of_audit, of_identification
-from gguf_verify.results import OpenedFiles, Options, Report
+from gguf_verify.results.environment import OpenedFiles
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.rungs.tasks import Step

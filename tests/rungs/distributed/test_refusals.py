@@ -14,7 +14,7 @@ from gguf_verify.cli import main
 from gguf_verify.distributed import identity, judges, runs, worker
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.kernels.by_name import open_kernel
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.rungs.run import Run
 from gguf_verify.support import scratch

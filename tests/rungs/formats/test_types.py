@@ -22,7 +22,7 @@ from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from tests.support.tools import TamperedKernel, patched_block
 from tests.support.typed_models import model_of
 

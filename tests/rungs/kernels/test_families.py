@@ -12,7 +12,8 @@ from gguf_verify.kernels.family import Family, FamilyOnHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.spec import KernelSpec, Problem
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.verification import verify
 from tests.support.tools import ROOT, altered_kernel
 

@@ -21,7 +21,9 @@ from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign import sources
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Failure, Options, RungResult
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.options import Options
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import explain
 from gguf_verify.support.errors import KernelFault, NotRun, UsageError
 from gguf_verify.verification import verify

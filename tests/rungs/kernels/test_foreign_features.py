@@ -12,7 +12,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.results import Report
+from gguf_verify.results.report import Report
 from gguf_verify.support.errors import KernelFinding, UsageError
 from tests.support.foreign_runs import EXAMPLES, multiplied, operands, verified
 

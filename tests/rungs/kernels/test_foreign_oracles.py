@@ -16,7 +16,7 @@ from gguf_verify.identification import identify_model
 from gguf_verify.kernels.foreign.api import Oracle
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import DEFAULT_PROMPT, Options
+from gguf_verify.results.options import DEFAULT_PROMPT, Options
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge

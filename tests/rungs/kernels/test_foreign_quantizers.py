@@ -12,7 +12,7 @@ from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Gemm
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Report
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.layers.activations import llama_activations
 from gguf_verify.semantics.definition import quantized_inside
 from gguf_verify.semantics.definitions import SEMANTICS

@@ -23,7 +23,9 @@ from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.kernels.tasks import Repacker
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Call, Options, RungResult
+from gguf_verify.results.calls import Call
+from gguf_verify.results.options import Options
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import RUNGS, Run, asked_rungs, codes, packing, rungs_for
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify

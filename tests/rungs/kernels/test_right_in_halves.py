@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.verification import verify

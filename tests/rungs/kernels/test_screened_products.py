@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gguf_verify.results import Report
+from gguf_verify.results.report import Report
 from gguf_verify.semantics import screen
 from gguf_verify.semantics.sums import Product
 from tests.support.foreign_runs import KERNELS, verified

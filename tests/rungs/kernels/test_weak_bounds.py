@@ -9,7 +9,7 @@ import pytest
 from gguf_verify.cli import main
 from gguf_verify.report import card, scene
 from gguf_verify.report.markdown.run import render
-from gguf_verify.results import Report
+from gguf_verify.results.report import Report
 from tests.support.foreign_runs import verified
 
 KERNELS = """

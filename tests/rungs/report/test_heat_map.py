@@ -18,7 +18,9 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.report.grid import of_run
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import MAX_HEX_BYTES, Options, Report
+from gguf_verify.results.failures import MAX_HEX_BYTES
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.judging import activations_of
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.verification import verify

@@ -15,7 +15,8 @@ from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.results import Call, RungResult
+from gguf_verify.results.calls import Call
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.layers import again
 from gguf_verify.rungs.layers.shapes import OTHER_M
 from tests.support.foreign_runs import EXAMPLES, verified

@@ -18,7 +18,9 @@ from gguf_verify.cli import main
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind, writers
-from gguf_verify.results import Options, Report, RungResult
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import Run
 from gguf_verify.rungs import bytes as bytes_rung
 from gguf_verify.rungs.budget import Budget

@@ -23,7 +23,8 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Candidate, Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.semantics.values import exact_weights
 from gguf_verify.support.errors import Culprit, EnvironmentFault, KernelFault, MalformedFile, NothingToVerify
 from gguf_verify.verification import verify

@@ -13,7 +13,8 @@ from gguf_verify import Shape, kernel
 from gguf_verify.formats.q4_0 import Q4_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.kernels.domain import EVERYTHING, Domain, Extent, domain_of
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.plan import in_words, plan
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify

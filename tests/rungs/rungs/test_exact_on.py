@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from gguf_verify import verify
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs import blocks, compiling, sampling
 from gguf_verify.rungs import run as run_module
 from gguf_verify.rungs.opening import open_run

@@ -9,7 +9,8 @@ import pytest
 
 from gguf_verify.llama import Gemm
 from gguf_verify.llama.model import LoadedModel
-from gguf_verify.results import Options, RungResult
+from gguf_verify.results.options import Options
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.budget import BudgetSpent
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.rungs.tokens import task as module

@@ -24,7 +24,9 @@ from gguf_verify.kernels.launch import Multiply
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.llama.gemms import TappedProduct
-from gguf_verify.results import Options, Report, RungResult
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.tokens import task
 from gguf_verify.support.errors import KernelFault, UsageError
 from gguf_verify.verification import verify

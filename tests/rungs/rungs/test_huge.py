@@ -26,7 +26,9 @@ from gguf_verify.kernels.launches import LargeCall, Launched, Lies, SparseProduc
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.kernels.site import Site
 from gguf_verify.kernels.spec import KernelSpec
-from gguf_verify.results import Call, Options, RungResult
+from gguf_verify.results.calls import Call
+from gguf_verify.results.options import Options
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.codes import _Codes
 from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.huge import BlocksAlone, HugeProbes

@@ -13,7 +13,7 @@ import pytest
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.llama import Llama
 from gguf_verify.llama.model import LoadedModel
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.verification import verify
 from tests.support.graphs import WIDTH, WIDTH_FF, dense_llama
 

@@ -17,7 +17,9 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.results import Failure, Options, Report
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.verification import verify
 from tests.support.kernel_inputs import PLAIN, TILED
 from tests.support.tools import (

@@ -19,7 +19,10 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.api import kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.results import Call, Failure, Options, Report
+from gguf_verify.results.calls import Call
+from gguf_verify.results.failures import Failure
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.support.command_line import pattern_of
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify

@@ -12,7 +12,8 @@ import pytest
 from gguf_verify.gguf.model import open_model
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs import blocks, sampling
 from gguf_verify.verification import verify
 from tests.support.shown import json_of, text_of

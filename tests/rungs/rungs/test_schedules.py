@@ -14,7 +14,8 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import Llama
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs.generated_inputs import any_blocks
 from gguf_verify.rungs.schedules import inputs
 from gguf_verify.semantics.encodings import ENCODINGS

@@ -16,7 +16,9 @@ from gguf_verify.certificates import NotACertificate, canonical, certify, check,
 from gguf_verify.certificates.check import Checked, Installed, compare
 from gguf_verify.certificates.read import MOST_BYTES, parse
 from gguf_verify.certificates.records import Project, Statement
-from gguf_verify.results import OpenedFiles, Report, WaiverUse
+from gguf_verify.results.environment import OpenedFiles
+from gguf_verify.results.failures import WaiverUse
+from gguf_verify.results.report import Report
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.sources import file_digest
 from tests.support.certificates import HERE, KERNEL, LIBRARIES, MODEL, RUNGS, files, materials, report, statement

@@ -16,10 +16,12 @@ from gguf_verify.costs.predictions import _Scores
 from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.gguf.model import open_model
 from gguf_verify.llama import LlamaRefused
-from gguf_verify.report import html, markdown
-from gguf_verify.report.html import costs as of_html
+from gguf_verify.report.html import charts
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results import FileInfo, GemmCost, QuantizationCosts, Report, TextCost
+from gguf_verify.report.writers import HTML, MARKDOWN
+from gguf_verify.results.costs import GemmCost, QuantizationCosts, TextCost
+from gguf_verify.results.environment import FileInfo
+from gguf_verify.results.report import Report
 from gguf_verify.support.errors import UsageError
 from tests.support.nights import HOSTILE, SCRIPT, run_result, validator
 from tests.support.shown import json_of, text_of
@@ -210,7 +212,7 @@ def test_json_holds_them_and_is_read_back() -> None:
 
 
 def test_a_model_card_holds_them() -> None:
-    made = markdown.WRITER.renders[Kind.RUN](reported(), Form())
+    made = MARKDOWN.renders[Kind.RUN](reported(), Form())
     assert isinstance(made, str)
     assert "| perplexity | 7.2500 | 6.5000 |" in made
     assert "| attn&#95;k | Q4&#95;0 | 1 | 0.75000 | 0.75000 | blk.0.attn&#95;k.weight |" in made
@@ -218,24 +220,24 @@ def test_a_model_card_holds_them() -> None:
 
 
 def test_a_page_shows_them_with_a_bar_for_each_layer() -> None:
-    page = html.WRITER.renders[Kind.RUN](reported(), Form())
+    page = HTML.renders[Kind.RUN](reported(), Form())
     assert isinstance(page, str)
     assert 'id="costs"' in page
     assert "blk.0: mean 0.5, largest 0.75 in blk.0.attn_k.weight" in page
-    assert 'id="costs"' not in str(html.WRITER.renders[Kind.RUN](run_result(), Form()))
+    assert 'id="costs"' not in str(HTML.renders[Kind.RUN](run_result(), Form()))
 
 
 def test_bars_are_as_high_as_their_means() -> None:
-    drawn = str(of_html.bars(reported().costs.by_layer))
+    drawn = str(charts.layer_costs(reported().costs.by_layer))
     heights = [float(h) for h in re.findall(r'<rect [^>]*height="([\d.]+)"', drawn)]
     assert heights[0] == pytest.approx(4 * heights[1], rel=1e-2)
-    assert of_html.bars([]) is None
+    assert charts.layer_costs([]) is None
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_stay_text(name: str) -> None:
     report = reported(name)
-    for writer in (markdown.WRITER, html.WRITER):
+    for writer in (MARKDOWN, HTML):
         made = str(writer.renders[Kind.RUN](report, Form()))
         assert SCRIPT not in made
         assert "\x1b" not in made

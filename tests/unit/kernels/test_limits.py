@@ -9,6 +9,7 @@ import pytest
 from gguf_verify.checks import scope_of
 from gguf_verify.kernels.domain import Domain, Extent, domain_of
 from gguf_verify.kernels.launches import Launched
+from gguf_verify.report.run_words import headline
 from gguf_verify.report.writer import Kind
 from gguf_verify.rungs.limits import Limit, Refusal, limit_of, record_limit
 from gguf_verify.support.errors import UsageError
@@ -61,7 +62,7 @@ def test_a_limit_is_a_size_of_the_domain() -> None:
 def test_a_limit_beyond_what_models_have_is_verified_up_to_there() -> None:
     report = run_result()
     record_limit(report.rungs[2], Limit("M", 65_535, "its grid is too large"), "Q4_0", "blk.0.attn_q.weight")
-    assert (report.exit_code, report.headline) == (0, "VERIFIED up to M = 65,535")
+    assert (report.exit_code, headline(report)) == (0, "VERIFIED up to M = 65,535")
     shown = text_of(Kind.RUN, report, width=80)
     assert shown.startswith("VERIFIED up to M = 65,535 in ")
     assert "limit: Q4_0: its grid is too large. It is verified up to M = 65,535" in " ".join(shown.split())

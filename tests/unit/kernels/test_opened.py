@@ -20,7 +20,7 @@ from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.processes.mapped import _mapped
 from gguf_verify.processes.sandbox import sandboxed
-from gguf_verify.results import OpenedFiles
+from gguf_verify.results.environment import OpenedFiles
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.sources import file_digest
 from tests.support.foreign_runs import operands

@@ -21,7 +21,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.kernels.foreign.declared import parse
 from gguf_verify.report.json import of_run
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs.drawn import Drawn
 from gguf_verify.support.errors import UsageError
 from gguf_verify.verification import verify

@@ -22,10 +22,10 @@ from gguf_verify.backend_results import (
 )
 from gguf_verify.llama.backends import on_card
 from gguf_verify.processes.commands import Ended
-from gguf_verify.report import junit
 from gguf_verify.report.html import page
 from gguf_verify.report.json import of_graph, of_night
 from gguf_verify.report.writer import Form, Kind
+from gguf_verify.report.writers import JUNIT
 from gguf_verify_nightly.compare import compare
 from gguf_verify_nightly.config import read_config
 from gguf_verify_nightly.devices import libraries
@@ -333,7 +333,7 @@ def test_reports_of_graphs_are_kept_and_shown(tmp_path: Path) -> None:
     for words in ("first wrong element", "token 3, row 2", "got", "1.5", "t-operations-1", "ROPE"):
         assert words in shown
     assert "report is not kept" not in shown
-    suites = str(junit.WRITER.renders[Kind.NIGHT](NightReport((night,)), Form(".xml")))
+    suites = str(JUNIT.renders[Kind.NIGHT](NightReport((night,)), Form(".xml")))
     assert "graph: Qcur-0 (ROPE on Vulkan0) is wrong" in suites
 
 

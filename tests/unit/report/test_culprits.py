@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.processes.commands import Ended
-from gguf_verify.report import junit
+from gguf_verify.report.junit import suites as junit
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import CULPRITS, Failure, Report, RungResult
+from gguf_verify.results.failures import CULPRITS, Failure
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import RUNGS
 from gguf_verify.support.errors import Culprit
 from gguf_verify_nightly.outcomes import cell_of

@@ -15,9 +15,10 @@ import xmlschema
 from jsonschema import Draft202012Validator
 
 from gguf_verify.backend_results import GraphReport, Varying
-from gguf_verify.report import graph_words, html, markdown
+from gguf_verify.report import graph_words, html
 from gguf_verify.report.annotations import MOST
 from gguf_verify.report.json import of_graph
+from gguf_verify.report.markdown.page import LIMIT
 from gguf_verify.report.writer import Kind, writers
 from gguf_verify.support.errors import VerificationError
 from tests.support.graph_records import VERDICTS, graph, graphs, left, named, operation, wrong_node
@@ -166,7 +167,7 @@ def test_markdown_of_hostile_names() -> None:
     for name in HOSTILE:
         made = markdown_of(named(name))
         assert not ODD.search(made)
-        assert len(made.encode()) < markdown.LIMIT
+        assert len(made.encode()) < LIMIT
         for row in (line for line in made.splitlines() if line.startswith("|")):
             plain = re.sub(r"&#[0-9]+;(<!-- -->)?", "", row)
             assert plain.count("|") in (8, 6, 5, 4, 3), row
@@ -180,7 +181,7 @@ def test_markdown_stays_below_what_github_takes(name: str) -> None:
     wrong = operation(name, first=wrong_node(name, place=name, extent=name, inputs=(name,) * 12))
     found = graph(*many, wrong, not_judged=tuple(left(f"{i} {name}") for i in range(2000)), fault=name)
     made = markdown_of(found)
-    assert len(made.encode()) < markdown.LIMIT < 65_536
+    assert len(made.encode()) < LIMIT < 65_536
     assert made.count("more, which do not fit here") == 3
     assert made.count("<details>") == made.count("</details>") == 1
     assert "### The first wrong nodes" in made
@@ -196,7 +197,7 @@ def test_annotations() -> None:
     assert [level for level, _ in told["wrong"]] == ["error"]
     assert "ROPE Qcur-0 on CUDA0, node 7 of the prompt of 10 tokens: token 3, head 1" in told["wrong"][0][1]
     assert [level for level, _ in told["many wrong"]] == ["error", "error", "error", "warning"]
-    assert told["many wrong"][2][1] == "and 38 more wrong nodes"
+    assert told["many wrong"][2][1] == "38 more wrong nodes"
     assert told["broken off"] == [("error", "llama.cpp died of SIGSEGV")]
     assert told["interrupted"] == [("warning", "ended early by SIGINT")]
     assert [level for level, _ in told["not judged"]] == ["warning"] * 3

@@ -18,9 +18,11 @@ from gguf_verify.report import grid, heat_map, scene, shades
 from gguf_verify.report.grid import Cell, Grid, of_gemm, of_layers, of_run
 from gguf_verify.report.heat_map import png, svg
 from gguf_verify.report.html import page
-from gguf_verify.report.terminal.heat_map import as_text
+from gguf_verify.report.terminal.failures import as_text
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import OutputMap, Report, Unverified
+from gguf_verify.results.failures import Unverified
+from gguf_verify.results.products import OutputMap
+from gguf_verify.results.report import Report
 from tests.support import records
 from tests.support.shown import written
 from tests.support.tools import FIXTURES

@@ -20,7 +20,12 @@ from gguf_verify.report.json import of_run
 from gguf_verify.report.message import MOST_LINES
 from gguf_verify.report.message import of_run as message_of
 from gguf_verify.report.writer import Form, Kind, terminal, writers
-from gguf_verify.results import Call, Failure, LocatedDiagnosis, Options, Report, RungResult, Unverified
+from gguf_verify.results.calls import Call
+from gguf_verify.results.diagnoses import LocatedDiagnosis
+from gguf_verify.results.failures import Failure, Unverified
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.support.errors import UsageError, VerificationError
 from tests.support import records
 

@@ -17,14 +17,19 @@ import xmlschema
 from PIL import Image
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.report import card, junit, markdown, scene, schema, shades
+from gguf_verify.report import card, scene, schema, shades
 from gguf_verify.report.html import block, charts, page
 from gguf_verify.report.html import night as of_night
 from gguf_verify.report.html import run as of_run
+from gguf_verify.report.junit import suites as junit
 from gguf_verify.report.markdown import night as night_markdown
+from gguf_verify.report.markdown.page import LIMIT
 from gguf_verify.report.terminal.night import night_lines
 from gguf_verify.report.writer import Form, Kind, writers
-from gguf_verify.results import EmbeddingRecord, Failure, Options, Report, TypeEnvelope, Unverified
+from gguf_verify.results.failures import Failure, Unverified
+from gguf_verify.results.options import Options
+from gguf_verify.results.products import EmbeddingRecord, TypeEnvelope
+from gguf_verify.results.report import Report
 from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower, compare
 from gguf_verify_nightly.records import Cell, Key, Night, Outcome
 from gguf_verify_nightly.significance import TimeChange
@@ -285,7 +290,7 @@ def test_markdown() -> None:
 
 def test_markdown_of_hostile_names() -> None:
     made = night_markdown.render(hostile_night())
-    assert len(made.encode()) < markdown.LIMIT
+    assert len(made.encode()) < LIMIT
     assert "&#60;script&#62;" in made
     for row in (line for line in made.splitlines() if line.startswith("|")):
         assert re.sub(r"&#[0-9]+;(<!-- -->)?", "", row).count("|") == 4 or row == "| --- | --- | --- |"
@@ -301,7 +306,7 @@ def test_markdown_stays_below_what_github_takes(many: str) -> None:
     some = listed if many == "changed" else listed[:1]
     compared = Comparison(0, 1, new_failures=tuple(Change(key, Outcome.VERIFIED, None, "words") for key in some))
     made = night_markdown.render(NightReport((night,), compared))
-    assert len(made.encode()) < markdown.LIMIT < 65_536
+    assert len(made.encode()) < LIMIT < 65_536
     shown = made.count("new failures |" if many == "changed" else "⚠️ not run")
     assert f"… and {3000 - shown:,} more" in made
     assert made.count("<details>") == made.count("</details>")

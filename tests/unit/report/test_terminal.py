@@ -12,9 +12,10 @@ import pytest
 
 from gguf_verify.cli import common
 from gguf_verify.cli.runs.live import Live
-from gguf_verify.report.terminal.block import as_lines
+from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
-from gguf_verify.results import Failure, Report, Unverified
+from gguf_verify.results.failures import Failure, Unverified
+from gguf_verify.results.report import Report
 from tests.support import recordings, records
 from tests.support.recordings import FOLDER, PIPED, RECORDINGS, failing, interrupted, passing, path_of, stranger
 from tests.support.shown import json_of, text_of, written

@@ -13,7 +13,7 @@ import pytest
 
 from gguf_verify.invocation import command_of
 from gguf_verify.kernels.ladder import KERNELS
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs import rungs_for
 from gguf_verify.support.command_line import command_line, pattern_of, program, quoted, repeat, shown, with_flags
 

@@ -8,7 +8,7 @@ from gguf_verify.cli.verify import build_parser, kernel_options
 from gguf_verify.invocation import command_of
 from gguf_verify.kernels.domain import Domain
 from gguf_verify.report.writer import Kind
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs.plan import plan
 from gguf_verify.support import seeds
 from gguf_verify.support.errors import UsageError

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from gguf_verify.results import RungResult
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.support import stages
 from gguf_verify.support.stages import counted, stage
 

@@ -33,7 +33,8 @@ from gguf_verify.kernels.by_name import find_kernel, on_host
 from gguf_verify.kernels.family import FamilyOnHost
 from gguf_verify.kernels.interface import Candidate, Kernel
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.results import Options, Report
+from gguf_verify.results.options import Options
+from gguf_verify.results.report import Report
 from gguf_verify.rungs import explain
 from gguf_verify.rungs.layers import gemm
 from gguf_verify.support.errors import EnvironmentFault, UsageError

@@ -23,7 +23,7 @@ from gguf_verify.hosts.memory import GUARD_BYTES, POISON
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels import packed as packing
 from gguf_verify.kernels.interface import Weights
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs.schedules import difference, run_under, schedules, under_schedule
 from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import KernelFault, KernelFinding

@@ -19,7 +19,7 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS, ShippedKernel
-from gguf_verify.results import Options
+from gguf_verify.results.options import Options
 from gguf_verify.rungs.schedules import inputs
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS

@@ -24,7 +24,8 @@ from gguf_verify.kernels.interface import Kernel
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from gguf_verify.llama import Evaluation, Gemm, Llama
-from gguf_verify.results import Options, RungResult
+from gguf_verify.results.options import Options
+from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import RUNGS, Run, explain
 from gguf_verify.rungs.layers.activations import ACTIVATIONS
 from gguf_verify.support import scratch

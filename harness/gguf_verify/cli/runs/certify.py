@@ -10,7 +10,7 @@ from pathlib import Path
 from ...certificates import Materials, canonical, certify, collect
 from ...certificates.signing import check_signing, sign, signature_path
 from ...kernels.foreign.opening import Further
-from ...results import Report
+from ...results.report import Report
 from ...support.errors import EXIT_ENVIRONMENT, HarnessError, UsageError, say
 from ...support.files import expect_no_input, write_output
 from ...support.text import printable

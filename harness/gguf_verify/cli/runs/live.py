@@ -7,9 +7,12 @@ import sys
 from rich.text import Text
 
 from ...report.terminal.console import rendered
-from ...report.terminal.run import Distinct, failure_lines, rung_line
+from ...report.terminal.failures import Distinct, failure_lines
+from ...report.terminal.run import rung_line
 from ...report.writer import Form
-from ...results import Failure, Report, RungResult
+from ...results.failures import Failure
+from ...results.report import Report
+from ...results.rungs import RungResult
 from ...rungs import Rung
 from ...support.progress import print_above_bars
 from ...verification import Watcher

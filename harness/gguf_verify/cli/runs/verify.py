@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ...invocation import command_of
 from ...kernels.by_name import further
 from ...report.writer import Kind
-from ...results import DEFAULT_PROMPT, Options, Report
+from ...results.options import DEFAULT_PROMPT, Options
+from ...results.report import Report
 from ...rungs import rungs_for
 from ...support.errors import EXIT_INTERRUPTED, UsageError, say
 from ...verification import verify

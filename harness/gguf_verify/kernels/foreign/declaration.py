@@ -18,7 +18,7 @@ from ...support.errors import UsageError
 from ...support.near import meant, nearest
 from ..domain import EVERYTHING, Domain, domain_of
 from ..routing import LISTS
-from .api import ARRAYS, COMPUTES, DEVICES, FLOAT32, HALVES, TASKS, shortened, strings, table_of
+from .api import ARRAYS, COMPUTES, DEVICES, FLOAT32, HALVES, TASKS, shortened, strings
 from .layouts import Layouts, layouts_of, no_operand
 from .task_declaration import check_task
 
@@ -215,8 +215,3 @@ def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declarat
         more=tuple((key, said[key]) for key in _OF_OTHERS if key in said),
         deterministic=said.get("deterministic", True), **texts,
     )  # fmt: skip
-
-
-def declaration_of(kernel: Any) -> Declaration:
-    """Build the declaration of a kernel in Python from its attributes. Raises UsageError."""
-    return declaration_of_table(table_of(kernel), getattr(kernel, "out", False))

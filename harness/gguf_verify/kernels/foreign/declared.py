@@ -48,14 +48,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...formats import FORMATS
 from ...semantics.definition import OWN
 from ...support.errors import KernelFault, UsageError
 from ...support.near import meant, nearest
 from ..launches import Launched
 from .api import KEYS, strings
 from .declaration import Declaration, declaration_of_table
-from .expressions import Expression, names_of
+from .expressions import Expression
 from .layouts import MATRICES, NUMBERS, Number, number_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -349,9 +348,3 @@ def _macros(said: object, formats: tuple[str, ...]) -> tuple[dict[str, str], dic
     if unknown := of.keys() - set(formats):
         raise UsageError(f"macros are given for {ascii(min(unknown))[:60]}, which is not among its formats")
     return {k: str(v) for k, v in common.items()}, {f: {k: str(v) for k, v in t.items()} for f, t in of.items()}
-
-
-def shape_names(declared: Declaration, fmt: str, m: int, n: int, k: int) -> dict[str, int]:
-    """Return the names of `names_of` for a call."""
-    more = dict(declared.more)
-    return names_of(FORMATS[fmt], m, n, k, int(more.get("experts", 1)), int(more.get("top_k", 1)))

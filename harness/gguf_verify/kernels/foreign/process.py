@@ -24,7 +24,7 @@ from ...hosts.base import Host, Written
 from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
-from ...results import HostInfo, OpenedFiles
+from ...results.environment import HostInfo, OpenedFiles
 from ...semantics.definition import OWN, Semantics, by_oracle
 from ...semantics.drawn import keys_of_slots
 from ...semantics.exact import product

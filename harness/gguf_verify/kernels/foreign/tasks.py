@@ -13,7 +13,7 @@ from ...formats import BlockFormat, WeightFormat
 from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
-from ...results import HostInfo, OpenedFiles
+from ...results.environment import HostInfo, OpenedFiles
 from ...semantics.definition import Semantics
 from ...semantics.definitions.f32 import F32
 from ...semantics.quantization import encoding

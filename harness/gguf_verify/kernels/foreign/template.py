@@ -1,8 +1,8 @@
 """Templates of kernels to begin from: complete, correct and naive, for any type of weights (`gguf-verify new-kernel`).
 
-A kernel in CUDA C++ comes with a header that decodes the type: the project's own, with all that it includes, in one
-file. So the kernel needs no include path, neither here nor where its author compiles it. A kernel in Python calls the
-project's decoder.
+Their texts are the files of `templates/`. A kernel in CUDA C++ comes with a header that decodes the type: the project's
+own, with all that it includes, in one file. So the kernel needs no include path, neither here nor where its author
+compiles it. A kernel in Python calls the project's decoder.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _ELEMENTS = {
     "float32": ("float", "{}", "{}"), "float16": ("uint16_t", "half_to_float({})", "float_to_half({})"),
     "bfloat16": ("uint16_t", "bfloat16_to_float({})", "float_to_bfloat16({})"),
 }  # fmt: skip
+TEMPLATES = Path(__file__).parent / "templates"
 _COMMON = "../common.cuh"
 _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.M)
 #: The names that a paragraph of a header defines at its outermost level.
@@ -82,208 +83,45 @@ class Template:
         if path.suffix == ".py":
             return {path: self._python(path)}
         if path.suffix == ".cu":
-            return {path.with_name(self.header): flattened(self.fmt), path: self._cuda(path)}
+            return {path.with_name(self.header): flattened(self.fmt), path: self._rendered("kernel.cu.jinja", path)}
         raise UsageError(f"a kernel is FILE.cu or FILE.py, not {ascii(path.name)[:60]}")
 
-    # ---- CUDA C++ ----------------------------------------------------------------------------------------------------
+    def _rendered(self, template: str, path: Path) -> str:
+        """Return the text of a kernel, from a file of `TEMPLATES`."""
+        from jinja2 import Environment, FileSystemLoader  # late: only `new-kernel` needs it
 
-    def _cuda(self, path: Path) -> str:
-        fmt, quantized = self.fmt, self.semantics == "q8_1"
+        quantized, given = self.semantics == "q8_1", self.takes or "float32"
         inside = quantized and self.takes == "float32"
-        given = self.takes or "float32"
-        kind, _, write = _ELEMENTS[self.output]
-        what = "Q8_1 activations" if quantized and not inside else f"{given} activations"
-        activations = "Q8_1" if quantized and not inside else _ELEMENTS[given][0]
-        declared = [
-            f'formats = ["{fmt.name}"]', f'semantics = "{self.semantics}"',
-            *([f'takes = "{self.takes}"'] if self.takes and (inside or given != "float32") else []),
-            *([f'output = "{self.output}"'] if self.output != "float32" else []),
-            'parameters = ["weights", "activations", "output", "int64 M", "int64 N", "int64 K"]', "block = 128",
-            'grid = "ceil(M * N, 128)"',
-        ]  # fmt: skip
-        lines = "\n".join(f"// {line}" for line in declared)
-        each = "M rows of K/32 blocks" if quantized and not inside else "M rows of K values"
-        return f"""\
-// A naive kernel to begin from: {fmt.name} weights × {what}, one thread an output.
-//
-//     gguf-verify kernel {path.name}:gemm                   is it correct on random data?
-//     gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it correct on a model, compared with llama.cpp?
-//
-// The declaration for the verifier, in TOML. `semantics` names the kernel's definition: if you do not know it,
-// --identify finds it from the outputs. Some other keys: takes, output, domain = {{ M = 1, K = {{ multiple = 256 }} }}.
-//
-// [gguf-verify]
-{lines}
-// [/gguf-verify]
-
-#include "{self.header}"  // {fmt.name}: its {fmt.block_bytes} bytes, and how they are decoded
-{_Q8_1 if quantized else ""}{_QUANTIZED if inside else ""}
-// weights: N rows of K/{fmt.block_size} blocks, as in the file
-// activations: {each}
-// output: M rows of N values
-extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* activations, {kind}* output,
-                                long long M, long long N, long long K) {{
-    const long long i = (long long)blockIdx.x * blockDim.x + threadIdx.x;  // M·N may be more than 2^31
-    if (i >= M * N) return;
-    const {fmt.name}* row = weights + i % N * (K / {fmt.block_size});
-{self._loop(given, inside)}
-    output[i] = {write.format("sum")};
-}}
-"""
-
-    def _loop(self, given: str, inside: bool) -> str:
-        fmt = self.fmt
-        if self.semantics == "f32":
-            read = _ELEMENTS[given][1].format(f"token[{fmt.block_size} * b + 32 * s + j]")
-            return f"""\
-    const {_ELEMENTS[given][0]}* token = activations + i / N * K;
-    float sum = 0.0f;
-    for (long long b = 0; b < K / {fmt.block_size}; ++b) {{
-        for (int s = 0; s < {fmt.block_size // 32}; ++s) {{  // 32 values of the block at a time
-            int8_t codes[32];
-            row[b].unpack(s, codes);
-            for (int j = 0; j < 32; ++j) {{
-                const float weight = {fmt.name}::value(row[b].scale(s, j / 16), row[b].minimum(s, j / 16), codes[j]);
-                sum += {read} * weight;
-            }}
-        }}
-    }}"""
-        at = f"{fmt.block_size // 32} * b + s"
-        token = "const float* token = activations + i / N * K;" if inside else (
-            "const Q8_1* token = activations + i / N * (K / 32);"
-        )  # fmt: skip
-        taken = f"quantized(token + 32 * ({at}))" if inside else f"token[{at}]"
-        of_s = fmt.min_times_sum and (fmt.has_min or bool(fmt.offset))
-        of_codes = fmt.has_min and not fmt.min_times_sum
-        width = 16 if fmt.group == 16 else 32
-        h, span = ("h", "16 * h; j < 16 * h + 16") if width == 16 else ("0", "0; j < 32")
-        body = [
-            "int products = 0" + (", total = 0" if of_codes else "") + ";",
-            f"for (int j = {span}; ++j) products += codes[j] * x.qs[j];",
-            *([f"for (int j = {span}; ++j) total += x.qs[j];"] if of_codes else []),
-            f"sum += row[b].scale(s, {h}) * d * products;",
-            *([f"sum += row[b].minimum(s, {h}) * d * total;  // the minimum of these weights"] if of_codes else []),
-        ]  # fmt: skip
-        if width == 16:
-            body = [
-                "for (int h = 0; h < 2; ++h) {  // 16 weights share a scale",
-                *(f"    {line}" for line in body),
-                "}",
-            ]
-        if of_s:
-            why = "the minimum of these weights" if fmt.has_min else f"a weight is d·(q - {fmt.offset})"
-            body.append(f"sum += row[b].minimum(s, 0) * half_to_float(x.s);  // {why}")
-        inner = "\n".join(f"            {line}" for line in body)
-        return f"""\
-    {token}
-    float sum = 0.0f;
-    for (long long b = 0; b < K / {fmt.block_size}; ++b) {{
-        for (int s = 0; s < {fmt.block_size // 32}; ++s) {{  // 32 values of the block at a time
-            int8_t codes[32];
-            row[b].unpack(s, codes);
-            const Q8_1 x = {taken};
-            const float d = half_to_float(x.d);
-{inner}
-        }}
-    }}"""
-
-    # ---- Python ------------------------------------------------------------------------------------------------------
+        blocks = quantized and not inside
+        fmt, (made, _, write) = self.fmt, _ELEMENTS[self.output]
+        element, read, _ = _ELEMENTS[given]
+        environment = Environment(
+            loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+        )
+        return environment.get_template(template).render(
+            fmt=fmt,
+            semantics=self.semantics,
+            name=path.name,
+            header=self.header,
+            given=given,
+            output=self.output,
+            inside=inside,
+            blocks=blocks,
+            taken="Q8_1" if blocks else element,
+            read=read,
+            made=made,
+            write=write,
+            # the minimum is multiplied by Q8_1's sum of the activations, or by the sum of their codes
+            minima_of_sum=fmt.min_times_sum and (fmt.has_min or bool(fmt.offset)),
+            minima_of_codes=fmt.has_min and not fmt.min_times_sum,
+        )
 
     def _python(self, path: Path) -> str:
-        fmt = self.fmt
         if self.semantics == "q8_1" and self.takes:
             raise UsageError("a template in Python of q8_1 takes blocks of Q8_1: omit --takes")
         if "bfloat16" in (self.takes, self.output):
             raise UsageError("NumPy has no bfloat16: use a template in CUDA C++")
-        more = f', takes="{self.takes}"' if self.takes not in ("", "float32") else ""
-        more += f', output="{self.output}"' if self.output != "float32" else ""
-        widened = ".astype(np.float32)" if self.takes == "float16" else ""
-        rounded = f".astype(np.{self.output})" if self.output != "float32" else ""
-        given = f"{self.takes or 'float32'}[M, K]" if self.semantics == "f32" else "uint8[M, K/32·36], blocks of Q8_1"
-        body = _PYTHON_F32 if self.semantics == "f32" else self._python_q8_1()
-        return f'''\
-"""A naive kernel to begin from: {fmt.name} weights in NumPy. PyTorch, Triton and CuPy work the same way.
-
-    gguf-verify kernel {path.name}:gemm                   is it correct on random data?
-    gguf-verify MODEL.gguf --kernel {path.name}:gemm      is it correct on a model, compared with llama.cpp?
-"""
-
-import numpy as np
-
-from gguf_verify import kernel
-from gguf_verify.formats import FORMATS
-{_PYTHON_Q8_1 if self.semantics == "q8_1" else ""}
-
-@kernel(formats=["{fmt.name}"], semantics="{self.semantics}"{more})
-def gemm(weights, activations, shape):
-    """{self.output}[M, N], of
-
-    weights       uint8[N, K/{fmt.block_size}·{fmt.block_bytes}]: N rows of blocks, as in the file
-    activations   {given}
-    shape         m tokens, n rows, k columns, and the format's name
-    """
-    fmt = FORMATS[shape.format]
-    blocks = weights.reshape(shape.n, -1, fmt.block_bytes)
-{body.format(widened=widened, rounded=rounded)}'''
-
-    def _python_q8_1(self) -> str:
-        fmt = self.fmt
-        of_s = fmt.min_times_sum and (fmt.has_min or bool(fmt.offset))
-        of_codes = fmt.has_min and not fmt.min_times_sum
-        width = min(fmt.group, 32)
-        lines = [
-            f"    x, width = activations.view(Q8_1), {width}  # this many weights share a scale",
-            "    d = x['d'].astype(np.float32)",
-            f"    scales = np.repeat(fmt.scales(blocks), {fmt.group // width}, axis=-1).reshape(shape.n, -1)",
-            *(
-                [f"    minima = np.repeat(fmt.minima(blocks), {fmt.group // width}, axis=-1).reshape(shape.n, -1)"]
-                if of_s or of_codes else []
-            ),
-            "    codes = fmt.codes(blocks).reshape(shape.n, -1, width).astype(np.float32)",
-            "    given = x['qs'].reshape(shape.m, -1, width).astype(np.float32)",
-            "    y = np.zeros((shape.m, shape.n), np.float32)",
-            "    for g in range(shape.k // width):",
-            "        b = g * width // 32  # the block of activations",
-            "        products = given[:, g] @ codes[:, g].T  # of integers: exact",
-            "        y += products * d[:, b, None] * scales[:, g]",
-        ]  # fmt: skip
-        if of_s:
-            lines.append("        y += x['s'][:, b, None].astype(np.float32) * minima[:, g]")
-        if of_codes:
-            lines.append("        y += given[:, g].sum(axis=1)[:, None] * d[:, b, None] * minima[:, g]")
-        text = "\n".join([*lines, "    return y"]).replace("'", '"')
-        return text.replace("{", "{{").replace("}", "}}") + "{rounded}\n"
-
-
-_Q8_1 = """
-struct Q8_1 {        // 36 bytes, 32 activations
-    uint16_t d;      // half: max|x| / 127
-    uint16_t s;      // half: the sum of the 32 values before they were quantized
-    int8_t qs[32];   // x / d, rounded
-};
-"""
-_QUANTIZED = """
-__device__ Q8_1 quantized(const float* x) {  // 32 values
-    float most = 0.0f, sum = 0.0f;
-    for (int j = 0; j < 32; ++j) {
-        most = fmaxf(most, fabsf(x[j]));
-        sum += x[j];
-    }
-    const float d = most / 127.0f;
-    Q8_1 made;
-    made.d = float_to_half(d);
-    made.s = float_to_half(sum);
-    for (int j = 0; j < 32; ++j) made.qs[j] = d == 0.0f ? 0 : (int8_t)roundf(x[j] / d);
-    return made;
-}
-"""
-_PYTHON_Q8_1 = """
-Q8_1 = np.dtype([("d", "<f2"), ("s", "<f2"), ("qs", "i1", 32)])  # 36 bytes: the scale, the sum, 32 codes
-"""
-_PYTHON_F32 = """\
-    values = fmt.decode(blocks).reshape(shape.n, shape.k)  # float32, as llama.cpp decodes them
-    return (activations{widened} @ values.T){rounded}
-"""
+        return self._rendered("kernel.py.jinja", path)
 
 
 # ---- the header ------------------------------------------------------------------------------------------------------

@@ -14,18 +14,13 @@ from ...gguf.file import GgufFile
 from ...gguf.records import Finding
 from ...support.text import byte_range, printable
 from ...support.version import project_version
+from ..shades import level
 
 #: Pieces of a map, tensors and findings of a page; the rest is counted.
 MOST_SEGMENTS, MOST_TENSORS = 1000, 5000
 _WIDEST = 40
 _TYPES = 8
 
-_LEVELS = {
-    "clean": "good", "clean in the sample": "warn", "clean as far as checked": "warn", "warnings": "warn",
-    "waived": "warn",
-    "not everything verified": "warn",
-    "broken off": "warn", "wrong": "bad", "refused": "bad", "error": "bad", "warning": "warn", "note": "good",
-}  # fmt: skip
 #: Kinds of ranges → the piece of the map that they are part of.
 _PIECES = {
     **dict.fromkeys(("magic", "version", "tensor count", "key count"), "header"),
@@ -134,7 +129,7 @@ def of(result: Audit | Audits) -> Page:
     audits: list[OfAudit] = []
     for a in result.audits:
         if isinstance(a, Unopened):
-            listed.append(Listed("", str(a.path), a.verdict, _LEVELS[a.verdict], a.why))
+            listed.append(Listed("", str(a.path), a.verdict, level(a.verdict), a.why))
             continue
         made = _audit(a, len(audits))
         audits.append(made)
@@ -142,7 +137,7 @@ def of(result: Audit | Audits) -> Page:
     counts = ", ".join(f"{n} {verdict}" for verdict, n in result.verdicts.most_common())
     sentence = f"{len(result.audits):,} files: {counts}"
     return Page(
-        f"{len(result.audits)} files", result.verdict, _LEVELS[result.verdict], sentence, result.command,
+        f"{len(result.audits)} files", result.verdict, level(result.verdict), sentence, result.command,
         project_version(), listed, audits, len(result.audits) - len(audits),
     )  # fmt: skip
 
@@ -151,7 +146,7 @@ def _audit(audit: Audit, number: int) -> OfAudit:
     split = len(audit.files) > 1
     findings = [
         Found(
-            f.severity, _LEVELS[f.severity], f.id,
+            f.severity, level(f.severity), f.id,
             byte_range(f.start, f.stop) + (f" of part {f.part + 1}" if split else ""), f.found, f.expected, f.why,
         )
         for f in audit.findings
@@ -163,7 +158,7 @@ def _audit(audit: Audit, number: int) -> OfAudit:
     heads += [("against the source", "s"), ("relative error", "n")] if audit.comparisons else []
     tensors = _tensors(audit)
     return OfAudit(
-        f"a{number}", str(audit.path), audit.verdict, _LEVELS[audit.verdict], audit.sentence, _facts(audit),
+        f"a{number}", str(audit.path), audit.verdict, level(audit.verdict), audit.sentence, _facts(audit),
         [_map(audit, file) for file in audit.files], findings, left,
         [
             (f.type, f"as {f.consistent.producer} leaves them" if f.consistent else "no known rule holds throughout")

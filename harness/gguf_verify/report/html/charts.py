@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup, escape
 
+from ...results.costs import CostGroup
+from ...support.text import printable
 from ..shades import rank, short
 
 
@@ -199,3 +201,36 @@ def _told(points: Sequence[Point], least: float, most: float, unit: str) -> str:
     told = f"{len(points)} nights, from {_figure(least)} to {_figure(most)}{unit}"
     told += f", last {short(final) if final is None or not isfinite(final) else _figure(final)}{unit}."
     return told + (f" Not all verified in night {', '.join(bad)}." if bad else "")
+
+
+# ---- what the quantization costs -------------------------------------------------------------------------------------
+
+#: Layers that are drawn; the table has them all.
+_MOST_LAYERS = 200
+_WIDE, _TALL, _LEFT, _TOP = 640, 110, 56, 14
+
+
+def layer_costs(groups: Sequence[CostGroup]) -> Markup | None:
+    """The mean relative error of each layer as an SVG; None where all are zero or there is none."""
+    drawn = groups[:_MOST_LAYERS]
+    most = max((g.mean for g in drawn), default=0.0)
+    if not most:
+        return None
+    wide = min(40.0, _WIDE / len(drawn))
+    base, every = _TOP + _TALL, -(-len(drawn) * 44 // _WIDE) if wide < 44 else 1
+    out = [f'<line class="axis" x1="{_LEFT}" x2="{_LEFT + wide * len(drawn):.1f}" y1="{base}" y2="{base}"/>']
+    for y, value in ((_TOP, most), (base, 0.0)):
+        out.append(f'<text class="lab" x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{value:.2g}</text>')
+    for i, g in enumerate(drawn):
+        tall, x = _TALL * g.mean / most, _LEFT + wide * i
+        told = f"{printable(g.name, 40)}: mean {g.mean:.3g}, largest {g.worst:.3g} in {printable(g.worst_tensor, 64)}"
+        out.append(
+            f'<g class="bar u6"><title>{escape(told)}</title><rect x="{x + wide * 0.1:.1f}" y="{base - tall:.1f}" '
+            f'width="{wide * 0.8:.1f}" height="{tall:.1f}"/></g>'
+        )
+        if i % every == 0:
+            name = escape(printable(g.name.removeprefix("blk."), 8))
+            out.append(f'<text class="lab" x="{x + wide / 2:.1f}" y="{base + 16}" text-anchor="middle">{name}</text>')
+    told = f"{len(drawn)} groups of GEMMs, the largest mean relative error {most:.3g}."
+    width, height = round(_LEFT + wide * len(drawn) + 12), base + 24
+    return _svg("histogram", width, height, "Mean relative error of each layer", told, out)

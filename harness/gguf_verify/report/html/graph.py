@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 from ...backend_results import GraphOptions, GraphReport, OperationResult, WrongNode
 from .. import graph_words as words
-from ..shades import short
+from ..shades import level, short
 
 #: Rows of a table; more are counted.
 MOST_ROWS = 5000
-
-_LEVELS = {"verified": "good", "mismatch": "bad"}
 
 
 class Wrong(NamedTuple):
@@ -65,7 +63,7 @@ def of(report: GraphReport) -> Page:
     """A graph."""
     operations = [_operation(each) for each in report.operations[:MOST_ROWS]]
     return Page(
-        report=report, title=words.about(report), level=_LEVELS.get(report.verdict, "warn"),
+        report=report, title=words.about(report), level=level(report.verdict),
         sentence=f"{words.sentence(report)}, in {report.seconds:.1f} s.", margin=_margin(report),
         command=words.command(report), ended=words.ended(report), build=words.build(report),
         back=words.fell_back(report), wrong=[wrong(node) for node in report.wrong], operations=operations,

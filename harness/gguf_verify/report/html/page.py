@@ -22,13 +22,12 @@ from ...audit import Audit
 from ...audit.many import Audits
 from ...backend_results import GraphReport
 from ...bisection_results import Bisection
-from ...results import Report
+from ...results.report import Report
 from ...support.stages import STAGES
 from ...support.text import printable
-from .. import scene, shades, words
+from .. import run_words, scene, shades
 from . import audit as of_audit
 from . import bisection as of_bisection
-from . import costs as of_costs
 from . import graph as of_graph
 from . import night as of_night
 from . import run as of_run
@@ -39,7 +38,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 def run(report: Report) -> str:
     """One run."""
     return (
-        _environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_costs.of(report))
+        _environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_run.costs(report))
     )
 
 
@@ -85,7 +84,7 @@ def _environment() -> Environment:
     }  # fmt: skip
     made.filters |= {
         "name": _name, "figure": shades.short, "rank": shades.rank, "basename": _basename, "when": _when,
-        "heading": lambda name: (name, "n"), "numbered": lambda name: (name, "n"), "ranges": words.ends,
+        "heading": lambda name: (name, "n"), "numbered": lambda name: (name, "n"), "ranges": run_words.ends,
     }  # fmt: skip
     return made
 

@@ -10,21 +10,14 @@ import msgspec
 from markupsafe import Markup
 
 from ...checks import Check
-from ...results import (
-    CULPRITS,
-    EmbeddingRecord,
-    Failure,
-    GemmRecord,
-    LocatedDiagnosis,
-    Report,
-    RungResult,
-    TensorBlocks,
-    TensorBytes,
-    TokenRecord,
-    TypeEnvelope,
-)
-from .. import grid, heat_map
-from ..shades import rank, short
+from ...results.costs import QuantizationCosts
+from ...results.diagnoses import LocatedDiagnosis
+from ...results.failures import CULPRITS, Failure
+from ...results.products import EmbeddingRecord, GemmRecord, TensorBlocks, TensorBytes, TokenRecord, TypeEnvelope
+from ...results.report import Report
+from ...results.rungs import RungResult
+from .. import grid, heat_map, run_words, shades
+from ..shades import short
 from . import block, charts
 from .block import Block
 
@@ -32,8 +25,6 @@ from .block import Block
 MOST_ROWS = 5000
 #: Cells of a map that say where they are when they are pointed at; all are drawn.
 MOST_TITLES = 100
-
-LEVELS = {"passed": "good", "verified": "good", "verified on drawn data": "good", "failed": "bad", "mismatch": "bad"}
 
 
 class Rung(NamedTuple):
@@ -115,6 +106,14 @@ class OfTensor(NamedTuple):
         )
 
 
+class Costs(NamedTuple):
+    """Ready to be shown."""
+
+    found: QuantizationCosts
+    bars: Markup | None
+    predictions: Sequence[tuple[str, str]]
+
+
 @dataclass(frozen=True)
 class Run:
     """A run, ready to be shown."""
@@ -158,7 +157,7 @@ def of(report: Report, failures: int = 80) -> Run:
     whole = grid.of_layers(layers) if layers is not None else None
     envelopes = [e for r in report.rungs for e in r.envelopes]
     return Run(
-        verdict=report.words, level=LEVELS.get(report.verdict, "warn"), sentence=_sentence(report),
+        verdict=report.words, level=shades.level(report.verdict), sentence=_sentence(report),
         margin=_margin(report), command=report.repeat_of(),
         environment=list(_environment(report)), rungs=[_rung(r) for r in report.rungs],
         explained=_all_explained(report),
@@ -180,7 +179,7 @@ def _sentence(report: Report) -> str:
     """Who is at fault, and the counts."""
     passed = sum(r.verdict == "passed" for r in report.rungs)
     told = f"at fault: {report.at_fault}. " if report.culprits else ""
-    told += f"On random data (no model): {report.drawn.words}. " if report.drawn is not None else ""
+    told += f"On random data (no model): {run_words.drawn(report.drawn)}. " if report.drawn is not None else ""
     told += f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed in {report.seconds:.1f} s"
     if total := report.n_failures:
         told += f"; {total:,} failure{'' if total == 1 else 's'}"
@@ -189,11 +188,10 @@ def _sentence(report: Report) -> str:
 
 def _margin(report: Report) -> str:
     """How far inside the bounds the kernel's outputs are, or how far outside; "" where no bound was judged."""
-    found = [(w.utilisation, rung.name, w.where) for rung in report.rungs for w in rung.worst.values() if w.of_kernel]
-    if not found:
+    found = run_words.worst(report)
+    if found is None:
         return ""
-    worst, rung, where = max(found, key=lambda one: rank(one[0]))
-    at = f"in the {rung} rung, at {where}"
+    worst, at = found[0].utilisation, f"in the {found[1].name} rung, at {found[0].where}"
     if not worst <= 1:
         return f"The largest error of the kernel is {short(worst)} times its bound, {at}."
     return f"The largest error of the kernel is {100 * worst:.3g} % of its bound, {at}."
@@ -294,15 +292,15 @@ def _words(value: Any) -> str:
 
 
 def _rung(rung: RungResult) -> Rung:
-    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+    checked = run_words.counts(rung.checked) or "nothing"
     worst = [(who, w.utilisation, w.where) for who, w in rung.worst.items()]
     figures = [(name, f"{v:,}" if isinstance(v, int) else f"{v:.3g}") for name, v in rung.figures.items()]
     if rung.headroom is not None:
-        figures.append(("range", f"{rung.headroom.tensor}: {rung.headroom.words}"))
+        figures.append(("range", run_words.headroom(rung.headroom)))
     spent = sorted(rung.stages.items(), key=lambda one: -one[1])
     if spent and (rest := rung.seconds - sum(rung.stages.values())) > 0:
         spent.append(("everything else", rest))
-    return Rung(rung, LEVELS.get(rung.outcome, "warn"), checked, worst, figures, spent)
+    return Rung(rung, shades.level(rung.outcome), checked, worst, figures, spent)
 
 
 #: Facts of a failure that are its numbers.
@@ -354,4 +352,24 @@ def _tokens(rung: RungResult) -> tuple[list[str], list[Token]]:
     return heads, [
         Token(r.position, r.text, "", [(f"{v:.6g}", True) for v in (r.shared, r.own, r.exact)])
         for r in rung.details if isinstance(r, EmbeddingRecord)
+    ]  # fmt: skip
+
+
+def costs(report: Report) -> Costs | None:
+    """The costs of a run; None where none were measured."""
+    found = report.costs
+    return None if found is None else Costs(found, charts.layer_costs(found.by_layer), list(_cost_facts(found)))
+
+
+def _cost_facts(costs: QuantizationCosts) -> list[tuple[str, str]]:
+    text = costs.text
+    if text is None:
+        return []
+    return [
+        ("text", f"{text.text}: {text.tokens:,} tokens"),
+        ("predictions scored", f"{text.scored:,} ({text.chunks:,} × {text.chunk} tokens, the second half of each)"),
+        ("perplexity", f"{text.perplexity:.5g}"), ("perplexity of the source", f"{text.source_perplexity:.5g}"),
+        ("KL divergence, mean", f"{text.kl_mean:.3g}"),
+        *((f"KL divergence, {name} below", f"{value:.3g}") for name, value in text.kl_percentiles.items()),
+        ("KL divergence, largest", f"{text.kl_max:.3g}"), ("same most probable token", f"{100 * text.top1:.2f} %"),
     ]  # fmt: skip

@@ -1,18 +1,19 @@
-"""An audit: the verdict, the findings, and what could not be judged."""
+"""Audits: the verdict, the findings, and what could not be judged; of several files a row each."""
 
 from __future__ import annotations
 
 from ...audit import Audit
-from .page import LIMIT, MARKS, Page, escaped
+from ...audit.many import PRECEDENCE, Audits
+from ..shades import level
+from .page import LIMIT, MARKS, Page, escaped, heading
 
-LEVELS = {"clean": "good", "wrong": "bad", "refused": "bad"}
 _SEVERITIES = {"error": "bad", "warning": "warn"}
 
 
 def render(audit: Audit, limit: int = LIMIT) -> str:
     """The audit, below `limit` (at least 10,000) bytes."""
-    page, words = Page(limit), audit.words
-    page.add(f"## {MARKS[LEVELS.get(audit.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
+    page = Page(limit)
+    page.add(heading(audit.verdict, audit.words), "")
     tensors = f"{len(audit.contents):,} of {audit.n_tensors:,} tensors read"
     page.add(f"{escaped(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}.", "")
     if audit.sample:
@@ -34,4 +35,22 @@ def render(audit: Audit, limit: int = LIMIT) -> str:
         page.fold(f"{len(left):,} could not be judged", ("what", "why"), left)
     digests = "" if audit.header.sha256 is None else f" · SHA-256 {', '.join(audit.header.sha256)}"
     page.add(f"gguf-verify {audit.header.gguf_verify}{digests}")
+    return page.text
+
+
+def render_many(audits: Audits, limit: int = LIMIT) -> str:
+    """Audits of several files, the worst first, below `limit` (at least 10,000) bytes."""
+    page, verdict = Page(limit), audits.verdict
+    page.add(heading(verdict, verdict), "")
+    counts = ", ".join(f"{n:,} {word}" for word, n in audits.verdicts.most_common())
+    page.add(f"{len(audits.audits):,} files: {counts}.", "")
+    ordered = sorted(audits.audits, key=lambda a: (PRECEDENCE.index(a.exit_code), level(a.verdict) == "good"))
+    rows = [
+        (
+            f"{MARKS[level(a.verdict)]} {a.verdict}", escaped(str(a.path), 200),
+            escaped(a.sentence if isinstance(a, Audit) else a.why),
+        )
+        for a in ordered
+    ]  # fmt: skip
+    page.table(("", "file", "how it is"), rows)
     return page.text

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ...backend_results import GraphReport, OperationResult, WrongNode
 from .. import graph_words as words
-from .page import LIMIT, MARKS, Page, escaped
+from .page import LIMIT, MARKS, Page, escaped, heading
 
-_LEVELS = {"verified": "good", "mismatch": "bad"}
 #: Wrong nodes that are described; the page of HTML and the JSON have all that are recorded.
 _MOST = 5
 #: Bytes that are kept for what comes after these.
@@ -16,7 +15,7 @@ _SPARE = 6_000
 def render(report: GraphReport, limit: int = LIMIT) -> str:
     """The graph, below `limit` (at least 20,000) bytes."""
     page, verdict = Page(limit), report.verdict
-    page.add(f"## {MARKS[_LEVELS.get(verdict, 'warn')]} {verdict[0].upper()}{verdict[1:]}", "")
+    page.add(heading(verdict, verdict), "")
     page.add(f"{escaped(words.about(report), 200)}: {escaped(words.sentence(report))}.", "")
     page.add(f"{escaped(report.device.words, 200)}, {escaped(words.build(report), 200)}.", "")
     if report.fault:

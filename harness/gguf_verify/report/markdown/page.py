@@ -1,4 +1,7 @@
-"""What every page of Markdown is made of: text that stays text, and lines as long as there is room."""
+"""Reports as GitHub-flavoured Markdown, for a job's summary, an issue or a model card; Hugging Face renders it too.
+
+A page stays below `LIMIT` bytes, whatever it is of: rows that do not fit are counted. Text stays text.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from ...support.text import printable
+from ..shades import level
 
 #: Bytes of UTF-8. GitHub takes 1 MiB as a job's summary, and 65,536 characters as an issue.
 LIMIT = 60_000
@@ -24,6 +28,11 @@ def escaped(text: str, limit: int = 300) -> str:
     """
     shown = printable(text, limit)
     return _MARKUP.sub(lambda m: f"&#{ord(m[0])};" + ("<!-- -->" if m[0] in "@#" else ""), shown)
+
+
+def heading(verdict: str, words: str) -> str:
+    """The first line: how good the verdict is, and its words."""
+    return f"## {MARKS[level(verdict)]} {words[0].upper()}{words[1:]}"
 
 
 class Page:

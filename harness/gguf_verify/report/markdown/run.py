@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from ...results import Report, RungResult
-from .costs import add as add_costs
-from .page import LIMIT, MARKS, Page, escaped
+from ...results.costs import CostGroup, QuantizationCosts, TextCost
+from ...results.report import Report
+from ...results.rungs import RungResult
+from .. import run_words, shades
+from .page import LIMIT, MARKS, Page, escaped, heading
 
-LEVELS = {"verified": "good", "verified on drawn data": "good", "mismatch": "bad", "passed": "good", "failed": "bad"}
 MOST_FAILURES = 5
 
 
 def render(report: Report, limit: int = LIMIT) -> str:
     """The run, below `limit` (at least 10,000) bytes."""
     page, environment = Page(limit), report.environment
-    words = report.words
-    page.add(f"## {MARKS[LEVELS.get(report.verdict, 'warn')]} {words[0].upper()}{words[1:]}", "")
+    page.add(heading(report.verdict, report.words), "")
     name = environment.file.path.rpartition("/")[2]
     kernel = f"kernel {escaped(environment.kernel.name, 100)}, declared {escaped(environment.kernel.declared)}"
     if not report.kernel_ran:
@@ -26,7 +26,7 @@ def render(report: Report, limit: int = LIMIT) -> str:
         llama = "exact products alone"
     page.add(f"{escaped(name, 100)}: {kernel}, against {llama}.", "")
     if report.drawn is not None:
-        page.add(f"On random data (no model): {escaped(report.drawn.words)}.", "")
+        page.add(f"On random data (no model): {escaped(run_words.drawn(report.drawn))}.", "")
     if report.culprits:
         page.add(f"At fault: {escaped(report.at_fault)}.", "")
     if means := environment.kernel.verified_means:
@@ -57,7 +57,7 @@ def render(report: Report, limit: int = LIMIT) -> str:
         ]
         page.fold(f"{len(skipped):,} classes of checks were skipped", ("check", "done", "why"), rows)
     if report.costs is not None:
-        add_costs(page, report.costs)
+        _add_costs(page, report.costs)
     digests = ", ".join(environment.file.sha256)
     seed = environment.options.seed
     page.add(f"gguf-verify {environment.versions.gguf_verify} · seed {seed} · SHA-256 of the model {digests}")
@@ -65,6 +65,51 @@ def render(report: Report, limit: int = LIMIT) -> str:
 
 
 def _rung(rung: RungResult) -> Sequence[str]:
-    mark, worst = MARKS[LEVELS.get(rung.outcome, "warn")], rung.worst_utilisation
-    checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+    mark, worst = MARKS[shades.level(rung.outcome)], rung.worst_utilisation
+    checked = run_words.counts(rung.checked) or "nothing"
     return rung.name, f"{mark} {rung.outcome}", checked, "–" if worst is None else f"{worst:.3g}"
+
+
+# ---- what the quantization costs -------------------------------------------------------------------------------------
+
+FORMULA = "‖X·W_qᵀ − X·W_fᵀ‖ / ‖X·W_fᵀ‖"
+
+
+def _add_costs(page: Page, costs: QuantizationCosts) -> None:
+    """The costs as a section."""
+    page.add(f"### What the quantization costs, against {escaped(costs.source.path.rpartition('/')[2], 100)}", "")
+    if (text := costs.text) is not None:
+        page.table(("on a text", "this model", "its source"), _predictions(text))
+        page.add(
+            f"{escaped(text.text, 100)}: {text.tokens:,} tokens, {text.scored:,} predictions scored "
+            f"({text.chunks:,} × {text.chunk} tokens, the second half of each), as llama-perplexity defines them, "
+            f"computed by llama.cpp; SHA-256 of the text {text.sha256}.",
+            "",
+        )
+    if costs.gemms:
+        page.add(
+            f"Relative error of each GEMM on real activations: `{FORMULA}`, X the activations of a prompt, W_q these "
+            "weights, W_f the source's, in float32.",
+            "",
+        )
+        page.table(("tensors", "type", "GEMMs", "mean error", "largest error", "in"), _groups(costs.by_kind))
+        page.fold("By layer", ("layer", "type", "GEMMs", "mean error", "largest error", "in"), _groups(costs.by_layer))
+    if costs.left:
+        page.fold("Not measured", ("what", "why"), [(escaped(name, 100), escaped(why)) for name, why in costs.left])
+
+
+def _predictions(text: TextCost) -> Iterator[Sequence[str]]:
+    yield "perplexity", f"{text.perplexity:.4f}", f"{text.source_perplexity:.4f}"
+    yield "KL divergence, mean", f"{text.kl_mean:.6f}", ""
+    for name, value in text.kl_percentiles.items():
+        yield f"KL divergence, {name} of predictions below", f"{value:.6f}", ""
+    yield "KL divergence, largest", f"{text.kl_max:.6f}", ""
+    yield "same most probable token", f"{100 * text.top1:.2f} %", ""
+
+
+def _groups(groups: Sequence[CostGroup]) -> Iterator[Sequence[str]]:
+    for g in groups:
+        yield (
+            escaped(g.name, 60), escaped(g.types, 60), f"{g.gemms:,}", f"{g.mean:.5f}", f"{g.worst:.5f}",
+            escaped(g.worst_tensor, 100),
+        )  # fmt: skip

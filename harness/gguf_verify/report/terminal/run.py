@@ -7,32 +7,28 @@ columns what was checked, how far inside the bounds the outputs are, and for whi
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import msgspec
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...results import CULPRITS, Failure, LocatedDiagnosis, Report, RungResult, TypeEnvelope, Unverified
+from ...results.failures import CULPRITS, Unverified
+from ...results.report import Report
+from ...results.rungs import RungResult
 from ...support.command_line import shown
 from ...support.text import ELLIPSIS, printable
-from .. import grid
+from .. import run_words
 from ..writer import Form
-from . import costs, waivers
-from .block import as_lines
-from .console import BAD, BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendered, said, table, wrapped
-from .heat_map import as_text
+from . import details, failures, waivers
+from .console import BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendered, said, table, wrapped
 
 #: Lines of a passing report without -v, at 80 columns.
 MOST_LINES = 24
 #: What is shown without -v; the rest is counted.
-MOST_NOTES, MOST_UNVERIFIED, MOST_TENSORS, MOST_ENVELOPES, MOST_DIAGNOSES = 3, 10, 6, 2, 4
-MOST_FAILURES = 20
-_HEX_DIGITS = 128
+MOST_NOTES, MOST_UNVERIFIED, MOST_ENVELOPES = 3, 10, 2
 _INDENT = "  "
 #: What a report of drawn data begins with.
 DRAWN_MEANS = "on random data (no model)"
@@ -46,11 +42,11 @@ def render(report: Report, form: Form) -> str:
 def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     top: list[RenderableType] = [*_verdict(report, form)]
     if report.n_failures:
-        top += _wrong(report, form)
+        top += failures.wrong(report, form)
     top += [*_left(report, form), *_waived(report, form), *_repeat(report), "", _rungs(report), ""]
     yield from top
     if report.costs is not None:
-        yield from costs.parts(report.costs)
+        yield from details.costs(report.costs)
         yield ""
     if report.n_failures:
         yield facts(_fitted([*_about(report)], form, MOST_LINES))
@@ -59,7 +55,7 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
     else:
         yield from _holds(report, form, rendered(top, form).count("\n"))
     if form.verbose:
-        yield from _rest(report, form)
+        yield from details.rest(report, form)
 
 
 # ---- the verdict -----------------------------------------------------------------------------------------------------
@@ -67,11 +63,11 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
 
 def _verdict(report: Report, form: Form) -> Iterator[Text]:
     passed = sum(rung.verdict == "passed" for rung in report.rungs)
-    verdict = (report.headline, STYLES[report.verdict])
+    verdict = (run_words.headline(report), STYLES[report.verdict])
     asked = len(report.rungs) + len(report.not_climbed)
     yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
     if report.drawn is not None:
-        yield from wrapped(Text(f"{DRAWN_MEANS}: {report.drawn.words}"), form.width, _INDENT)
+        yield from wrapped(Text(f"{DRAWN_MEANS}: {run_words.drawn(report.drawn)}"), form.width, _INDENT)
     if report.culprits:
         yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
     for hint in report.environment.kernel.hints if report.n_failures else ():
@@ -89,146 +85,6 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
-def _wrong(report: Report, form: Form) -> Iterator[RenderableType]:
-    explained = report.diagnosed
-    for rung, diagnosis in explained[:MOST_DIAGNOSES]:
-        yield ""
-        yield from _diagnosis(diagnosis, form)
-        if diagnosis is explained[0][1]:
-            others = [r for r in report.rungs if r.diagnosis is not None and r is not rung]
-            if others and not form.verbose:
-                agree = all(_says_the_same(diagnosis, other) for r in others for other in r.diagnoses[:1])
-                how, names = "says the same" if agree else "says more", ", ".join(r.name for r in others)
-                yield Text(f"{_INDENT}the diagnosis of other rungs ({names}) {how}: see -v", DIM)
-    if len(explained) > MOST_DIAGNOSES:
-        yield Text(f"{_INDENT}{len(explained) - MOST_DIAGNOSES} more types are wrong: see -v", DIM)
-    drawn = explained[0][0] if explained else next((rung for rung in report.rungs if rung.heat_map is not None), None)
-    # of another call than the diagnosis, a map would mislead
-    if drawn is not None and drawn.heat_map is not None and (not explained or drawn.diagnosis is explained[0][1]):
-        yield ""
-        yield from _map(drawn, form)
-    if report.failures:
-        yield ""
-        rung, failure = report.failures[0]
-        kind = failure.block_type or report.tensor_types.get(failure.tensor, "")
-        yield from _failure(rung, failure, kind, form)
-        yield from _again(report, failure)
-    yield ""
-    yield _by_tensor(report)
-
-
-def _says_the_same(one: LocatedDiagnosis, other: LocatedDiagnosis) -> bool:
-    return (one.verdict, {f.id for f in one.faults}) == (other.verdict, {f.id for f in other.faults})
-
-
-def _diagnosis(d: LocatedDiagnosis, form: Form) -> Iterator[Text]:
-    yield from wrapped(said(("DIAGNOSIS ", BOLD), _located(d)), form.width, _INDENT)
-    for line in d.lines:
-        words, _, fix = printable(line, 600).partition(". Fix: ")
-        yield from wrapped(Text(_INDENT + words), form.width, 2 * _INDENT)
-        if fix:
-            yield from wrapped(said(2 * _INDENT, ("fix: ", BOLD), fix), form.width, 3 * _INDENT)
-    for name in dict.fromkeys(f.id for f in d.faults):
-        yield Text(f"{_INDENT}more: gguf-verify explain {name}", DIM)
-
-
-def _located(d: LocatedDiagnosis) -> str:
-    block = "" if d.block is None else f" block {d.block}"
-    return (
-        f"of the first wrong GEMM, {printable(d.tensor, 64)}: {printable(d.who, 80)}, first wrong at row {d.row} "
-        f"token {d.token}{block}"
-    )
-
-
-def _map(rung: RungResult, form: Form) -> Iterator[Text]:
-    assert rung.heat_map is not None
-    for line in as_text(grid.of_gemm(rung.heat_map), form.blocks):
-        yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
-
-
-def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Text]:
-    """The first failure: what, the numbers, and the block with its fields and codes."""
-    yield from failure_lines(rung, f, form)
-    yield from _trace(f, form)
-    if f.block_hex is not None:
-        lines = [*as_lines(kind, f.block_hex), *as_lines(f.activation_type, f.activation_hex or "", "meets")]
-        yield from (cut(Text(_INDENT + line), form.width) for line in lines)
-
-
-def _trace(f: Failure, form: Form) -> Iterator[Text]:
-    """The exception's way: where it passed several lines of the author's code, or, with -v, any."""
-    frames = f.trace if form.verbose else tuple(frame for frame in f.trace if frame.own)
-    if len(frames) > 1 or (frames and form.verbose):
-        yield Text(f"{_INDENT}traceback, the last call last:")
-        for frame in frames:
-            line = f"{2 * _INDENT}{printable(frame.place, 200)}: {printable(frame.code, 100)}"
-            yield cut(Text(line, "" if frame.own else DIM), form.width)
-
-
-def _again(report: Report, f: Failure) -> Iterator[Text]:
-    """How many calls failed for the cause of a failure beside it."""
-    n = sum(rung.same.get(f.cause, 0) for rung in report.rungs) - 1 if f.cause else 0
-    if n > 0:
-        yield Text(f"{_INDENT}{ELLIPSIS} and {n:,} more {'call' if n == 1 else 'calls'} failed the same way")
-
-
-def _numbers(f: Failure, form: Form) -> Iterator[str]:
-    if f.got is not None and f.expected is not None:
-        line = f"got {f.got:.9g}, expected {f.expected:.9g}"
-        line += "" if f.bound is None else f", bound {f.bound:.3g}"
-        yield line + ("" if f.utilisation is None else f", utilisation {f.utilisation:.3g}")
-    if f.block_hex is not None:
-        part = f" of part {f.part + 1}" if f.part else ""
-        start = "block: " if f.byte_offset is None else f"block at byte {f.byte_offset}{part}: "
-        room = _HEX_DIGITS if form.width is None else min(_HEX_DIGITS, max(32, form.width - len(start) - 16) // 2 * 2)
-        yield start + _shortened(f.block_hex, room)
-
-
-def _at_fault(f: Failure) -> Iterator[Text]:
-    if f.culprit != "kernel":
-        yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
-
-
-def _shortened(digits: str, most: int) -> str:
-    return digits if len(digits) <= most else f"{digits[:most]}{ELLIPSIS} ({len(digits) // 2} bytes)"
-
-
-def _by_tensor(report: Report) -> Table:
-    """How many failures each tensor has in each rung."""
-    wrong = [rung for rung in report.rungs if rung.n_failures]
-    counts: dict[str, dict[str, int]] = {}
-    for rung in wrong:
-        found = _counted(rung)
-        rest = rung.n_failures - sum(found.values())
-        for tensor, n in [*found.items(), *([("", rest)] if rest > 0 else [])]:
-            counts.setdefault(tensor, {})[rung.name] = n
-    tensors = sorted((name for name in counts if name), key=lambda name: -sum(counts[name].values()))
-    made = table("failures by tensor", *(rung.name for rung in wrong), right=range(1, 1 + len(wrong)), folded=0)
-    shown = tensors[:MOST_TENSORS]
-    for name in shown:
-        made.add_row(Text(printable(name, 64)), *(f"{counts[name].get(rung.name, 0):,}" for rung in wrong))
-    left = {rung.name: rung.n_failures - sum(counts[name].get(rung.name, 0) for name in shown) for rung in wrong}
-    if any(left.values()):
-        others = len(tensors) - len(shown)
-        words = "… all others" if others else "not counted by tensor" if shown else "of the whole rung"
-        made.add_row(Text(words), *(f"{left[rung.name]:,}" for rung in wrong))
-    return made
-
-
-def _counted(rung: RungResult) -> dict[str, int]:
-    """Tensor → how many failures it has: those that its record counts, or as many as are recorded."""
-    counts: dict[str, int] = {}
-    for record in rung.details:
-        tensor, n = getattr(record, "tensor", ""), getattr(record, "failures", 0)
-        if n:
-            counts[tensor] = counts.get(tensor, 0) + n
-    recorded: dict[str, int] = {}
-    for f in rung.failures:
-        if f.tensor and f.tensor not in counts:
-            recorded[f.tensor] = recorded.get(f.tensor, 0) + 1
-    return counts | recorded
-
-
 def _more(report: Report) -> str:
     """What -v adds to a failing report."""
     n = len(report.failures) - 1
@@ -236,20 +92,11 @@ def _more(report: Report) -> str:
     return f"{failures}every note, the envelope and the environment"
 
 
-def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
-    """A failure in two lines or so: what, and the numbers."""
-    mark = ("WAIVED", WARN) if f.tensor in rung.waived else ("FAILED", BAD)
-    yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600)), form.width, _INDENT)
-    for line in _numbers(f, form):
-        yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
-    yield from _at_fault(f)
-
-
 def rung_line(rung: RungResult, form: Form) -> Text:
     """A rung that is over, in a line."""
     worst = "" if rung.worst_utilisation is None else f"worst {rung.worst_utilisation:.3g} of the bound"
     failed = f"{rung.n_failures:,} failures" if rung.n_failures else ""
-    told = [failed, worst, f"{rung.seconds:.1f} s", _checked(rung) or "nothing checked"]
+    told = [failed, worst, f"{rung.seconds:.1f} s", run_words.checked(rung) or "nothing checked"]
     start = said(f"{rung.name:<7} ", (f"{rung.outcome:<10}", STYLES[rung.outcome]), "  ")
     return cut(start + Text(", ".join(filter(None, told))), form.width)
 
@@ -307,22 +154,12 @@ def _rungs(report: Report) -> Table:
     for rung in report.rungs:
         worst = rung.worst_utilisation
         made.add_row(
-            Text(rung.name), Text(rung.outcome, STYLES[rung.outcome]), Text(_checked(rung) or "nothing"),
+            Text(rung.name), Text(rung.outcome, STYLES[rung.outcome]), Text(run_words.checked(rung) or "nothing"),
             "–" if worst is None else f"{worst:.3g}", f"{rung.seconds:.1f}",
         )  # fmt: skip
     for name in report.not_climbed:
         made.add_row(Text(name), Text("not run", WARN), Text("nothing"), "–", "–")
     return made
-
-
-def _checked(rung: RungResult) -> str:
-    """What a rung checked, what it is about first."""
-    kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
-    return _counts({kind: rung.checked[kind] for kind in kinds})
-
-
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{n:,} {kind}" for kind, n in counts.items() if n)
 
 
 class _Fact(NamedTuple):
@@ -383,13 +220,10 @@ def _inside(report: Report) -> Iterator[_Fact]:
     """The worst output of the kernel, and of llama.cpp, of all rungs."""
     label = "inside"
     for of_kernel, who in ((True, "kernel"), (False, "llama.cpp")):
-        found = [
-            (worst, rung) for rung in report.rungs for worst in rung.worst.values() if worst.of_kernel is of_kernel
-        ]
-        if found:
-            worst, _ = max(found, key=lambda of: math.inf if math.isnan(of[0].utilisation) else of[0].utilisation)
-            where = printable(worst.where, 200)
-            yield _Fact(label, f"{who} {worst.utilisation:.3g} of the bound, at {where}", spare=0 if of_kernel else 3)
+        if found := run_words.worst(report, of_kernel):
+            where = printable(found[0].where, 200)
+            use = f"{found[0].utilisation:.3g} of the bound"
+            yield _Fact(label, f"{who} {use}, at {where}", spare=0 if of_kernel else 3)
             label = ""
 
 
@@ -440,7 +274,7 @@ def _skipped(report: Report) -> Iterator[_Fact]:
 
 def _by_design(report: Report) -> Iterator[_Fact]:
     """What no rung checks by design."""
-    if lines := [f"{left} ({rung.name})" for rung in report.rungs if (left := _counts(rung.not_checked))]:
+    if lines := [f"{left} ({rung.name})" for rung in report.rungs if (left := run_words.counts(rung.not_checked))]:
         yield _Fact("unchecked", "; ".join(lines), spare=1)
 
 
@@ -488,170 +322,3 @@ def _about(report: Report) -> Iterator[_Fact]:
 
 
 # ---- the rest --------------------------------------------------------------------------------------------------------
-
-
-def _rest(report: Report, form: Form) -> Iterator[RenderableType]:
-    """Everything else that was found."""
-    yield ""
-    yield facts(_environment(report))
-    if report.skipped:
-        yield ""
-        yield facts(("" if i else "skipped", printable(c.words, 600)) for i, c in enumerate(report.skipped))
-    if any(rung.worst for rung in report.rungs):
-        yield ""
-        yield _worst(report)
-    if envelopes := list(_envelopes(report)):
-        yield ""
-        yield facts(envelopes)
-    if ranges := list(_ranges(report)):
-        yield facts(ranges)
-    if notes := list(_notes(report)):
-        yield ""
-        yield facts(notes)
-    if report.n_failures:
-        yield ""
-        yield from _failures(report, form)
-        for rung in report.rungs:
-            for diagnosis in rung.diagnoses:
-                yield from _diagnosis(diagnosis, form)
-            if rung.heat_map is not None:
-                yield from _map(rung, form)
-    yield ""
-    yield from _details(report)
-
-
-def _environment(report: Report) -> Iterator[tuple[str, str]]:
-    e, drawn = report.environment, report.drawn is not None
-    v, file, kernel = e.versions, e.file, e.kernel
-    yield "versions", f"gguf-verify {v.gguf_verify} · llama.cpp {v.llama_cpp} (llama-cpp-python {v.llama_cpp_python})"
-    yield "", f"ggml {v.ggml} · python {v.python} · numpy {v.numpy} · gguf {v.gguf} · {v.platform}"
-    types = ", ".join(f"{n} {kind}" for kind, n in file.tensor_types.items())
-    architecture = printable(file.architecture or "no architecture", 40)
-    yield "file", f"{printable(file.path, 200)} · {file.size:,} bytes · {architecture} · {types}"
-    for i, digest in enumerate(file.sha256):
-        yield "sha256" if not i else "", digest
-    yield "host", printable(e.host.words, 300) + (f" · chosen {printable(e.host.chosen, 200)}" if e.host.chosen else "")
-    ran = "" if report.kernel_ran else " · was not run"
-    order = f"declares {kernel.declared} · order of summation: {kernel.order}"
-    yield "kernel", f"{printable(kernel.name, 200)}{ran} · {order}"
-    if kernel.judged_by:
-        yield "", f"judged by {printable(kernel.judged_by, 200)}"
-    for code in kernel.code:
-        yield "code run", printable(code, 600)
-    if kernel.element_kernels:
-        names = ", ".join(f"{kind} by {name}" for kind, name in kernel.element_kernels.items())
-        where = "" if kernel.element_host == e.host else f" on {printable(kernel.element_host.words, 200)}"
-        yield "", f"matrices that are not quantized: {names}{where}, in ascending k"
-    yield "exact on", printable(e.exact_on, 300)
-    definitions = ", ".join(f"{kind}: {name}" for kind, name in e.reference.definitions.items())
-    yield "reference", f"llama.cpp on {e.reference.where} · {definitions}"
-    yield "sandbox", printable(e.sandbox.words, 400)
-    o = e.options
-    tokens = "" if drawn else f' · {o.n_predict} tokens after "{printable(o.prompt, 60)}"'
-    yield "run", f"seed {o.seed} · {o.threads} threads{tokens}"
-
-
-def _worst(report: Report) -> Table:
-    made = table("rung", "output of", "worst", "score", "worst at", right=(2, 3), folded=4)
-    for rung in report.rungs:
-        for i, (who, worst) in enumerate(rung.worst.items()):
-            made.add_row(
-                "" if i else rung.name, Text(printable(who, 80)), f"{worst.utilisation:.3g}", f"{worst.score:.3g}",
-                Text(printable(worst.where, 300)),
-            )  # fmt: skip
-    return made
-
-
-def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
-    """Every envelope, in full."""
-    found = [e for rung in report.rungs for e in rung.envelopes]
-    for i, e in enumerate(found):
-        yield "" if i else "holds also", _whole(e)
-        if e.values:
-            yield "", f"{e.type}: values: {', '.join(e.values)}"
-        if e.indices:
-            yield "", f"{e.type}, by single thread blocks: {'; '.join(e.indices)}"
-        if e.grids:
-            yield "", f"{e.type}: grids that CUDA can launch: {' and '.join(e.grids)}"
-    for what, why in dict.fromkeys(pair for e in found for pair in e.not_covered):
-        yield "", f"not covered: {what} ({printable(why, 200)})"
-
-
-def _whole(e: TypeEnvelope) -> str:
-    plan = f"{e.calls:,} calls of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
-    domain = f"; declared domain: {e.domain}" if e.domain else ""
-    beside = "" if e.under_test else "; of a kernel beside the one under test"
-    sizes = "; ".join(f"{n} {numbers or 'none'}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
-    return f"{e.type}: {sizes} ({plan}{domain}{beside})"
-
-
-def _ranges(report: Report) -> Iterator[tuple[str, str]]:
-    """How near the activations come to what a half holds."""
-    for rung in report.rungs:
-        if rung.headroom is not None:
-            yield "range", f"{printable(rung.headroom.tensor, 64)}: {rung.headroom.words}"
-
-
-def _notes(report: Report) -> Iterator[tuple[str, str]]:
-    for rung in report.rungs:
-        lines = [f"not checked by this rung: {left}"] if (left := _counts(rung.not_checked)) else []
-        lines += [f"{name}: {_figure(value)}" for name, value in rung.figures.items()]
-        lines += [printable(note, 400) for note in rung.notes]
-        yield from ((rung.name if not i else "", line) for i, line in enumerate(lines))
-
-
-def _figure(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
-
-
-def _details(report: Report) -> Iterator[Text]:
-    for rung in report.rungs:
-        for record in rung.details:
-            fields = msgspec.structs.asdict(record).items()
-            yield Text(f"{rung.name}: " + "  ".join(f"{name} {_value(value)}" for name, value in fields))
-
-
-def _value(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return printable(value) if isinstance(value, str) else "–" if value is None else str(value)
-
-
-class Distinct:
-    """Which failures say what those before them do not."""
-
-    def __init__(self) -> None:
-        self._causes: set[str] = set()
-        self._places: set[tuple[object, ...]] = set()
-        #: How many were of an output that an earlier one is of.
-        self.again = 0
-
-    def adds(self, rung: RungResult, f: Failure) -> bool:
-        """Whether the next failure says anything new."""
-        place = (rung.name, f.tensor, f.row, f.block, f.token)
-        if f.row is not None and place in self._places:  # the same output, at another M or on other activations
-            self.again += 1
-            return False
-        self._places.add(place)
-        if f.cause in self._causes:
-            return False
-        self._causes |= {f.cause} - {""}
-        return True
-
-
-def _failures(report: Report, form: Form) -> Iterator[Text]:
-    """The recorded failures, each output once."""
-    recorded: Sequence[tuple[RungResult, Failure]] = report.failures
-    shown, distinct = 0, Distinct()
-    for rung, f in recorded:
-        if not distinct.adds(rung, f):
-            continue
-        shown += 1
-        yield from failure_lines(rung, f, form)
-        if f is not report.failures[0][1]:  # whose frames stand above
-            yield from _trace(f, form)
-            yield from _again(report, f)
-    if report.n_failures > shown:
-        again = distinct.again
-        repeated = f"; {again} more are of the same outputs" if again else ""
-        yield Text(f"… {shown} of {report.n_failures:,} failures are shown{repeated}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
-from ...results import WaiverState, WaiverUse
+from ...results.failures import WaiverState, WaiverUse
 from ...support.text import printable
 from .console import BAD, WARN, capped, said
 

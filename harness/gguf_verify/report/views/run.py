@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from html import escape
 
-from ...results import Report
+from ...results.report import Report
 from ...support.command_line import shown
 from ...support.shown import View
 from ...support.text import printable
-from .. import json, message
+from .. import json, message, run_words
 from ..terminal import run
 from ..writer import Form, Kind
 from .html import block, listed, paragraph, table, verdict
@@ -71,7 +71,7 @@ def _parts(report: Report) -> Iterator[str]:
     for rung in report.rungs:
         worst = rung.worst_utilisation
         said = "–" if worst is None else "∞" if math.isinf(worst) else f"{worst:.3g}"
-        checked = ", ".join(f"{n:,} {kind}" for kind, n in rung.checked.items() if n) or "nothing"
+        checked = run_words.counts(rung.checked) or "nothing"
         rows.append((rung.name, rung.outcome, checked, said, f"{rung.n_failures:,}", f"{rung.seconds:.1f}"))
     yield table(("rung", "verdict", "checked", "worst utilisation", "failures", "seconds"), rows)
     if report.exit_code and (command := report.repeat_of()):

@@ -20,7 +20,9 @@ from ...checks import AGAIN, ALONE
 from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
-from ...results import Call, Failure, RungResult
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...results.rungs import RungResult
 from ..calls import calling
 from ..explain import Explanations, Place
 from ..run import Matrix, Run

@@ -16,7 +16,10 @@ from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of, where
 from ...kernels.interface import Kernel
 from ...llama import Gemm
-from ...results import Call, CallKind, Failure, RungResult, Side
+from ...results.calls import Call, CallKind
+from ...results.failures import Failure
+from ...results.margins import Side
+from ...results.rungs import RungResult
 from ...semantics.definition import Semantics
 from ...semantics.elements import round_to
 from ...semantics.order import Order

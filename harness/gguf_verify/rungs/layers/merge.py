@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...results import RungResult, Side
+from ...results.margins import Side
+from ...results.rungs import RungResult
 from ...semantics.definition import Semantics
 from ..exact import ExactProducts
 from ..explain import Explanations

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 
 from ...gguf.matrices import label, where
 from ...kernels.interface import Kernel, Weights
-from ...results import Call, Failure, RungResult
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...results.rungs import RungResult
 from ...semantics.definition import Semantics
 from ..calls import calling
 from ..explain import Place, WrongBytes

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...gguf.file import Tensor
 from ...llama import Evaluation, Gemm
-from ...results import PartialResult, RungResult
+from ...results.rungs import PartialResult, RungResult
 from ..course import Course
 from ..graph_uses import not_multiplied, why_not_checked
 from ..known import Known

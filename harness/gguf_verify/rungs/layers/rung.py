@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from ...gguf.matrices import may_be_matrix
 from ...llama import LlamaRefused
-from ...results import RungResult
+from ...results.rungs import RungResult
 from ..calls import begin_alone, end_alone
 from ..interface import Rung
 from ..run import Run

@@ -11,7 +11,11 @@ from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
 from ...hosts.schedule import Schedule
 from ...llama import Gemm
-from ...results import Call, Failure, GemmRecord, Headroom, PartialResult
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...results.margins import Headroom
+from ...results.products import GemmRecord
+from ...results.rungs import PartialResult
 from ...semantics.fast_math import Agreement
 from ...semantics.overflow import LARGEST_HALF, largest_half
 from ...support.checksums import crc32

@@ -24,7 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ...llama import LlamaRefused
-from ...results import EmbeddingRecord, Failure, RungResult
+from ...results.failures import Failure
+from ...results.products import EmbeddingRecord
+from ...results.rungs import RungResult
 from ...support.text import printable
 from ..run import Run
 from .grafts import Grafts, bound_noise

@@ -13,7 +13,9 @@ from ...diagnosis.experiments import Experiments
 from ...formats import QK
 from ...gguf.matrices import label
 from ...llama import Gemm, LlamaRefused
-from ...results import Call, Failure, RungResult
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...results.rungs import RungResult
 from ...semantics.sums import UNIT_ROUNDOFF, gamma
 from ...support.errors import KernelFault
 from ...support.progress import under_way

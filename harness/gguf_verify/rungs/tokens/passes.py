@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...llama import Gemm
-from ...results import PartialResult, RungResult
+from ...results.rungs import PartialResult, RungResult
 from ...semantics.result import exact_result
 from ...support.progress import under_way
 from ..budget import BudgetSpent

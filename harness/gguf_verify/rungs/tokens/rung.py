@@ -29,7 +29,9 @@ import numpy.typing as npt
 
 from ...gguf.matrices import may_be_matrix
 from ...llama import LlamaRefused
-from ...results import Failure, RungResult, TokenRecord
+from ...results.failures import Failure
+from ...results.products import TokenRecord
+from ...results.rungs import RungResult
 from ...support.errors import KernelFault
 from ...support.text import printable
 from ..budget import BudgetSpent

@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label
-from ...results import Call, Failure, PartialResult
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...results.rungs import PartialResult
 from ...support.errors import KernelFault
 from ..author_oracle import Distances
 from ..exact import ExactProducts

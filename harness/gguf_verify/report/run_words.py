@@ -1,0 +1,71 @@
+"""Facts of a run in the words that several reports use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..results.failures import Failure
+from ..results.margins import Headroom, Worst
+from ..results.products import DrawnData
+from ..results.report import Report
+from ..results.rungs import RungResult
+from ..support.text import printable
+from .shades import rank
+
+
+def headline(report: Report) -> str:
+    """The verdict as a report begins with it: "VERIFIED (brief)"."""
+    words, scope = report.words, "" if report.exit_code else report.scope
+    return words.removesuffix(scope).upper() + scope
+
+
+def drawn(data: DrawnData) -> str:
+    """The random data that a kernel was verified on, in a line."""
+    sizes = dict[str, list[str]]()
+    for p in data.products:
+        sizes.setdefault(f"{p.m}×{p.n}×{p.k}", []).append(p.type)
+    listed = "; ".join(f"{', '.join(types)}: M×N×K = {size}" for size, types in sizes.items())
+    return f"{listed or 'nothing'}; weights: {data.weights}; activations: {data.activations}; seed {data.seed}"
+
+
+def headroom(of: Headroom) -> str:
+    """The half that came nearest to overflowing, in a line."""
+    shared = "; llama.cpp's CUDA backend keeps it in a half too" if of.of_llama else ""
+    return (
+        f"{printable(of.tensor, 64)}: the largest half among its activations is {of.what} = {of.value:.4g}, "
+        f"{of.ratio:.2g} times {of.limit:g}, at token {of.token}, block {of.block}{shared}"
+    )
+
+
+def counts(of: Mapping[str, int]) -> str:
+    """Counts by kind, without those that are zero."""
+    return ", ".join(f"{n:,} {kind}" for kind, n in of.items() if n)
+
+
+def checked(rung: RungResult) -> str:
+    """What a rung checked, what it is about first; "" for nothing."""
+    kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
+    return counts({kind: rung.checked[kind] for kind in kinds})
+
+
+def numbers(failure: Failure) -> str:
+    """The numbers of a failure; "" where it is about none."""
+    if failure.got is None or failure.expected is None:
+        return ""
+    words = f"got {failure.got:.9g}, expected {failure.expected:.9g}"
+    words += "" if failure.bound is None else f", bound {failure.bound:.3g}"
+    return words + ("" if failure.utilisation is None else f", utilisation {failure.utilisation:.3g}")
+
+
+def worst(report: Report, of_kernel: bool = True) -> tuple[Worst, RungResult] | None:
+    """The largest utilisation of the kernel, or of llama.cpp, in any rung; None where no bound was judged."""
+    found = [(w, rung) for rung in report.rungs for w in rung.worst.values() if w.of_kernel is of_kernel]
+    return max(found, key=lambda one: rank(one[0].utilisation), default=None)
+
+
+def ends(numbers: str) -> str:
+    """Ranges, such as those of an envelope, without most of those between the first and the last."""
+    ranges = numbers.split(", ")
+    if len(ranges) <= 3:
+        return numbers or "none"
+    return f"{ranges[0]}, {ranges[1]}, … {ranges[-1]} ({len(ranges)} ranges)"

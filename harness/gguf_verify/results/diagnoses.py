@@ -1,0 +1,127 @@
+"""Records of what explains wrong outputs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..support.errors import Culprit
+from .calls import MEMORY, OTHER_SHAPE, OWN, Call
+from .failures import Failure
+
+
+class FaultMatch(msgspec.Struct, frozen=True):
+    """A fault of the catalogue that explains wrong outputs.
+
+    Args:
+        id: of the fault, stable.
+        words: what is wrong, with the variant.
+        fix: one line.
+        explained: share of the error, 1 for all of it; NaN where the fault was seen in further calls, not computed.
+        utilisation: the worst |y - f| / bound over the wrong outputs, with f what the fault predicts; 0 where f is
+            nowhere finite.
+        everywhere: right outputs agree with the fault too; else it is in part of the outputs only.
+    """
+
+    id: str
+    words: str
+    fix: str
+    explained: float
+    utilisation: float
+    everywhere: bool
+
+
+class NearestFault(msgspec.Struct, frozen=True):
+    """The fault that explains the largest share of an error that no fault explains."""
+
+    id: str
+    explained: float
+
+
+class OutOfRange(msgspec.Struct, frozen=True, kw_only=True):
+    """A number that the file or the definition cannot represent, so that a product has no finite exact value.
+
+    Args:
+        what: "weight", "weight scale", "activation", "d", "s", "product" (of scales), "sum" (in half) or "output".
+        row, token: of the first output without a finite exact value.
+        block: the block that the number belongs to; of weights and activations that are not quantized, the value.
+        value: what the number is, or would be in a type without limits; not finite where that is not known.
+        limit: the largest number that its type holds.
+        ratio: |value| / limit.
+    """
+
+    what: str
+    row: int
+    token: int
+    block: int
+    value: float
+    limit: float
+    ratio: float
+
+
+#: Verdicts of a diagnosis, the least telling first.
+UNEXPLAINED = ("another order", "out of range", "unknown")
+
+_TELLING = (*UNEXPLAINED, "another definition", "known fault")
+
+#: Faults that are bad accesses to memory.
+MEMORY_FAULTS = frozenset({
+    "data-race", "outside-buffers", "uninitialized-memory", "misaligned-access", "input-written", "divergent-barrier",
+})  # fmt: skip
+
+
+class LocatedDiagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """What explains a wrong call.
+
+    Args:
+        tensor, where, who: as in `OutputMap`.
+        row, token, block: of the first wrong output; the block is None where no single one is to blame.
+        verdict: "another definition", "known fault", "another order", "out of range" or "unknown".
+        wrong, outputs: how many outputs are wrong, of how many.
+        definitions: other definitions within whose bound all outputs are.
+        faults: the faults that explain the outputs; several cannot be told apart on these data.
+        nearest: the nearest fault, where none explains them.
+        out_of_range: why some outputs have no finite exact value, where some have none.
+        culprit: who is at fault.
+        lines: the diagnosis in words.
+        type: of the weights.
+        call: which call it is.
+    """
+
+    tensor: str
+    where: str
+    who: str
+    row: int
+    token: int
+    block: int | None
+    verdict: str
+    wrong: int
+    outputs: int
+    definitions: tuple[str, ...] = ()
+    faults: tuple[FaultMatch, ...] = ()
+    nearest: NearestFault | None = None
+    out_of_range: OutOfRange | None = None
+    culprit: Culprit = "kernel"
+    lines: tuple[str, ...] = ()
+    type: str = ""
+    call: Call | None = None
+
+    @property
+    def rank(self) -> int:
+        """What the call is to a reader; a bad access to memory comes before other calls of its shape."""
+        rank = OWN if self.call is None else self.call.rank
+        return MEMORY if rank == OTHER_SHAPE and any(f.id in MEMORY_FAULTS for f in self.faults) else rank
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """The most important diagnosis has the smallest."""
+        telling = _TELLING.index(self.verdict) if self.verdict in _TELLING else len(_TELLING)
+        return self.rank, -telling
+
+    @property
+    def explains(self) -> bool:
+        """Whether it says what is wrong."""
+        return self.verdict not in UNEXPLAINED
+
+    def is_of(self, failure: Failure) -> bool:
+        """Whether a failure is of the call that it explains."""
+        return self.call is not None and failure.call == self.call and failure.tensor == self.tensor

@@ -1,0 +1,304 @@
+"""The result of a verification."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from ..checks import ALONE, BY_ID, BYTES, CHECKS, Check, Skipped, account, scope_of
+from ..support.command_line import repeat
+from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, Culprit
+from ..support.shown import Shown
+from .costs import QuantizationCosts
+from .diagnoses import LocatedDiagnosis
+from .environment import NOT_COMPILED, Environment
+from .failures import CULPRITS, Failure, WaiverUse
+from .options import DEFAULT_N_PREDICT, spent_words
+from .products import DrawnData, GemmRecord, TensorBlocks, TensorBytes, TensorValues
+from .rungs import RungResult
+
+ReportVerdict = Literal[
+    "verified", "verified on drawn data", "waived", "mismatch", "interrupted", "broken off", "not everything verified",
+]  # fmt: skip
+
+#: What ended a run before its end: nothing, `Options.exit_first`, `Options.budget`, or a signal.
+EndedBy = Literal["", "first failure", "budget", "SIGINT", "SIGTERM", "SIGHUP"]
+
+
+class Report(Shown, msgspec.Struct, kw_only=True):
+    """What a run found.
+
+    `assert report` fails unless everything is verified; `repr` is one line, `str` the report as at the terminal, and a
+    notebook shows a summary. The records that a rung finds one by one (`Failure`, `GemmRecord` …) are frozen. A report
+    and its rungs are not, since they grow while a run goes on; nothing changes them after `verify` has returned, and
+    `to_dict` gives a copy.
+
+    Args:
+        environment: everything that could matter to repeat it; the digests of the file are there at the end of the run.
+        rungs: the rungs that were climbed, in order.
+        command: the command line that repeats the run.
+        seconds: of the whole run.
+        changed: where the file is no longer the one whose digest the environment holds, how that is known; else None.
+        costs: what the quantization costs, where the run was given the model's source; no part of the verdict.
+        waivers: what became of the waivers that are about this model and kernel.
+        ended_by: what ended the run before its end.
+        not_climbed: rungs that were asked for and not begun, because the run was ended before.
+        drawn: what was multiplied, where that is no model's: "verified" is then said of these data alone.
+    """
+
+    environment: Environment
+    rungs: list[RungResult] = []
+    command: str = ""
+    seconds: float = 0.0
+    changed: str | None = None
+    costs: QuantizationCosts | None = None
+    waivers: list[WaiverUse] = []
+    ended_by: EndedBy = ""
+    not_climbed: tuple[str, ...] = ()
+    drawn: DrawnData | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """3 where the file was changed, so that nothing that was found need be true of it; else 1 for any mismatch;
+        else 130 where Ctrl-C ended the run; else 3 where SIGTERM or SIGHUP did, or a rung was broken off; else 5 where
+        something could not be verified."""
+        if self.changed:
+            return EXIT_ENVIRONMENT
+        verdicts = [r.verdict for r in self.rungs]
+        if "failed" in verdicts:
+            return EXIT_MISMATCH
+        if self.ended_by in EXIT_INTERRUPTED:
+            return EXIT_INTERRUPTED[self.ended_by]
+        if any(r.fault for r in self.rungs):
+            return EXIT_ENVIRONMENT
+        whole = not self.ended_by and not self.not_climbed
+        return EXIT_VERIFIED if whole and verdicts and {*verdicts} <= {"passed", "waived"} else EXIT_UNVERIFIED
+
+    @property
+    def fault(self) -> str | None:
+        """What broke off the whole run, in a line; what broke off one rung stands in its own `fault`."""
+        return f"a file was changed while it was verified: {self.changed}" if self.changed else None
+
+    @property
+    def unfinished(self) -> str | None:
+        """What ended the run before its end, what it left, and which rungs were not begun, in a line; else None."""
+        if not self.ended_by:
+            return None
+        why = f"interrupted by {self.ended_by}"
+        if self.ended_by == "first failure":
+            why = "the first failure ended the run (-x)"
+        elif self.ended_by == "budget":
+            why = self._spent
+        return f"{why}; rungs that were not begun: {', '.join(self.not_climbed) or 'none'}"
+
+    @property
+    def _spent(self) -> str:
+        """That the budget was spent, and how much each rung left for that reason."""
+        words = spent_words(self.environment.options.budget)
+        counts = {rung.name: sum(left.why == words for left in rung.unverified) for rung in self.rungs}
+        left = ", ".join(f"{n:,} in the {name} rung" for name, n in counts.items() if n)
+        return f"{words}; it left unverified: {left}" if left else words
+
+    @property
+    def verdict(self) -> ReportVerdict:
+        """The exit code in words."""
+        words: dict[int, ReportVerdict] = {
+            EXIT_VERIFIED: "verified",
+            EXIT_MISMATCH: "mismatch",
+            EXIT_ENVIRONMENT: "broken off",
+            EXIT_UNVERIFIED: "not everything verified",
+        }
+        if not self.changed and self.exit_code != EXIT_MISMATCH and self.ended_by in EXIT_INTERRUPTED:
+            return "interrupted"
+        if self.drawn is not None and not self.exit_code:
+            return "verified on drawn data"
+        return "waived" if not self.exit_code and self.n_waived else words[self.exit_code]
+
+    @property
+    def words(self) -> str:
+        """The verdict as reports say it: only a whole run that passed without a waiver, on a model, is "verified"."""
+        if self.verdict == "waived":
+            return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}{self.scope}"
+        return f"{self.verdict}{self.scope}" if not self.exit_code else self.verdict
+
+    @property
+    def scope(self) -> str:
+        """What was verified, where that is less than a whole run, as it follows "verified": ": file bytes only",
+        " (brief)"; else ""."""
+        scopes = [*(s.scope for s in self._skipped), self._sampled]
+        if self.drawn is not None and not self.drawn.compared:
+            scopes.insert(0, "not compared with llama.cpp")
+        if call := self.environment.options.only_call:
+            return f": one call only ({call.partition(',')[0]})" + scope_of((), scopes)
+        return scope_of(self.checks, scopes, () if self.drawn is None else (BYTES, "tokens"))
+
+    @property
+    def _sampled(self) -> str:
+        """What the headline says of large matrices of which a sample was judged; "" where every output was."""
+        sampled = [rung.sampled for rung in self.rungs if rung.sampled is not None]
+        of_outputs = [part for part in sampled if part.missed is not None]
+        if not of_outputs:
+            return "sampled: some blocks" if sampled else ""
+        size = 2 * max(part.smallest or 0.0 for part in of_outputs)
+        missed = max(part.missed or 0.0 for part in of_outputs)
+        words = f"sampled: misses errors above {size:.1g} times the outputs' size"
+        return f"{words} with a probability of at most {missed:.1g}"
+
+    @property
+    def checks(self) -> list[Check]:
+        """What became of every class of checks, in the order of `checks.CHECKS`."""
+        alone = sum(rung.sampled.alone for rung in self.rungs if rung.sampled is not None)
+        done: dict[str, int] = {"tensors": len(self.rungs), "sandbox": 1, "every-output": alone}
+        for rung in self.rungs:
+            whole = rung.substance if self.drawn is None or rung.name != BYTES else ()
+            done[rung.name] = sum(rung.checked.get(kind, 0) for kind in whole if kind != ALONE)
+            for c in CHECKS:
+                if not c.is_rung and any(kind in rung.checked for kind in c.counts):
+                    done[c.id] = done.get(c.id, 0) + sum(rung.checked.get(kind, 0) for kind in c.counts)
+            for name, n in rung.done.items():
+                done[name] = done.get(name, 0) + n
+            if any(not worst.of_kernel for worst in rung.worst.values()):
+                done["llama"] = done.get("llama", 0) + 1
+        ran = {rung.name: rung.question for rung in self.rungs}
+        found = account(self.environment.kernel.computes, done, self._skipped, ran)
+        if self.drawn is None:
+            return found
+        return [msgspec.structs.replace(c, title="products of random data") if c.id == "layers" else c for c in found]
+
+    @property
+    def _skipped(self) -> list[Skipped]:
+        """What was not done of a whole run, by the options, by the environment and in the rungs."""
+        options, sandbox = self.environment.options, self.environment.sandbox
+        found = [*options.skips, *(s for rung in self.rungs for s in rung.skipped)]
+        if sandbox.missing and options.sandbox != "none":
+            found.append(Skipped("sandbox", f"they may {', '.join(sandbox.missing)}"))
+        found += [Skipped("grids", why) for why in self.environment.kernel.code if why.startswith(NOT_COMPILED)]
+        found += [
+            Skipped("every-output", f"{rung.sampled.words} (--thorough judges every one)")
+            for rung in self.rungs if rung.sampled is not None
+        ]  # fmt: skip
+        tokens = self.rung("tokens")
+        if tokens is not None and options.n_predict < DEFAULT_N_PREDICT:
+            of = f"{options.n_predict} of {DEFAULT_N_PREDICT} tokens"
+            found.append(Skipped("tokens", f"{of} were predicted (-n)", of))
+        if options.only_call:
+            whole = ("tensors", "sandbox")
+            found += [Skipped(c.id, "one call was made (--only-call)") for c in CHECKS if c.id not in whole]
+        if self.drawn is not None:
+            found += [Skipped(name, "there is no model") for name in (BYTES, "tokens")]
+            found += [] if self.drawn.compared else [Skipped("llama", "llama.cpp was not asked (--reference none)")]
+        return found + [Skipped(name, "the run ended before") for name in self.not_climbed if name in BY_ID]
+
+    @property
+    def skipped(self) -> list[Check]:
+        """The classes of checks that were skipped or done in part only."""
+        return [check for check in self.checks if check.skipped]
+
+    @property
+    def limits(self) -> list[str]:
+        """What is verified up to some size only, why, and how to state or lift that limit."""
+        return list(dict.fromkeys(s.why for s in self._skipped if s.check == "grids" and s.scope))
+
+    @property
+    def shortened(self) -> list[str]:
+        """What the user chose not to have checked, each in words."""
+        return list(dict.fromkeys(f"{BY_ID[s.check].title}: {s.why}" for s in self._skipped if s.scope))
+
+    @property
+    def kernel_ran(self) -> bool:
+        """Whether anything that the kernel under test computed was judged, or is wrong."""
+        call = self.environment.options.only_call.partition(",")[0]
+        if call:
+            return call != "reference"
+        of_kernel = [rung for rung in self.rungs if rung.name not in BY_ID or BY_ID[rung.name].of_kernel]
+        return any(any(rung.checked.values()) or rung.n_failures for rung in of_kernel)
+
+    @property
+    def n_waived(self) -> int:
+        """How many failures a waiver covers."""
+        return sum(rung.n_waived for rung in self.rungs)
+
+    def repeat_of(self, failure: Failure | None = None) -> str:
+        """The command line that repeats a failure alone: its call where that is known, else its tensor and its rung.
+
+        Args:
+            failure: one of `failures`; None for the first of them. Where there is none: the whole run.
+        """
+        rung, failure = next(((r, f) for r, f in self.failures if failure is None or f is failure), (None, None))
+        if failure is None or rung is None:
+            return self.command
+        return repeat(self.command, rung.name, failure.tensor, failure.call.id if failure.call else "")
+
+    def rung(self, name: str) -> RungResult | None:
+        """The rung of this name, where it was climbed."""
+        return next((r for r in self.rungs if r.name == name), None)
+
+    @property
+    def culprits(self) -> dict[Culprit, int]:
+        """Who is at fault → for how much that is wrong or could not be verified, those of failures first; empty where
+        everything is verified or waived. Where the file was changed, nothing that was found tells who is."""
+        if self.changed:
+            return {"environment": 1}
+        found: dict[Culprit, int] = {}
+        for rung in self.rungs:
+            if rung.verdict == "waived":
+                continue
+            for culprit, n in rung.blamed.items():
+                found[culprit] = found.get(culprit, 0) + n
+        for rung in self.rungs:
+            left: list[Culprit] = [u.culprit for u in rung.unverified]
+            interrupted = rung.fault is not None and rung.fault_culprit == "coverage"  # a signal is nobody's fault
+            if rung.fault is not None and not interrupted:
+                left.append(rung.fault_culprit)
+            if rung.verdict == "unverified" and not left and not (interrupted and self.ended_by):
+                left = ["coverage"]
+            for culprit in left:
+                found[culprit] = found.get(culprit, 0) + 1
+        if not found and self.ended_by:  # before anything was wrong
+            found["coverage"] = max(1, len(self.not_climbed))
+        return found
+
+    @property
+    def at_fault(self) -> str:
+        """`culprits` in words."""
+        return ", ".join(f"{CULPRITS[culprit]} ({n:,})" for culprit, n in self.culprits.items())
+
+    @property
+    def failures(self) -> list[tuple[RungResult, Failure]]:
+        """Every failure that a rung recorded, with its rung, those of the call first that `diagnosed` explains first,
+        then those of the model's own products; `n_failures` counts those that were not recorded, too."""
+        leading = next(iter(self.diagnosed), None)
+
+        def weight(pair: tuple[RungResult, Failure]) -> tuple[bool, int]:
+            rung, failure = pair
+            return not (leading and rung is leading[0] and leading[1].is_of(failure)), failure.rank
+
+        return sorted(((rung, failure) for rung in self.rungs for failure in rung.failures), key=weight)
+
+    @property
+    def diagnosed(self) -> list[tuple[RungResult, LocatedDiagnosis]]:
+        """Of each type of weights the most important diagnosis, with its rung, the most important first."""
+        found: dict[str, tuple[RungResult, LocatedDiagnosis]] = {}
+        pairs = [(rung, diagnosis) for rung in self.rungs for diagnosis in rung.diagnoses]
+        # one with a map says more than the same without
+        for rung, diagnosis in sorted(pairs, key=lambda p: (p[1].weight, p[0].heat_map is None)):
+            found.setdefault(diagnosis.type, (rung, diagnosis))
+        return list(found.values())
+
+    @property
+    def n_failures(self) -> int:
+        """How many outputs, blocks or tokens are wrong."""
+        return sum(rung.n_failures for rung in self.rungs)
+
+    @property
+    def tensor_types(self) -> dict[str, str]:
+        """Tensor → type, of the tensors that a rung looked at."""
+        records = (record for rung in self.rungs for record in rung.details)
+        return {
+            r.tensor: r.type for r in records if isinstance(r, TensorBytes | TensorBlocks | TensorValues | GemmRecord)
+        }
+
+
+#: The version of the JSON schema that a report is written in, and read back from.
+SCHEMA_VERSION = 4
