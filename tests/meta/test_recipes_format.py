@@ -70,6 +70,7 @@ def test_a_format_is_two_files(tmp_path: Path) -> None:
     copy.also(
         "docs/generate.py",
         "docs/pictures.py",
+        "tools",
         "docs/certificates.md",
         "docs/tutorials/kernel-author.md",
         "docs/benchmarks.md",
