@@ -31,11 +31,14 @@ class Bare:
         self._python = folder / "bin" / "python"
         (packages,) = folder.glob("lib/python*/site-packages")
         (packages / "project.pth").write_text(f"{ROOT / 'harness'}\n")
+        # its own metadata too: entry points add commands
+        tops = [top for top in _tops(metadata.distribution("gguf-verify")) if top.suffix == ".dist-info"]
         for name in set(_closure(_declared())):
-            for top in _tops(metadata.distribution(name)):
-                target = packages / top.name
-                if not target.exists():
-                    target.symlink_to(top)
+            tops += _tops(metadata.distribution(name))
+        for top in tops:
+            target = packages / top.name
+            if not target.exists():
+                target.symlink_to(top)
 
     def run(self, *arguments: str | Path, program: str | None = None) -> subprocess.CompletedProcess[str]:
         """`gguf-verify` with arguments, or a program of Python."""
