@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..results.failures import CULPRITS
 from ..results.report import Report
-from ..support.text import printable
+from ..support.text import counted, printable
 from . import grid, run_words, scene, shades
 from .grid import Grid
 from .heat_map import mark_of
@@ -71,7 +71,7 @@ def _said(report: Report) -> str:
     if not why:
         why = report.fault or next((r.fault for r in report.rungs if r.fault), "")
     if not why and report.n_failures:
-        why = f"{report.n_failures:,} failure{'' if report.n_failures == 1 else 's'}"
+        why = counted(report.n_failures, "failures")
     if not why:
         left = [u for r in report.rungs for u in r.unverified]
         why = f"{len(left):,} could not be checked" if left else "nothing was measured"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ..backend_results import GraphReport, NotJudged, OperationResult, Varying, WrongNode
 from ..bisection_results import Seen
 from ..support.command_line import shown
-from ..support.text import ELLIPSIS, printable
+from ..support.text import ELLIPSIS, counted, printable
 from .shades import rank, short
 
 #: Characters of a name, and of a sentence, that a report shows.
@@ -44,11 +44,13 @@ def build(report: GraphReport) -> str:
 def sentence(report: GraphReport) -> str:
     """What the verdict means in numbers."""
     if report.verdict == "mismatch":
-        return f"{report.wrong_nodes:,} of {report.judged:,} nodes are not what their definitions say"
+        words = "is not what its definition says" if report.wrong_nodes == 1 else "are not what their definitions say"
+        return f"{report.wrong_nodes:,} of {counted(report.judged, 'nodes')} {words}"
     if report.verdict == "verified":
         outputs = sum(each.elements for each in report.operations)
-        return f"{report.judged:,} nodes, {outputs:,} outputs; whether the graph has the right nodes is not judged"
-    right = f"{report.judged:,} nodes are right"
+        judged = f"{counted(report.judged, 'nodes')}, {counted(outputs, 'outputs')}"
+        return f"{judged}; whether the graph has the right nodes is not judged"
+    right = f"{counted(report.judged, 'nodes')} {'is' if report.judged == 1 else 'are'} right"
     if report.not_judged:
         return f"{right}, {sum(each.nodes for each in report.not_judged):,} were not judged"
     if report.verdict == "not everything verified":
@@ -149,7 +151,7 @@ def fell_back(report: GraphReport) -> str:
 def left(each: NotJudged) -> str:
     """What was not judged, and why."""
     what = f"{seen(each.operation, NAME)} on {seen(each.device, NAME)}"
-    return f"{what}: {seen(each.why)} ({each.nodes:,} node{'s' * (each.nodes > 1)})"
+    return f"{what}: {seen(each.why)} ({counted(each.nodes, 'nodes')})"
 
 
 def varying(each: Varying) -> tuple[str, str]:

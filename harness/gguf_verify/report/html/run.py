@@ -16,6 +16,7 @@ from ...results.failures import CULPRITS, Failure
 from ...results.products import EmbeddingRecord, GemmRecord, TensorBlocks, TensorBytes, TokenRecord, TypeEnvelope
 from ...results.report import Report
 from ...results.rungs import RungResult
+from ...support.text import counted
 from .. import grid, heat_map, run_words, shades
 from ..shades import short
 from . import block, charts
@@ -177,12 +178,11 @@ def of(report: Report, failures: int = 80) -> Run:
 
 def _sentence(report: Report) -> str:
     """Who is at fault, and the counts."""
-    passed = sum(r.verdict == "passed" for r in report.rungs)
     told = f"at fault: {report.at_fault}. " if report.culprits else ""
     told += f"On random data (no model): {run_words.drawn(report.drawn)}. " if report.drawn is not None else ""
-    told += f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed in {report.seconds:.1f} s"
+    told += f"{run_words.passed(report)} in {report.seconds:.1f} s"
     if total := report.n_failures:
-        told += f"; {total:,} failure{'' if total == 1 else 's'}"
+        told += f"; {counted(total, 'failures')}"
     return told + "."
 
 

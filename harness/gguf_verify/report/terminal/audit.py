@@ -17,7 +17,7 @@ from ...audit.source import Comparison, Outcome
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
 from ...support.command_line import shown
-from ...support.text import byte_range, printable
+from ...support.text import byte_range, counted, printable
 from ..writer import Form
 from . import waivers, xray
 from .console import STYLES, WARN, capped, facts, rendered, said, table
@@ -51,7 +51,7 @@ def render_many(audits: Audits, form: Form) -> str:
 
 def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
     counts = ", ".join(f"{n} {verdict}" for verdict, n in audits.verdicts.most_common())
-    yield said((audits.verdict.upper(), STYLES[audits.verdict]), f": {len(audits.audits):,} files: {counts}")
+    yield said((audits.verdict.upper(), STYLES[audits.verdict]), f": {counted(len(audits.audits), 'files')}: {counts}")
     yield ""
     for a in audits.audits:
         yield _answer(a) if isinstance(a, Audit) else _unopened(a)
@@ -62,7 +62,7 @@ def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
         elif a.findings or a.unverified or a.fault:
             yield from (Text.assemble("    ", line) for line in _told(a))
     yield ""
-    yield Text(f"{len(audits.audits):,} files in {audits.seconds:.1f} s: {counts}")
+    yield Text(f"{counted(len(audits.audits), 'files')} in {audits.seconds:.1f} s: {counts}")
     if audits.exit_code and audits.command:
         yield Text(f"repeat with: {printable(audits.command)}")
 
@@ -95,7 +95,7 @@ def _unopened(a: Unopened) -> Text:
 def _answer(audit: Audit) -> Text:
     """The verdict, and what it means for this file."""
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
-    looked = f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)" if part else ""
+    looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
     name = printable(str(audit.path), 200)
     return said((audit.words.upper(), STYLES[audit.verdict]), f": {name}{looked}: {audit.sentence}")
 
@@ -160,7 +160,7 @@ def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
         said = f"{sizes['unread']:,} of them not read"
     else:
         said = "each owned by one field: 100 %"
-    yield "bytes", f"{file.size:,}, {said}, {len(file.byte_map):,} ranges"
+    yield "bytes", f"{file.size:,}, {said}, {counted(len(file.byte_map), 'ranges')}"
     parts = [(name, sum(sizes[kind] for kind in kinds)) for name, kinds in _SUMMARY]
     yield "", " · ".join(f"{name} {n:,}" for name, n in parts if n)
 
@@ -351,9 +351,9 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     yield from (Text(f"not compared with {name}: {printable(why)}") for name, why in audit.left_out)
     yield from _left(audit, "tensors were not verified")
     severities = Counter(f.severity for f in audit.findings)
-    counts = ", ".join(f"{severities[s]} {s}{'' if severities[s] == 1 else 's'}" for s in ("error", "warning", "note"))
+    counts = ", ".join(counted(severities[s], f"{s}s") for s in ("error", "warning", "note"))
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
-    looked = f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)" if part else ""
+    looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
     yield from waivers.lines(audit.waivers)
     verdict = (audit.words.upper(), STYLES[audit.verdict])
     yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")

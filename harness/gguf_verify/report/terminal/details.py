@@ -12,7 +12,7 @@ from rich.text import Text
 from ...results.costs import CostGroup, QuantizationCosts
 from ...results.products import TypeEnvelope
 from ...results.report import Report
-from ...support.text import printable
+from ...support.text import counted, printable
 from .. import run_words
 from ..writer import Form
 from . import failures
@@ -107,7 +107,7 @@ def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _whole(e: TypeEnvelope) -> str:
-    plan = f"{e.calls:,} calls of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
+    plan = f"{counted(e.calls, 'calls')} of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
     domain = f"; declared domain: {e.domain}" if e.domain else ""
     beside = "" if e.under_test else "; of a kernel beside the one under test"
     sizes = "; ".join(f"{n} {numbers or 'none'}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
@@ -185,7 +185,7 @@ def _groups(heading: str, groups: Sequence[CostGroup]) -> RenderableType:
 def _predictions(costs: QuantizationCosts) -> Iterator[tuple[str, str]]:
     found = costs.text
     assert found is not None
-    chunks = f"{found.chunks:,} chunk{'' if found.chunks == 1 else 's'} of {found.chunk}"
+    chunks = f"{counted(found.chunks, 'chunks')} of {found.chunk}"
     yield (
         "text",
         f"{printable(found.text, 100)}: {found.tokens:,} tokens, {found.scored:,} predictions scored ({chunks})",

@@ -19,7 +19,7 @@ from ...results.failures import CULPRITS, Unverified
 from ...results.report import Report
 from ...results.rungs import RungResult
 from ...support.command_line import shown
-from ...support.text import ELLIPSIS, printable
+from ...support.text import ELLIPSIS, counted, printable
 from .. import run_words
 from ..writer import Form
 from . import details, failures, waivers
@@ -62,10 +62,8 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
 
 
 def _verdict(report: Report, form: Form) -> Iterator[Text]:
-    passed = sum(rung.verdict == "passed" for rung in report.rungs)
     verdict = (run_words.headline(report), STYLES[report.verdict])
-    asked = len(report.rungs) + len(report.not_climbed)
-    yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
+    yield said(verdict, f" in {report.seconds:.1f} s: {run_words.passed(report)}")
     if report.drawn is not None:
         yield from wrapped(Text(f"{DRAWN_MEANS}: {run_words.drawn(report.drawn)}"), form.width, _INDENT)
     if report.culprits:
@@ -88,14 +86,14 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
 def _more(report: Report) -> str:
     """What -v adds to a failing report."""
     n = len(report.failures) - 1
-    failures = f"{n:,} more of {report.n_failures:,} failures, " if n > 0 else ""
+    failures = f"{n:,} more of {counted(report.n_failures, 'failures')}, " if n > 0 else ""
     return f"{failures}every note, the envelope and the environment"
 
 
 def rung_line(rung: RungResult, form: Form) -> Text:
     """A rung that is over, in a line."""
     worst = "" if rung.worst_utilisation is None else f"worst {rung.worst_utilisation:.3g} of the bound"
-    failed = f"{rung.n_failures:,} failures" if rung.n_failures else ""
+    failed = counted(rung.n_failures, "failures") if rung.n_failures else ""
     told = [failed, worst, f"{rung.seconds:.1f} s", run_words.checked(rung) or "nothing checked"]
     start = said(f"{rung.name:<7} ", (f"{rung.outcome:<10}", STYLES[rung.outcome]), "  ")
     return cut(start + Text(", ".join(filter(None, told))), form.width)
@@ -241,7 +239,7 @@ def _envelope(report: Report) -> Iterator[_Fact]:
     if found:
         calls, brief = sum(e.calls for e in found), any(e.probes != "full" for e in found)
         values = list(dict.fromkeys(value for e in found for value in e.values))
-        plan = f"{calls:,} calls of plan {found[0].plan}{', brief' if brief else ''}"
+        plan = f"{counted(calls, 'calls')} of plan {found[0].plan}{', brief' if brief else ''}"
         more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
         yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more, spare=1)
     if large := [words for e in found for words in e.indices]:
