@@ -49,7 +49,7 @@ def passed(report: Report) -> str:
 
 
 def checked(rung: RungResult) -> str:
-    """What a rung checked, what it is about first; "" for nothing."""
+    """What a rung checked, its own subject first; "": nothing."""
     kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
     return counts({kind: rung.checked[kind] for kind in kinds})
 

@@ -1,4 +1,4 @@
-"""What a page shows of audits: verdicts, the byte map, findings, tensors."""
+"""The page of audits: verdicts, the byte map, findings and tensors, arranged for the templates."""
 
 from __future__ import annotations
 

@@ -16,13 +16,13 @@ from ...support.text import counted, printable
 from .. import graph_words as words
 from .parts import Case, document, suite
 
-#: The case of what no operation is to blame for.
+#: The name of the case for faults of no operation.
 _WHOLE = "the whole graph"
 
 
 @dataclass
 class _Found:
-    """What is known of an operation on a device."""
+    """The records of an operation on a device."""
 
     judged: list[OperationResult] = field(default_factory=list)
     left: list[NotJudged] = field(default_factory=list)

@@ -28,7 +28,7 @@ MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS = 3, 10, 5
 MOST_RANGES, MOST_TENSORS = 20_000, 1000
 _BARS = "▁▂▃▄▅▆▇█"
 
-#: What the summary of the byte map adds up, by kind of range.
+#: Groups of the summary of the byte map → kinds of ranges.
 _SUMMARY = (
     ("header", ("magic", "version", "tensor count", "key count")),
     ("metadata", ("key", "value type", "element type", "element count", "value")),
@@ -44,8 +44,8 @@ def render(audit: Audit, form: Form) -> str:
 
 
 def render_many(audits: Audits, form: Form) -> str:
-    """Audits of several files: one line for each, what is to be said of those that are not clean, and a summary; with
-    `verbose` the whole report of each."""
+    """Audits of several files: one line for each, details of those that are not clean, and a summary; with `verbose`
+    the whole report of each."""
     return rendered(_many(audits, form), form)
 
 
@@ -68,7 +68,7 @@ def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
 
 
 def _told(audit: Audit) -> Iterator[Text]:
-    """What is wrong with one of several files, a line each."""
+    """The findings of one of several files, a line each."""
     if audit.fault:
         yield said(("BROKEN OFF", WARN), f": {printable(audit.fault)}")
     lines = [
@@ -81,7 +81,7 @@ def _told(audit: Audit) -> Iterator[Text]:
 
 
 def _left(audit: Audit, more: str) -> Iterator[Text]:
-    """What was not verified, and how much more there is."""
+    """Unverified items, and the number of further ones."""
     for name, why in audit.unverified[:MOST_UNVERIFIED]:
         yield said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}")
     if len(audit.unverified) > MOST_UNVERIFIED:
@@ -166,7 +166,7 @@ def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
 
 
 def _map(file: GgufFile) -> Iterator[str]:
-    """A file may have a great many ranges: they are no table of rich's."""
+    """Every range of the file. There may be very many, so this is no table of rich."""
     yield f"{'start':>14} {'stop':>14} {'bytes':>13}  {'kind':<14}owner and value; stop is the byte after the last"
     for r in file.byte_map[:MOST_RANGES]:
         what = " = ".join(filter(None, [printable(r.owner, 64), printable(r.note, 60)]))
@@ -176,7 +176,7 @@ def _map(file: GgufFile) -> Iterator[str]:
 
 
 def _read(audit: Audit) -> Iterator[tuple[str, str]]:
-    """How many tensors were looked at, and what other readers said."""
+    """The number of tensors that were read, and the answers of other readers."""
     if audit.n_tensors != len(audit.contents) and audit.refused is None:
         yield "tensors", f"{len(audit.contents):,} of {audit.n_tensors:,} looked at"
     for part, readings in enumerate(audit.readings):
@@ -237,7 +237,7 @@ def _span(spans: Iterable[list[float] | None]) -> tuple[str, str]:
 
 
 def _codes(contents: Sequence[Content]) -> np.ndarray | None:
-    """How often each code occurs, from the lowest; None of a type without codes, and where nothing was counted."""
+    """The count of each code, from the lowest; None: a type without codes, or nothing was counted."""
     fmt = contents[0].tensor.type.format
     if fmt is None:
         return None

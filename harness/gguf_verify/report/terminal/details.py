@@ -1,4 +1,4 @@
-"""What the report of a run adds: with `-v` everything else that was found, and what the quantization costs."""
+"""Details of a run: everything that `-v` adds, and the costs of the quantization."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _whole(e: TypeEnvelope) -> str:
 
 
 def _ranges(report: Report) -> Iterator[tuple[str, str]]:
-    """How near the activations come to what a half holds."""
+    """The largest halves among the activations, relative to the largest half."""
     for rung in report.rungs:
         if rung.headroom is not None:
             yield "range", run_words.headroom(rung.headroom)
@@ -150,7 +150,7 @@ def _value(value: object) -> str:
 
 MOST_LEFT = 5
 
-#: Said wherever these figures are shown.
+#: Printed wherever these figures are shown.
 FORMULA = (
     "error = ‖X·W_qᵀ − X·W_fᵀ‖ / ‖X·W_fᵀ‖ in float32, with the activations X of the",
     "prompt, the weights W_q, and the source's W_f",
