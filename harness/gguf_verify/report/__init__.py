@@ -1,5 +1,5 @@
-"""Reports: each module here that defines a `Writer` is one kind of report, and `writer.writers` finds them all.
+"""Reports: `writer.writers` finds every `Writer` that a module of this package defines.
 
-Writers read typed results and judge nothing. This room may import `results`, `nightly`'s and `audit`'s records, `gguf`,
-`formats` and `support`; not what makes the results (`rungs`, `kernels`, `llama`, `hosts`).
+Writers read typed results and judge nothing. This package may import `results`, `nightly`'s and `audit`'s records,
+`gguf`, `formats` and `support`; not the packages that produce results (`rungs`, `kernels`, `llama`, `hosts`).
 """

@@ -36,7 +36,7 @@ def render(found: Iterable[Finding]) -> str:
 
 
 def _command(level: str, f: Finding) -> str:
-    """As GitHub takes it; no text can end the line, or begin another command."""
+    """Return the line of a finding. No text in it can end the line or begin another command."""
     title = _escaped(f.heading, _TITLE).replace(":", "%3A").replace(",", "%2C")
     return f"::{level} title={title}::{_escaped(f'{f.scope}: {f.message}' if f.scope else f.message, _MESSAGE)}"
 
@@ -46,7 +46,7 @@ def _escaped(text: str, limit: int) -> str:
 
 
 def _of_files(found: Iterable[Finding]) -> str:
-    """Of audits, whose notes are about what is harmless."""
+    """Render the findings of audits without notes, which are about harmless things."""
     return render(f for f in found if f.level != "note" or f.rule is None)
 
 

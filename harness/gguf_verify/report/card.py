@@ -1,7 +1,7 @@
 """One picture of a run for a README or a model card: its verdict, what ran where, how far that holds, and the map.
 
 The card is 1200 × 630 pixels, the size that sites show links in, light in any theme, and readable at half of that. It
-says what was not checked as plainly as what was: rungs that were left out, tensors that were not selected.
+shows skipped rungs and tensors that were not selected as plainly as the checks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ..results.failures import CULPRITS
 from ..results.report import Report
-from ..support.text import printable
+from ..support.text import counted, printable
 from . import grid, run_words, scene, shades
 from .grid import Grid
 from .heat_map import mark_of
@@ -20,11 +20,11 @@ from .shades import short
 from .writer import Form, Kind, Writer
 
 WIDTH, HEIGHT, MARGIN = 1200, 630, 56
-#: Where the map stands: its left upper corner, its width and height.
+#: Place of the map: its left upper corner, its width and height.
 _MAP = (700, 250, 444, 236)
-#: The width of what stands left of it.
+#: The width of the column at its left.
 _LEFT = 600
-#: The rungs, as a card names them, also where they were not run.
+#: The rungs that a card lists, even if they were not run.
 _RUNGS = ("bytes", "blocks", "layers", "tokens")
 
 
@@ -57,7 +57,7 @@ def _head(report: Report, level: str) -> Iterator[Item]:
 
 
 def _said(report: Report) -> str:
-    """The verdict's sentence: who is at fault and why, or how far inside the bounds the outputs are."""
+    """Return the sentence of the verdict: the culprit and the reason, or the largest error."""
     if report.verdict in ("verified", "verified on drawn data"):
         used = _worst(report)
         if not report.kernel_ran:
@@ -71,7 +71,7 @@ def _said(report: Report) -> str:
     if not why:
         why = report.fault or next((r.fault for r in report.rungs if r.fault), "")
     if not why and report.n_failures:
-        why = f"{report.n_failures:,} failure{'' if report.n_failures == 1 else 's'}"
+        why = counted(report.n_failures, "failures")
     if not why:
         left = [u for r in report.rungs for u in r.unverified]
         why = f"{len(left):,} could not be checked" if left else "nothing was measured"
@@ -154,7 +154,7 @@ def _span(ranges: list[str]) -> str:
 
 
 def _picture(report: Report) -> Iterator[Item]:
-    """The first wrong GEMM, or all matrices; what it shows in a line above it, and the scale below."""
+    """The map of the first wrong GEMM, or of all matrices, between its title and the scale."""
     x, y, width, height = _MAP
     grids = grid.of_run(report)
     if not grids:
@@ -210,7 +210,7 @@ def _scale(x: float, y: float) -> Iterator[Item]:
 
 
 def _foot(report: Report) -> Iterator[Item]:
-    """The rungs with their outcomes, what was left out, and what identifies file and program."""
+    """The rungs with their outcomes, the skipped ones, and the versions and digests of file and program."""
     yield Line(MARGIN, 560, WIDTH - MARGIN, 560)
     x = float(MARGIN)
     whole = _RUNGS if report.environment.kernel.computes in ("gemm", "experts") else _RUNGS[:1]
@@ -237,7 +237,7 @@ def _cut(text: str, width: float, size: float, bold: bool = False) -> str:
 
 
 def told(report: Report) -> str:
-    """The card in words, for whoever does not see it."""
+    """Return the card in words, for readers who cannot see it."""
     e = report.environment
     kernel = f"kernel {e.kernel.name}" if report.kernel_ran else "no kernel"
     skipped = ", ".join(check.title for check in report.skipped) or "nothing"

@@ -1,7 +1,7 @@
-"""The findings of a result: one list, which is computed once and which every writer of lists writes.
+"""The findings of a result: one list, computed once, for SARIF and for the annotations of GitHub Actions.
 
-SARIF and the annotations of GitHub Actions are such writers. A finding is something wrong, something that could not be
-checked, or something worth knowing. All its texts but the path are printable, and each fits on a line.
+A finding is something wrong, something that could not be checked, or something worth knowing. All its texts but the
+path are printable, and each fits on a line.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Finding:
     """One finding.
 
     Args:
-        rule: the id of its rule, such as "GGUF-048-trailing" or "layers-mismatch"; None where it explains or sums up
-            other findings, and is none by itself.
+        rule: the id of its rule, such as "GGUF-048-trailing" or "layers-mismatch"; None: it explains or sums up other
+            findings.
         level: how bad it is.
-        heading: the result that it is of, in a few words: the file and the verdict.
-        scope: the part of that, such as the name of the rung; "" for the whole.
+        heading: the file and the verdict of its result.
+        scope: the part of the result, such as the rung; "": the whole.
         message: what was found.
-        details: what continues the message where there is room.
+        details: text after the message, where there is room.
         path: the file.
-        owner: the tensor, key or node; "" where it is about none.
-        place: where in that. It stays when the file moves or grows: it holds no offset in the file.
-        region: the bytes, half-open; None where it is not about bytes.
+        owner: the tensor, key or node; "": none.
+        place: in the owner. It does not change when the file moves or grows, so it holds no offset in the file.
+        region: the bytes, half-open; None: not about bytes.
         waived: a waiver covers it.
-        fails: the verdict is a failure for it, whatever its level.
+        fails: it fails the result, whatever its level.
         properties: further facts, by name.
     """
 
@@ -66,7 +66,7 @@ class Finding:
 
 
 def of_run(report: Report) -> Iterator[Finding]:
-    """What broke off, the diagnoses, each recorded failure, waivers, what could not be verified, what was skipped."""
+    """Yield faults, diagnoses, recorded failures, waivers, unverified items and skipped checks."""
     path = report.environment.file.path
     finding = partial(Finding, heading=f"{printable(path.rpartition('/')[2])}: {report.words}", path=path)
     if report.fault:
@@ -143,7 +143,7 @@ def _waivers(waivers: Sequence[WaiverUse], path: str) -> Iterator[Finding]:
 
 
 def of_audit(audit: Audit) -> Iterator[Finding]:
-    """What broke off, the findings of the file, waivers, and what could not be judged."""
+    """Yield the fault, the findings of the file, waivers and unverified items."""
     path = str(audit.path)
     finding = partial(Finding, heading=f"{printable(audit.path.name)}: {audit.words}", path=path)
     if audit.fault:
@@ -160,7 +160,7 @@ def of_audit(audit: Audit) -> Iterator[Finding]:
             details=f". Why it matters: {f.why}.",
             path=of_part.get(f.part, path),
             owner=f.owner,
-            # of a tensor's block the place in the tensor, which stays when the header grows
+            # the place in the tensor does not change when the header grows
             place=str(f.start - base) if base is not None and f.start >= base else "",
             region=(f.start, f.stop),
             waived=f in audit.waived,
@@ -173,7 +173,7 @@ def of_audit(audit: Audit) -> Iterator[Finding]:
 
 
 def of_audits(audits: Audits) -> Iterator[Finding]:
-    """Those of each file, and files that could not be opened."""
+    """Yield the findings of each file, and the files that could not be opened."""
     from ..audit.many import Unopened  # late: a run's report does not need it
 
     for a in audits.audits:
@@ -188,7 +188,7 @@ def of_audits(audits: Audits) -> Iterator[Finding]:
 
 
 def of_graph(report: GraphReport) -> Iterator[Finding]:
-    """What broke off, each recorded wrong node, what was not judged, what fell back, and where bits vary."""
+    """Yield the fault, recorded wrong nodes, nodes that were not judged or fell back, and nodes whose bits vary."""
     finding = partial(Finding, heading=f"{words.about(report)}: {report.verdict}", path=report.path)
     left = partial(finding, rule="graph-not-verified", level="warning")
     if report.fault:

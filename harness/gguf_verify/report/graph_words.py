@@ -1,7 +1,7 @@
-"""What every report says of a graph whose nodes were judged one by one, without the markup of any of them.
+"""Facts of a graph in the words that all reports use, without markup.
 
-Names from a file are escaped in the record. What still does not print, as in a record that was read from a file, is
-escaped here; backslashes stay, so that nothing is escaped twice.
+Names from a file are escaped in the record. Other unprintable characters, as in a record that was read from a
+file, are escaped here; backslashes are kept, so that nothing is escaped twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ..backend_results import GraphReport, NotJudged, OperationResult, Varying, WrongNode
 from ..bisection_results import Seen
 from ..support.command_line import shown
-from ..support.text import ELLIPSIS, printable
+from ..support.text import ELLIPSIS, counted, printable
 from .shades import rank, short
 
 #: Characters of a name, and of a sentence, that a report shows.
@@ -25,12 +25,12 @@ def seen(text: str, limit: int = SENTENCE) -> str:
 
 
 def file_name(report: GraphReport) -> str:
-    """Of the model."""
+    """Return the name of the model's file."""
     return printable(report.path.rpartition("/")[2], NAME)
 
 
 def about(report: GraphReport) -> str:
-    """What was judged where."""
+    """Return the file and the device."""
     return f"{file_name(report)} on {seen(report.device.name, NAME)}"
 
 
@@ -42,13 +42,15 @@ def build(report: GraphReport) -> str:
 
 
 def sentence(report: GraphReport) -> str:
-    """What the verdict means in numbers."""
+    """Return the verdict in numbers."""
     if report.verdict == "mismatch":
-        return f"{report.wrong_nodes:,} of {report.judged:,} nodes are not what their definitions say"
+        words = "is not what its definition says" if report.wrong_nodes == 1 else "are not what their definitions say"
+        return f"{report.wrong_nodes:,} of {counted(report.judged, 'nodes')} {words}"
     if report.verdict == "verified":
         outputs = sum(each.elements for each in report.operations)
-        return f"{report.judged:,} nodes, {outputs:,} outputs; whether the graph has the right nodes is not judged"
-    right = f"{report.judged:,} nodes are right"
+        judged = f"{counted(report.judged, 'nodes')}, {counted(outputs, 'outputs')}"
+        return f"{judged}; whether the graph has the right nodes is not judged"
+    right = f"{counted(report.judged, 'nodes')} {'is' if report.judged == 1 else 'are'} right"
     if report.not_judged:
         return f"{right}, {sum(each.nodes for each in report.not_judged):,} were not judged"
     if report.verdict == "not everything verified":
@@ -57,17 +59,17 @@ def sentence(report: GraphReport) -> str:
 
 
 def ended(report: GraphReport) -> str:
-    """What ended the run before its end; "" where nothing did."""
+    """Return the reason for an early end; "": none."""
     return f"by {'the ' * (' ' in report.ended_by)}{report.ended_by}" if report.ended_by else ""
 
 
 def command(report: GraphReport) -> str:
-    """What repeats a run that did not verify everything; "" for one that did."""
+    """Return the command that repeats a run which did not verify everything; "" for one that did."""
     return shown(report.command) if report.exit_code else ""
 
 
 def utilisation(each: OperationResult) -> str:
-    """The worst one, or, where bits are compared, that they are equal."""
+    """Return the worst utilisation; where bits are compared, whether they are equal."""
     if each.exact:
         words = "differs" if each.wrong else "equal"
         return f"{words}, {each.ambiguous:,} ambiguous" if each.ambiguous else words
@@ -88,7 +90,7 @@ def worst(report: GraphReport) -> str:
 
 
 def definitions(each: OperationResult) -> str:
-    """What an operation was judged by."""
+    """Return the definitions by which an operation was judged."""
     return seen(", ".join(each.definitions))
 
 
@@ -114,7 +116,7 @@ def place(node: WrongNode) -> str:
 
 
 def extent(node: WrongNode) -> str:
-    """How many elements are wrong, and where."""
+    """Return the number of wrong elements, and their place."""
     return f"{node.wrong:,} of {node.elements:,}" + (f": {seen(node.extent)}" if node.extent else "")
 
 
@@ -139,7 +141,7 @@ def line(node: WrongNode) -> str:
 
 
 def fell_back(report: GraphReport) -> str:
-    """What another device computed than the one that was asked for; "" where that is nothing."""
+    """Return the operations that another device computed than the requested one; "": none."""
     back: Sequence[OperationResult] = [*report.fallen_back]
     listed = sorted({f"{seen(each.operation, NAME)} ({each.nodes:,})" for each in back})
     devices = ", ".join(sorted({seen(each.device, NAME) for each in back}))
@@ -147,9 +149,9 @@ def fell_back(report: GraphReport) -> str:
 
 
 def left(each: NotJudged) -> str:
-    """What was not judged, and why."""
+    """Return an operation that was not judged, and the reason."""
     what = f"{seen(each.operation, NAME)} on {seen(each.device, NAME)}"
-    return f"{what}: {seen(each.why)} ({each.nodes:,} node{'s' * (each.nodes > 1)})"
+    return f"{what}: {seen(each.why)} ({counted(each.nodes, 'nodes')})"
 
 
 def varying(each: Varying) -> tuple[str, str]:

@@ -225,7 +225,7 @@ def of_layers(rung: RungResult) -> Grid | None:
 
 
 def of_run(report: Report) -> list[Grid]:
-    """What a run gives to draw: the first wrong GEMM, then all layers."""
+    """The maps of a run: of the first wrong GEMM, then of all layers."""
     layers = report.rung("layers")
     if layers is None:
         return []

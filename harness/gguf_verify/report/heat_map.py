@@ -1,7 +1,7 @@
 """Heat maps of utilisation as SVG and PNG: of the first wrong GEMM, and of all layers.
 
 A map of outputs has an axis of rows and one of tokens, the borders of the kernel's tiles, and a frame around what is
-wrong; a map of matrices has its values written into its cells. A text that does not fit is left out, never clipped.
+wrong; a map of matrices has its values written into its cells. A text that does not fit is omitted, never clipped.
 SVG, for files and for pages, and PNG draw the same scene (see `scene`).
 """
 
@@ -32,7 +32,7 @@ _TILE_PIXELS = 6
 
 
 def mark_of(cell: Cell) -> str:
-    """What is wrong is crossed out, what is not checked is struck through: colour never stands alone."""
+    """Wrong cells are crossed out, unchecked ones struck through: colour is never the only mark."""
     if shades.is_wrong(cell.shade):
         return CROSS
     return STROKE if cell.unchecked else ""

@@ -232,7 +232,7 @@ def of_xray(xray: XRay) -> dict[str, Any]:
 
 
 def of_identification(report: IdentifyReport) -> dict[str, Any]:
-    """What `--identify` found as plain objects.
+    """The result of `--identify` as plain objects.
 
     A product has type, tensor, M, N, K, who, declared, identified (names; none where it is no known definition),
     coincide (whether those names give the same on these data), candidates (name, utilisation, score, nmse, within) and
@@ -295,7 +295,7 @@ def _text(made: dict[str, Any], indent: int | None = 2) -> str:
 
 
 def renders(kind: Kind) -> Callable[[Any], str]:
-    """What makes the text that `--json` writes of a kind of result."""
+    """Return the function that makes the text of `--json` for a kind of result."""
     return lambda result: str(WRITER.renders[kind](result, Form(".json")))
 
 

@@ -1,8 +1,8 @@
-"""What is wrong with a run, in at most 15 lines: the message of a failed test and of `raise_for_mismatch`.
+"""The failures of a run in at most 15 lines: the message of a failed test and of `raise_for_mismatch`.
 
 In the manner of numpy.testing and torch.testing.assert_close: how many of how many outputs are wrong, the greatest
-utilisation and where it is, got and expected; and then what those cannot say: the block's place in the file, what
-explains the outputs, how to fix it, and the command that makes the failing call again.
+utilisation and where it is, got and expected; and beyond those: the block's place in the file, the diagnosis, the
+fix, and the command that repeats the failing call.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def of_run(report: Report, tensor: str | None = None) -> str:
 
 
 class _Wrong:
-    """What there is to say of a tensor, or of all."""
+    """The lines of a message about one tensor, or about all."""
 
     def __init__(self, report: Report, tensor: str | None) -> None:
         self._report, self._tensor = report, tensor
@@ -48,7 +48,7 @@ class _Wrong:
         return shown(self._report.repeat_of(self._failures[0][1] if self._failures else None))
 
     def heading(self) -> Iterator[str]:
-        """What is not verified, and how much of it is wrong."""
+        """The kernel, the file and the verdict, and the number of failures."""
         e = self._report.environment
         kernel, file = printable(e.kernel.name, 80), printable(e.file.path.rsplit("/", 1)[-1], 80)
         if self._tensor is not None:
@@ -96,7 +96,7 @@ class _Wrong:
         return next((said for _, said in pairs if self._tensor in (None, said.tensor)), None)
 
     def explained(self) -> Iterator[str]:
-        """What explains it, with the fix."""
+        """The diagnosis, with the fix, and the culprits."""
         said = self._diagnosis() if self._failures else None
         if said is not None:
             for i, line in enumerate(said.lines[:_MOST_DIAGNOSIS]):
@@ -107,7 +107,7 @@ class _Wrong:
             yield f"At fault: {', '.join(CULPRITS[c] for c in culprits)}"
 
     def left(self) -> Iterator[str]:
-        """What broke off or could not be verified."""
+        """Faults and unverified items."""
         if self._report.unfinished:
             yield printable(f"Incomplete: {self._report.unfinished}", 2 * _WIDTH)
         for rung in self._report.rungs:

@@ -9,7 +9,7 @@ from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
 from ..results.report import Report
 from ..results.rungs import RungResult
-from ..support.text import printable
+from ..support.text import counted, printable
 from .shades import rank
 
 
@@ -39,11 +39,17 @@ def headroom(of: Headroom) -> str:
 
 def counts(of: Mapping[str, int]) -> str:
     """Counts by kind, without those that are zero."""
-    return ", ".join(f"{n:,} {kind}" for kind, n in of.items() if n)
+    return ", ".join(counted(n, kind) for kind, n in of.items() if n)
+
+
+def passed(report: Report) -> str:
+    """How many of the requested rungs passed."""
+    n = sum(rung.verdict == "passed" for rung in report.rungs)
+    return f"{n} of {counted(len(report.rungs) + len(report.not_climbed), 'rungs')} passed"
 
 
 def checked(rung: RungResult) -> str:
-    """What a rung checked, what it is about first; "" for nothing."""
+    """What a rung checked, its own subject first; "": nothing."""
     kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
     return counts({kind: rung.checked[kind] for kind in kinds})
 

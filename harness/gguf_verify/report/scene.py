@@ -105,7 +105,7 @@ Item = Box | Words | Line | Frame
 
 @dataclass
 class Scene:
-    """What to draw, in order, and its size."""
+    """Items to draw, in order, and the size of the picture."""
 
     items: list[Item] = field(default_factory=list)
     width: float = 0
@@ -169,7 +169,7 @@ STYLE = (
 
 
 def style() -> str:
-    """What a page must hold, once, for the pictures that stand in it."""
+    """The style that a page must hold once for its pictures."""
     return shades.css() + STYLE
 
 

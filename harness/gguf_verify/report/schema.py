@@ -133,7 +133,7 @@ def nightly_schema() -> dict[str, Any]:
 
 
 def text(schema: dict[str, Any]) -> str:
-    """What the file of a schema holds."""
+    """The contents of the file of a schema."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -93,5 +93,5 @@ _LEVELS = {
 
 
 def level(verdict: str) -> str:
-    """How good a verdict, an outcome or a severity is: "good", "warn" or "bad"."""
+    """Return the level of a verdict, an outcome or a severity: "good", "warn" or "bad"."""
     return _LEVELS.get(verdict, "warn")

@@ -16,7 +16,7 @@ from ..support.registry import members
 
 
 class Kind(StrEnum):
-    """What a command finds, and so what a report is of.
+    """The kind of result of a command.
 
     RUN is a `results.Report`, AUDIT an `audit.Audit`, AUDITS an `audit.many.Audits`, XRAY an `audit.xray.XRay`,
     IDENTIFICATION an `identification.IdentifyReport`, JUDGEMENT a `captured.Judged`, NIGHT a
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Form:
-    """How a report is to be written.
+    """The form of a report.
 
     Args:
         suffix: of the file's name, such as ".svg"; "" at the terminal.
@@ -69,8 +69,8 @@ class Writer:
         name: in messages.
         flag: of the command line, such as "--json"; None for the report on standard output.
         help: of the flag.
-        renders: what it can write → how. A function raises UsageError where the result holds nothing to write.
-        suffixes: endings that the file's name must have one of; empty for any.
+        renders: kind of result → function that writes it; UsageError if the result holds nothing to write.
+        suffixes: allowed endings of the file's name; empty: any.
         rung: a rung that a run must have for this to show anything.
     """
 
@@ -95,7 +95,7 @@ def writers(kind: Kind | None = None) -> tuple[Writer, ...]:
 
 
 def terminal(kind: Kind, result: Any, form: Form) -> str:
-    """What standard output shows of a result."""
+    """Return the text of a result for standard output."""
     shown = next(w for w in writers(kind) if w.flag is None).renders[kind](result, form)
     assert isinstance(shown, str)
     return shown

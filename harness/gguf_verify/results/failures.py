@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from ..support.errors import Culprit, KernelFault
+from ..support.text import counted
 from .calls import OWN, Call
 
 #: Bytes of a block that a failure holds: more than the largest block has (292, of Q8_K).
@@ -115,7 +116,7 @@ class Unverified(msgspec.Struct, frozen=True):
         """The name, with the number of products where they are counted."""
         if not self.products:
             return self.name
-        return f"{self.products:,} product{'' if self.products == 1 else 's'} of {self.name}"
+        return f"{counted(self.products, 'products')} of {self.name}"
 
 
 class WaiverUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +139,7 @@ class WaiverUse(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def words(self) -> str:
         """In a line."""
-        n = f"{self.failures:,} failure{'' if self.failures == 1 else 's'}"
+        n = counted(self.failures, "failures")
         told = {
             "applied": f"{n}, until {self.until}: {self.reason}",
             "expired": f"expired on {self.until}, covers nothing ({n} would match): {self.reason}",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from ..support.text import counted
+
 
 class Side(msgspec.Struct, frozen=True):
     """Whose output was judged: its name in reports, and whether it is the kernel's (else it is llama.cpp's)."""
@@ -108,7 +110,7 @@ class Closer(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """In a line."""
-        n = f"{self.products:,} product{'' if self.products == 1 else 's'}"
+        n = counted(self.products, "products")
         words = (
             f"{n} judged by what kernels' orders of summation lose, since the bound for any order would accept zeros: "
             f"{self.judged:,} of {self.outputs:,} outputs"

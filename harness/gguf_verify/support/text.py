@@ -31,6 +31,16 @@ def sentence(words: str) -> str:
     return words if named else f"{words[:1].upper()}{words[1:]}"
 
 
+#: Plural → singular, where that is not the plural without its last letter.
+_SINGULARS = {"matrices": "matrix", "launches": "launch"}
+
+
+def counted(n: int, plural: str) -> str:
+    """A number and its noun, of which the first word agrees with it: "1 launch", "2,000 outputs at other shapes"."""
+    first, space, rest = plural.partition(" ")
+    return f"{n:,} {_SINGULARS.get(first, first[:-1]) if n == 1 else first}{space}{rest}"
+
+
 def quoted(name: str) -> str:
     """Quote a key or a tensor's name for messages: escaped, cut at 64 characters."""
     return f"'{printable(name, 64)}'"

@@ -89,7 +89,7 @@ def test_a_wrong_operation_is_a_failure_with_its_first_wrong_node() -> None:
     assert [name for name, failure in told.items() if failure is not None] == ["ROPE"]
     failure = told["ROPE"]
     assert failure.get("type") == "mismatch"
-    assert "1 of 12 nodes are wrong, the first is ROPE Qcur-0: token 3, head 1, d 17: got 1.5" in failure.get("message")
+    assert "1 of 12 nodes is wrong, the first is ROPE Qcur-0: token 3, head 1, d 17: got 1.5" in failure.get("message")
     for words in ("node 7 of the prompt", "tokens 3 to 5", "src[1] inp_pos I32 [10]", "repeat with: gguf-verify back"):
         assert words in failure.text
 
@@ -100,7 +100,7 @@ def test_an_operation_has_one_case_on_each_device() -> None:
     assert {key: error.get("message").partition(":")[0] for key, error in cases.items()} == {
         ("tiny-Q4_0.gguf/CUDA0", "MUL_MAT Q4_0"): "5 of 17 nodes were not judged",
         ("tiny-Q4_0.gguf/CUDA0", "ADD"): "5 of 5 nodes were not judged",
-        ("tiny-Q4_0.gguf/CPU", "ADD"): "1 of 1 nodes were not judged",
+        ("tiny-Q4_0.gguf/CPU", "ADD"): "1 of 1 node was not judged",
     }
     assert {error.get("type") for error in cases.values()} == {"not judged"}
 

@@ -99,7 +99,7 @@ def test_one_line() -> None:
         assert len(repr(report).splitlines()) == 1
         assert len(repr(report)) < 200
         assert repr(report).isprintable()
-    assert repr(right()) == "<Report: verified: the model's products only; 1 of 1 rungs passed>"
+    assert repr(right()) == "<Report: verified: the model's products only; 1 of 1 rung passed>"
     assert "mismatch; at fault: the kernel (1,000)" in repr(wrong())
     assert "1,000 failures" in repr(wrong())
 

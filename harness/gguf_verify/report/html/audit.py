@@ -1,4 +1,4 @@
-"""What a page shows of audits: verdicts, the byte map, findings, tensors."""
+"""The page of audits: verdicts, the byte map, findings and tensors, arranged for the templates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...audit import Audit
 from ...audit.many import Audits, Unopened
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
-from ...support.text import byte_range, printable
+from ...support.text import byte_range, counted, printable
 from ...support.version import project_version
 from ..shades import level
 
@@ -135,9 +135,9 @@ def of(result: Audit | Audits) -> Page:
         audits.append(made)
         listed.append(Listed(made.id, str(a.path), a.verdict, made.level, a.sentence))
     counts = ", ".join(f"{n} {verdict}" for verdict, n in result.verdicts.most_common())
-    sentence = f"{len(result.audits):,} files: {counts}"
+    sentence = f"{counted(len(result.audits), 'files')}: {counts}"
     return Page(
-        f"{len(result.audits)} files", result.verdict, level(result.verdict), sentence, result.command,
+        counted(len(result.audits), "files"), result.verdict, level(result.verdict), sentence, result.command,
         project_version(), listed, audits, len(result.audits) - len(audits),
     )  # fmt: skip
 

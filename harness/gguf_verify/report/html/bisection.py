@@ -1,4 +1,4 @@
-"""What a page shows of the search for the first bad build: the records of `bisection_results`, arranged."""
+"""The page of a bisection: the records of `bisection_results`, arranged for the templates."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The x-ray of a failing block for a page: its bytes by field, the fields' values, and the values that they make. So of
-the weights, and of the activations that they are multiplied by."""
+"""The x-ray of a failing block for a page: its bytes by field, the fields' values, and the values that they make.
+For blocks of weights, and for the activations that they are multiplied by."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class Block:
-    """What there is to show of a block; `why` says what is missing, where something is."""
+    """The contents of a block; `why` explains what is missing, if anything is."""
 
     type: str
     n_bytes: int

@@ -40,7 +40,7 @@ class Bar(NamedTuple):
 
 
 def bars(values: Sequence[float]) -> list[Bar]:
-    """How many values are in each step of a logarithmic axis, with a border at 1, the bound: exactly 1 is right.
+    """Count the values in each step of a logarithmic axis, with a border at 1, the bound: exactly 1 is within it.
 
     A step is half a decade, or more where the values span many decades. What has no place on such an axis, 0, inf and
     NaN, has a bar of its own; a value below 0 is none of a utilisation, and counts as NaN.
@@ -67,7 +67,7 @@ def bars(values: Sequence[float]) -> list[Bar]:
 
 
 def _power(halves: int) -> str:
-    """10 to so many halves, as people write it."""
+    """Return 10 to the power of this number of halves, as people write it."""
     decades, half = divmod(halves, 2)
     if -4 < decades < 4:
         return f"{10 ** (halves / 2):,.0f}" if halves >= 4 else f"{10 ** (halves / 2):.2g}"

@@ -1,4 +1,4 @@
-"""What a page shows of a graph that was judged node by node: the records of `backend_results`, arranged."""
+"""The page of a graph: the records of `backend_results`, arranged for the templates."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def of(report: GraphReport) -> Page:
 
 
 def _margin(report: GraphReport) -> str:
-    """How far inside the bounds the outputs of a graph are that is right; "" where no bound was judged."""
+    """Return the largest error of a correct graph relative to its bound; "": no bound was judged."""
     worst = words.worst(report)
     if report.wrong_nodes or not worst:
         return ""
-    return f"The largest error is {worst} times its bound."
+    return f"The largest error is {'exactly' if worst == '1' else f'{worst} times'} its bound."
 
 
 def wrong(node: WrongNode) -> Wrong:

@@ -1,4 +1,4 @@
-"""What a page shows of nights: the records of `nightly`, arranged for the templates."""
+"""The page of nights: the records of `nightly`, arranged for the templates."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def _group(number: int, cells: Sequence[Followed]) -> Group:
 
 
 def _charts(past: Sequence[Past]) -> list[tuple[str, Markup]]:
-    """What a line shows, and the line; nothing of one night, which is no trend."""
+    """Return the titles and the line charts; none for a single night, which is no trend."""
     if len(past) < 2:
         return []
     shares = []

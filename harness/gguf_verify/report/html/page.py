@@ -1,4 +1,4 @@
-"""How a page is made.
+"""Pages of HTML from templates.
 
 Everything is readable without JavaScript, which only sorts and filters. Text from a model's file stays text: templates
 escape (jinja2, autoescape), what does not print is escaped before that, and the page's own policy (CSP) allows its one
@@ -94,7 +94,7 @@ def _digest(content: str) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """What a template's expression becomes: text from anywhere with what does not print made visible."""
+    """Make unprintable characters in the value of a template's expression visible."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

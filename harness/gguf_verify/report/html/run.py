@@ -1,4 +1,4 @@
-"""What a page shows of one run: the records of `results`, arranged for the templates."""
+"""The page of a run: the records of `results`, arranged for the templates."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ...results.failures import CULPRITS, Failure
 from ...results.products import EmbeddingRecord, GemmRecord, TensorBlocks, TensorBytes, TokenRecord, TypeEnvelope
 from ...results.report import Report
 from ...results.rungs import RungResult
+from ...support.text import counted
 from .. import grid, heat_map, run_words, shades
 from ..shades import short
 from . import block, charts
@@ -74,7 +75,7 @@ class Failed(NamedTuple):
 
 
 class Count(NamedTuple):
-    """How many of a tensor are wrong in each rung; "" is what is of no tensor."""
+    """The number of failures of a tensor in each rung; the tensor "" has those of no tensor."""
 
     tensor: str
     type: str
@@ -92,7 +93,7 @@ class Token(NamedTuple):
 
 
 class OfTensor(NamedTuple):
-    """What the bytes and the blocks rung say of a tensor."""
+    """The records of a tensor in the bytes rung and the blocks rung."""
 
     name: str
     type: str
@@ -148,7 +149,7 @@ class Run:
 
 
 def of(report: Report, failures: int = 80) -> Run:
-    """A run with at most so many failures."""
+    """Return a run with at most this number of failures."""
     layers, tokens = report.rung("layers"), report.rung("tokens")
     gemms = layers.gemms if layers is not None else []
     tensors = _tensors(report)
@@ -177,17 +178,16 @@ def of(report: Report, failures: int = 80) -> Run:
 
 def _sentence(report: Report) -> str:
     """Who is at fault, and the counts."""
-    passed = sum(r.verdict == "passed" for r in report.rungs)
     told = f"at fault: {report.at_fault}. " if report.culprits else ""
     told += f"On random data (no model): {run_words.drawn(report.drawn)}. " if report.drawn is not None else ""
-    told += f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed in {report.seconds:.1f} s"
+    told += f"{run_words.passed(report)} in {report.seconds:.1f} s"
     if total := report.n_failures:
-        told += f"; {total:,} failure{'' if total == 1 else 's'}"
+        told += f"; {counted(total, 'failures')}"
     return told + "."
 
 
 def _margin(report: Report) -> str:
-    """How far inside the bounds the kernel's outputs are, or how far outside; "" where no bound was judged."""
+    """Return the largest error of the kernel relative to its bound; "": no bound was judged."""
     found = run_words.worst(report)
     if found is None:
         return ""
@@ -246,7 +246,7 @@ def _first(report: Report) -> First | None:
 
 
 def _counts(report: Report) -> list[Count]:
-    """How many are wrong by tensor and rung, the most first, and what is wrong of no tensor."""
+    """Count failures by tensor and rung, the most first; last those of no tensor."""
     found: dict[str, list[int]] = {}
     for i, rung in enumerate(report.rungs):
         counted = 0

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from ...backend_results import GraphReport, NotJudged, OperationResult
-from ...support.text import printable
+from ...support.text import counted, printable
 from .. import graph_words as words
 from .parts import Case, document, suite
 
-#: The case of what no operation is to blame for.
+#: The name of the case for faults of no operation.
 _WHOLE = "the whole graph"
 
 
 @dataclass
 class _Found:
-    """What is known of an operation on a device."""
+    """The records of an operation on a device."""
 
     judged: list[OperationResult] = field(default_factory=list)
     left: list[NotJudged] = field(default_factory=list)
@@ -76,12 +76,13 @@ def _case(report: GraphReport, device: str, operation: str, found: _Found) -> Ca
     evidence = [*_wrong(found.judged), *(f"not judged: {words.left(each)}" for each in found.left)]
     evidence += _repeat(report)
     if wrong:
-        reason = f"{wrong:,} of {nodes:,} nodes are wrong"
+        reason = f"{wrong:,} of {counted(nodes, 'nodes')} {'is' if wrong == 1 else 'are'} wrong"
         node = next((each.first for each in found.judged if each.first is not None), None)
         reason += "" if node is None else f", the first is {words.name(node)}: {words.first(node)}"
         return Case(classname, name, 0.0, "failure", "mismatch", reason, evidence)
     if found.left:
-        reason = f"{left:,} of {nodes + left:,} nodes were not judged: {words.seen(found.left[0].why)}"
+        unjudged = f"{left:,} of {counted(nodes + left, 'nodes')} {'was' if left == 1 else 'were'} not judged"
+        reason = f"{unjudged}: {words.seen(found.left[0].why)}"
         return Case(classname, name, 0.0, "error", "not judged", reason, evidence)
     return Case(classname, name)
 

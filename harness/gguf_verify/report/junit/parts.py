@@ -1,4 +1,4 @@
-"""What every file of JUnit XML is made of; `../schemas/junit.xsd`.
+"""The parts of every file of JUnit XML; `../schemas/junit.xsd`.
 
 JUnit XML has no standard schema; this is what the dialects of Ant, Maven Surefire, Jenkins and GitLab have in common.
 Characters that XML cannot hold, and those that do not print, are escaped as at the terminal.
@@ -48,7 +48,7 @@ def suite(
     number: int, name: str, started: datetime, seconds: float, properties: Mapping[str, str], cases: Sequence[Case],
     told: str = "",
 ) -> ET.Element:  # fmt: skip
-    """The suite of that number; `told`: lines that no case is about."""
+    """The suite of that number; `told`: lines about no case."""
     tags = [case.tag for case in cases]
     made = ET.Element("testsuite", {
         "id": str(number), "package": "gguf-verify", "name": printable(name) or "gguf-verify",

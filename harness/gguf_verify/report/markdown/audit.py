@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...audit import Audit
 from ...audit.many import PRECEDENCE, Audits
+from ...support.text import counted
 from ..shades import level
 from .page import LIMIT, MARKS, Page, escaped, heading
 
@@ -14,7 +15,7 @@ def render(audit: Audit, limit: int = LIMIT) -> str:
     """The audit, below `limit` (at least 10,000) bytes."""
     page = Page(limit)
     page.add(heading(audit.verdict, audit.words), "")
-    tensors = f"{len(audit.contents):,} of {audit.n_tensors:,} tensors read"
+    tensors = f"{len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')} read"
     page.add(f"{escaped(audit.path.name, 100)}: {audit.header.size:,} bytes, {tensors}.", "")
     if audit.sample:
         page.add(f"An audit {audit.sample.sentence}: {escaped(audit.sample.untold, 600)}.", "")
@@ -43,7 +44,7 @@ def render_many(audits: Audits, limit: int = LIMIT) -> str:
     page, verdict = Page(limit), audits.verdict
     page.add(heading(verdict, verdict), "")
     counts = ", ".join(f"{n:,} {word}" for word, n in audits.verdicts.most_common())
-    page.add(f"{len(audits.audits):,} files: {counts}.", "")
+    page.add(f"{counted(len(audits.audits), 'files')}: {counts}.", "")
     ordered = sorted(audits.audits, key=lambda a: (PRECEDENCE.index(a.exit_code), level(a.verdict) == "good"))
     rows = [
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...backend_results import GraphReport, OperationResult, WrongNode
+from ...support.text import counted
 from .. import graph_words as words
 from .page import LIMIT, MARKS, Page, escaped, heading
 
@@ -43,7 +44,11 @@ def render(report: GraphReport, limit: int = LIMIT) -> str:
             (escaped(each.operation, 100), escaped(each.device, 60), f"{each.nodes:,}", escaped(each.why))
             for each in report.not_judged
         ]
-        page.fold(f"{nodes:,} nodes were not judged", ("operation", "on", "nodes", "why"), left)
+        page.fold(
+            f"{counted(nodes, 'nodes')} {'was' if nodes == 1 else 'were'} not judged",
+            ("operation", "on", "nodes", "why"),
+            left,
+        )
     if report.varying:
         told = [(label, escaped(said)) for label, said in map(words.varying, report.varying)]
         page.table(("in micro-batches", ""), told)

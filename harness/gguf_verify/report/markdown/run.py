@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...results.costs import CostGroup, QuantizationCosts, TextCost
 from ...results.report import Report
 from ...results.rungs import RungResult
+from ...support.text import counted
 from .. import run_words, shades
 from .page import LIMIT, MARKS, Page, escaped, heading
 
@@ -45,7 +46,7 @@ def render(report: Report, limit: int = LIMIT) -> str:
     page.table(("rung", "verdict", "checked", "worst utilisation"), rungs)
     if failures := report.failures:
         told = [(rung.name, escaped(failure.what)) for rung, failure in failures[:MOST_FAILURES]]
-        page.table((f"first of {report.n_failures:,} failures, in", "what"), told)
+        page.table((f"first of {counted(report.n_failures, 'failures')}, in", "what"), told)
     if report.waivers:
         page.add(*(f"- Waiver, {use.state}: {escaped(use.words, 600)}" for use in report.waivers), "")
     if left := [(rung.name, u) for rung in report.rungs for u in rung.unverified]:

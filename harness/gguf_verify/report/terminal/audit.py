@@ -17,7 +17,7 @@ from ...audit.source import Comparison, Outcome
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
 from ...support.command_line import shown
-from ...support.text import byte_range, printable
+from ...support.text import byte_range, counted, printable
 from ..writer import Form
 from . import waivers, xray
 from .console import STYLES, WARN, capped, facts, rendered, said, table
@@ -28,7 +28,7 @@ MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS = 3, 10, 5
 MOST_RANGES, MOST_TENSORS = 20_000, 1000
 _BARS = "▁▂▃▄▅▆▇█"
 
-#: What the summary of the byte map adds up, by kind of range.
+#: Groups of the summary of the byte map → kinds of ranges.
 _SUMMARY = (
     ("header", ("magic", "version", "tensor count", "key count")),
     ("metadata", ("key", "value type", "element type", "element count", "value")),
@@ -44,14 +44,14 @@ def render(audit: Audit, form: Form) -> str:
 
 
 def render_many(audits: Audits, form: Form) -> str:
-    """Audits of several files: one line for each, what is to be said of those that are not clean, and a summary; with
-    `verbose` the whole report of each."""
+    """Audits of several files: one line for each, details of those that are not clean, and a summary; with `verbose`
+    the whole report of each."""
     return rendered(_many(audits, form), form)
 
 
 def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
     counts = ", ".join(f"{n} {verdict}" for verdict, n in audits.verdicts.most_common())
-    yield said((audits.verdict.upper(), STYLES[audits.verdict]), f": {len(audits.audits):,} files: {counts}")
+    yield said((audits.verdict.upper(), STYLES[audits.verdict]), f": {counted(len(audits.audits), 'files')}: {counts}")
     yield ""
     for a in audits.audits:
         yield _answer(a) if isinstance(a, Audit) else _unopened(a)
@@ -62,13 +62,13 @@ def _many(audits: Audits, form: Form) -> Iterator[RenderableType]:
         elif a.findings or a.unverified or a.fault:
             yield from (Text.assemble("    ", line) for line in _told(a))
     yield ""
-    yield Text(f"{len(audits.audits):,} files in {audits.seconds:.1f} s: {counts}")
+    yield Text(f"{counted(len(audits.audits), 'files')} in {audits.seconds:.1f} s: {counts}")
     if audits.exit_code and audits.command:
         yield Text(f"repeat with: {printable(audits.command)}")
 
 
 def _told(audit: Audit) -> Iterator[Text]:
-    """What is wrong with one of several files, a line each."""
+    """The findings of one of several files, a line each."""
     if audit.fault:
         yield said(("BROKEN OFF", WARN), f": {printable(audit.fault)}")
     lines = [
@@ -81,7 +81,7 @@ def _told(audit: Audit) -> Iterator[Text]:
 
 
 def _left(audit: Audit, more: str) -> Iterator[Text]:
-    """What was not verified, and how much more there is."""
+    """Unverified items, and the number of further ones."""
     for name, why in audit.unverified[:MOST_UNVERIFIED]:
         yield said(("NOT VERIFIED ", WARN), f"{printable(name, 64)}: {printable(why)}")
     if len(audit.unverified) > MOST_UNVERIFIED:
@@ -95,7 +95,7 @@ def _unopened(a: Unopened) -> Text:
 def _answer(audit: Audit) -> Text:
     """The verdict, and what it means for this file."""
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
-    looked = f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)" if part else ""
+    looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
     name = printable(str(audit.path), 200)
     return said((audit.words.upper(), STYLES[audit.verdict]), f": {name}{looked}: {audit.sentence}")
 
@@ -160,13 +160,13 @@ def _ownership(file: GgufFile) -> Iterator[tuple[str, str]]:
         said = f"{sizes['unread']:,} of them not read"
     else:
         said = "each owned by one field: 100 %"
-    yield "bytes", f"{file.size:,}, {said}, {len(file.byte_map):,} ranges"
+    yield "bytes", f"{file.size:,}, {said}, {counted(len(file.byte_map), 'ranges')}"
     parts = [(name, sum(sizes[kind] for kind in kinds)) for name, kinds in _SUMMARY]
     yield "", " · ".join(f"{name} {n:,}" for name, n in parts if n)
 
 
 def _map(file: GgufFile) -> Iterator[str]:
-    """A file may have a great many ranges: they are no table of rich's."""
+    """Every range of the file. There may be very many, so this is no table of rich."""
     yield f"{'start':>14} {'stop':>14} {'bytes':>13}  {'kind':<14}owner and value; stop is the byte after the last"
     for r in file.byte_map[:MOST_RANGES]:
         what = " = ".join(filter(None, [printable(r.owner, 64), printable(r.note, 60)]))
@@ -176,7 +176,7 @@ def _map(file: GgufFile) -> Iterator[str]:
 
 
 def _read(audit: Audit) -> Iterator[tuple[str, str]]:
-    """How many tensors were looked at, and what other readers said."""
+    """The number of tensors that were read, and the answers of other readers."""
     if audit.n_tensors != len(audit.contents) and audit.refused is None:
         yield "tensors", f"{len(audit.contents):,} of {audit.n_tensors:,} looked at"
     for part, readings in enumerate(audit.readings):
@@ -237,7 +237,7 @@ def _span(spans: Iterable[list[float] | None]) -> tuple[str, str]:
 
 
 def _codes(contents: Sequence[Content]) -> np.ndarray | None:
-    """How often each code occurs, from the lowest; None of a type without codes, and where nothing was counted."""
+    """The count of each code, from the lowest; None: a type without codes, or nothing was counted."""
     fmt = contents[0].tensor.type.format
     if fmt is None:
         return None
@@ -351,9 +351,9 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     yield from (Text(f"not compared with {name}: {printable(why)}") for name, why in audit.left_out)
     yield from _left(audit, "tensors were not verified")
     severities = Counter(f.severity for f in audit.findings)
-    counts = ", ".join(f"{severities[s]} {s}{'' if severities[s] == 1 else 's'}" for s in ("error", "warning", "note"))
+    counts = ", ".join(counted(severities[s], f"{s}s") for s in ("error", "warning", "note"))
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
-    looked = f" ({len(audit.contents):,} of {audit.n_tensors:,} tensors)" if part else ""
+    looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
     yield from waivers.lines(audit.waivers)
     verdict = (audit.words.upper(), STYLES[audit.verdict])
     yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")

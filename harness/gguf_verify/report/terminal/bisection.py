@@ -12,7 +12,7 @@ from ..writer import Form
 
 
 def render(found: Bisection, form: Form) -> str:
-    """What was tried, what turned wrong, and the verdict."""
+    """Return the candidates, the node that turned wrong, and the verdict."""
     return "".join(f"{shown(line)}\n" for line in _lines(found))
 
 

@@ -1,4 +1,4 @@
-"""What every report at the terminal is made with: rich, without its markup.
+"""Output of reports at the terminal through rich, without its markup.
 
 Text from a file never meets rich's markup: it is escaped by `printable` and passed on as `Text`, or through a console
 that has markup, emoji and highlighting switched off. Without a width nothing is wrapped and no name is ever cut.
@@ -100,7 +100,7 @@ def table(*columns: str, right: Iterable[int] = (), folded: int | None = None, h
 
 
 def facts(rows: Iterable[tuple[str, str]]) -> Table:
-    """Labels, and what there is to say of each; a label that is "" continues the one above."""
+    """A table of labels and texts; the label "" continues the one above."""
     made = table("", "", folded=1, heading=False)
     made.columns[0].min_width = LABEL - 2
     for label, words in rows:
@@ -109,7 +109,7 @@ def facts(rows: Iterable[tuple[str, str]]) -> Table:
 
 
 def capped(lines: Iterable[Text], most: int, more: str = "more") -> Iterator[Text]:
-    """At most so many of the lines, and how many there are beyond them. The others are not kept."""
+    """Yield at most this number of lines, and then the number of further ones, which are not kept."""
     beyond = -most
     for line in lines:
         beyond += 1

@@ -1,4 +1,4 @@
-"""What the report of a run adds: with `-v` everything else that was found, and what the quantization costs."""
+"""Details of a run: everything that `-v` adds, and the costs of the quantization."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.text import Text
 from ...results.costs import CostGroup, QuantizationCosts
 from ...results.products import TypeEnvelope
 from ...results.report import Report
-from ...support.text import printable
+from ...support.text import counted, printable
 from .. import run_words
 from ..writer import Form
 from . import failures
@@ -107,7 +107,7 @@ def _envelopes(report: Report) -> Iterator[tuple[str, str]]:
 
 
 def _whole(e: TypeEnvelope) -> str:
-    plan = f"{e.calls:,} calls of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
+    plan = f"{counted(e.calls, 'calls')} of plan {e.plan}{'' if e.probes == 'full' else ', brief'}"
     domain = f"; declared domain: {e.domain}" if e.domain else ""
     beside = "" if e.under_test else "; of a kernel beside the one under test"
     sizes = "; ".join(f"{n} {numbers or 'none'}" for n, numbers in (("M", e.tokens), ("N", e.rows), ("K", e.columns)))
@@ -115,7 +115,7 @@ def _whole(e: TypeEnvelope) -> str:
 
 
 def _ranges(report: Report) -> Iterator[tuple[str, str]]:
-    """How near the activations come to what a half holds."""
+    """The largest halves among the activations, relative to the largest half."""
     for rung in report.rungs:
         if rung.headroom is not None:
             yield "range", run_words.headroom(rung.headroom)
@@ -150,7 +150,7 @@ def _value(value: object) -> str:
 
 MOST_LEFT = 5
 
-#: Said wherever these figures are shown.
+#: Printed wherever these figures are shown.
 FORMULA = (
     "error = ‖X·W_qᵀ − X·W_fᵀ‖ / ‖X·W_fᵀ‖ in float32, with the activations X of the",
     "prompt, the weights W_q, and the source's W_f",
@@ -185,7 +185,7 @@ def _groups(heading: str, groups: Sequence[CostGroup]) -> RenderableType:
 def _predictions(costs: QuantizationCosts) -> Iterator[tuple[str, str]]:
     found = costs.text
     assert found is not None
-    chunks = f"{found.chunks:,} chunk{'' if found.chunks == 1 else 's'} of {found.chunk}"
+    chunks = f"{counted(found.chunks, 'chunks')} of {found.chunk}"
     yield (
         "text",
         f"{printable(found.text, 100)}: {found.tokens:,} tokens, {found.scored:,} predictions scored ({chunks})",

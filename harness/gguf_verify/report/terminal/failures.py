@@ -1,4 +1,4 @@
-"""What is wrong with a run: the diagnoses, the map of the first wrong GEMM, failures with their blocks."""
+"""Failures of a run: the diagnoses, the map of the first wrong GEMM, failures with their blocks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Te
 
 
 def _trace(f: Failure, form: Form) -> Iterator[Text]:
-    """The exception's way: where it passed several lines of the author's code, or, with -v, any."""
+    """The traceback, if it passes several lines of the author's code, or, with -v, any."""
     frames = f.trace if form.verbose else tuple(frame for frame in f.trace if frame.own)
     if len(frames) > 1 or (frames and form.verbose):
         yield Text(f"{_INDENT}traceback, the last call last:")
@@ -105,7 +105,7 @@ def _trace(f: Failure, form: Form) -> Iterator[Text]:
 
 
 def _again(report: Report, f: Failure) -> Iterator[Text]:
-    """How many calls failed for the cause of a failure beside it."""
+    """The number of further calls that failed for the same cause."""
     n = sum(rung.same.get(f.cause, 0) for rung in report.rungs) - 1 if f.cause else 0
     if n > 0:
         yield Text(f"{_INDENT}{ELLIPSIS} and {n:,} more {'call' if n == 1 else 'calls'} failed the same way")
@@ -131,7 +131,7 @@ def _shortened(digits: str, most: int) -> str:
 
 
 def _by_tensor(report: Report) -> Table:
-    """How many failures each tensor has in each rung."""
+    """A table of failures by tensor and rung."""
     wrong = [rung for rung in report.rungs if rung.n_failures]
     counts: dict[str, dict[str, int]] = {}
     for rung in wrong:
@@ -153,7 +153,7 @@ def _by_tensor(report: Report) -> Table:
 
 
 def _counted(rung: RungResult) -> dict[str, int]:
-    """Tensor → how many failures it has: those that its record counts, or as many as are recorded."""
+    """Tensor → number of failures: the count of its record, or else the number of recorded failures."""
     counts: dict[str, int] = {}
     for record in rung.details:
         tensor, n = getattr(record, "tensor", ""), getattr(record, "failures", 0)
@@ -167,7 +167,7 @@ def _counted(rung: RungResult) -> dict[str, int]:
 
 
 def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
-    """A failure in two lines or so: what, and the numbers."""
+    """A failure in about two lines: the text and the numbers."""
     mark = ("WAIVED", WARN) if f.tensor in rung.waived else ("FAILED", BAD)
     yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600)), form.width, _INDENT)
     for line in _numbers(f, form):
@@ -176,16 +176,16 @@ def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
 
 
 class Distinct:
-    """Which failures say what those before them do not."""
+    """A filter of failures that repeat earlier ones."""
 
     def __init__(self) -> None:
         self._causes: set[str] = set()
         self._places: set[tuple[object, ...]] = set()
-        #: How many were of an output that an earlier one is of.
+        #: Failures of an output that an earlier failure is of.
         self.again = 0
 
     def adds(self, rung: RungResult, f: Failure) -> bool:
-        """Whether the next failure says anything new."""
+        """Whether the next failure is new."""
         place = (rung.name, f.tensor, f.row, f.block, f.token)
         if f.row is not None and place in self._places:  # the same output, at another M or on other activations
             self.again += 1

@@ -1,4 +1,4 @@
-"""What `--identify` found: which definition the kernel and llama.cpp compute, for each type and number of tokens."""
+"""The result of `--identify`: the definitions that the kernel and llama.cpp compute, by type and number of tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _VERDICTS = {0: ("IDENTIFIED", GOOD, ": each computes what it declares"), 1: ("N
 
 
 def render(report: IdentifyReport, form: Form) -> str:
-    """The table, and what there is to say of each product that is not what it declares."""
+    """Return the table, and notes on each product that is not as declared."""
     return rendered(_parts(report), form)
 
 
@@ -54,7 +54,7 @@ def _products(report: IdentifyReport) -> Table:
 
 
 def _found(p: Identified) -> tuple[str, str, str]:
-    """What it computes, the utilisation of that definition's bound, and the next nearest definition."""
+    """Return the definition, the utilisation of its bound, and the next nearest definition."""
     if p.found is None:
         return "nothing", "", ""
     named, other = p.found.candidates[0], p.found.next
@@ -63,7 +63,7 @@ def _found(p: Identified) -> tuple[str, str, str]:
 
 
 def _sentences(report: IdentifyReport) -> Iterator[str]:
-    """Each sentence once, with all numbers of tokens that it is said of."""
+    """Each sentence once, with all numbers of tokens that it is about."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for p in report.products:
         for line in p.lines:

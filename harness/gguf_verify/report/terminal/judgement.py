@@ -18,7 +18,7 @@ _INDENT = " " * 7
 
 
 def render(judged: Judged, form: Form) -> str:
-    """What was judged, by which definition, what is wrong and what explains it."""
+    """Return the product, its definition, the first wrong output, and the diagnosis."""
     return rendered(_parts(judged), form)
 
 

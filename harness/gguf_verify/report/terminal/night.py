@@ -20,12 +20,12 @@ MOST_LINES = 20
 
 
 def render(report: NightReport, form: Form) -> str:
-    """How a night ended."""
+    """Return the result of a night."""
     return rendered(night_lines(report.night), form)
 
 
 def render_comparison(found: Comparison, form: Form) -> str:
-    """What differs between two nights."""
+    """Return the differences between two nights."""
     return rendered(comparison_lines(found), form)
 
 
@@ -64,7 +64,7 @@ def head(night: Night) -> str:
 
 
 def comparison_lines(found: Comparison) -> Iterator[Text]:
-    """What differs, worst first."""
+    """The differences, worst first."""
     both = f"{found.compared} cells are in both, {found.verified} of them verified in both"
     yield Text(f"night {found.new} against night {found.old}: {both}")
     if found.other_machine:

@@ -19,7 +19,7 @@ from ...results.failures import CULPRITS, Unverified
 from ...results.report import Report
 from ...results.rungs import RungResult
 from ...support.command_line import shown
-from ...support.text import ELLIPSIS, printable
+from ...support.text import ELLIPSIS, counted, printable
 from .. import run_words
 from ..writer import Form
 from . import details, failures, waivers
@@ -30,7 +30,7 @@ MOST_LINES = 24
 #: What is shown without -v; the rest is counted.
 MOST_NOTES, MOST_UNVERIFIED, MOST_ENVELOPES = 3, 10, 2
 _INDENT = "  "
-#: What a report of drawn data begins with.
+#: The first words of a report on random data.
 DRAWN_MEANS = "on random data (no model)"
 
 
@@ -62,10 +62,8 @@ def _parts(report: Report, form: Form) -> Iterator[RenderableType]:
 
 
 def _verdict(report: Report, form: Form) -> Iterator[Text]:
-    passed = sum(rung.verdict == "passed" for rung in report.rungs)
     verdict = (run_words.headline(report), STYLES[report.verdict])
-    asked = len(report.rungs) + len(report.not_climbed)
-    yield said(verdict, f" in {report.seconds:.1f} s: {passed} of {asked} rungs passed")
+    yield said(verdict, f" in {report.seconds:.1f} s: {run_words.passed(report)}")
     if report.drawn is not None:
         yield from wrapped(Text(f"{DRAWN_MEANS}: {run_words.drawn(report.drawn)}"), form.width, _INDENT)
     if report.culprits:
@@ -86,16 +84,16 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
 
 
 def _more(report: Report) -> str:
-    """What -v adds to a failing report."""
+    """The parts that -v adds to a failing report."""
     n = len(report.failures) - 1
-    failures = f"{n:,} more of {report.n_failures:,} failures, " if n > 0 else ""
+    failures = f"{n:,} more of {counted(report.n_failures, 'failures')}, " if n > 0 else ""
     return f"{failures}every note, the envelope and the environment"
 
 
 def rung_line(rung: RungResult, form: Form) -> Text:
-    """A rung that is over, in a line."""
+    """A finished rung, in a line."""
     worst = "" if rung.worst_utilisation is None else f"worst {rung.worst_utilisation:.3g} of the bound"
-    failed = f"{rung.n_failures:,} failures" if rung.n_failures else ""
+    failed = counted(rung.n_failures, "failures") if rung.n_failures else ""
     told = [failed, worst, f"{rung.seconds:.1f} s", run_words.checked(rung) or "nothing checked"]
     start = said(f"{rung.name:<7} ", (f"{rung.outcome:<10}", STYLES[rung.outcome]), "  ")
     return cut(start + Text(", ".join(filter(None, told))), form.width)
@@ -105,7 +103,7 @@ def rung_line(rung: RungResult, form: Form) -> Text:
 
 
 def _left(report: Report, form: Form) -> Iterator[RenderableType]:
-    """What broke rungs off, and what could not be verified."""
+    """Faults of rungs, and unverified items."""
     lines: list[Text] = []
     for rung in report.rungs:
         if rung.fault:
@@ -133,7 +131,7 @@ def _unless_uncovered(left: Unverified) -> str:
 
 
 def _waived(report: Report, form: Form) -> Iterator[RenderableType]:
-    """What became of each waiver."""
+    """The state of each waiver."""
     if report.waivers:
         yield ""
         for line in waivers.lines(report.waivers):
@@ -180,8 +178,8 @@ class _Fact(NamedTuple):
 
 
 def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
-    """How far inside the bounds, for which products, on what, in as many lines as are left of a screen of which so many
-    are `used`."""
+    """The margin to the bounds, the products covered, and the set-up, in the lines that are left of a screen of which
+    `used` are taken."""
     envelope = _envelope(report) if report.kernel_ran else ()
     listed = [
         *_inside(report), *envelope, *_skipped(report), *_by_design(report), *_first_notes(report), *_about(report)
@@ -190,7 +188,7 @@ def _holds(report: Report, form: Form, used: int) -> Iterator[RenderableType]:
 
 
 def _fitted(listed: Sequence[_Fact], form: Form, room: int) -> Iterator[tuple[str, str]]:
-    """The facts in so many lines; with -v or without a width nothing is cut or left out."""
+    """The facts in `room` lines; with -v or without a width nothing is cut or omitted."""
     if form.width is None or form.verbose:
         yield from ((fact.label, fact.words + fact.end) for fact in listed)
         return
@@ -228,7 +226,7 @@ def _inside(report: Report) -> Iterator[_Fact]:
 
 
 def _envelope(report: Report) -> Iterator[_Fact]:
-    """For which products each type's verdict holds beside those of the graph, and what it does not cover."""
+    """The products beyond the graph for which the verdict of each type holds, and what it does not cover."""
     found = [e for rung in report.rungs for e in rung.envelopes]
     groups: dict[str, list[str]] = {}
     for e in found:
@@ -241,7 +239,7 @@ def _envelope(report: Report) -> Iterator[_Fact]:
     if found:
         calls, brief = sum(e.calls for e in found), any(e.probes != "full" for e in found)
         values = list(dict.fromkeys(value for e in found for value in e.values))
-        plan = f"{calls:,} calls of plan {found[0].plan}{', brief' if brief else ''}"
+        plan = f"{counted(calls, 'calls')} of plan {found[0].plan}{', brief' if brief else ''}"
         more = "" if len(groups) < 2 else f"; {len(groups)} envelopes in all (-v)"
         yield _Fact("", f"{plan}; values: {', '.join(values) or 'none'}", 2, more, spare=1)
     if large := [words for e in found for words in e.indices]:
@@ -273,13 +271,13 @@ def _skipped(report: Report) -> Iterator[_Fact]:
 
 
 def _by_design(report: Report) -> Iterator[_Fact]:
-    """What no rung checks by design."""
+    """Kinds of things that no rung checks by design."""
     if lines := [f"{left} ({rung.name})" for rung in report.rungs if (left := run_words.counts(rung.not_checked))]:
         yield _Fact("unchecked", "; ".join(lines), spare=1)
 
 
 def _first_notes(report: Report) -> Iterator[_Fact]:
-    """How many notes there are, and the first, which say what was not looked for."""
+    """The number of notes, and the first ones."""
     rungs = sorted(report.rungs, key=lambda rung: not rung.envelopes)  # the rung that says for what a pass holds
     notes = [f"{rung.name}: {printable(line, 400)}" for rung in rungs for line in rung.notes]
     for i, line in enumerate(notes[:MOST_NOTES]):
@@ -287,7 +285,7 @@ def _first_notes(report: Report) -> Iterator[_Fact]:
 
 
 def _about(report: Report) -> Iterator[_Fact]:
-    """What was run, in a few lines."""
+    """The set-up of the run, in a few lines."""
     e = report.environment
     v, file, kernel, o = e.versions, e.file, e.kernel, e.options
     chosen = {g.kernel for rung in report.rungs for g in rung.gemms if g.under_test and g.kernel != kernel.name}

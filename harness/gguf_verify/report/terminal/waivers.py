@@ -1,4 +1,4 @@
-"""What became of waivers, at the terminal: a line each."""
+"""Waivers at the terminal, a line each."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""How results show themselves in Python and in notebooks: each module defines one `support.shown.View`."""
+"""Results in Python and in notebooks: each module defines one `support.shown.View`."""

@@ -7,7 +7,7 @@ from collections import Counter
 from ...audit import Audit
 from ...support.command_line import shown
 from ...support.shown import View
-from ...support.text import printable
+from ...support.text import counted, printable
 from .. import json
 from ..terminal import audit as terminal
 from ..writer import Form, Kind
@@ -17,14 +17,14 @@ _MOST = 10
 
 
 def _counts(audit: Audit) -> str:
-    counted = Counter(f.severity for f in audit.findings)
-    return ", ".join(f"{n:,} {severity}{'s' if n > 1 else ''}" for severity, n in counted.items()) or "no findings"
+    found = Counter(f.severity for f in audit.findings)
+    return ", ".join(counted(n, f"{severity}s") for severity, n in found.items()) or "no findings"
 
 
 def line(audit: Audit) -> str:
     """Verdict and counts."""
     sample = f" {audit.sample.sentence}" if audit.sample else ""
-    return f"Audit{sample}: {audit.verdict}; {audit.n_tensors:,} tensors; {_counts(audit)}"
+    return f"Audit{sample}: {audit.verdict}; {counted(audit.n_tensors, 'tensors')}; {_counts(audit)}"
 
 
 def html(audit: Audit) -> str:

@@ -54,7 +54,7 @@ def _parts(report: GraphReport) -> Iterator[str]:
 
 
 def _left(report: GraphReport) -> Iterator[str]:
-    """Why there is no more."""
+    """The fault, and the nodes that fell back or were not judged."""
     if report.fault:
         yield f"Broken off: {words.seen(report.fault, _WIDTH)}"
     if report.ended_by:

@@ -1,4 +1,4 @@
-"""What `identify_model` found, in Python."""
+"""The result of `identify_model`, in Python."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def html(judged: Judged) -> str:
 
 
 def message(judged: Judged) -> str:
-    """What is wrong, and the command."""
+    """The first wrong output, the diagnosis, and the command."""
     return "\n".join(
         [line(judged), *_lines(judged), *([f"repeat with: {shown(judged.command)}"] if judged.command else [])]
     )

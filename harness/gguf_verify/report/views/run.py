@@ -9,7 +9,7 @@ from html import escape
 from ...results.report import Report
 from ...support.command_line import shown
 from ...support.shown import View
-from ...support.text import printable
+from ...support.text import counted, printable
 from .. import json, message, run_words
 from ..terminal import run
 from ..writer import Form, Kind
@@ -19,13 +19,12 @@ from .html import block, listed, paragraph, table, verdict
 def line(report: Report) -> str:
     """Verdict, culprit, worst utilisation, counts."""
     worst = [r.worst_utilisation for r in report.rungs if r.worst_utilisation is not None]
-    passed = sum(rung.verdict == "passed" for rung in report.rungs)
     parts = [
         f"Report: {report.words}",
         *([f"at fault: {report.at_fault}"] if report.culprits else []),
         *([f"worst utilisation {max(worst):.3g}"] if worst else []),
-        f"{passed} of {len(report.rungs) + len(report.not_climbed)} rungs passed",
-        *([f"{report.n_failures:,} failures"] if report.n_failures else []),
+        run_words.passed(report),
+        *([counted(report.n_failures, "failures")] if report.n_failures else []),
     ]
     return "; ".join(parts)
 
