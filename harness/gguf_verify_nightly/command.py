@@ -20,9 +20,10 @@ from gguf_verify.cli.common import (
     print_lines,
 )
 from gguf_verify.cli.files import check_outputs, files_of
-from gguf_verify.report.writer import Kind
 from gguf_verify.support.errors import EXIT_UNVERIFIED, EXIT_VERIFIED, UsageError
 from gguf_verify.support.text import printable
+
+from .report.writers import NightKind
 
 if TYPE_CHECKING:
     from .compare import Comparison
@@ -71,7 +72,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run_.add_argument("--new", action="store_true", help="start a new night instead of resuming the last one")
     add_ray(run_, "run the cells")
-    add_reports(run_, Kind.NIGHT)
+    add_reports(run_, NightKind.NIGHT)
     compare_ = commands.add_parser("compare", help="show what became worse, better or is missing since another night")
     _add_source(compare_)
     compare_.add_argument(
@@ -124,7 +125,7 @@ def _run(args: argparse.Namespace) -> int:
         check_ranges(("-j", args.jobs, 1, 256))
     config = read_config(args.config)
     check_outputs(args.outputs, files_of(config, config.folder))
-    files = asked_for(args, Kind.NIGHT)
+    files = asked_for(args, NightKind.NIGHT)
     night = run_night(config, Settings(jobs=args.jobs, new=args.new, ray=args.ray, terminal=on_terminal()))
     earlier: list[Night] = []
     whole = night
@@ -133,7 +134,7 @@ def _run(args: argparse.Namespace) -> int:
             earlier = [n for n in history.nights(config=config.name) if n.number < night.number]
             whole = history.night(night.number, reports=True)
     report = NightReport((*reversed(earlier[:MOST_NIGHTS]), whole), _compared(earlier, whole))
-    return deliver(Kind.NIGHT, report, night.exit_code, files=files)
+    return deliver(NightKind.NIGHT, report, night.exit_code, files=files)
 
 
 def _compared(earlier: Sequence[Night], new: Night, old: Night | None = None) -> Comparison | None:
@@ -168,7 +169,7 @@ def _compare(args: argparse.Namespace) -> int:
     if found is None:
         line = f"there is no finished night to compare night {new.number} with"
         return print_lines(line, exit_code=EXIT_UNVERIFIED)
-    return deliver(Kind.COMPARISON, found, found.exit_code(args.strict))
+    return deliver(NightKind.COMPARISON, found, found.exit_code(args.strict))
 
 
 def _named(history: History, name: str | None) -> Night | None:
@@ -190,7 +191,7 @@ def _status(args: argparse.Namespace) -> int:
     with history:
         nights = history.nights(args.n, config)
         names = {number: name for name, number in history.pins().items()}
-    return deliver(Kind.HISTORY, {names.get(n.number, str(n.number)): n for n in nights}, EXIT_VERIFIED)
+    return deliver(NightKind.HISTORY, {names.get(n.number, str(n.number)): n for n in nights}, EXIT_VERIFIED)
 
 
 def _pin(args: argparse.Namespace) -> int:

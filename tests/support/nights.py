@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from jsonschema import Draft202012Validator
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.report import html
+from gguf_verify.report import schema as run_schema
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.diagnoses import LocatedDiagnosis
 from gguf_verify.results.failures import Failure
@@ -22,12 +21,12 @@ from gguf_verify.results.report import Report
 from gguf_verify.rungs.judging import KERNEL
 from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower
 from gguf_verify_nightly.records import Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.report import schema as night_schema
 from gguf_verify_nightly.significance import TimeChange
 from gguf_verify_nightly.summary import NightReport
 from tests.support import records
 from tests.support.shown import json_of
 
-SCHEMAS = Path(html.__file__).parents[1] / "schemas"
 SCRIPT = "<script>alert(1)</script>"
 #: Names that a file may hold: markup, quotes, marks that turn the text around, what XML cannot hold, and a long one.
 HOSTILE = (
@@ -179,6 +178,6 @@ def report(nights: int = 20, gemms: int = 21, compared: bool = True) -> NightRep
 @cache
 def validator(name: str) -> Draft202012Validator:
     """Of the JSON schema "run" or "nightly"."""
-    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+    schema = json.loads({"run": run_schema.PATH, "nightly": night_schema.PATH}[name].read_text())
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)

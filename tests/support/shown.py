@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import Any
 
-from gguf_verify.report.writer import Form, Kind, terminal, writers
+from gguf_verify.report.writer import Form, terminal, writers
 
 
-def text_of(kind: Kind, result: Any, **form: Any) -> str:
+def text_of(kind: StrEnum, result: Any, **form: Any) -> str:
     """What standard output shows of a result; `form` as `report.writer.Form` has it."""
     return terminal(kind, result, Form(**form))
 
 
-def written(flag: str, kind: Kind, result: Any, suffix: str = "") -> str | bytes:
+def written(flag: str, kind: StrEnum, result: Any, suffix: str = "") -> str | bytes:
     """What the writer of a flag, such as "--html", makes of a result."""
     writer = next(w for w in writers(kind) if w.flag == flag)
     return writer.renders[kind](result, Form(suffix=suffix))
 
 
-def json_of(kind: Kind, result: Any) -> Any:
+def json_of(kind: StrEnum, result: Any) -> Any:
     """The JSON report, parsed."""
     return json.loads(written("--json", kind, result))

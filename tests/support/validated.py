@@ -18,13 +18,15 @@ from jsonschema import Draft202012Validator
 
 from gguf_verify.certificates import schema as of_certificates
 from gguf_verify.report import json as reports
+from gguf_verify.report import schema as of_runs
+from gguf_verify_nightly.report import json as nights
+from gguf_verify_nightly.report import schema as nights_schema
 
 #: Flags of the command line that name a file of JSON.
 _FLAGS = ("--json", "--certificate")
-_SCHEMAS = Path(reports.__file__).parent / "schemas"
 #: A field that one kind has alone → its schema.
 _KINDS = {
-    "night": _SCHEMAS / "nightly.schema.json", "rungs": _SCHEMAS / "run.schema.json",
+    "night": nights_schema.PATH, "rungs": of_runs.PATH,
     "predicateType": of_certificates.PATH,
 }  # fmt: skip
 #: What was not valid, since it was last asked for.
@@ -55,8 +57,8 @@ def flaws() -> list[str]:
 
 def install() -> None:
     """Look at all that is made from now on. To be called before anything else imports the functions."""
-    for name in ("of_run", "of_night"):
-        setattr(reports, name, _checked(getattr(reports, name)))
+    for module, name in ((reports, "of_run"), (nights, "of_night")):
+        setattr(module, name, _checked(getattr(module, name)))
     begin, wait = subprocess.Popen.__init__, subprocess.Popen.wait
 
     def begun(process: subprocess.Popen[Any], *given: Any, **options: Any) -> None:

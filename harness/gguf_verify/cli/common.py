@@ -11,11 +11,12 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..processes.sandbox import MODES
-from ..report.writer import Form, Kind, Writer, terminal, writers
+from ..report.writer import Form, Writer, every_writer, terminal
 from ..results.report import Report
 from ..support.command_line import program, quoted
 from ..support.errors import (
@@ -248,19 +249,23 @@ def check_regex(pattern: str | None, flag: str = "--tensor") -> None:
 Files = Mapping[Writer, Path]
 
 
-def add_reports(parser: argparse.ArgumentParser, *kinds: Kind) -> None:
+def add_reports(parser: argparse.ArgumentParser, *kinds: StrEnum) -> None:
     """Add the flag of each writer that can write one of these kinds of result."""
-    for writer in writers():
+    for writer in every_writer(type(kinds[0])):
         if writer.flag is not None and not writer.renders.keys().isdisjoint(kinds):
             parser.add_argument(writer.flag, type=output, metavar="FILE", help=writer.help)
 
 
-def asked_for(args: argparse.Namespace, kind: Kind) -> Files:
+def asked_for(args: argparse.Namespace, kind: StrEnum) -> Files:
     """Return the requested report files for a kind of result.
 
     Raises UsageError if one of them cannot show this kind.
     """
-    flags = {w: path for w in writers() if w.flag is not None and (path := getattr(args, w.argument, None)) is not None}
+    flags = {
+        w: path
+        for w in every_writer(type(kind))
+        if w.flag is not None and (path := getattr(args, w.argument, None)) is not None
+    }
     for writer, path in flags.items():
         if kind not in writer.renders:
             raise UsageError(f"{writer.flag} cannot write this kind of result: {kind}")
@@ -307,7 +312,7 @@ def shows_blocks() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
-def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, files: Files | None = None) -> int:
+def deliver(kind: StrEnum, result: Any, exit_code: int, shown: Form | None = None, files: Files | None = None) -> int:
     """Write the result to standard output and to the requested files; returns the exit code.
 
     A failed write is reported in one line, and turns exit code 0 into 3.
@@ -317,7 +322,7 @@ def deliver(kind: Kind, result: Any, exit_code: int, shown: Form | None = None, 
         return write_files(kind, result, exit_code, files)
 
 
-def write_files(kind: Kind, result: Any, exit_code: int, files: Files | None) -> int:
+def write_files(kind: StrEnum, result: Any, exit_code: int, files: Files | None) -> int:
     """Write the result to the requested files; returns the exit code as `deliver` does."""
     for writer, path in (files or {}).items():
         try:

@@ -2,9 +2,8 @@
 
 A run's report is schema 4, `schemas/run.schema.json`: the fields of `gguf_verify.results.report.Report` by their names,
 and before them `schema`, `verdict`, `words` (the headline), `exit_code`, `culprits` (who is at fault → for how much)
-and `checks` (what became of each class of checks); each rung's `verdict` stands before its fields. A night's is schema
-4, `schemas/nightly.schema.json`; an audit's, an x-ray's, an identification's and a judgement's are schema 1: see the
-functions below.
+and `checks` (what became of each class of checks); each rung's `verdict` stands before its fields. An
+audit's, an x-ray's, an identification's and a judgement's are schema 1: see the functions below.
 
 Numbers that are not finite are the strings "NaN", "Infinity" and "-Infinity". Names from a file are not escaped; bytes
 that are not UTF-8 read \\udcNN.
@@ -27,9 +26,6 @@ from ..support.text import ELLIPSIS
 from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
-    from gguf_verify_nightly.records import Cell, Night
-    from gguf_verify_nightly.summary import NightReport, Verdict
-
     from ..audit import Audit
     from ..audit.many import Audits
     from ..audit.record import AuditHeader
@@ -56,41 +52,6 @@ def of_run(report: Report) -> dict[str, Any]:
     return {
         "schema": SCHEMA_VERSION, "verdict": report.verdict, "words": report.words, "exit_code": report.exit_code,
         "culprits": report.culprits, "checks": plain(report.checks), **made,
-    }  # fmt: skip
-
-
-def of_night(report: NightReport) -> dict[str, Any]:
-    """A night as plain objects: its verdict, the night with its cells, what changed, and the history up to it."""
-    comparison = report.comparison
-    changed = {kind.name: [{"key": c.key._asdict(), "reason": c.reason} for c in found] for kind, found in report.lists}
-    night = report.night
-    fields = {
-        "schema": SCHEMA_VERSION, "verdict": asdict(report.verdict),
-        "night": {
-            **_place(night), "config": night.config, "project": night.project, "hardware": dict(night.hardware),
-            "missing": [key._asdict() for key in night.missing], "cells": [_cell(c) for c in night.cells.values()],
-        },
-        "comparison": None if comparison is None else {"against": comparison.against, **changed},
-        "history": [_past(night, verdict) for night, verdict in report.history],
-    }  # fmt: skip
-    return _as_object(fields)
-
-
-def _place(night: Night) -> dict[str, Any]:
-    return {"number": night.number, "started": night.started, "finished": night.finished}
-
-
-def _past(night: Night, verdict: Verdict) -> dict[str, Any]:
-    return {**_place(night), "verdict": verdict.word, "outcomes": verdict.outcomes}
-
-
-def _cell(cell: Cell) -> dict[str, Any]:
-    # what was opened is kept with the night, by which it is resumed; the report of a run has it, too
-    fields = {name: getattr(cell, name) for name in cell.__dataclass_fields__ if name != "opened"}
-    report = None if cell.report is None else of_run(cell.report)
-    graph = None if cell.graph is None else of_graph(cell.graph)
-    return {
-        **fields, "key": cell.key._asdict(), "outcome": cell.outcome.value, "report": report, "graph": graph,
     }  # fmt: skip
 
 
@@ -146,7 +107,7 @@ def of_audit(audit: Audit) -> dict[str, Any]:
         "not_listed": _not_listed(audit),
         "sample": {**asdict(audit.sample), "untold": audit.sample.untold} if audit.sample else None,
     }  # fmt: skip
-    return _as_object(fields)
+    return as_object(fields)
 
 
 def _range(owned: Range) -> list[Any]:
@@ -198,7 +159,7 @@ def of_audits(audits: Audits) -> dict[str, Any]:
         "schema": _OTHER_VERSION, "kind": "audits", "verdict": audits.verdict, "exit_code": audits.exit_code,
         "seconds": audits.seconds, "command": audits.command, "verdicts": dict(audits.verdicts), "audits": listed,
     }  # fmt: skip
-    return _as_object(fields)
+    return as_object(fields)
 
 
 def _tensor(content: Any) -> dict[str, Any]:
@@ -252,14 +213,14 @@ def of_identification(report: IdentifyReport) -> dict[str, Any]:
         "command": report.command,
         "products": products, "unable": [{"type": kind, "why": why} for kind, why in report.unable],
     }  # fmt: skip
-    return _as_object(fields)
+    return as_object(fields)
 
 
 def of_judgement(judged: Judged) -> dict[str, Any]:
     """A captured product as plain objects: kind "judgement"; verdict; exit_code; fitting: the definitions that fit; and
     the fields of `gguf_verify.captured.Judged` by their names."""
     fields = asdict(judged) | {"faults": list(judged.faults)}
-    return _as_object(
+    return as_object(
         {
             "schema": _OTHER_VERSION, "kind": "judgement", "verdict": judged.verdict, "exit_code": judged.exit_code,
             "fitting": judged.fitting, **fields,
@@ -284,13 +245,15 @@ def of_bisection(found: Bisection) -> dict[str, Any]:
     return {"schema": BISECTION_SCHEMA, "kind": "bisection", "exit_code": found.exit_code, **made}
 
 
-def _as_object(fields: dict[str, Any]) -> dict[str, Any]:
+def as_object(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields with records as plain objects."""
     made = plain(fields)
     assert isinstance(made, dict)
     return made
 
 
-def _text(made: dict[str, Any], indent: int | None = 2) -> str:
+def as_text(made: dict[str, Any], indent: int | None = 2) -> str:
+    """The text of a JSON file."""
     return json.dumps(made, indent=indent, allow_nan=False) + "\n"
 
 
@@ -302,14 +265,13 @@ def renders(kind: Kind) -> Callable[[Any], str]:
 WRITER = Writer(
     "JSON", "--json", "also write the report as JSON",
     {
-        Kind.RUN: lambda report, form: _text(of_run(report)),
-        Kind.NIGHT: lambda report, form: _text(of_night(report), 1),
-        Kind.AUDIT: lambda audit, form: _text(of_audit(audit), None),  # of a large file
-        Kind.AUDITS: lambda audits, form: _text(of_audits(audits), None),
-        Kind.XRAY: lambda xray, form: _text(of_xray(xray)),
-        Kind.JUDGEMENT: lambda judged, form: _text(of_judgement(judged)),
-        Kind.IDENTIFICATION: lambda report, form: _text(of_identification(report)),
-        Kind.GRAPH: lambda report, form: _text(of_graph(report)),
-        Kind.BISECTION: lambda found, form: _text(of_bisection(found)),
+        Kind.RUN: lambda report, form: as_text(of_run(report)),
+        Kind.AUDIT: lambda audit, form: as_text(of_audit(audit), None),  # of a large file
+        Kind.AUDITS: lambda audits, form: as_text(of_audits(audits), None),
+        Kind.XRAY: lambda xray, form: as_text(of_xray(xray)),
+        Kind.JUDGEMENT: lambda judged, form: as_text(of_judgement(judged)),
+        Kind.IDENTIFICATION: lambda report, form: as_text(of_identification(report)),
+        Kind.GRAPH: lambda report, form: as_text(of_graph(report)),
+        Kind.BISECTION: lambda found, form: as_text(of_bisection(found)),
     },
 )  # fmt: skip

@@ -1,8 +1,6 @@
-"""The JSON schemas of the reports of a run and of a night, made from their records.
+"""The JSON schema of the report of a run, made from its records.
 
-python -m gguf_verify.report.schema     # writes schemas/*.schema.json; a test fails where one is out of date
-
-That of a night holds that of a run, which it refers to: a validator needs one file.
+python -m gguf_verify.report.schema     # writes schemas/run.schema.json; a test fails if it is out of date
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from ..results.report import SCHEMA_VERSION, Report, ReportVerdict
 from ..results.rungs import MAX_FAILURES, RungVerdict
 
 SCHEMAS = Path(__file__).parent / "schemas"
-PATH, NIGHT_PATH = SCHEMAS / "run.schema.json", SCHEMAS / "nightly.schema.json"
+PATH = SCHEMAS / "run.schema.json"
 
 _NUMBER = {
     "description": "a number, or one that is not finite as a string",
@@ -112,26 +110,6 @@ def _closed(schema: Any) -> Any:
     return made
 
 
-def nightly_schema() -> dict[str, Any]:
-    """The schema of a night's report: the file's, with the outcomes, the lists and the run's schema of today."""
-    from gguf_verify_nightly.records import Outcome  # late: an audit, which lists the modules here, needs no nights
-    from gguf_verify_nightly.summary import KINDS, NOT_RUN, WORDS
-
-    schema: dict[str, Any] = json.loads(NIGHT_PATH.read_text(encoding="utf-8"))
-    word = {"type": "string", "pattern": f"^({'|'.join(WORDS)})$"}
-    schema["properties"]["verdict"]["properties"]["word"] = word
-    schema["properties"]["history"]["items"]["properties"]["verdict"] = word
-    compared = schema["properties"]["comparison"]["anyOf"][0]
-    lists = {kind.name: {"$ref": "#/$defs/changes"} for kind in KINDS}
-    compared["properties"] = {"against": {"type": "string"}, **lists}
-    compared["required"] = sorted(compared["properties"])
-    outcomes = [outcome.value for outcome in Outcome]
-    schema["$defs"]["cell"]["properties"]["outcome"] = {"enum": outcomes}
-    schema["$defs"]["outcomes"]["propertyNames"] = {"enum": [*outcomes, NOT_RUN]}
-    schema["$defs"]["run"] = run_schema()
-    return schema
-
-
 def text(schema: dict[str, Any]) -> str:
     """The contents of the file of a schema."""
     return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
@@ -139,4 +117,3 @@ def text(schema: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     PATH.write_text(text(run_schema()), encoding="utf-8")
-    NIGHT_PATH.write_text(text(nightly_schema()), encoding="utf-8")

@@ -19,9 +19,9 @@ class Kind(StrEnum):
     """The kind of result of a command.
 
     RUN is a `results.Report`, AUDIT an `audit.Audit`, AUDITS an `audit.many.Audits`, XRAY an `audit.xray.XRay`,
-    IDENTIFICATION an `identification.IdentifyReport`, JUDGEMENT a `captured.Judged`, NIGHT a
-    `nightly.summary.NightReport`, COMPARISON a `nightly.compare.Comparison`, HISTORY a mapping of names to
-    `nightly.records.Night`, GRAPH a `backend_results.GraphReport`, and BISECTION a `bisection_results.Bisection`.
+    IDENTIFICATION an `identification.IdentifyReport`, JUDGEMENT a `captured.Judged`, GRAPH a
+    `backend_results.GraphReport`, and BISECTION a `bisection_results.Bisection`. Another package that reports its own
+    results has such an enumeration too, and its writers beside it.
     """
 
     RUN = "run"
@@ -29,10 +29,7 @@ class Kind(StrEnum):
     AUDITS = "audits"
     XRAY = "x-ray"
     IDENTIFICATION = "identification"
-    NIGHT = "night"
-    COMPARISON = "comparison"
     JUDGEMENT = "judgement"
-    HISTORY = "history"
     GRAPH = "graph"
     BISECTION = "bisection"
 
@@ -77,7 +74,7 @@ class Writer:
     name: str
     flag: str | None
     help: str
-    renders: Mapping[Kind, Render]
+    renders: Mapping[StrEnum, Render]
     suffixes: tuple[str, ...] = ()
     rung: str | None = None
 
@@ -88,14 +85,19 @@ class Writer:
 
 
 @cache
-def writers(kind: Kind | None = None) -> tuple[Writer, ...]:
-    """Every writer, or every one that can write a kind of result: that of standard output, then by flag."""
-    found = sorted(members(__package__ or "", Writer), key=lambda w: w.flag or "")
-    return tuple(w for w in found if kind is None or kind in w.renders)
+def every_writer(kinds: type[StrEnum] = Kind) -> tuple[Writer, ...]:
+    """The writers in the package that defines these kinds of results: that of standard output, then by flag."""
+    package = kinds.__module__.rpartition(".")[0]
+    return tuple(sorted(members(package, Writer), key=lambda writer: writer.flag or ""))
 
 
-def terminal(kind: Kind, result: Any, form: Form) -> str:
-    """Return the text of a result for standard output."""
+def writers(kind: StrEnum) -> tuple[Writer, ...]:
+    """The writers that can write a kind of result."""
+    return tuple(writer for writer in every_writer(type(kind)) if kind in writer.renders)
+
+
+def terminal(kind: StrEnum, result: Any, form: Form) -> str:
+    """The text of a result for standard output."""
     shown = next(w for w in writers(kind) if w.flag is None).renders[kind](result, form)
     assert isinstance(shown, str)
     return shown

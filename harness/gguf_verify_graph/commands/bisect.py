@@ -21,7 +21,7 @@ from gguf_verify.cli.common import (
 )
 from gguf_verify.cli.files import check_outputs, files_of
 from gguf_verify.cli.verify import build_parser as verify_parser
-from gguf_verify.report.writer import Kind, writers
+from gguf_verify.report.writer import Kind, every_writer, writers
 from gguf_verify.results.options import DEFAULT_PROMPT
 from gguf_verify.support.cache import cache_dir
 from gguf_verify.support.errors import UsageError, say
@@ -187,7 +187,7 @@ def _check_passed(args: argparse.Namespace) -> str:
 
 def _check_reports(args: argparse.Namespace, made: argparse.Namespace) -> None:
     """Check that no run writes a report, and that no report would overwrite an input of a run. Raises UsageError."""
-    given = [w.flag for w in writers() if w.flag is not None and getattr(made, w.argument, None) is not None]
+    given = [w.flag for w in every_writer() if w.flag is not None and getattr(made, w.argument, None) is not None]
     if given:
         ours = " and ".join(str(w.flag) for w in writers(Kind.BISECTION) if w.flag is not None)
         raise UsageError(

@@ -13,10 +13,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gguf_verify.report.writer import Form, Kind, terminal
+from gguf_verify.report.writer import Form, terminal
 from gguf_verify_nightly.compare import compare
 from gguf_verify_nightly.history import History
 from gguf_verify_nightly.records import Outcome
+from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
@@ -70,15 +71,15 @@ def check_file(path: Path) -> None:
     with refused_in_one_line(), History(path, make=False) as history:
         nights = history.nights(10)
         pins = history.pins()
-        shown = terminal(Kind.HISTORY, {str(n.number): n for n in nights}, Form())
+        shown = terminal(NightKind.HISTORY, {str(n.number): n for n in nights}, Form())
         for night in nights:
             whole = history.night(night.number, reports=True)
             assert set(whole.cells) <= set(whole.planned)
             history.fingerprint(night.number)
             history.seconds(night.config)
-            shown += terminal(Kind.NIGHT, NightReport((whole,)), Form(verbose=True))
+            shown += terminal(NightKind.NIGHT, NightReport((whole,)), Form(verbose=True))
         if len(nights) > 1:
-            shown += terminal(Kind.COMPARISON, compare(nights[1:], nights[1], nights[0]), Form())
+            shown += terminal(NightKind.COMPARISON, compare(nights[1:], nights[1], nights[0]), Form())
         assert all(isinstance(name, str) and isinstance(number, int) for name, number in pins.items())
         odd = {c for c in shown if not c.isprintable()} - {"\n"}
         assert not odd, f"the terminal is sent {odd}"

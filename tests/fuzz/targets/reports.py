@@ -7,6 +7,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,6 +20,7 @@ from gguf_verify.audit.record import AuditHeader
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results.report import Report
 from gguf_verify_nightly.records import Key, Night, Outcome
+from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
 from tests.fuzz import mutations
 from tests.fuzz.target import Target
@@ -36,7 +38,7 @@ def seeds() -> Iterator[bytes]:
 
 
 @cache
-def empty_page(html: Any, kind: Kind) -> frozenset[str]:
+def empty_page(html: Any, kind: StrEnum) -> frozenset[str]:
     """The tags and attributes of a page whose names are harmless."""
     return frozenset(_Tags(str(html(made(kind, "x"), Form(".html")))).found)
 
@@ -55,7 +57,7 @@ class _Tags(HTMLParser):
         self.found.add(tag)
 
 
-def made(kind: Kind, name: str) -> Any:
+def made(kind: StrEnum, name: str) -> Any:
     """A result with that name wherever a file, a host or a user could have given one."""
     if kind is Kind.RUN:
         return run(name)
@@ -87,7 +89,7 @@ def run(name: str) -> Report:
     return report
 
 
-def check_text(writer: Writer, kind: Kind, text: str) -> None:
+def check_text(writer: Writer, kind: StrEnum, text: str) -> None:
     """Valid, and without a character that a terminal or a browser acts on."""
     odd = {c for c in text if not (c.isprintable() or c in ALLOWED)}
     text.encode()  # no surrogate is left
@@ -112,7 +114,7 @@ def _no_constant(text: str) -> None:
 def check(folder: Path, data: bytes) -> None:
     """Every text that a writer makes is valid, and holds no character that acts on who reads it."""
     name = data.decode("utf-8", "surrogateescape")
-    for kind in (Kind.RUN, Kind.AUDIT, Kind.NIGHT, Kind.GRAPH, Kind.BISECTION):
+    for kind in (Kind.RUN, Kind.AUDIT, NightKind.NIGHT, Kind.GRAPH, Kind.BISECTION):
         result = made(kind, name)
         for writer in writers(kind):
             if any(suffix in (".png", ".svg", ".pdf") for suffix in writer.suffixes):

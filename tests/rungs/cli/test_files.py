@@ -15,7 +15,7 @@ import pytest
 from gguf_verify.cli import main
 from gguf_verify.cli.command import commands
 from gguf_verify.cli.files import output
-from gguf_verify.report.writer import writers
+from gguf_verify.report.writer import every_writer
 from gguf_verify.support.errors import UsageError
 from gguf_verify.support.files import inputs_kept, read_input, write_output
 from tests.support.tools import FIXTURES, ROOT, assert_one_line, command_here
@@ -138,7 +138,7 @@ def test_no_output_takes_the_place_of_an_input(
 def test_every_report_is_an_output() -> None:
     """So it is compared with what the command line names."""
     flags = {flag for command in commands().values() for flag in written(command.parser())}
-    assert flags >= {writer.flag for writer in writers() if writer.flag is not None} | {"--certificate"}
+    assert flags >= {writer.flag for writer in every_writer() if writer.flag is not None} | {"--certificate"}
 
 
 def written(parser: argparse.ArgumentParser) -> Iterator[str]:

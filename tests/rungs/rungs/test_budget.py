@@ -17,7 +17,7 @@ from gguf_verify.certificates import certify, collect
 from gguf_verify.cli import main
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
-from gguf_verify.report.writer import Form, Kind, writers
+from gguf_verify.report.writer import Form, Kind, every_writer
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
@@ -153,7 +153,7 @@ def test_a_budget_that_is_no_time(budget: float) -> None:
 # ---- who reads such a report -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("writer", [w for w in writers() if Kind.RUN in w.renders], ids=lambda w: w.name)
+@pytest.mark.parametrize("writer", [w for w in every_writer() if Kind.RUN in w.renders], ids=lambda w: w.name)
 def test_every_report_is_written(cut: Report, nothing: Report, writer: Any) -> None:
     form = Form(suffix=writer.suffixes[0] if writer.suffixes else "")
     made = writer.renders[Kind.RUN](cut, form)

@@ -14,7 +14,6 @@ import pytest
 
 from gguf_verify.processes import keeper
 from gguf_verify.processes.commands import Processes, Stopped
-from gguf_verify.report.writer import Kind
 from gguf_verify.waivers import REFERENCE
 from gguf_verify_nightly import night as night_module
 from gguf_verify_nightly.config import read_config
@@ -22,6 +21,7 @@ from gguf_verify_nightly.history import History
 from gguf_verify_nightly.night import Settings, run_night
 from gguf_verify_nightly.outcomes import cell_of
 from gguf_verify_nightly.records import Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
 from tests.support.processes import gone, wait_until
 from tests.support.shown import text_of
@@ -111,7 +111,7 @@ def test_every_outcome(tmp_path: Path) -> None:
     assert held["mismatch"].report is not None
     assert held["mismatch"].report.rungs[2].n_failures == 4
     assert held["mismatch"].report.verdict == "mismatch"
-    lines = text_of(Kind.NIGHT, NightReport((night,)))
+    lines = text_of(NightKind.NIGHT, NightReport((night,)))
     assert f"{len(OUTCOMES)} cells, 3 verified, 1 waived, 4 mismatch" in lines
     assert "Traceback" not in lines
     assert sum(f"/{len(OUTCOMES)} " in line for line in said) == len(OUTCOMES)  # a line for each cell

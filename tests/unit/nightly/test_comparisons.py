@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from gguf_verify.report.writer import Kind
 from gguf_verify_nightly.compare import Comparison, compare
 from gguf_verify_nightly.records import Cell, Key, Night, Outcome
+from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.significance import LEAST_NIGHTS, drifts, judge_times
 from tests.support.shown import text_of
 from tests.support.stub_nights import KEY, cell_for
@@ -61,7 +61,7 @@ def test_another_fault_in_a_red_cell_is_not_silent() -> None:
     (change,) = found.other_failures
     assert change.reason == f"{second}; before: {first}"
     assert (found.still_failing, found.exit_code()) == ((), 1)
-    assert "FAILS IN ANOTHER WAY m.gguf" in text_of(Kind.COMPARISON, found)
+    assert "FAILS IN ANOTHER WAY m.gguf" in text_of(NightKind.COMPARISON, found)
     again = compare(nights[:2], nights[1], nights[2])
     assert keys_of(again.still_failing) == [KEY.prompt]
     assert (again.other_failures, again.exit_code()) == ((), 1)  # red is no pass, however long it has been red
@@ -101,7 +101,7 @@ def test_every_kind_of_change() -> None:
     assert [key.prompt for key in found.not_run] == ["never"]
     assert (found.compared, found.verified) == (6, 1)
     assert found.exit_code() == 1
-    text = text_of(Kind.COMPARISON, found)
+    text = text_of(NightKind.COMPARISON, found)
     assert "NEW FAILURE m.gguf · Q4_0 · q8_1 · cpu · broke · installed: verified → mismatch: wrong" in text
     assert "VANISHED m.gguf · Q4_0 · q8_1 · cpu · gone · installed: verified → –: no longer planned" in text
     assert "2 new failures, 0 fail in another way, 2 vanished, 1 fixed, 0 waived, 2 still failing, 1 appeared" in text
@@ -150,7 +150,7 @@ def test_drift_is_what_the_history_does_not_show() -> None:
     assert drifts([1.0, 2.0, 3.0], 2.0 + 1e-12) is False
     assert (
         "DRIFT m.gguf · Q4_0 · q8_1 · cpu · p · installed, layers, kernel: utilisation 0.1 → 0.2, 0.1 in 3 nights"
-    ) in text_of(Kind.COMPARISON, found([0.1, 0.1, 0.1], 0.2))
+    ) in text_of(NightKind.COMPARISON, found([0.1, 0.1, 0.1], 0.2))
 
 
 def test_other_machines_are_not_compared() -> None:
@@ -160,7 +160,7 @@ def test_other_machines_are_not_compared() -> None:
     assert not found.drift
     assert found.times_not_judged == {0: 1}
     assert found.hardware == {"CPU": ("slow", "fast")}
-    assert "different machines" in text_of(Kind.COMPARISON, found)
+    assert "different machines" in text_of(NightKind.COMPARISON, found)
 
 
 def test_versions_that_changed() -> None:
@@ -168,7 +168,7 @@ def test_versions_that_changed() -> None:
     found = compare([], night_of(1, [cell_for()]), dataclasses.replace(night_of(2, [new]), project="2"))
     assert found.versions == {"llama.cpp": {("1", "2"): 1}}
     assert found.project == ("1", "2")
-    assert "CHANGED llama.cpp: 1 → 2 in 1 cells" in text_of(Kind.COMPARISON, found)
+    assert "CHANGED llama.cpp: 1 → 2 in 1 cells" in text_of(NightKind.COMPARISON, found)
 
 
 def noisy_night(
@@ -231,7 +231,7 @@ def test_a_slower_cell_is_told_by_the_comparison() -> None:
     assert keys_of(found.slower) == ["p4"]
     assert (found.exit_code(), found.exit_code(strict=True)) == (0, 1)
     assert found.times_judged == 20
-    (line,) = [line for line in text_of(Kind.COMPARISON, found).splitlines() if line.startswith("SLOWER")]
+    (line,) = [line for line in text_of(NightKind.COMPARISON, found).splitlines() if line.startswith("SLOWER")]
     assert re.fullmatch(
         r"SLOWER m.gguf .* p4 .*: [0-9.]+ s, [0-9.]+ s expected from 8 nights, \+[0-9.]+ σ \(limit .*\)", line
     )
@@ -278,7 +278,7 @@ def test_few_nights_judge_no_time() -> None:
     assert times.judged == 1
     assert times.not_judged == {LEAST_NIGHTS - 1: 1, 0: 1}
     nights = [night_of(i, [cell_for()]) for i in range(1, 4)]
-    shown = text_of(Kind.COMPARISON, compare(nights, nights[-1], night_of(4, [cell_for(seconds=50)])))
+    shown = text_of(NightKind.COMPARISON, compare(nights, nights[-1], night_of(4, [cell_for(seconds=50)])))
     assert "the times of 1 cells are not judged: their history has 3 nights, and 5 are needed\n" in shown
 
 

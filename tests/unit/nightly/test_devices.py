@@ -22,10 +22,7 @@ from gguf_verify.backend_results import (
 )
 from gguf_verify.llama.backends import on_card
 from gguf_verify.processes.commands import Ended
-from gguf_verify.report.html import page
-from gguf_verify.report.json import of_graph, of_night
-from gguf_verify.report.writer import Form, Kind
-from gguf_verify.report.writers import JUNIT
+from gguf_verify.report.json import of_graph
 from gguf_verify_nightly.compare import compare
 from gguf_verify_nightly.config import read_config
 from gguf_verify_nightly.devices import libraries
@@ -33,6 +30,9 @@ from gguf_verify_nightly.graph_outcomes import graph_cell_of
 from gguf_verify_nightly.history import History
 from gguf_verify_nightly.night import Settings, run_night
 from gguf_verify_nightly.records import BACKEND, Cell, Key, Measure, Night, Outcome
+from gguf_verify_nightly.report import html
+from gguf_verify_nightly.report.json import of_night
+from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
 from tests.support.shown import text_of
 from tests.support.stub_nights import STUB, write_config
@@ -282,7 +282,7 @@ def test_cells_of_kernels_and_of_devices_in_one_night(tmp_path: Path, monkeypatc
         for prompt, outcome in (("p", Outcome.VERIFIED), ("bad", Outcome.UNVERIFIED))
     }  # fmt: skip
     assert sorted(line.split()[1] for line in log.read_text().splitlines()) == [BACKEND] * 6 + ["q8_1"] * 2
-    assert "8 cells, 4 verified, 4 not everything verified" in text_of(Kind.NIGHT, NightReport((night,)))
+    assert "8 cells, 4 verified, 4 not everything verified" in text_of(NightKind.NIGHT, NightReport((night,)))
     with History(tmp_path / "nightly.sqlite") as history:
         kept = history.night(1, reports=True)
         fingerprint = history.fingerprint(1)
@@ -329,11 +329,11 @@ def test_reports_of_graphs_are_kept_and_shown(tmp_path: Path) -> None:
     assert night.cells[wrong.key].graph == wrong.graph
     written = of_night(NightReport((night,)))
     assert [cell["graph"] for cell in written["night"]["cells"]] == [MISMATCH, None]
-    shown = page.night(NightReport((night,)))
+    shown = html.render(NightReport((night,)))
     for words in ("first wrong element", "token 3, row 2", "got", "1.5", "t-operations-1", "ROPE"):
         assert words in shown
     assert "report is not kept" not in shown
-    suites = str(JUNIT.renders[Kind.NIGHT](NightReport((night,)), Form(".xml")))
+    suites = written("--junit", NightKind.NIGHT, NightReport((night,)))
     assert "graph: Qcur-0 (ROPE on Vulkan0) is wrong" in suites
 
 

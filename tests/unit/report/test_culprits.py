@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gguf_verify.processes.commands import Ended
-from gguf_verify.report.junit import suites as junit
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.failures import CULPRITS, Failure
 from gguf_verify.results.report import Report
@@ -20,6 +19,7 @@ from gguf_verify.rungs import RUNGS
 from gguf_verify.support.errors import Culprit
 from gguf_verify_nightly.outcomes import cell_of
 from gguf_verify_nightly.records import Key, Night
+from gguf_verify_nightly.report import junit
 from gguf_verify_nightly.summary import NightReport
 from tests.support import records
 from tests.support.shown import json_of, text_of, written

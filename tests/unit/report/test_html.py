@@ -20,6 +20,7 @@ from selenium.webdriver.support.select import Select
 from gguf_verify.report import card
 from gguf_verify.report.html import page as pages
 from gguf_verify.report.writer import Form, Kind
+from gguf_verify_nightly.report import html as night_page
 from gguf_verify_nightly.summary import NightReport
 from tests.support import needs, nights, records
 from tests.support.audits import audited
@@ -108,7 +109,7 @@ def column(browser: Any, table: str, n: int) -> list[str]:
 
 
 def test_tables_sort(opened: Opener) -> None:
-    browser = opened(pages.night(report()))
+    browser = opened(night_page.render(report()))
     unfold(browser, "cells")
     head = browser.find_element(By.CSS_SELECTOR, "#t-cells th:nth-child(8)")
     button = head.find_element(By.TAG_NAME, "button")
@@ -131,7 +132,7 @@ def test_tables_sort(opened: Opener) -> None:
 
 
 def test_tables_filter(opened: Opener) -> None:
-    browser = opened(pages.night(report()))
+    browser = opened(night_page.render(report()))
     unfold(browser, "cells")
     controls = browser.find_element(By.CSS_SELECTOR, '[data-for="t-cells"]')
     field = controls.find_element(By.TAG_NAME, "input")
@@ -177,7 +178,7 @@ def test_keyboard(opened: Opener) -> None:
 
 @pytest.mark.parametrize("script", [True, False])
 def test_xray_opens(opened: Opener, script: bool) -> None:
-    browser = opened(pages.night(report()), script=script)
+    browser = opened(night_page.render(report()), script=script)
     cell = browser.find_element(By.CSS_SELECTOR, "#troubled details.cell")
     xray = cell.find_element(By.CSS_SELECTOR, ".xray")
     assert not seen(browser, xray)
@@ -297,8 +298,8 @@ def shown() -> dict[str, str]:
     small = nights.gemm_names(7)
     return {
         "wrong": pages.run(nights.explained(WRONG)), "passed": pages.run(run_result(small)),
-        "hostile": pages.run(run_result([*HOSTILE], SCRIPT)), "night": pages.night(report(3, gemms=14)),
-        "first night": pages.night(report(1, gemms=14, compared=False)),
+        "hostile": pages.run(run_result([*HOSTILE], SCRIPT)), "night": night_page.render(report(3, gemms=14)),
+        "first night": night_page.render(report(1, gemms=14, compared=False)),
     }  # fmt: skip
 
 
@@ -326,7 +327,7 @@ def test_pages_fit_the_screen(opened: Opener, tmp_path: Path, name: str, size: s
 @pytest.mark.parametrize("name", ["wrong", "passed", "hostile", "night"])
 def test_rules_of_accessibility(opened: Opener, name: str) -> None:
     """axe's rules, on a phone with everything unfolded, so that it looks at all of a page; colours in both themes."""
-    page = pages.night(few_cells()) if name == "night" else shown()[name]
+    page = night_page.render(few_cells()) if name == "night" else shown()[name]
     browser = opened(page, "phone")
     unfold(browser)
     assert violations(browser) == []
@@ -375,7 +376,7 @@ def test_axe_would_find_a_fault(opened: Opener) -> None:
 
 
 def test_a_cell_of_the_grid_leads_to_its_runs(opened: Opener) -> None:
-    browser = opened(pages.night(report(3, gemms=14)))
+    browser = opened(night_page.render(report(3, gemms=14)))
     link = browser.find_element(By.CSS_SELECTOR, "#grid a.badge.bad")
     panel = browser.find_element(By.CSS_SELECTOR, link.get_attribute("href").partition("page.html")[2])
     assert not seen(browser, panel)
@@ -391,7 +392,7 @@ def test_a_cell_of_the_grid_leads_to_its_runs(opened: Opener) -> None:
 
 
 def test_the_baseline_is_chosen(opened: Opener) -> None:
-    browser = opened(pages.night(report(4, gemms=14)))
+    browser = opened(night_page.render(report(4, gemms=14)))
     choice = Select(browser.find_element(By.ID, "baseline"))
     # the night that the tests' comparison names is not in so short a history
     assert [option.text.partition(",")[0] for option in choice.options] == [
@@ -411,7 +412,7 @@ def test_the_baseline_is_chosen(opened: Opener) -> None:
 
 
 def test_no_choice_without_a_script(opened: Opener) -> None:
-    browser = opened(pages.night(report(4, gemms=14)), script=False)
+    browser = opened(night_page.render(report(4, gemms=14)), script=False)
     assert not seen(browser, browser.find_element(By.ID, "baseline"))
     assert "timed out, now verified" in browser.find_element(By.ID, "changed").text
 
@@ -442,7 +443,7 @@ def test_cards_fit(opened: Opener) -> None:
 
 
 def test_printed(opened: Opener) -> None:
-    browser = opened(pages.night(report()), dark=True)
+    browser = opened(night_page.render(report()), dark=True)
     made = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
     assert made.startswith(b"%PDF")
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
@@ -457,7 +458,7 @@ def test_a_large_page_loads_and_sorts(opened: Opener, which: str) -> None:
     if which == "run":
         page = pages.run(run_result(nights.gemm_names(1000), nights.gemm_names(1000)[8]))
     else:
-        page = pages.night(report(20, gemms=48))
+        page = night_page.render(report(20, gemms=48))
     assert page.count("<tr") > 1000
     assert len(page.encode()) < 5_000_000
     browser = opened(page)

@@ -8,6 +8,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
@@ -19,12 +20,8 @@ from PIL import Image
 from gguf_verify.formats import FORMATS
 from gguf_verify.report import card, scene, schema, shades
 from gguf_verify.report.html import block, charts, page
-from gguf_verify.report.html import night as of_night
 from gguf_verify.report.html import run as of_run
-from gguf_verify.report.junit import suites as junit
-from gguf_verify.report.markdown import night as night_markdown
 from gguf_verify.report.markdown.page import LIMIT
-from gguf_verify.report.terminal.night import night_lines
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.options import Options
@@ -32,13 +29,18 @@ from gguf_verify.results.products import EmbeddingRecord, TypeEnvelope
 from gguf_verify.results.report import Report
 from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower, compare
 from gguf_verify_nightly.records import Cell, Key, Night, Outcome
+from gguf_verify_nightly.report import html as of_night
+from gguf_verify_nightly.report import junit
+from gguf_verify_nightly.report import markdown as night_markdown
+from gguf_verify_nightly.report import schema as night_schema
+from gguf_verify_nightly.report.terminal import night_lines
+from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.significance import TimeChange
 from gguf_verify_nightly.summary import NightReport, verdict
 from tests.support import nights
 from tests.support.html_pages import ReadPage
 from tests.support.nights import (
     HOSTILE,
-    SCHEMAS,
     SCRIPT,
     cell,
     changes,
@@ -56,7 +58,7 @@ WRONG = nights.gemm_names(21)[8]
 
 @cache
 def junit_schema() -> xmlschema.XMLSchema:
-    return xmlschema.XMLSchema(str(SCHEMAS / "junit.xsd"))
+    return xmlschema.XMLSchema(str(schema.SCHEMAS / "junit.xsd"))
 
 
 def hostile_night(**fields: object) -> NightReport:
@@ -110,7 +112,7 @@ def test_a_waived_cell_is_skipped_with_its_reason() -> None:
     root = ET.fromstring(made)
     assert [s.get("skipped") for s in root] == ["1"]
     assert root.find("testsuite/testcase/skipped").get("message") == words
-    for render in (night_markdown.render, page.night):
+    for render in (night_markdown.render, of_night.render):
         assert "issue 42" in render(NightReport((night,)))
     wrong = replace(night, cells=cells | {other: cell(other, 1, Outcome.MISMATCH)})
     assert wrong.exit_code == 1
@@ -143,7 +145,7 @@ def test_nothing_run_is_no_pass() -> None:
     root = ET.fromstring(junit.render(NightReport((night,))))
     assert root.find("testsuite/testcase/error") is not None
     junit_schema().validate(junit.render(NightReport((night,))))
-    for render in (night_markdown.render, page.night):
+    for render in (night_markdown.render, of_night.render):
         assert "othing was run" in render(NightReport((night,)))
     with pytest.raises(ValueError, match="no night"):
         NightReport(())
@@ -154,7 +156,7 @@ def test_nothing_run_is_no_pass() -> None:
 
 @pytest.mark.parametrize("compared", [True, False])
 def test_json_validates(compared: bool) -> None:
-    made = json_of(Kind.NIGHT, report(compared=compared))
+    made = json_of(NightKind.NIGHT, report(compared=compared))
     validator("nightly").validate(made)
     assert len(made["night"]["cells"]) == 23
     assert [k["kernel"] for k in made["night"]["missing"]] == ["q8_1_mma"]
@@ -169,7 +171,7 @@ def test_json_validates_for_every_outcome(outcome: Outcome) -> None:
     cells = {key: replace(cell, outcome=outcome) for key, cell in [*night.cells.items()][:2]}
     night = replace(night, planned=tuple(cells), cells=cells)
     later = replace(night, number=night.number + 1)
-    made = json_of(Kind.NIGHT, NightReport((night, later), compare([], night, later)))
+    made = json_of(NightKind.NIGHT, NightReport((night, later), compare([], night, later)))
     validator("nightly").validate(made)
     assert made["night"]["cells"][0]["outcome"] == outcome.value
 
@@ -179,7 +181,7 @@ def test_json_of_hostile_names_and_numbers() -> None:
     key = next(iter(hostile.night.cells))
     strange = replace(hostile.night.cells[key], gemms={"x": float("nan"), "y": float("inf")})
     night = replace(hostile.night, cells={**hostile.night.cells, key: strange})
-    made = json_of(Kind.NIGHT, replace(hostile, nights=(night,)))
+    made = json_of(NightKind.NIGHT, replace(hostile, nights=(night,)))
     validator("nightly").validate(made)
     assert made["night"]["cells"][0]["gemms"] == {"x": "NaN", "y": "Infinity"}
     json.dumps(made, ensure_ascii=False).encode()  # no surrogate is left, in keys neither
@@ -188,7 +190,7 @@ def test_json_of_hostile_names_and_numbers() -> None:
 def test_the_schema_is_that_of_the_records() -> None:
     """It is written by `python -m gguf_verify.report.schema`."""
     assert schema.PATH.read_text() == schema.text(schema.run_schema())
-    assert schema.NIGHT_PATH.read_text() == schema.text(schema.nightly_schema())
+    assert night_schema.PATH.read_text() == schema.text(night_schema.nightly_schema())
 
 
 def test_what_is_written_is_read_back() -> None:
@@ -318,7 +320,7 @@ def test_markdown_stays_below_what_github_takes(many: str) -> None:
 @cache
 def pages() -> dict[str, str]:
     return {
-        "night": page.night(report()), "hostile night": page.night(hostile_night()),
+        "night": of_night.render(report()), "hostile night": of_night.render(hostile_night()),
         "run": page.run(run_result(wrong=WRONG)), "hostile run": page.run(run_result([*HOSTILE], SCRIPT)),
         "run that passed": page.run(run_result()),
     }  # fmt: skip
@@ -355,12 +357,12 @@ def test_html_of_a_script() -> None:
 
 
 def test_templates_show_what_does_not_print() -> None:
-    template = page._environment().from_string("{{ x }}{{ x|name }}")
+    template = page.environment().from_string("{{ x }}{{ x|name }}")
     assert template.render(x="a\u202e<b>\udc80") == 2 * "a\\u202e&lt;b&gt;\\x80"
 
 
 def test_html_says_the_verdict_first() -> None:
-    made = page.night(report())
+    made = of_night.render(report())
     order = ["Regression</h1>", "What changed</h2>", "Models × kernels</h2>", "Not verified</h2>", "Trends</h2>",
              "Everything else</h2>", "Rungs, over all cells</summary>"]  # fmt: skip
     assert sorted(order, key=made.index) == order
@@ -553,10 +555,10 @@ def test_hosts_have_grids_of_their_own() -> None:
 
 
 def test_trends_need_two_nights() -> None:
-    one = page.night(report(1, compared=False))
+    one = of_night.render(report(1, compared=False))
     assert "This is the only night of the history" in one
     assert 'class="line' not in one
-    several = page.night(report(3))
+    several = of_night.render(report(3))
     assert "only night" not in several
     assert several.count('class="lines"') == 3 + 2 * 24, "of the night, and two of each cell"
 
@@ -675,7 +677,7 @@ def test_card_is_light_in_any_theme() -> None:
 
 
 def test_html_of_a_large_history() -> None:
-    made = page.night(report(20, gemms=200))
+    made = of_night.render(report(20, gemms=200))
     assert len(made.encode()) < 5_000_000
     assert f"{200 * 22:,}"[:1] in made
     names = nights.gemm_names(1000)
@@ -695,7 +697,7 @@ def test_html_of_a_night_in_which_everything_is_wrong() -> None:
     cells = {key: replace(made, key=key) for key in listed}
     past = tuple(replace(history(1)[0], number=n, planned=tuple(listed), cells=cells) for n in range(1, 21))
     failed = tuple(Change(key, Outcome.VERIFIED, Outcome.MISMATCH, "x" * 400) for key in listed)
-    shown = page.night(NightReport(past, Comparison(19, 20, new_failures=failed)))
+    shown = of_night.render(NightReport(past, Comparison(19, 20, new_failures=failed)))
     assert len(shown.encode()) < 5_000_000
     assert shown.count("X-ray of the block <") == 20, "one of each run that is shown"
     assert "… and 500 more" in shown
@@ -770,16 +772,22 @@ def test_what_is_written_on_a_shade_can_be_read(theme: str) -> None:
 
 
 def test_flags_are_found() -> None:
-    flags = {kind: {w.flag for w in writers(kind)} - {None} for kind in Kind}
+    flags: dict[StrEnum, set[str | None]] = {
+        kind: {w.flag for w in writers(kind)} - {None} for kind in [*Kind, *NightKind]
+    }
     assert flags[Kind.RUN] == {"--json", "--html", "--heat-map", "--card", "--sarif", "--markdown", "--annotations"}
-    assert flags[Kind.NIGHT] == {"--json", "--html", "--junit", "--markdown"}
+    assert flags[NightKind.NIGHT] == {"--json", "--html", "--junit", "--markdown"}
     assert flags[Kind.AUDIT] == flags[Kind.AUDITS] == {"--json", "--html", "--sarif", "--markdown", "--annotations"}
     assert flags[Kind.XRAY] == flags[Kind.IDENTIFICATION] == {"--json"}
-    assert all(any(w.flag is None for w in writers(kind)) for kind in Kind)
+    assert all(any(w.flag is None for w in writers(kind)) for kind in flags)
 
 
 def test_every_writer_writes() -> None:
-    results: dict[Kind, Any] = {Kind.RUN: run_result(wrong=WRONG), Kind.NIGHT: report(3), Kind.COMPARISON: changes()}
+    results: dict[StrEnum, Any] = {
+        Kind.RUN: run_result(wrong=WRONG),
+        NightKind.NIGHT: report(3),
+        NightKind.COMPARISON: changes(),
+    }
     for kind, result in results.items():
         for writer in writers(kind):
             for suffix in writer.suffixes or ("",):

@@ -16,8 +16,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from gguf_verify_nightly.summary import NightReport
-
 from ...audit import Audit
 from ...audit.many import Audits
 from ...backend_results import GraphReport
@@ -29,7 +27,6 @@ from .. import run_words, scene, shades
 from . import audit as of_audit
 from . import bisection as of_bisection
 from . import graph as of_graph
-from . import night as of_night
 from . import run as of_run
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -38,28 +35,23 @@ TEMPLATES = Path(__file__).parent / "templates"
 def run(report: Report) -> str:
     """One run."""
     return (
-        _environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_run.costs(report))
+        environment().get_template("run.html").render(run=of_run.of(report), report=report, costs=of_run.costs(report))
     )
-
-
-def night(report: NightReport) -> str:
-    """The last of the nights, and the history that they are."""
-    return _environment().get_template("night.html").render(page=of_night.of(report))
 
 
 def audit(result: Audit | Audits) -> str:
     """One audit, or those of several files."""
-    return _environment().get_template("audit.html").render(page=of_audit.of(result))
+    return environment().get_template("audit.html").render(page=of_audit.of(result))
 
 
 def graph(report: GraphReport) -> str:
     """A graph that was judged node by node."""
-    return _environment().get_template("graph.html").render(page=of_graph.of(report))
+    return environment().get_template("graph.html").render(page=of_graph.of(report))
 
 
 def bisection(found: Bisection) -> str:
     """The search for the first bad build."""
-    return _environment().get_template("bisection.html").render(page=of_bisection.of(found))
+    return environment().get_template("bisection.html").render(page=of_bisection.of(found))
 
 
 def style() -> str:
@@ -69,9 +61,10 @@ def style() -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """The environment of the templates here and in further folders."""
     made = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        loader=FileSystemLoader([TEMPLATES, *folders]), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, finalize=_shown,
     )  # fmt: skip
     sheet, script = style(), (TEMPLATES / "script.js").read_text(encoding="utf-8")

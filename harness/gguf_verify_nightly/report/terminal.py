@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 
 from rich.text import Text
 
-from gguf_verify_nightly.compare import Change, Comparison
-from gguf_verify_nightly.records import Key, Night, Outcome
-from gguf_verify_nightly.significance import LEAST_NIGHTS
-from gguf_verify_nightly.summary import NightReport
+from gguf_verify.report.terminal.console import BAD, GOOD, STYLES, WARN, capped, rendered, said
+from gguf_verify.report.writer import Form
+from gguf_verify.support.text import printable
 
-from ...support.text import printable
-from ..writer import Form
-from .console import BAD, GOOD, STYLES, WARN, capped, rendered, said
+from ..compare import Change, Comparison
+from ..records import Key, Night, Outcome
+from ..significance import LEAST_NIGHTS
+from ..summary import NightReport
 
 MOST_LINES = 20
 

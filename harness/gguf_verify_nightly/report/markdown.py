@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gguf_verify_nightly.records import Night
-from gguf_verify_nightly.summary import NightReport
+from gguf_verify.report.markdown.page import LIMIT, MARKS, Page, escaped
 
-from .page import LIMIT, MARKS, Page, escaped
+from ..records import Night
+from ..summary import NightReport
 
 
 def render(report: NightReport, limit: int = LIMIT) -> str:

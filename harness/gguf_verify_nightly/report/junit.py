@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Literal, NamedTuple
 
-from gguf_verify_nightly.records import Cell, Key, Night, Outcome
-from gguf_verify_nightly.summary import NightReport
+from gguf_verify.report import graph_words
+from gguf_verify.report.junit.parts import Case, document, suite
+from gguf_verify.support.text import printable
 
-from ...support.text import printable
-from .. import graph_words
-from .parts import Case, document, suite
+from ..records import Cell, Key, Night, Outcome
+from ..summary import NightReport
 
 
 class _Case(NamedTuple):

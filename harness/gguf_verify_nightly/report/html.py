@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from markupsafe import Markup
 
-from gguf_verify_nightly.compare import compare
-from gguf_verify_nightly.records import Cell, Key, Night
-from gguf_verify_nightly.summary import Changed, Kind, NightReport, Standing, Verdict, lists, worst
+from gguf_verify.report import grid
+from gguf_verify.report.html import charts, graph, run
+from gguf_verify.report.html.charts import Point
+from gguf_verify.report.html.page import environment
+from gguf_verify.report.html.run import Picture, Run
+from gguf_verify.report.shades import rank, shade, short
+from gguf_verify.support.text import printable
 
-from ...support.text import printable
-from .. import grid
-from ..shades import rank, shade, short
-from . import charts, graph, run
-from .charts import Point
-from .run import Picture, Run
+from ..compare import compare
+from ..records import Cell, Key, Night
+from ..summary import Changed, Kind, NightReport, Standing, Verdict, lists, worst
 
 #: Runs shown whole; failures of each; rows of GEMMs; heat maps; cells with trends; groups of cells. More are counted.
 MOST_RUNS, MOST_FAILURES, MOST_GEMMS, MOST_MAPS, MOST_TRENDS, MOST_GROUPS = 20, 20, 3000, 12, 200, 1000
@@ -293,3 +295,8 @@ def _versions(cells: Sequence[Cell]) -> dict[str, list[str]]:
         for name, version in cell.versions.items():
             found.setdefault(name, {})[version] = None
     return {name: list(versions) for name, versions in found.items()}
+
+
+def render(report: NightReport) -> str:
+    """The page of the last night, with the history up to it."""
+    return environment(Path(__file__).parent / "templates").get_template("night.html").render(page=of(report))
