@@ -237,7 +237,7 @@ def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:
 def _first_problem(report: Report, end: str = "") -> str:
     """The first thing that is wrong, how many more there are, and who is at fault, which is never cut off, nor is the
     end."""
-    who = (f"; at fault: {report.at_fault}" if report.culprits else "") + end
+    who = (f"; {report.at_fault}" if report.culprits else "") + end
     problem, room = _problem(report), MOST_CHARACTERS - len(who) - 1
     if len(printable(problem)) > room:
         problem = problem[:room]

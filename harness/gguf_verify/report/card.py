@@ -65,7 +65,7 @@ def _said(report: Report) -> str:
         if used is None:
             return "Everything that was requested is correct"
         return f"Each output is within its rounding error bound: the largest error is {100 * used:.2g} % of it"
-    whose = ", ".join(CULPRITS[culprit] for culprit in report.culprits)
+    blamed = ", ".join(CULPRITS[culprit] for culprit in report.culprits if culprit != "coverage")
     why = next((d.lines[0] for _, d in report.diagnosed if d.lines), "")
     why = re.sub(r" \(explains [^)]*\)$", "", why.partition(". Fix: ")[0])
     if not why:
@@ -75,7 +75,7 @@ def _said(report: Report) -> str:
     if not why:
         left = [u for r in report.rungs for u in r.unverified]
         why = f"{len(left):,} could not be checked" if left else "nothing was measured"
-    return f"At fault: {whose}. {why[:1].upper()}{why[1:]}"
+    return (f"At fault: {blamed}. " if blamed else "") + f"{why[:1].upper()}{why[1:]}"
 
 
 def _worst(report: Report) -> float | None:

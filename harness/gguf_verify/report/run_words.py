@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..results.failures import Failure
+from ..results.failures import CULPRITS, Failure, Unverified
 from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
 from ..results.report import Report
@@ -52,6 +52,11 @@ def checked(rung: RungResult) -> str:
     """What a rung checked, its own subject first; "": nothing."""
     kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
     return counts({kind: rung.checked[kind] for kind in kinds})
+
+
+def blame(left: Unverified) -> str:
+    """The culprit of what could not be verified, after its reason; "" if it was only not reached."""
+    return "" if left.culprit == "coverage" else f" (at fault: {CULPRITS[left.culprit]})"
 
 
 def numbers(failure: Failure) -> str:

@@ -10,6 +10,7 @@ from ..checks import ALONE, BY_ID, BYTES, CHECKS, Check, Skipped, account, scope
 from ..support.command_line import repeat
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED, Culprit
 from ..support.shown import Shown
+from ..support.text import counted
 from .costs import QuantizationCosts
 from .diagnoses import LocatedDiagnosis
 from .environment import NOT_COMPILED, Environment
@@ -261,8 +262,12 @@ class Report(Shown, msgspec.Struct, kw_only=True):
 
     @property
     def at_fault(self) -> str:
-        """`culprits` in words."""
-        return ", ".join(f"{CULPRITS[culprit]} ({n:,})" for culprit, n in self.culprits.items())
+        """`culprits` in words: "at fault: the kernel (5); 120 checks not reached"; "" where there are none."""
+        culprits = self.culprits
+        blamed = ", ".join(f"{CULPRITS[culprit]} ({n:,})" for culprit, n in culprits.items() if culprit != "coverage")
+        left = culprits.get("coverage", 0)
+        words = [f"at fault: {blamed}"] if blamed else []
+        return "; ".join([*words, f"{counted(left, 'checks')} not reached"] if left else words)
 
     @property
     def failures(self) -> list[tuple[RungResult, Failure]]:

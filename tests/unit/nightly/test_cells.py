@@ -71,11 +71,11 @@ OUTCOMES = {
     "hides-a-change": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
     "budget": (
         Outcome.UNVERIFIED,
-        "the budget of 2m was spent; it left unverified: 1 in the layers rung; rungs that were not begun: tokens; at "
-        "fault: missing coverage (1)",
+        "the budget of 2m was spent; it left unverified: 1 in the layers rung; rungs that were not begun: tokens; "
+        "1 check not reached",
     ),
     "hides-a-budget": (Outcome.UNVERIFIED, "its report says verified and contradicts itself"),
-    "unverified": (Outcome.UNVERIFIED, "layers: x: no kernel; at fault: missing coverage (1)"),
+    "unverified": (Outcome.UNVERIFIED, "layers: x: no kernel; 1 check not reached"),
     "fault": (Outcome.BROKEN_OFF, "layers: llama.cpp died in evaluate (SIGSEGV); at fault: this machine (1)"),
     "malformed": (Outcome.MALFORMED, "\\x1b[31mno GGUF"),
     "says-wrong": (Outcome.MISMATCH, "the kernel wrote outside its output"),

@@ -637,9 +637,9 @@ def test_card_says_what_was_left_out() -> None:
     found.rungs[0].leave("blk.3", "no kernel")
     assert card_texts(found)[0] == "NOT EVERYTHING VERIFIED"
     found.rungs[0].fault = "llama.cpp died"
-    assert "At fault: missing coverage, this machine. Llama.cpp died" in card_texts(found)
+    assert "At fault: this machine. Llama.cpp died" in card_texts(found)
     found.rungs = []
-    assert "At fault: missing coverage" not in card_texts(found)
+    assert not any("At fault" in text for text in card_texts(found))
     assert card_texts(found)[0] != "VERIFIED"
 
 

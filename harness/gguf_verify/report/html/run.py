@@ -167,7 +167,7 @@ def of(report: Report, failures: int = 80) -> Run:
         failures=[Failed(r.name, f, f.block_hex or "") for r, f in report.failures[:failures]],
         n_failures=report.n_failures, fault=report.fault or report.unfinished,
         unverified=[
-            (r.name, u.title, f"{u.why} (at fault: {CULPRITS[u.culprit]})") for r in report.rungs for u in r.unverified
+            (r.name, u.title, u.why + run_words.blame(u)) for r in report.rungs for u in r.unverified
         ],
         envelopes=envelopes if report.kernel_ran else [], skipped=report.skipped,
         heat=None if whole is None else picture(whole), histograms=_histograms(gemms), gemms=gemms[:MOST_ROWS],
@@ -178,7 +178,7 @@ def of(report: Report, failures: int = 80) -> Run:
 
 def _sentence(report: Report) -> str:
     """Who is at fault, and the counts."""
-    told = f"at fault: {report.at_fault}. " if report.culprits else ""
+    told = f"{report.at_fault}. " if report.culprits else ""
     told += f"On random data (no model): {run_words.drawn(report.drawn)}. " if report.drawn is not None else ""
     told += f"{run_words.passed(report)} in {report.seconds:.1f} s"
     if total := report.n_failures:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from ...results.costs import CostGroup, QuantizationCosts, TextCost
 from ...results.report import Report
 from ...results.rungs import RungResult
-from ...support.text import counted
+from ...support.text import counted, sentence
 from .. import run_words, shades
 from .page import LIMIT, MARKS, Page, escaped, heading
 
@@ -29,7 +29,7 @@ def render(report: Report, limit: int = LIMIT) -> str:
     if report.drawn is not None:
         page.add(f"On random data (no model): {escaped(run_words.drawn(report.drawn))}.", "")
     if report.culprits:
-        page.add(f"At fault: {escaped(report.at_fault)}.", "")
+        page.add(f"{escaped(sentence(report.at_fault))}.", "")
     if means := environment.kernel.verified_means:
         page.add(f"Verified here means: {escaped(means)}.", "")
     for words_of_limit in report.limits[:2]:

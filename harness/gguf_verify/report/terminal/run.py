@@ -15,7 +15,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...results.failures import CULPRITS, Unverified
+from ...results.failures import CULPRITS
 from ...results.report import Report
 from ...results.rungs import RungResult
 from ...support.command_line import shown
@@ -67,7 +67,7 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
     if report.drawn is not None:
         yield from wrapped(Text(f"{DRAWN_MEANS}: {run_words.drawn(report.drawn)}"), form.width, _INDENT)
     if report.culprits:
-        yield from wrapped(Text(f"at fault: {report.at_fault}"), form.width)
+        yield from wrapped(Text(report.at_fault), form.width)
     for hint in report.environment.kernel.hints if report.n_failures else ():
         yield from wrapped(said(("hint: ", BOLD), printable(hint, 300)), form.width, _INDENT)
     if means := report.environment.kernel.verified_means:
@@ -110,11 +110,12 @@ def _left(report: Report, form: Form) -> Iterator[RenderableType]:
             lines += wrapped(
                 said((f"BROKEN OFF {rung.name}: ", WARN), printable(rung.fault, 600)), form.width, 2 * _INDENT
             )
-            lines.append(Text(f"{_INDENT}at fault: {CULPRITS[rung.fault_culprit]}"))
+            if rung.fault_culprit != "coverage":  # as after a signal
+                lines.append(Text(f"{_INDENT}at fault: {CULPRITS[rung.fault_culprit]}"))
         left = [
             said(
                 (f"NOT VERIFIED {rung.name}: ", WARN),
-                f"{printable(left.title, 100)}: {printable(left.why, 600)}{_unless_uncovered(left)}",
+                f"{printable(left.title, 100)}: {printable(left.why, 600)}{run_words.blame(left)}",
             )
             for left in rung.unverified
         ]
@@ -124,10 +125,6 @@ def _left(report: Report, form: Form) -> Iterator[RenderableType]:
     if lines:
         yield ""
         yield from lines
-
-
-def _unless_uncovered(left: Unverified) -> str:
-    return "" if left.culprit == "coverage" else f" (at fault: {CULPRITS[left.culprit]})"
 
 
 def _waived(report: Report, form: Form) -> Iterator[RenderableType]:

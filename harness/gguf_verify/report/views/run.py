@@ -9,7 +9,7 @@ from html import escape
 from ...results.report import Report
 from ...support.command_line import shown
 from ...support.shown import View
-from ...support.text import counted, printable
+from ...support.text import counted, printable, sentence
 from .. import json, message, run_words
 from ..terminal import run
 from ..writer import Form, Kind
@@ -21,7 +21,7 @@ def line(report: Report) -> str:
     worst = [r.worst_utilisation for r in report.rungs if r.worst_utilisation is not None]
     parts = [
         f"Report: {report.words}",
-        *([f"at fault: {report.at_fault}"] if report.culprits else []),
+        *([report.at_fault] if report.culprits else []),
         *([f"worst utilisation {max(worst):.3g}"] if worst else []),
         run_words.passed(report),
         *([counted(report.n_failures, "failures")] if report.n_failures else []),
@@ -42,7 +42,7 @@ def _parts(report: Report) -> Iterator[str]:
     if report.kernel_ran:
         yield paragraph(f"The kernel declares {printable(e.kernel.declared, 300)}.")
     if report.culprits:
-        yield paragraph(f"At fault: {report.at_fault}")
+        yield paragraph(sentence(report.at_fault))
     for _, diagnosis in report.diagnosed[:1]:
         yield paragraph(f"Diagnosis ({printable(diagnosis.where, 80)}, {printable(diagnosis.who, 80)}):")
         yield listed([printable(line, 300) for line in diagnosis.lines[:6]])
