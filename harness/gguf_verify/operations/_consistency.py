@@ -17,7 +17,7 @@ probability n·∫ φ(m)·P(|e| < 1.1503·m/32)^(n-1) dm, which is 1e-5 for n = 
 other rows with probability 0. Rows with fewer outputs are not checked.
 
 Errors are not normal where one term dominates a sum: most are tiny, and a few are one rounding of the result. So
-EXTRA_ROUNDINGS of the result (`semantics.accumulation`), the roundings beside those of the sum, are always admitted.
+EXTRA_ROUNDINGS of the result (`semantics.accumulation`), the roundings other than those of the sum, are always allowed.
 The check never rejects a whole row whose errors are all large: such a row may use the definition's full tolerance.
 """
 

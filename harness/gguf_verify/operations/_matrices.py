@@ -218,7 +218,7 @@ def _how_wrong(one: tuple[Definition, Judged]) -> tuple[int, float]:
 def judged_apart(
     node: Node, definitions: Callable[[int], Sequence[Definition]], x: Array, matrices: Sequence[Matrix]
 ) -> Judged:
-    """Judge likewise, where each matrix may have another definition.
+    """Judge as `judged` does, where each matrix may have another definition.
 
     Args:
         definitions: returns those of a matrix multiplied by this number of rows of activations.

@@ -1,6 +1,6 @@
 """Running errors: the float32 rounding error of each step of a recurrence, tracked along with the exact values.
 
-A `Running` number has, beside its exact value,
+A `Running` number has, in addition to its exact value:
 
     bound      largest error of a right computation. An operation takes the bounds of its operands times their factors,
                and adds half an ulp of its result, u·(|o| + bound), u = 2^-24, and the error of underflow (Higham,
