@@ -72,7 +72,7 @@ def _layer(tensor: Tensor) -> int:
 
 
 def _repeated_layers(contents: Sequence[Content], copies: Sequence[tuple[Content, Tensor]]) -> set[tuple[int, int]]:
-    """Return the pairs of a layer and an earlier one of which all its matrices are copies."""
+    """Return the pairs of a layer and the earlier layer that all its matrices are copied from."""
     matrices: dict[int, set[str]] = {}
     for content in contents:
         if _figures(content) is not None:

@@ -192,7 +192,7 @@ class Audit(Shown):
 
     @property
     def verdict(self) -> AuditVerdict:
-        """The verdict. "clean" means no error and no warning in a file of which everything was checked."""
+        """The verdict. "clean" means no error and no warning in a fully checked file."""
         code = self.exit_code
         if code == EXIT_VERIFIED or (code == EXIT_UNVERIFIED and self.sample is not None and not self.unverified):
             if self.waived:

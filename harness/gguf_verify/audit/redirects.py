@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any
 
-#: The Hugging Face hub and the servers that it redirects to for large files: these domains and what is below them.
+#: The Hugging Face hub and the servers that it redirects to for large files: these domains and their subdomains.
 _HUB = ("huggingface.co", "hf.co")
 STATUS = (301, 302, 303, 307, 308)
 #: Limit of redirects in a chain.

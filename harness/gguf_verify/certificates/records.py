@@ -162,7 +162,7 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
         culprits: culprit → number of failures.
         finished: when the run ended.
         command: repeats the run, with file names as in this certificate.
-        envelope: the products beside the model's own that the verdict covers, and what was not covered.
+        envelope: the products other than the model's own that the verdict covers, and those that it does not cover.
     """
 
     verdict: ReportVerdict

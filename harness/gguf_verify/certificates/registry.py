@@ -36,7 +36,7 @@ class Entry:
         device: where the kernel ran.
         verdict: in words.
         exit_code: of the run.
-        envelope: type → the tokens, rows and columns beside the model's own at which the kernel was correct.
+        envelope: type → the tokens, rows and columns, other than the model's own, at which the kernel was correct.
         left_out: parts of a whole verification that were not requested.
         finished: RFC 3339, UTC.
         project: version of gguf-verify; `llama_cpp` that of the reference.

@@ -103,5 +103,5 @@ def _lane_files() -> tuple[int, ...]:
 
 def _lane_size() -> int:
     """Return the size of a lane in bytes, in whole pages. A process can write there without mapping it, which its
-    memory limit does not count; this fraction of the machine's memory fits beside that limit."""
+    memory limit does not count; this fraction of the machine's memory may be used in addition to that limit."""
     return os.sysconf("SC_PAGE_SIZE") * (os.sysconf("SC_PHYS_PAGES") // 16)

@@ -1,6 +1,7 @@
-"""A node of a graph of ggml as it was computed: the operation, its parameters, its actual inputs and its output.
+"""A node of a ggml graph as computed: the operation, its parameters, its actual inputs and its output.
 
-Indices are NumPy's, the slowest first: a tensor of ggml's sizes ne = (ne0, ne1, ne2, ne3) is data[ne3, ne2, ne1, ne0].
+Indices are in NumPy's order, the slowest first: a tensor with ggml's sizes ne = (ne0, ne1, ne2, ne3) is
+data[ne3, ne2, ne1, ne0].
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ Bytes = npt.NDArray[np.uint8]
 Doubles = npt.NDArray[np.float64]
 Sizes = tuple[int, int, int, int]
 
-#: `enum ggml_type` of ggml.h: the types that are plain numbers. A bfloat16 is held as its 16 bits.
+#: `enum ggml_type` of ggml.h: the types that are plain numbers. A bfloat16 is stored as its 16 bits.
 F32, F16, I8, I16, I32, I64, F64, BF16 = 0, 1, 24, 25, 26, 27, 28, 30
 NUMBERS: dict[int, np.dtype[Any]] = {
     F32: np.dtype("<f4"), F16: np.dtype("<f2"), I8: np.dtype("<i1"), I16: np.dtype("<i2"), I32: np.dtype("<i4"),
     I64: np.dtype("<i8"), F64: np.dtype("<f8"), BF16: np.dtype("<u2"),
 }  # fmt: skip
-#: Bytes of `op_params` of a ggml_tensor.
+#: Number of bytes of `op_params` of a ggml_tensor.
 PARAMETER_BYTES = 64
 
 
-#: The functions that parameter 0 numbers, by operation: `enum ggml_unary_op` and `enum ggml_glu_op` of ggml.h, v0.5.0.
+#: The functions that parameter 0 selects, by operation: `enum ggml_unary_op` and `enum ggml_glu_op` of ggml.h, v0.5.0.
 NUMBERED: dict[str, tuple[str, ...]] = {
     "UNARY": (
         "ABS", "SGN", "NEG", "STEP", "TANH", "ELU", "RELU", "SIGMOID", "GELU", "GELU_QUICK", "SILU", "HARDSWISH",
@@ -41,18 +42,18 @@ NUMBERED: dict[str, tuple[str, ...]] = {
 
 
 class NoDefinition(Exception):
-    """No definition describes what a node computes: its types, its parameters or its device are not covered."""
+    """Raised when no definition covers a node: its types, its parameters or its device are not supported."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """A tensor that a node reads or makes.
+    """An input or the output of a node.
 
     Args:
         name: in the graph, or in the model's file.
         type_id: ggml's number of the type.
-        ne: sizes, the fastest dimension first, as ggml has them.
-        nb: bytes from one index to the next, in the same order; of blocks, nb[0] is the size of a block.
+        ne: sizes, the fastest dimension first, as in ggml.
+        nb: bytes from one index to the next, in the same order; for blocks, nb[0] is the size of a block.
         span: the bytes from its first element to the end of its last, uint8[span_bytes].
     """
 
@@ -64,8 +65,10 @@ class Operand:
 
     @staticmethod
     def of(array: Array, type_id: int | None = None, name: str = "") -> Operand:
-        """A contiguous operand of numbers [..., ne0] of at most four dimensions, or, with `type_id`, of the bytes of
-        blocks uint8[..., row bytes] or of bfloat16's bits."""
+        """Return a contiguous operand of numbers [..., ne0] with at most four dimensions.
+
+        With `type_id` the array has the bytes of blocks uint8[..., row bytes], or the bits of bfloat16.
+        """
         known = next((t for t, d in NUMBERS.items() if d == array.dtype), None) if type_id is None else type_id
         if known is None:
             raise ValueError(f"ggml has no type for {array.dtype}")
@@ -79,45 +82,47 @@ class Operand:
 
     @staticmethod
     def blank(type_id: int, *shape: int, name: str = "") -> Operand:
-        """Contiguous zeros of a shape of NumPy's order, in values: what a result that is asked for looks like."""
+        """Return contiguous zeros of a shape in NumPy's order, in values: the form of a requested result."""
         ne0, ne1, ne2, ne3 = (*shape[::-1], 1, 1, 1, 1)[:4]
         ne = (ne0, ne1, ne2, ne3)
         nb = contiguous(type_id, ne)
         return Operand(name, type_id, ne, nb, np.zeros(nb[3] * ne[3], np.uint8))
 
     def permuted(self, *axes: int) -> Operand:
-        """The same values with dimensions exchanged, as ggml_permute does it: dimension i becomes dimension axes[i]."""
+        """Return the values with dimensions exchanged as by ggml_permute: dimension i becomes dimension axes[i]."""
         ne0, ne1, ne2, ne3 = (self.ne[axes.index(i)] for i in range(4))
         nb0, nb1, nb2, nb3 = (self.nb[axes.index(i)] for i in range(4))
         return replace(self, ne=(ne0, ne1, ne2, ne3), nb=(nb0, nb1, nb2, nb3))
 
     @property
     def type(self) -> str:
-        """ggml's name of the type."""
+        """Return ggml's name of the type."""
         known = tensor_type(self.type_id)
         return f"type {self.type_id}" if known is None else known.name
 
     @property
     def shape(self) -> Sizes:
-        """In values, the slowest dimension first."""
+        """Return the sizes in values, the slowest dimension first."""
         return self.ne[::-1]
 
     @property
     def blocks(self) -> bool:
-        """Its elements are blocks of a quantized type."""
+        """Return whether the elements are blocks of a quantized type."""
         return self.type_id not in NUMBERS
 
     @property
     def contiguous(self) -> bool:
-        """Its elements follow each other without gaps."""
+        """Return whether the elements are stored without gaps."""
         expected = contiguous(self.type_id, self.ne)
         return all(n == 1 or a == b for n, a, b in zip(self.ne, self.nb, expected, strict=True))
 
     @cached_property
     def data(self) -> Array:
-        """The numbers [ne3, ne2, ne1, ne0] as they are stored, or the bytes of rows of blocks uint8[ne3, ne2, ne1, row
-        bytes]. It is a view of the span. Raises NoDefinition for a type that is not known, and where the span lacks
-        bytes."""
+        """Return a view of the span: the stored numbers [ne3, ne2, ne1, ne0], or the bytes of rows of blocks
+        uint8[ne3, ne2, ne1, row bytes].
+
+        Raises NoDefinition for an unknown type, and if the span lacks bytes.
+        """
         if not self.span_is_whole():
             raise NoDefinition(f"{self.name or 'an operand'} without some of its bytes")
         shape, strides = list(self.shape), list(self.nb[::-1])
@@ -131,7 +136,7 @@ class Operand:
 
     @cached_property
     def values(self) -> Doubles:
-        """float64[ne3, ne2, ne1, ne0]: numbers as they are, blocks as llama.cpp's `to_float` decodes them."""
+        """Return float64[ne3, ne2, ne1, ne0]: numbers unchanged, blocks as decoded by llama.cpp's `to_float`."""
         data = self.data
         if self.type_id == BF16:
             return (data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
@@ -142,7 +147,7 @@ class Operand:
         return fmt.decode(rows).reshape(self.shape).astype(np.float64)
 
     def span_is_whole(self) -> bool:
-        """Whether the span has the bytes that sizes and steps reach."""
+        """Return whether the span has all bytes that sizes and steps reach."""
         return len(self.span) >= span_bytes(self.type_id, self.ne, self.nb)
 
 
@@ -152,13 +157,13 @@ class Node:
 
     Args:
         op: ggml's name of the operation, such as "MUL" or "UNARY".
-        variant: of UNARY and GLU, which one, such as "SILU"; else "".
+        variant: the variant of UNARY and GLU, such as "SILU"; otherwise "".
         parameters: the bytes of `op_params`.
-        sources: src[0], src[1] and so on; None where there is none before the last one.
-        output: what was computed.
+        sources: src[0], src[1] and so on; None for a missing source before the last one.
+        output: the computed output.
         backend: ggml's name of the backend that computed it, such as "CPU" or "Vulkan".
         device: ggml's name of the device, such as "Vulkan0".
-        view_of: number of the source that the output is a view of, and so overwrites; None of a result of its own.
+        view_of: number of the source that the output is a view of, and so overwrites; None if it has its own memory.
         name: in the graph.
     """
 
@@ -174,49 +179,49 @@ class Node:
 
     @property
     def operation(self) -> str:
-        """Its name in reports: "MUL", "UNARY SILU"."""
+        """Return the name in reports: "MUL", "UNARY SILU"."""
         return f"{self.op} {self.variant}".strip()
 
     def source(self, i: int) -> Operand:
-        """Raises NoDefinition where the node has no such source."""
+        """Return a source. Raises NoDefinition if the node has no such source."""
         found = self.sources[i] if i < len(self.sources) else None
         if found is None:
             raise NoDefinition(f"{self.operation} has no src[{i}]")
         return found
 
     def optional(self, i: int) -> Operand | None:
-        """A source that may be absent."""
+        """Return a source that may be absent."""
         return self.sources[i] if i < len(self.sources) else None
 
     def integer(self, i: int) -> int:
-        """Parameter i of `op_params` as an int32."""
+        """Return parameter i of `op_params` as an int32."""
         return int(np.frombuffer(self.parameters, "<i4")[i])
 
     def number(self, i: int) -> float:
-        """Parameter i of `op_params` as a float32."""
+        """Return parameter i of `op_params` as a float32."""
         return float(np.frombuffer(self.parameters, "<f4")[i])
 
     def floats(self, *operands: int) -> None:
-        """Raises NoDefinition unless these sources and the output are float32."""
+        """Check that these sources and the output are float32. Raises NoDefinition."""
         for each in (self.output, *(self.source(i) for i in operands)):
             if each.type_id != F32:
                 raise NoDefinition(f"{self.operation} of {each.type}")
 
 
 def parameters(*values: float) -> bytes:
-    """`op_params` of int32 (given as int) and float32 (given as float) in order."""
+    """Return `op_params` with int32 (given as int) and float32 (given as float) values in order."""
     raw = b"".join(np.asarray(v, "<f4" if isinstance(v, float) else "<i4").tobytes() for v in values)
     return raw.ljust(PARAMETER_BYTES, b"\0")
 
 
 def demand(holds: bool, what: str) -> None:
-    """Raises NoDefinition with these words unless it holds."""
+    """Raise NoDefinition with this message unless the condition holds."""
     if not holds:
         raise NoDefinition(what)
 
 
 def block_format(type_id: int) -> BlockFormat:
-    """Raises NoDefinition for a type without one."""
+    """Return the format of a quantized type. Raises NoDefinition for other types."""
     known = tensor_type(type_id)
     if known is None or not isinstance(known.format, BlockFormat):
         raise NoDefinition(f"tensors of {known.name if known else f'type {type_id}'}")
@@ -224,12 +229,12 @@ def block_format(type_id: int) -> BlockFormat:
 
 
 def element_bytes(type_id: int) -> int:
-    """Of a number, or of a block. Raises NoDefinition."""
+    """Return the bytes of a number, or of a block. Raises NoDefinition."""
     return NUMBERS[type_id].itemsize if type_id in NUMBERS else block_format(type_id).block_bytes
 
 
 def contiguous(type_id: int, ne: Sizes) -> Sizes:
-    """The steps nb of a contiguous tensor. Raises NoDefinition."""
+    """Return the steps nb of a contiguous tensor. Raises NoDefinition."""
     size = element_bytes(type_id)
     per = 1 if type_id in NUMBERS else block_format(type_id).block_size
     row = ne[0] // per * size
@@ -237,7 +242,7 @@ def contiguous(type_id: int, ne: Sizes) -> Sizes:
 
 
 def span_bytes(type_id: int, ne: Sizes, nb: Sizes) -> int:
-    """Bytes from the first element to the end of the last one (`ggml_nbytes`); 0 where there is no element."""
+    """Return the bytes from the first element to the end of the last one (`ggml_nbytes`); 0 without elements."""
     if not prod(ne):
         return 0
     per = 1 if type_id in NUMBERS else block_format(type_id).block_size

@@ -63,7 +63,7 @@ If the --good or --bad build cannot be tested, the code is that of its run (2 to
 
 
 class _Parser(Parser):
-    """A parser that passes on whatever follows `--`."""
+    """A parser that passes on everything after `--`."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like `Parser.parse_args`; `passed` is the list of words after `--`."""

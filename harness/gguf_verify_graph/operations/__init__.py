@@ -1,7 +1,7 @@
-"""What the operations of llama.cpp's graphs should compute: definitions, exact results in float64, bounds.
+"""Definitions of the operations in llama.cpp's graphs: exact results in float64 and their error bounds.
 
-It imports `semantics`, `formats` and `support`. An operation, or a family that shares its arithmetic, is one module
-that defines `Operation` records; `OPERATIONS` has them by ggml's name. Nothing here computes by ggml.
+The package imports `semantics`, `formats` and `support`. One module defines one operation, or a family that shares its
+arithmetic, as `Operation` records; `OPERATIONS` maps ggml's names to them. Nothing here calls ggml.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .known import OPERATIONS, judge
     from .operation import Operation
 
-#: Nodes that compute nothing: their result is a view of a tensor, which a later node uses.
+#: Nodes that compute nothing: the result is a view of a tensor, used by a later node.
 VIEWS = ("NONE", "VIEW", "RESHAPE", "PERMUTE", "TRANSPOSE")
 _MODULES = {"OPERATIONS": "known", "judge": "known", "Judged": "judging", "Operation": "operation"}
 
@@ -24,7 +24,7 @@ __all__ = ["OPERATIONS", "VIEWS", "Judged", "NoDefinition", "Node", "Operand", "
 
 
 def __getattr__(name: str) -> Any:
-    """Import the operations when one of them is first used: whoever passes nodes on needs none."""
+    """Import the operations on first use: code that only passes nodes on does not need them."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Masks of attention scores, and ALiBi's slopes of them."""
+"""Masks of attention scores, and their ALiBi slopes."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .arithmetic import ULP, arithmetic
 
 
 def slopes(node: Node, heads: int, max_bias: float) -> tuple[Doubles, Doubles]:
-    """The slope of each head, and its relative error.
+    """Return the slope of each head, and its relative error: float64[heads] each.
 
     With b = max_bias and n the largest power of two that is at most the number of heads, head h has
 
         m^k    m = 2^(-b/n), k = h + 1 if h < n       m = 2^(-b/(2n)), k = 2·(h - n) + 1 for the others
 
-    and 1 where b is not positive. The exponents are exact. m is a power of float32, whose error is multiplied by k
-    where it is raised to k by another.
+    and 1 where b is not positive. The exponents are exact. m is a float32 power; raising it to k multiplies its
+    error by k.
     """
     if not max_bias > 0 or not heads:
         return np.ones(heads), np.zeros(heads)
@@ -28,7 +28,10 @@ def slopes(node: Node, heads: int, max_bias: float) -> tuple[Doubles, Doubles]:
 
 
 def mask_of(node: Node, mask: Operand, rows: int, columns: int, sizes: tuple[int, int]) -> None:
-    """Raises NoDefinition unless it is a mask of scores [sizes, at least rows, columns] that divides into `sizes`."""
+    """Check that `mask` is a mask of scores [sizes, at least rows, columns] whose batches divide `sizes`.
+
+    Raises NoDefinition.
+    """
     ne3, ne2, ne1, ne0 = mask.shape
     fits = ne0 == columns and ne1 >= rows and ne2 > 0 < ne3 and sizes[1] % ne2 == 0 and sizes[0] % ne3 == 0
     if mask.type_id not in (F16, F32) or not fits:

@@ -1,13 +1,13 @@
-"""The angles that ROPE rotates by, how far a right computation of them may be off, and YaRN's corrections.
+"""The angles that ROPE rotates by, their error bounds, and YaRN's corrections.
 
 Pair i of d/2 pairs at position p has the angle
 
-    θ = f·p·b^(-2·k/d) / r[i]        k = i; of `vision`, i's place in its section        r: freq factors, or 1
+    θ = f·p·b^(-2·k/d) / r[i]        k = i (`vision`: its place in its section)        r: frequency factors, or 1
 
-with b = freq_base, f = freq_scale. A position is a float32: from 2^24 on it is rounded to one. In the modes `mrope` and
-`imrope` and in `vision` a token has four positions, and the pair's sector, i mod the sum of the four sections, says
-which. With YaRN (ext_factor e ≠ 0) two angles are mixed by a ramp between the dimensions l = max(0, ⌊D(beta_fast)⌋) and
-h = min(d - 1, ⌈D(beta_slow)⌉), and results are scaled:
+with b = freq_base and f = freq_scale. A position is a float32, so it is rounded from 2^24 on. In the modes `mrope`,
+`imrope` and `vision` a token has four positions; the pair's sector, i mod the sum of the four sections, selects one.
+With YaRN (ext_factor e ≠ 0) two angles are mixed by a ramp between the dimensions l = max(0, ⌊D(beta_fast)⌋) and
+h = min(d - 1, ⌈D(beta_slow)⌉), and the results are scaled:
 
     θ = f·α·(1 - m) + α·m,  α = θ/f        m = e·(1 - min(1, max(0, (i - l) / max(0.001, h - l))))
     D(β) = d·ln(n_ctx_orig / (2π·β)) / (2·ln b)        scale = attn_factor·(1 + 0.1·ln(1/f))
@@ -15,15 +15,16 @@ h = min(d - 1, ⌈D(beta_slow)⌉), and results are scaled:
 (ggml-cpu/ops.cpp: ggml_rope_cache_init, ggml_mrope_cache_init, rope_yarn; ggml.c: ggml_rope_yarn_corr_dims;
 ggml-cuda/rope.cu; vulkan-shaders/rope_funcs.glsl; llama.cpp v0.5.0.)
 
-The host computes t = powf(b, -2/d), which is off by the power's ulps, and by ln b times what rounding -2/d takes. The
-CPU then multiplies p by it k times, each time rounded:
+The host computes t = powf(b, -2/d). Its error is the ulps of the power, plus ln b times the rounding error of -2/d. The
+CPU then multiplies p by t k times, with a rounding each time:
 
-    relative error of α    k·(error of t + u) on the CPU; k·(error of t) + power's ulps + u elsewhere; the division's
-    absolute error         α times that: it grows with the position
+    relative error of α    k·(error of t + u) on the CPU; elsewhere k·(error of t) + the power's ulps + u; plus the
+                           error of the division by r
+    absolute error         the relative error times α: it grows with the position
 
-Every product and sum of YaRN adds half an ulp. Sine and cosine reduce the angle: the C library does it exactly. Other
-backends state their error between -π and π alone. Beyond, this definition has them reduce it in float32, as
-θ - 2π·round(θ/2π) with 2π rounded and the product rounded: 2·u·|θ| more.
+Every product and sum of YaRN adds half an ulp. Sine and cosine reduce the angle. The C library does so exactly. Other
+backends state their error only between -π and π; beyond, this definition assumes a reduction in float32,
+θ - 2π·round(θ/2π) with 2π and the product rounded, which adds 2·u·|θ|.
 """
 
 from __future__ import annotations
@@ -40,18 +41,19 @@ from .arithmetic import ULP, arithmetic
 
 #: Modes of ggml.h.
 NORMAL, NEOX, MROPE, VISION, IMROPE = 0, 2, 8, 24, 40
-#: Largest relative error of D(β), as a share of d/(2·ln b): two logarithms of an ulp, roundings of their arguments.
+#: Largest relative error of D(β), as a share of d/(2·ln b): two logarithms with an error of one ulp each, and the
+#: roundings of their arguments.
 _DIMENSION_OFF = 16 * UNIT_ROUNDOFF
 
 
 @dataclass(frozen=True)
 class Rotation:
-    """How ROPE rotates.
+    """A rotation by ROPE.
 
     Args:
         first, second: columns of the two values of each pair.
-        angle, off: of each pair, and its absolute error, float64[ne2, pairs].
-        scale, scale_off: what results are multiplied by, and its relative error.
+        angle, off: angle of each pair, and its absolute error, float64[ne2, pairs].
+        scale, scale_off: factor of the results, and its relative error.
     """
 
     first: Array
@@ -63,7 +65,7 @@ class Rotation:
 
 
 def rotation(node: Node) -> Rotation:
-    """Of a node of ROPE. Raises NoDefinition for parameters and shapes that ggml does not take."""
+    """Return the rotation of a ROPE node. Raises NoDefinition for parameters and shapes that ggml rejects."""
     ne0, tokens = node.source(0).ne[0], node.source(0).ne[2]
     d, mode, offset = node.integer(1), node.integer(2), node.integer(15)
     if mode not in (NORMAL, NEOX, MROPE, VISION, IMROPE):
@@ -82,7 +84,7 @@ def rotation(node: Node) -> Rotation:
 
 
 def _positions(node: Node, tokens: int, each: int) -> Array:
-    """int32[each, tokens]."""
+    """Return the positions, int32[each, tokens]."""
     given = node.source(1)
     if given.type_id != I32 or given.data.size != each * tokens or not given.contiguous:
         raise NoDefinition(f"ROPE with positions of {given.type} {given.ne}")
@@ -90,7 +92,7 @@ def _positions(node: Node, tokens: int, each: int) -> Array:
 
 
 def _sections(node: Node, pairs: int) -> tuple[Array, Doubles]:
-    """Of each pair the number of its position, and k."""
+    """Return which of a token's positions each pair uses, and its k: [pairs] each."""
     mode, sizes = node.integer(2), np.array([node.integer(11 + i) for i in range(4)], np.int64)
     k = np.arange(pairs, dtype=np.float64)
     if not mode & MROPE:
@@ -105,7 +107,7 @@ def _sections(node: Node, pairs: int) -> tuple[Array, Doubles]:
     starts = np.cumsum(sizes) - sizes
     which = np.searchsorted(starts[1:], sector, side="right")
     if mode == VISION:
-        # backends differ in the third and fourth section, and the CPU in empty ones
+        # backends differ in the third and fourth section, and the CPU also in empty ones
         if not sizes[0] or not sizes[1] or (pairs > sizes[0] + sizes[1] and sizes[2:].any()):
             raise NoDefinition(f"ROPE's vision mode with sections of {sizes.tolist()}")
         return which, (sector - starts[which]).astype(np.float64)
@@ -145,7 +147,7 @@ def _angles(node: Node, positions: Array, k: Doubles, d: int) -> tuple[Doubles, 
 
 
 def _ramp(node: Node, pairs: int, d: int, mix: float) -> tuple[Doubles, Doubles]:
-    """YaRN's m of each pair, and its absolute error."""
+    """Return YaRN's m of each pair, and its absolute error: float64[pairs] each."""
     context, base, a = node.integer(4), node.number(5), arithmetic(node.backend)
     ends = []
     for beta in (node.number(9), node.number(10)):

@@ -1,20 +1,20 @@
-"""FLASH_ATTN_EXT on a device that computes it in one of several ways, its paths: see `_attention_on_vulkan` and
-`_attention_on_cuda`.
+"""FLASH_ATTN_EXT on a device that computes it along one of several paths.
 
-With the names of `flash_attention`, and u = 2^-11 in halves:
+The paths are those of `_attention_on_vulkan` and `_attention_on_cuda`. With the notation of `flash_attention`, and
+u = 2^-11 for halves, the error of each part is:
 
-    q'·k    in float32 or in halves (`semantics.values`), where decoded values may be off as `half_steps` are; of types
-            with one product alone, d·q, rounded once
-    δ[t]    as there; of p as a half its rounding beside it, and 2^-25 of a p below the normal halves. Both Σ p and
-            Σ p·v have the same p.
-    Σ p·v   `in_halves`, for one thread, which is the widest, rescaled at each 32 keys, beside γ_n·Σ p
-            of the sum of p; in float32 `in_lanes` of both
-    y       in halves 2u of 1/Σ p, u of the product, 2^-25 below the normal halves; as much again where a sink is the
-            largest; else the quotient and what is multiplied before
+    q'·k    the bound of a product in float32 or in halves (`semantics.values`); decoded values have the error of
+            `half_steps`; for types with a single product d·q, one rounding
+    δ[t]    as in `flash_attention`; for p in half also its rounding, and 2^-25 for a p below the normal halves. Σ p and
+            Σ p·v use the same p.
+    Σ p·v   in halves `in_halves` for one thread (the widest case), rescaled after every 32 keys, and γ_n·Σ p for the
+            sum of p; in float32 `in_lanes` for both
+    y       in halves 2u for 1/Σ p, u for the product and 2^-25 below the normal halves, and the same again where a sink
+            is the largest score; otherwise the error of the quotient and of the product before it
 
-Which path a node took is told by its outputs: the first one by which all pass, those in float32 before those in halves,
-whose tolerance is wider. In halves the errors of a row must be of one size, too (`_consistency`), so that a wrong
-output beside right ones in float32 does not pass by them.
+The outputs show which path a node took: it is judged by the first path that all outputs pass. Paths in float32 come
+before paths in halves, whose tolerance is wider. In halves the errors of a row must also be of similar size
+(`_consistency`), so that one wrong output among right ones in float32 does not pass.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from ._attention_sums import Weights, in_halves, in_lanes
 from .arithmetic import NORMAL, ULP, arithmetic
 from .judging import Judged
 
-#: By how much M is above the largest score, and keys of the smallest block.
+#: Distance of M above the largest score, and the number of keys of the smallest block.
 ABOVE, _BLOCK = float(np.float32(3) * np.float32(0.6931)), 32
-#: Values of a term of `semantics`.
+#: Number of values of a term in `semantics`.
 _TERM = 32
 Floats = npt.NDArray[np.float32]
 
@@ -55,18 +55,18 @@ def scaled_to_half(q: Floats, scale: np.float32) -> Doubles:
 
 @dataclass(frozen=True)
 class Path:
-    """How attention is computed.
+    """One way of computing attention.
 
     Args:
-        name: in tables.
+        name: its name in tables.
         backend: ggml's name.
-        halves: keys, values, p and the sums of p·v are halves.
-        scores: how products q'·k are added up and rounded.
-        queries: q' float64 of queries float32[rows, dims] and their scale.
-        products: the most that rounding takes of each product q'·k by itself, relative; below the normal halves 2^-23.
-        conversion: the most that rounding p to half takes, relative.
-        divides: the sums are divided in float32, not in halves.
-        taken: gives q'·k with what it may be off by, of queries, scale and keys, in place of the above.
+        halves: whether keys, values, p and the sums of p·v are halves.
+        scores: how the products q'·k are accumulated and rounded.
+        queries: returns q' as float64 from queries float32[rows, dims] and their scale.
+        products: largest relative error from rounding each product q'·k by itself; below the normal halves 2^-23.
+        conversion: largest relative error from rounding p to half.
+        divides: whether the sums are divided in float32 rather than in halves.
+        taken: replaces the computation of q'·k: returns the scores and their errors from queries, scale and keys.
     """
 
     name: str
@@ -81,16 +81,16 @@ class Path:
 
     @property
     def in_half(self) -> bool:
-        """Scores are halves."""
+        """Whether scores are halves."""
         return self.scores is IN_FLOAT16
 
 
 def judge_by(node: Node, paths: Sequence[Path], undefined_where_wrong: str = "") -> Judged:
-    """Judge by the path that the node took: see above.
+    """Judge a node by the path that it took; see the module's docstring.
 
     Args:
-        paths: those in float32 first.
-        undefined_where_wrong: why there is no definition, if none of the paths gives the output.
+        paths: the candidates, those in float32 first.
+        undefined_where_wrong: reason to raise NoDefinition if no path explains the output.
 
     Raises NoDefinition.
     """
@@ -116,7 +116,7 @@ def judge_by(node: Node, paths: Sequence[Path], undefined_where_wrong: str = "")
 def _by(path: Path, node: Node, name: str) -> Judged:
     q, k, v = (node.source(i) for i in range(3))
     slope, relative = slopes(node, q.ne[2], node.number(1))
-    if path.in_half and node.number(1) > 0:  # of a base that is rounded to half, raised to k < 2·heads
+    if path.in_half and node.number(1) > 0:  # base rounded to half, then raised to k < 2·heads
         of_power = 2 * HALF.unit * arithmetic(path.backend).power
         relative = relative + np.expm1(2 * np.log1p(HALF.unit) * (2 * q.ne[2])) + of_power
     unit = path.scores.unit
@@ -130,7 +130,7 @@ def _by(path: Path, node: Node, name: str) -> Judged:
 
 
 def _held(path: Path, given: Operand) -> tuple[Doubles, Doubles | None]:
-    """The values of keys or values [keys, dims] as they are multiplied, and what they may be off by."""
+    """Return keys or values [keys, dims] as they are multiplied, and their errors (None if exact)."""
     fmt, decoded = format_of(given), given.values[0, 0]
     if not path.halves:
         return decoded, None
@@ -144,7 +144,7 @@ def _held(path: Path, given: Operand) -> tuple[Doubles, Doubles | None]:
 
 
 def _scores(path: Path, node: Node, q: Floats, keys: Operand) -> Scores:
-    """scale·(q·k), or its soft cap, before the mask."""
+    """Return scale·(q·k), or its soft cap, before the mask."""
     scale, cap = np.float32(node.number(0)), np.float32(node.number(2))
     scale = scale / cap if cap else scale
     z = _products(path, q, scale, keys) if path.taken is None else path.taken(q, scale, keys)
@@ -156,7 +156,7 @@ def _products(path: Path, q: Floats, scale: np.float32, keys: Operand) -> Scores
     k, k_off = _held(path, keys)
     scaled = path.queries(q, scale)
     made = of_values(_padded(scaled), _padded(k), _TERM, path.scores)
-    off, spread = np.minimum(made.bound, SCORE_LIMIT * made.spread), made.spread  # the gate of a product
+    off, spread = np.minimum(made.bound, SCORE_LIMIT * made.spread), made.spread  # as in the gate of products
     cut = alignment_of_subnormals(scaled, k, HALF, path.scores, k_off)
     off, spread = off + cut, spread + cut / SCORE_LIMIT
     if k_off is not None:
@@ -169,7 +169,7 @@ def _products(path: Path, q: Floats, scale: np.float32, keys: Operand) -> Scores
     return Scores(made.exact, off, spread)
 
 
-#: Half the distance of subnormal halves, four times: the tile kernel multiplies a quarter of each query.
+#: Four times half the spacing of subnormal halves: the tile kernel multiplies a quarter of each query.
 _LEAST_PRODUCT = 4 * HALF.underflow
 
 
@@ -179,8 +179,8 @@ def _padded(values: Doubles) -> Doubles:
 
 def _attended(
     path: Path, node: Node, scores: Scores, v: Doubles, v_off: Doubles | None, head: int
-) -> tuple[Doubles, Doubles]:  # fmt: skip
-    """The result [rows, DV] and its bound."""
+) -> tuple[Doubles, Doubles]:
+    """Return the result [rows, DV] and its bound."""
     if not np.isfinite(v).all():
         raise NoDefinition("attention over values that are not finite")
     a, n, s, read = arithmetic(path.backend), len(v), scores.s, ~np.isneginf(scores.s)
@@ -189,7 +189,7 @@ def _attended(
     most = largest + ABOVE
     below = np.where(read, np.abs(s - most), 0.0)
     own = UNIT_ROUNDOFF * below + a.exp_error(below) + (path.conversion if path.halves else 0.0)
-    if path.in_half:  # M of a part of the keys as a half
+    if path.in_half:  # each part of the keys stores its M as a half
         own = own + u * np.abs(np.where(np.isinf(most), 0.0, most))
     tiny = HALF.underflow if path.halves else NORMAL
     off, spread = scores.off + own, scores.spread + own / np.sqrt(3)
@@ -219,21 +219,21 @@ def _attended(
 
 
 def _sink(path: Path, node: Node, most: Doubles, head: int) -> tuple[Doubles, Doubles]:
-    """exp(sink - M) of each row, and what it is off by."""
+    """Return exp(sink - M) of each row, and its error."""
     sinks = node.optional(4)
     if sinks is None:
         return np.zeros_like(most), np.zeros_like(most)
     given = sinks.values[0, 0, 0, head]
     if not np.isfinite(given):
         raise NoDefinition("attention with a sink that is not finite")
-    apart = np.where(np.isinf(most), 0.0, np.clip(given - most, -600, 600))  # one alone, of whatever M
+    apart = np.where(np.isinf(most), 0.0, np.clip(given - most, -600, 600))  # a sink alone: any M gives the same result
     rounded = (path.scores.unit if path.in_half else 0.0) * np.abs(given) + UNIT_ROUNDOFF * np.abs(apart)
     sink = np.exp(apart)
     return sink, sink * (np.expm1(rounded) + arithmetic(path.backend).exp_error(apart) + UNIT_ROUNDOFF)
 
 
 def _in_halves(s: Doubles, largest: Doubles, read: npt.NDArray[np.bool_], p: Doubles, v: Doubles) -> Doubles:
-    """What Σ p·v may be off by, and what adding the threads' sums to each other takes: eight roundings of it."""
+    """Return the error of Σ p·v, including the addition of the threads' sums, which takes eight roundings."""
     then = np.maximum.accumulate(s, axis=1)
     back = np.where(read, np.exp(then - largest), 0.0)
     of_then = np.where(read, np.exp(s - then - ABOVE), 0.0)

@@ -1,21 +1,24 @@
-"""FLASH_ATTN_EXT as llama.cpp's CUDA backend computes it on NVIDIA's cards (ggml-cuda/fattn.cu, fattn-common.cuh,
-fattn-vec.cuh, fattn-mma-f16.cuh, fattn-tile.cuh; v0.5.0). Which kernel runs depends on the card, the types and the
-sizes (ggml_cuda_get_best_fattn_kernel); M is 3·0.6931 above the largest score so far.
+"""FLASH_ATTN_EXT as llama.cpp's CUDA backend computes it on NVIDIA GPUs (ggml-cuda/fattn.cu, fattn-common.cuh,
+fattn-vec.cuh, fattn-mma-f16.cuh, fattn-tile.cuh; v0.5.0).
 
-    vec     few queries. Keys of floats: everything in float32. Quantized keys: scale·q becomes codes of Q8_1 with a
-            float32 scale d and sum s, s[t] = Σ d_k·d·Σ q_k·q_q + m_k·s as in MMVQ. Values are decoded to float32.
+The GPU, the types and the sizes select the kernel (ggml_cuda_get_best_fattn_kernel). M is 3·0.6931 above the largest
+score so far.
+
+    vec     few queries. Floating-point keys: everything in float32. Quantized keys: scale·q becomes codes of Q8_1 with
+            a float32 scale d and sum s, and s[t] = Σ d_k·d·Σ q_k·q_q + m_k·s as in MMVQ. Values are decoded to float32.
     mma     tensor cores: q' = half(half(scale)·half(q)); keys and values are converted to half; s[t] is float32, p
-            half, the sums of p·v are halves, and Σ p float32
-    tile    without tensor cores, and of heads of 40 and 72: q' = half(scale·q), of which a quarter is multiplied; each
-            product q'·k is rounded to half and added in float32; the rest as in mma
+            is half, the sums of p·v are halves, and Σ p is float32
+    tile    without tensor cores, and for heads of 40 and 72 values: q' = half(scale·q), a quarter of which is
+            multiplied; each product q'·k is rounded to half and added in float32; the rest as in mma
 
-Sums of warps and blocks are added in float32 and divided there. mma takes exp(M - M_new) of a difference below -20 for
-zero, and with it all that was added before, in both sums: these p are below 2^-28, and the bound has room for 2^-25 of
-each. Exponentials that are subnormal are flushed.
+The sums of warps and blocks are added and divided in float32. mma treats exp(M - M_new) as zero where the difference is
+below -20, and so drops everything added before from both sums: these p are below 2^-28, and the bound allows 2^-25 for
+each. Subnormal exponentials are flushed to zero.
 
-Bounds are those of `_attention_by_paths`. Of codes, with A[t] = Σ |d_k|·d·Σ|q_k·q_q| + |m_k·s|, the scores are off by
-γ_n·A, n = dims/2 + 16, and by what the sum s is, γ_8·Σ|scale·q|·|m_k|; codes that fast math may round either way move
-|d_k·q_k|·d, and its scale WINDOW of the whole. Their spread is u·√(n/3)·A. A row without any key has no definition.
+The bounds are those of `_attention_by_paths`. For codes, with A[t] = Σ |d_k|·d·Σ|q_k·q_q| + |m_k·s|, the error of the
+scores is γ_n·A with n = dims/2 + 16, plus the error of the sum s, γ_8·Σ|scale·q|·|m_k|. A code that fast math may round
+either way adds |d_k·q_k|·d, and its scale adds WINDOW of the whole. The spread is u·√(n/3)·A. A row without any key has
+no definition.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ from ._attention_scores import Scores, format_of
 from .judging import Judged
 
 _BLOCK = 32
-#: Keys of a whole step (FATTN_KQ_STRIDE).
+#: Number of keys of a whole step (FATTN_KQ_STRIDE).
 _KEYS = 256
-#: Keys whose products with codes of Q8_1 exist.
+#: Types of keys that have products with Q8_1 codes.
 _OF_CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 
 
 def judge_on_cuda(node: Node) -> Judged:
-    """Raises NoDefinition."""
+    """Judge a FLASH_ATTN_EXT node. Raises NoDefinition."""
     k, mask = node.source(1), node.optional(3)
     format_of(node.source(2))
     if mask is not None and node.optional(4) is None:
@@ -53,8 +56,11 @@ def judge_on_cuda(node: Node) -> Judged:
 
 
 def vec_alone(node: Node) -> bool:
-    """Whether no card with tensor cores of Turing or later takes another kernel (ggml_cuda_get_best_fattn_kernel): of
-    one query for each head, unless heads are grouped over keys and values of floats."""
+    """Return whether every GPU with tensor cores (Turing or later) uses the vec kernel.
+
+    ggml_cuda_get_best_fattn_kernel selects it for one query per head, unless several heads share keys and values of
+    floating-point types.
+    """
     (q, k, v), mask = (node.source(i) for i in range(3)), node.optional(3)
     of_one = q.ne[1] == 1 and q.ne[0] <= 256 and q.ne[0] % 64 == 0 and q.ne[0] != 192 and k.ne[1] % _KEYS == 0
     aligned = all(step % 16 == 0 for each in (q, k, v, mask) if each and not each.blocks for step in each.nb[1:])
@@ -71,7 +77,7 @@ def _quarters(q: Floats, scale: np.float32) -> Doubles:
 
 
 def _by_codes(q: Floats, scale: np.float32, keys: Operand) -> Scores:
-    """Scores of quantized queries and keys."""
+    """Return the scores of quantized queries and keys."""
     fmt = format_of(keys)
     assert isinstance(fmt, BlockFormat)
     x = scaled_in_float32(q, scale).reshape(len(q), -1, _BLOCK)

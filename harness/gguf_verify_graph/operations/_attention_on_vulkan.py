@@ -1,23 +1,25 @@
 """FLASH_ATTN_EXT as llama.cpp's Vulkan backend computes it (vulkan-shaders/flash_attn.comp, flash_attn_base.glsl and
 flash_attn_split_k_reduce.comp; ggml-vulkan.cpp, ggml_vk_flash_attn; v0.5.0).
 
-A device without halves, and any with keys of bfloat16 but no matrix cores for them, has float32 throughout. With halves
-(FLOAT_TYPE is float16_t)
+A device without halves computes everything in float32, as does any device for bfloat16 keys without matrix cores for
+them. With halves (FLOAT_TYPE is float16_t):
 
     q'      half(scale·q), or half(scale/c·q) with a soft cap c          k, v     rounded or decoded to half
-    s[t]    q'·k[t], its soft cap and its mask in float32, or in halves (ACC_TYPE) where parameter 3 does not ask for
-            float32 (GGML_PREC_F32, which llama.cpp's models do)
+    s[t]    q'·k[t], its soft cap and its mask in float32, or in halves (ACC_TYPE) unless parameter 3 requests float32
+            (GGML_PREC_F32, which llama.cpp's models do)
     p[t]    half(exp(s[t] - M)), M = 3·0.6931 + the largest score so far
-    y       half(half(1/Σ p)·Σ p·v), where Σ p is float32 and p·v and its sum are halves, which are multiplied by
+    y       half(half(1/Σ p)·Σ p·v), where Σ p is float32, and p·v and its sum are halves; that sum is multiplied by
             half(exp(M_old - M)) at each block of keys (32 or 64)
 
-Every thread has some of the keys, with an M of its own, and the threads' sums are added at the end. Where keys are
-split over workgroups their sums are added in float32; with scores in halves a part's M and Σ p are stored as halves.
+Every thread reads some of the keys, with its own M, and the threads' sums are added at the end. Where the keys are
+split over workgroups, the workgroups' sums are added in float32; with scores in halves, the M and Σ p of each part are
+stored as halves.
 
-Bounds are those of `_attention_by_paths`; p's rounding is 2u, since SPIR-V leaves to the device which way it converts.
+The bounds are those of `_attention_by_paths`. The rounding error of p is 2u, since SPIR-V lets the device choose the
+rounding direction of the conversion.
 
-Devices with integer dot products quantize the queries of Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 keys (MMQ), and those with
-matrix cores for bfloat16 round other things to that: where none of these definitions holds, such a node has none.
+Devices with integer dot products quantize the queries for Q4_0, Q4_1, Q5_0, Q5_1 and Q8_0 keys (MMQ), and devices with
+matrix cores for bfloat16 round further values to bfloat16. Such a node has no definition if none of the above fits.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from .judging import Judged
 
 #: GGML_PREC_F32.
 _FLOAT32 = 10
-#: Keys whose queries a device with integer dot products quantizes.
+#: Types of keys for which a device with integer dot products quantizes the queries.
 _OF_CODES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 _IN_FLOATS = Path("f32", "Vulkan", False, IN_FLOAT32)
 _IN_HALVES = Path("halves, f32 scores", "Vulkan", True, IN_FLOAT32, scaled_to_half, conversion=2 * HALF.unit)
@@ -40,7 +42,7 @@ _ALL_HALVES = Path("halves, half scores", "Vulkan", True, IN_FLOAT16, scaled_to_
 
 
 def judge_on_vulkan(node: Node) -> Judged:
-    """Raises NoDefinition."""
+    """Judge a FLASH_ATTN_EXT node. Raises NoDefinition."""
     k = node.source(1)
     format_of(node.source(2))
     paths: tuple[Path, ...] = (_IN_FLOATS,)

@@ -1,4 +1,4 @@
-"""Attention, head by head: the rows that meet, and their scores' soft cap and mask, with what they may be off by."""
+"""Attention, head by head: pairing of rows, and the soft cap and the mask of scores, with their errors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ._alibi import mask_of
 from ._consistency import admitted
 from .judging import Judged, within
 
-#: Scores [rows, keys] that are held at a time.
+#: Largest number of scores [rows, keys] held at a time.
 _AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Of rows of queries over keys, [rows, keys]: exact, what they may be off by, and its spread."""
+    """Scores of queries over keys, float64[rows, keys]: exact values, their error bounds and their spread."""
 
     s: Doubles
     off: Doubles
@@ -29,7 +29,7 @@ class Scores:
 
 
 def check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
-    """Raises NoDefinition for types and shapes that attention does not have."""
+    """Check the types and shapes of an attention node. Raises NoDefinition."""
     batches, heads, tokens, _ = q.shape
     shared = all(each.ne[3] == batches and each.ne[2] > 0 and heads % each.ne[2] == 0 for each in (k, v))
     fits = 0 < k.ne[0] == q.ne[0] and 0 < k.ne[1] == v.ne[1] and node.output.shape == (batches, tokens, heads, v.ne[0])
@@ -48,11 +48,12 @@ def check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
 def over_heads(
     node: Node, definition: str, of: Callable[[int, int, slice], tuple[Doubles, Doubles]], alike: bool = False
 ) -> Judged:
-    """The judgement by what `of` gives for a batch, a head and some of its queries: the result [rows, DV] and its
-    bound.
+    """Judge a node head by head.
 
     Args:
-        alike: sums are halves, and the errors of a row must be of one size (`_consistency`).
+        definition: its name in tables.
+        of: returns the exact result [rows, DV] and its bound for a batch, a head and some of its queries.
+        alike: whether sums are halves, so that the errors of a row must be of similar size (`_consistency`).
     """
     batches, heads, tokens, _ = node.source(0).shape
     exact, bound = (np.zeros(node.output.shape) for _ in range(2))
@@ -73,7 +74,7 @@ def over_heads(
 
 
 def format_of(operand: Operand) -> WeightFormat:
-    """Raises NoDefinition for a type without products."""
+    """Return the format of an operand. Raises NoDefinition for a type without products."""
     known = tensor_type(operand.type_id)
     if known is None or known.weights is None:
         raise NoDefinition(f"attention over {operand.type}")
@@ -81,12 +82,12 @@ def format_of(operand: Operand) -> WeightFormat:
 
 
 def head_of(operand: Operand, batch: int, head: int, heads: int) -> Operand:
-    """The head of K or V that a head of queries uses, [keys, dims]."""
+    """Return the head of K or V, [keys, dims], that a head of the queries uses."""
     return Operand.of(np.array(operand.data[batch, head // (heads // operand.ne[2])]), operand.type_id)
 
 
 def capped(z: Scores, cap: np.float64, relative: float) -> Scores:
-    """c·tanh(z), where the tanh is off by so much of itself, and its product with c."""
+    """Return c·tanh(z); `relative` is the relative error of the tanh and its product with c."""
     tanh = np.tanh(z.s)
     own = relative * np.abs(tanh)
     slope = np.minimum(1, (1 - tanh**2) * np.exp(2 * np.minimum(z.off, 1)))
@@ -96,14 +97,14 @@ def capped(z: Scores, cap: np.float64, relative: float) -> Scores:
 
 def masked(
     node: Node, scores: Scores, slopes: tuple[Doubles, Doubles], unit: float, batch: int, head: int, rows: slice
-) -> Scores:  # fmt: skip
-    """With the mask.
+) -> Scores:
+    """Return the scores with the mask added.
 
     Args:
-        slopes: of each head, and their relative errors.
-        unit: the most that rounding the product and the sum takes, relative.
+        slopes: the slope of each head, and its relative error.
+        unit: largest relative error of one rounding of the product and the sum.
 
-    Raises NoDefinition for scores that are not finite beside those that are left out.
+    Raises NoDefinition if a score that the mask keeps is not finite.
     """
     mask, s, off, spread = node.optional(3), scores.s, scores.off, scores.spread
     if mask is not None:

@@ -1,40 +1,41 @@
-"""Running sums of attention, Σ_t p[t]·v[t] in ascending t, and what their roundings may add up to.
+"""Running sums of attention, Σ_t p[t]·v[t] in ascending t, and bounds of their rounding errors.
 
-p[t] are weights exp(s[t] - M) of the final maximum M, and P[t] the partial sums. While keys are read the maximum is
-M[t] and the sum held is exp(M - M[t])·P[t]; where a key sets a new maximum, all is multiplied by exp(M[t-1] - M[t]).
-Seen from the end, every rounding of a sum is relative to P[t], whatever was the maximum then.
+p[t] are the weights exp(s[t] - M) with the final maximum M, and P[t] the partial sums. While keys are read, the maximum
+is M[t] and the stored sum is exp(M - M[t])·P[t]; a key that sets a new maximum multiplies everything by
+exp(M[t-1] - M[t]). In the final scale every rounding of a sum is therefore relative to P[t], whatever the maximum was.
 
 `in_floats`: the running-error bound (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.3)
 
     u·Σ_t (|P[t]| + 3·r[t+1]·|P[t]|)        r[t]: whether key t may set a new maximum
 
-where the three are half an ulp of the product and an ulp of the exponential (what rounding its argument takes adds up
-to u·|s[t] - M| and belongs to the score). A sum that is split into parts has the partial sums of those: each is a
-difference of two P, at most what P[t] is from the least or the largest P so far, or zero. There any key may be a new
-maximum of its part, and a second |P[t]| leaves room for joining parts: seven half ulps for each, of eight keys or more.
-Weights and V that repeat make roundings that all go one way, so no standard deviation is taken. Of large nodes P[t] is
-looked at before every block of keys alone; within a block |P| is at most that and the magnitudes of the block's terms.
+where the 3 stands for half an ulp of the product and an ulp of the exponential (the rounding of its argument adds up
+to u·|s[t] - M| and belongs to the score). A sum that is split into parts has the parts' partial sums: each is a
+difference of two P, or zero, and so at most the distance of P[t] from the least or the largest P so far. There any key
+may set a new maximum of its part, and a second |P[t]| allows for joining parts: seven half ulps for each part of eight
+keys or more. Repeated weights and rows of V cause roundings that all go in one direction, so no standard deviation is
+used. For large nodes P[t] is computed only before every block of keys; within a block, |P| is at most that value plus
+the magnitudes of the block's terms.
 
-`in_lanes`: of a device that is known to add in float32, but not in which order. No order is off by more than
-γ_n·Σ_t |p[t]·v[t]|, of which right outputs over 600 drawn keys had 1/140 to 1/700. Kernels have every L-th key in one
-lane, or every L-th block of keys, L = 1, 2, 4, … 32, in ascending order, cut anywhere in parts, and then add lanes and
-parts in pairs (flash_attn.comp, fattn-vec.cuh; llama.cpp v0.5.0). The largest running-error bound of these orders
-counts, with the roundings of new maxima and of joining at each block of keys.
+`in_lanes`: for a device that adds in float32 in an unknown order. The error of any order is at most
+γ_n·Σ_t |p[t]·v[t]|; right outputs over 600 random keys had 1/140 to 1/700 of that. Kernels give every L-th key, or
+every L-th block of keys, to one lane, L = 1, 2, 4, … 32, in ascending order, cut into parts anywhere, and then add
+lanes and parts in pairs (flash_attn.comp, fattn-vec.cuh; llama.cpp v0.5.0). The bound is the largest running-error
+bound of these orders, with the roundings for new maxima and for joining at each block of keys.
 
-`in_halves`: VKQ16 is rounded to half at each key, u = 2^-11, and where it is rescaled. A processor with arithmetic of
-halves (AVX512-FP16) also rounds p[t] and the factor to half; others do not. The running-error bound of a half is so
-wide that faults of a per cent fit in, so the tolerance is the drift and eight standard deviations of the rest
+`in_halves`: VKQ16 is rounded to half at each key, u = 2^-11, and where it is rescaled. A processor with arithmetic in
+halves (AVX512-FP16) also rounds p[t] and the factor to half; others do not. The running-error bound for halves is so
+wide that errors of one per cent pass, so the tolerance is the drift plus eight standard deviations of the other errors
 (`semantics.accumulation`: IN_FLOAT16.deviations):
 
-    spread²     Σ_t (u·P[t])²·(1 + 2·r[t+1])/3 + Σ_t (u·p[t]·v[t])²/3 + what subnormal halves take
+    spread²     Σ_t (u·P[t])²·(1 + 2·r[t+1])/3 + Σ_t (u·p[t]·v[t])²/3 + the errors of subnormal halves
     drift       |Σ_t e[t]|,  e[t] = round(a[t]) - a[t] on the grid of halves at P[t], in the scale of M[t], the largest
                 of the addends a[t] = p[t]·v[t], half(p[t])·v[t] and half(half(p[t])·v[t]);
                 and |Σ_t (half(p[t]) - p[t])·v[t]|
 
-The drift is that part of the roundings that goes one way: what is held is on the grid, so what is rounded off depends
-on the addend alone, and where keys are alike and it is near the middle of a step, on each bit of it. Addends below half
-a step are lost altogether. The tolerance is never more than the growth of a sum in any order, (1 + u)^n - 1 times the
-sum of all magnitudes, of n = 3·keys + 2 roundings, beside subnormal ones.
+The drift is the part of the rounding errors that goes in one direction: the stored sum is on the grid, so the rounding
+error depends on the addend alone, and where keys are alike and the addend is near the middle of a step, on each of its
+bits. Addends below half a step are lost altogether. The tolerance is at most the growth of a sum in any order,
+(1 + u)^n - 1 times the sum of all magnitudes with n = 3·keys + 2 roundings, plus the errors of subnormal halves.
 """
 
 from __future__ import annotations
@@ -49,30 +50,30 @@ from gguf_verify.llama.node import Doubles, NoDefinition
 from gguf_verify.semantics.accumulation import IN_FLOAT16, IN_FLOAT32
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-#: Elements of an array [rows, keys, DV] that are walked through at once, which a cache holds; of a head up to which all
-#: P of a sum in float32 are looked at.
+#: Number of elements of an array [rows, keys, DV] processed at once, so that they fit in a cache; and largest size of a
+#: head for which all P of a sum in float32 are computed.
 _AT_ONCE, _ALL = 1 << 18, 1 << 22
-#: Bits of a float32's exponent; the distance of halves at 1, and of subnormal ones.
+#: Bits of a float32's exponent; spacing of halves at 1, and of subnormal halves.
 _EXPONENT, _STEP, _LEAST = np.uint32(0x7F800000), np.float32(2.0**-10), np.float32(2.0**-24)
-#: Lanes that share keys; roundings of what a lane holds at each block of keys, three of them of a new maximum and four
-#: of joining it to another part; and of all lanes' sums, if eight times two of them are joined, each with such four.
+#: Number of lanes that share keys; roundings of a lane's sum at each block of keys, three for a new maximum and four
+#: for joining it to another part; roundings of the sum of all lanes: eight times two sums are joined, with four each.
 _LANES, _AT_A_BLOCK, _JOINED = (1, 2, 4, 8, 16, 32), 7.0, 32.0
-#: exp(M[t] - M) below which a key counts for nothing.
+#: A key with exp(M[t] - M) below this does not count.
 _GONE = 2.0**-100
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Weights:
-    """Of rows of queries, [rows, keys].
+    """Weights of attention, [rows, keys].
 
     Args:
-        p: exp(s - M), and 0 where the mask leaves a key out.
-        of_then: exp(s - M[t]), with the largest score up to then.
+        p: exp(s - M), and 0 where the mask excludes a key.
+        of_then: exp(s - M[t]), with the largest score up to key t.
         back: exp(M[t] - M).
-        read: keys that are not left out.
+        read: keys that the mask keeps.
         next_record: whether the next key that is read may set a new maximum.
-        split: sums may be split into parts at any key.
+        split: whether sums may be split into parts at any key.
     """
 
     p: Doubles
@@ -84,17 +85,16 @@ class Weights:
 
 
 def in_floats(w: Weights, v: Doubles) -> Doubles:
-    """The running-error bound of a sum of v [keys, DV] in float32, [rows, DV]."""
+    """Return the running-error bound of a float32 sum of v [keys, DV], as [rows, DV]."""
     roundings = (2.0 if w.split else 1.0) * w.read + 3.0 * w.next_record
     return UNIT_ROUNDOFF * _carried(w.p, v, roundings, w.split)
 
 
 def in_lanes(p: Doubles, v: Doubles, block: int) -> Doubles:
-    """What a sum of v [keys, DV] with weights p [rows, keys] in float32 may be off by, [rows, DV], if the order is not
-    known: the most of some orders.
+    """Return the largest error over several orders of a float32 sum of v [keys, DV] with weights p [rows, keys].
 
     Args:
-        block: keys, at least, of which a maximum is taken at a time.
+        block: least number of keys for which one maximum is taken.
     """
     keys, sizes = len(v), p @ np.abs(v)
     most = np.zeros_like(sizes)
@@ -112,7 +112,7 @@ def in_lanes(p: Doubles, v: Doubles, block: int) -> Doubles:
 
 
 def _carried(p: Doubles, v: Doubles, roundings: Doubles, split: bool) -> Doubles:
-    """Σ_t of roundings[rows, t] times |P[t]|, or its size in parts, [rows, DV]."""
+    """Return Σ_t roundings[rows, t]·|P[t]|, or that of sums in parts, as [rows, DV]."""
     rows, (keys, dims) = len(p), v.shape
     carried = np.zeros((rows, dims))
     if rows * v.size <= _ALL:
@@ -132,7 +132,7 @@ def _carried(p: Doubles, v: Doubles, roundings: Doubles, split: bool) -> Doubles
 
 
 def in_halves(w: Weights, v: Doubles) -> Doubles:
-    """What a sum of v [keys, DV] in halves may be off by, [rows, DV]. Raises NoDefinition where it may overflow."""
+    """Return the error of a sum of v [keys, DV] in halves, [rows, DV]. Raises NoDefinition where it may overflow."""
     rows, dims = len(w.p), v.shape[1]
     u, eta = IN_FLOAT16.unit, IN_FLOAT16.underflow
     drift, variance = np.zeros((3, rows, dims)), np.zeros((rows, dims))
@@ -163,8 +163,10 @@ def in_halves(w: Weights, v: Doubles) -> Doubles:
 
 
 def _partial_sums(p: Doubles, v: Doubles, split: bool) -> Iterator[tuple[slice, Floats, Floats]]:
-    """Some keys at a time: which, the most that their sums hold, |P| [rows, keys, DV] or of parts, and their v. float32
-    is enough, for these are sizes."""
+    """Yield, for some keys at a time: their slice, the largest |P| of the sum or of its parts [rows, keys, DV], and v.
+
+    float32 suffices, since these are only magnitudes.
+    """
     total = low = high = np.zeros((len(p), v.shape[1]), np.float32)
     factors, values = p.astype(np.float32), v.astype(np.float32)
     step = max(1, _AT_ONCE // max(1, total.size))
@@ -174,7 +176,7 @@ def _partial_sums(p: Doubles, v: Doubles, split: bool) -> Iterator[tuple[slice, 
         sums[:, 0] += total
         np.cumsum(sums, axis=1, out=sums)
         total = sums[:, -1].copy()
-        if split:  # from any earlier key on
+        if split:  # starting at any earlier key
             below = np.minimum(np.minimum.accumulate(sums, axis=1), low[:, None])
             above = np.maximum(np.maximum.accumulate(sums, axis=1), high[:, None])
             low, high = below[:, -1].copy(), above[:, -1].copy()
@@ -184,6 +186,6 @@ def _partial_sums(p: Doubles, v: Doubles, split: bool) -> Iterator[tuple[slice, 
 
 
 def _over_keys(factors: Doubles, sizes: Floats) -> Doubles:
-    """Σ_t of factors [rows, keys] times sizes [rows, keys, DV]."""
+    """Return Σ_t of factors [rows, keys] times sizes [rows, keys, DV]."""
     total: Doubles = np.matmul(factors[:, None].astype(np.float32), sizes)[:, 0].astype(np.float64)
     return total

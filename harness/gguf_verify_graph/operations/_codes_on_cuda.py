@@ -1,11 +1,11 @@
-"""How products of codes on CUDA depart from the definitions of `semantics`: see `_products_on_cuda`.
+"""Deviations of CUDA's products of codes from the definitions of `semantics`; see `_products_on_cuda`.
 
-quotients   T = ⌊(Σ_g s[g]·S[g] + ⌊Σ_g S[g]/2⌋)/D⌋ in place of Σ_g (2·s[g] + 1)·S[g]/(2·D). No |T| is larger than
-            Σ_g (2·s[g] + 1)·Σ|q_w·q_a|/(2·D), so bound and spread of the product that is not cut stay good ones.
-choices     of a code, |w|·d_a; of a scale that may be one of two halves, their distance times Σ|w|·|q_a|; of a
-            float32 scale, WINDOW·d_a·Σ|w|·|q_a|. Here w is what meets the code: d_w·q_w, and the minimum unless
-            that meets the stored sum. Where quotients are cut, a choice may also move two units d·d_a.
-    flushing    scales, and products of scales, below 2^-126 may be taken for zero: 2^-126·(1 + d_a)·Σ|q_w|·|q_a|
+quotients   T = ⌊(Σ_g s[g]·S[g] + ⌊Σ_g S[g]/2⌋)/D⌋ instead of Σ_g (2·s[g] + 1)·S[g]/(2·D). |T| is at most
+            Σ_g (2·s[g] + 1)·Σ|q_w·q_a|/(2·D), so bound and spread of the exact quotient remain valid.
+choices     for a code, |w|·d_a; for a scale that may be one of two halves, their distance times Σ|w|·|q_a|; for a
+            float32 scale, WINDOW·d_a·Σ|w|·|q_a|. Here w is the factor of the code: d_w·q_w, plus the minimum unless
+            that is multiplied by the stored sum. With integer quotients a choice may also move two units d·d_a.
+flushing    scales, and products of scales, below 2^-126 may be flushed to zero: 2^-126·(1 + d_a)·Σ|q_w|·|q_a|
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ._definition import Definition, Floats
 from .arithmetic import NORMAL
 
 _BLOCK = 32
-#: Formats whose integers MMVQ divides, and D.
+#: Formats whose integers MMVQ divides, with D.
 _DIVISORS = {"IQ2_XXS": 4, "IQ2_XS": 4, "IQ2_S": 4, "IQ3_XXS": 2}
-#: Elements of a (blocks, M, n) array of quotients.
+#: Number of elements of a (blocks, M, n) array of quotients.
 _TILE = 1 << 20
 
 
 def definition_of_codes(semantics: Semantics, fmt: BlockFormat, few: bool) -> Definition:
-    """The definition of MMVQ, for few columns, or of MMQ.
+    """Return the definition of MMVQ (`few` columns) or of MMQ.
 
     Args:
-        semantics: of the format, as `products_of` names it.
+        semantics: that of the format, as named by `products_of`.
     """
     read = DELTA_SUMS.reads(fmt)
     divisor = _DIVISORS.get(fmt.name) if few else None
@@ -50,7 +50,7 @@ def definition_of_codes(semantics: Semantics, fmt: BlockFormat, few: bool) -> De
 
 
 def products_of(fmt: BlockFormat) -> tuple[str, str]:
-    """The names of the definitions of MMVQ and of MMQ in `semantics`; "" where there is none."""
+    """Return the names of the definitions of MMVQ and of MMQ in `semantics`; "" where there is none."""
     if fmt.name in _DIVISORS:
         return "q8_1", fmt.llama.mmq
     others = {"IQ1_S": ("mmq_older", "mmq"), "Q2_K": (fmt.llama.mmvq, "mmq_d2s6")}
@@ -61,7 +61,7 @@ def products_of(fmt: BlockFormat) -> tuple[str, str]:
 
 
 def _cut(semantics: Semantics, fmt: BlockFormat, divisor: int, w: Bytes, a: Bytes, product: Product) -> Product:
-    """The product with quotients that are cut."""
+    """Return the product with integer quotients."""
     operands = semantics.encoding.operands(a, fmt.group)
     q_a = np.asarray(operands.q, np.float32)  # [groups, M, values]
     d_a = operands.d[:: _BLOCK // fmt.group, :, 0]  # [blocks, M]
@@ -72,15 +72,13 @@ def _cut(semantics: Semantics, fmt: BlockFormat, divisor: int, w: Bytes, a: Byte
     return replace(product, exact=exact, of_rows=None)
 
 
-def _remainders(
-    semantics: Semantics, fmt: BlockFormat, divisor: int, w: Bytes, q_a: Floats, d_a: Doubles
-) -> Doubles:  # fmt: skip
-    """What cutting adds to the outputs of some rows, float64[M, n]."""
+def _remainders(semantics: Semantics, fmt: BlockFormat, divisor: int, w: Bytes, q_a: Floats, d_a: Doubles) -> Doubles:
+    """Return the change of some rows' outputs by integer division, float64[M, n]."""
     blocks = w.reshape(len(w), -1, fmt.block_bytes)
     q_w = codes_of(semantics, fmt, blocks).reshape(len(w), -1, fmt.group).transpose(1, 2, 0)
     sums = np.matmul(q_a, q_w).astype(np.int64)  # below 2^24: exact
     per = _BLOCK // fmt.group
-    sums = sums.reshape(-1, per, *sums.shape[1:])  # [blocks, groups of one, M, n]
+    sums = sums.reshape(-1, per, *sums.shape[1:])  # [blocks, groups of a block, M, n]
     d, s = _scales_and_steps(fmt, divisor, blocks)
     steps = s.T.reshape(-1, per, 1, len(w))
     whole = (steps * sums).sum(axis=1) + np.trunc(sums.sum(axis=1) / 2).astype(np.int64)
@@ -92,7 +90,7 @@ def _remainders(
 
 
 def _scales_and_steps(fmt: BlockFormat, divisor: int, blocks: Bytes) -> tuple[Doubles, npt.NDArray[np.int64]]:
-    """d float64[n, superblocks] and s int64[n, groups of a row] of scales d·(2·s + 1)/(2·divisor)."""
+    """Return d float64[n, superblocks] and s int64[n, groups of a row] of the scales d·(2·s + 1)/(2·divisor)."""
     structs = fmt.view(blocks)
     plain = np.array(structs)
     plain["d"] = 1
@@ -101,11 +99,11 @@ def _scales_and_steps(fmt: BlockFormat, divisor: int, blocks: Bytes) -> tuple[Do
     return structs["d"].astype(np.float64), s.reshape(len(blocks), -1)
 
 
-# ---- what fast math leaves open --------------------------------------------------------------------------------------
+# ---- freedom of fast math --------------------------------------------------------------------------------------------
 
 
 def _slack(semantics: Semantics, fmt: BlockFormat, cut: bool, w: Bytes, x: Floats) -> tuple[Doubles, int]:
-    """See `Definition.slack`."""
+    """Return the slack; see `Definition.slack`."""
     encoding = semantics.encoding
     size = encoding.values_per_scale
     wide = np.pad(x.astype(np.float64), ((0, 0), (0, -x.shape[1] % size)))
@@ -138,13 +136,13 @@ def _slack(semantics: Semantics, fmt: BlockFormat, cut: bool, w: Bytes, x: Float
 
 
 def _tiny(scales: Floats, d: Doubles) -> bool:
-    """Whether a scale of the weights, or its product with one of the activations, may be below the normal numbers."""
+    """Return whether a scale of the weights, or its product with an activation's scale, may be subnormal."""
     size = np.abs(scales[scales != 0])
     return bool(size.size and d.any() and size.min() * min(1.0, d[d > 0].min()) < NORMAL)
 
 
 def _scales_apart(d: Doubles, encoding: str) -> tuple[Doubles, int]:
-    """How far right scales may be from each other, in the shape of d, and how many may be one of two halves."""
+    """Return the largest distance of right scales, in the shape of d, and how many may be one of two halves."""
     with np.errstate(all="ignore"):
         if encoding.startswith("mmq_d4"):
             return np.where(d <= 2.0**-126, d, WINDOW * d), 0

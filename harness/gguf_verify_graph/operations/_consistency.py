@@ -1,24 +1,24 @@
-"""Are the errors of outputs of one size, as those of one computation are?
+"""Check that the errors of outputs are of similar size, as the errors of one computation are.
 
-A definition whose sums may be halves, or whose sums are those of the coarsest tensor cores, has a tolerance that right
-outputs of a particular kernel may stay far below. A wrong output could hide in it. But the errors of one row of
-outputs, which have the activations in common, are of one size, if each is measured in its own tolerance. So the row's
-outputs themselves tell the size: the standard deviation is the median of the magnitudes over 0.6745, as that of normal
-errors is (Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974). An output that is further
-off than SCORE_LIMIT of these, the limit of every score (`semantics.accumulation`), is none of them.
+The tolerance of a definition whose sums may be halves, or are those of the coarsest tensor cores, is far above the
+errors of right outputs of a particular kernel. A wrong output could hide in it. But the errors of the outputs of one
+row, which share the activations, are of similar size when each is measured in units of its own tolerance. So the row's
+outputs themselves give the size: the standard deviation is the median of the magnitudes divided by 0.6745, as for
+normal errors (Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974). An output whose error
+exceeds SCORE_LIMIT standard deviations, the limit of every score (`semantics.accumulation`), is not admitted.
 
-A median of few outputs tells little. That the largest of n normal errors seems further off than SCORE_LIMIT by their
-own median has the probability n·∫ φ(m)·P(half of the others are below 2·0.6745·m/32) dm, with φ the density of the
-magnitude m: 8e-6 of n = 16, and 7e-9 of n = 32. Rows with fewer outputs that are off are measured by those of all rows,
-if these are as many, for what is left in units of the tolerance is much the same in all rows. It need not be: the
-roundings of one row may all go one way. So the larger one counts of that and of the row's own upper quartile over
-1.1503, as that of normal errors is. Then right outputs of a row whose errors are ten times as large as those of others
-are left out with the probability n·∫ φ(m)·P(|e| < 1.1503·m/32)^(n-1) dm, which is 1e-5 of n = 5 and less of more, and
-of all other rows with none. Rows with fewer outputs are not looked at.
+A median of few outputs is unreliable. The largest of n normal errors exceeds SCORE_LIMIT by the row's own median with
+probability n·∫ φ(m)·P(half of the others are below 2·0.6745·m/32) dm, where φ is the density of the magnitude m: 8e-6
+for n = 16, and 7e-9 for n = 32. Rows with fewer inexact outputs use the median of all rows, if these have enough
+inexact outputs, since the errors in units of the tolerance are similar in all rows. They may differ: the roundings of
+one row may all go in one direction. So the larger of that value and the row's own upper quartile divided by 1.1503 (as
+for normal errors) counts. Right outputs of a row whose errors are ten times those of other rows are then rejected with
+probability n·∫ φ(m)·P(|e| < 1.1503·m/32)^(n-1) dm, which is 1e-5 for n = 5 and less for larger n, and those of all
+other rows with probability 0. Rows with fewer outputs are not checked.
 
-Errors are not normal where a sum is nearly one of its terms: most are tiny, and a few of them one rounding of the
-result. So EXTRA_ROUNDINGS of the result (`semantics.accumulation`), those beside a sum's own, are admitted in any case.
-What a whole row is off by is no more than the definition's tolerance, which it may use.
+Errors are not normal where one term dominates a sum: most are tiny, and a few are one rounding of the result. So
+EXTRA_ROUNDINGS of the result (`semantics.accumulation`), the roundings other than those of the sum, are always allowed.
+The check never rejects a whole row whose errors are all large: such a row may use the definition's full tolerance.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ import numpy.typing as npt
 from gguf_verify.llama.node import Doubles
 from gguf_verify.semantics.accumulation import EXTRA_ROUNDINGS, SCORE_LIMIT
 
-#: Outputs that are off, at least, whose median tells their size, and of a row whose upper quartile does beside it.
+#: Least number of inexact outputs for the median; and least number in a row for its upper quartile.
 _ENOUGH, _FEW = 32, 5
-#: The median and the upper quartile of the magnitude of normal numbers.
+#: The median and the upper quartile of the magnitude of normal errors.
 _MEDIAN, _QUARTILE = 0.6745, 1.1503
 
 
 def admitted(difference: Doubles, tolerance: Doubles, exact: Doubles, unit: float) -> Doubles:
-    """The tolerance that is left, float64[rows, n].
+    """Return the reduced tolerance, float64[rows, n].
 
     Args:
-        difference, tolerance, exact: of outputs float64[rows, n]; the difference of exact ones is 0.
-        unit: the most that one rounding takes, relative.
+        difference, tolerance, exact: of outputs, float64[rows, n]; the difference of exact outputs is 0.
+        unit: largest relative error of one rounding.
     """
     with np.errstate(all="ignore"):
         ratio = np.where(difference == 0, 0.0, difference / tolerance)
@@ -51,11 +51,11 @@ def admitted(difference: Doubles, tolerance: Doubles, exact: Doubles, unit: floa
 
 
 def _deviation(off: Doubles, told: npt.NDArray[np.intp]) -> Doubles:
-    """The standard deviation of the outputs of each row, float64[rows]; infinite where it is not known.
+    """Return the standard deviation of the outputs' errors per row, float64[rows]; infinite where unknown.
 
     Args:
-        off: by how much they are off, float64[rows, n]; NaN where they are not.
-        told: how many outputs of a row are off.
+        off: errors, float64[rows, n]; NaN for exact outputs.
+        told: number of inexact outputs of each row.
     """
     deviation = np.full(len(off), np.inf)
     many, few = told >= _ENOUGH, (told >= _FEW) & (told < _ENOUGH)

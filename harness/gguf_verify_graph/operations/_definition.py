@@ -1,5 +1,4 @@
-"""What a definition of a node's product is: one of `semantics` for weights of a format, and how a backend departs from
-it."""
+"""A definition of a node's product: one of `semantics` for weights of a format, and a backend's deviations from it."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from ._in_order import Ordered
 
 Floats = npt.NDArray[np.float32]
 
-#: Elements of a (K/32, M, n) working array of a product of values.
+#: Number of elements of a (K/32, M, n) working array of a product of values.
 _TILE = 1 << 17
 _TERM = 32
 _THREADS = os.cpu_count() or 1
@@ -37,16 +36,17 @@ class Definition:
     """A definition of products with weights of a format.
 
     Args:
+    Args:
         semantics: see `gguf_verify.semantics`.
-        fmt: how the blocks of weights are read.
-        name: in a table, if it is not that of `semantics`.
-        multiplied: the product of weights and activations uint8[M, row bytes], in place of that of `semantics`.
-        weights: what the rows of weights uint8[N, row bytes] become before they are multiplied, if anything.
-        adjusted: what becomes of the product of weights and activations uint8[M, row bytes], if anything.
-        slack: by how much a right product of weights and rows float32[M, K] may be further off, float64[M, N], and how
-            many activations leave a choice; None for nothing.
-        coarse: the tolerance is that of the coarsest tensor cores.
-        ordered: the order of the sums, where it is known, and so each bit of the outputs.
+        fmt: format of the blocks of weights.
+        name: name in tables, if not that of `semantics`.
+        multiplied: computes the product of weights and activations uint8[M, row bytes], instead of `semantics`.
+        weights: transforms the rows of weights uint8[N, row bytes] before the multiplication, if given.
+        adjusted: changes the product of weights and activations uint8[M, row bytes], if given.
+        slack: additional error that a right product of weights and rows float32[M, K] may have, float64[M, N], and the
+            number of activations that leave a choice; None for none.
+        coarse: whether the tolerance is that of the coarsest tensor cores.
+        ordered: the order of the sums, where known, which determines every bit of the outputs.
     """
 
     semantics: Semantics
@@ -61,35 +61,35 @@ class Definition:
 
     @property
     def title(self) -> str:
-        """Its name in a table."""
+        """Return the name in tables."""
         return self.name or self.semantics.name + self.semantics.rounded_words
 
     @property
     def plain(self) -> bool:
-        """Whether the backend departs in nothing from `semantics`."""
+        """Return whether the backend follows `semantics` without deviations."""
         return not any((self.multiplied, self.weights, self.adjusted, self.slack, self.coarse, self.ordered))
 
     @property
     def in_half(self) -> bool:
-        """Whether sums or outputs are halves."""
+        """Return whether sums or outputs are halves."""
         return "float16" in (self.semantics.accumulation.name, self.semantics.output)
 
     @property
     def alike(self) -> bool:
-        """Whether the errors of a row must be of one size: see `_consistency`."""
+        """Return whether the errors of a row must be of similar size; see `_consistency`."""
         return self.in_half or self.coarse
 
     @property
     def unit(self) -> float:
-        """The most that one rounding of a sum or an output takes, relative."""
+        """Return the largest relative error of one rounding of a sum or an output."""
         return max(self.semantics.accumulation.unit, HALF.unit if self.semantics.output == "float16" else 0.0)
 
     def taken(self, rows: Array) -> Bytes:
-        """Rows of activations as the product takes them: values float32[M, K] encoded; blocks, uint8, as they are."""
+        """Return rows of activations as the product reads them: float32[M, K] encoded, uint8 blocks unchanged."""
         return rows if rows.dtype == np.uint8 else self.semantics.bytes_of(rows)
 
     def multiply(self, w: Bytes, a: Bytes) -> Product:
-        """The product of weights uint8[N, row bytes] and activations uint8[M, row bytes].
+        """Return the product of weights uint8[N, row bytes] and activations uint8[M, row bytes].
 
         Raises NoDefinition where sums or outputs in half may overflow, so that no finite value is defined.
         """
@@ -105,16 +105,18 @@ class Definition:
 
 
 def loosened(product: Product, slack: Doubles) -> Product:
-    """A product that may be off by float64[M, N] more, which the gate of scores admits, too."""
+    """Return the product with its bound, and the limit of its scores, widened by float64[M, N]."""
     of_rows = product.of_rows
     return replace(
-        product, bound=product.bound + slack, spread=product.spread + slack / product.limit,
+        product,
+        bound=product.bound + slack,
+        spread=product.spread + slack / product.limit,
         of_rows=None if of_rows is None else lambda rows: loosened(of_rows(rows), slack[:, rows]),
-    )  # fmt: skip
+    )
 
 
 def _sharpened(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, made: Product) -> Product:
-    """The product with what sums in half are off by in the orders that kernels have (`semantics.half_sums`)."""
+    """Return the product with the errors of half sums in the orders that kernels use (`semantics.half_sums`)."""
     a, off = semantics.values_of(x).astype(np.float64), None
     if isinstance(fmt, ElementFormat):
         values = fmt.decode(w).astype(np.float64)
@@ -137,7 +139,7 @@ def _product(semantics: Semantics, fmt: WeightFormat, w: Bytes, a: Bytes) -> Pro
 
 
 def _of_elements(semantics: Semantics, fmt: ElementFormat, w: Bytes, x: Bytes) -> Product:
-    """Of weights that are not quantized, by another definition than that of their type."""
+    """Return the product of unquantized weights by another definition than that of their type."""
     term = semantics.term
     if semantics.encoding.quantizes or term.minima_apart or term.steps:
         raise NoDefinition(f"{semantics.name} with weights of {fmt.name}")
@@ -158,5 +160,5 @@ def _of_elements(semantics: Semantics, fmt: ElementFormat, w: Bytes, x: Bytes) -
 
 
 def _padded(values: Doubles) -> Doubles:
-    """Filled up with columns of zeros to whole terms."""
+    """Return the values padded with columns of zeros to whole terms."""
     return np.pad(values, ((0, 0), (0, -values.shape[1] % _TERM)))

@@ -12,7 +12,7 @@ from gguf_verify.llama.node import BF16, F32, Node, Operand, parameters
 
 from ._drawn_matrices import drawn_blocks
 
-#: Types of keys and of values, beside float32 and half.
+#: Types of keys and of values, in addition to float32 and half.
 _OTHERS = (
     ("BF16", "BF16"), ("F16", "F32"), ("F32", "F16"), ("Q8_0", "Q8_0"), ("Q4_0", "F16"), ("Q5_1", "Q4_1"),
     ("F16", "Q8_0"), ("Q4_K", "Q6_K"),
@@ -22,7 +22,9 @@ _OTHERS = (
 @dataclass(frozen=True)
 class _Kind:
     """Sizes and parameters of a node: batches, heads of queries, of keys and values, queries, keys, dims of K, of V.
-    `float32` asks for GGML_PREC_F32, as models do."""
+
+    `float32` requests GGML_PREC_F32, as models do.
+    """
 
     batches: int = 1
     heads: int = 4
@@ -55,7 +57,7 @@ def _tensor(rng: np.random.Generator, kind: str, shape: tuple[int, ...], constan
 
 def _node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
     queries = Operand.of(rng.standard_normal((of.batches, of.heads, of.tokens, of.dims)).astype(np.float32))
-    if of.turned:  # as a model has them: heads inside tokens
+    if of.turned:  # the layout in models: heads inside tokens
         data = np.ascontiguousarray(queries.data.transpose(0, 2, 1, 3))
         queries = Operand.of(data).permuted(0, 2, 1, 3)
     keys = _tensor(rng, k, (of.batches, of.shared, of.keys, of.dims), of.constant)
@@ -64,7 +66,7 @@ def _node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
     if of.masks is not None:
         shape = (*of.masks, of.tokens + 2, of.keys)
         drawn = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape))
-        if of.tokens > 1:  # a row of one key or none
+        if of.tokens > 1:  # a row with one key or none
             drawn[:, :, of.tokens // 2, 1:] = -np.inf
         mask = Operand.of(drawn.astype(np.float16))
     if of.sinks:
@@ -75,7 +77,7 @@ def _node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
 
 
 def drawn_attention(rng: np.random.Generator) -> Iterator[Node]:
-    """Nodes of every path, type and parameter."""
+    """Yield nodes of every path, type and parameter."""
     kinds = (
         _Kind(), _Kind(heads=6, shared=1, tokens=1, keys=1, dims=32, out=16), _Kind(turned=True, sinks=True),
         _Kind(batches=2, tokens=5, keys=130, dims=40, out=72, masks=(1, 1)), _Kind(masks=(1, 4), bias=8.0, heads=12),

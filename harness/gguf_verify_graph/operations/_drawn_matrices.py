@@ -13,12 +13,12 @@ from gguf_verify.llama.node import BF16, NUMBERS, Array, Operand, span_bytes
 
 from .drawing import floats
 
-#: Bits of halves of ordinary size, from 2^-11 to 2^-4.
+#: Range of the bits of halves of ordinary size, from 2^-11 to 2^-4.
 _LEAST, _MOST = 0x1000, 0x2C00
 
 
 def drawn_blocks(rng: np.random.Generator, fmt: BlockFormat, shape: Sequence[int]) -> Array:
-    """Rows of K values, shape [..., K], of random codes under finite scales of both signs: uint8[..., row bytes]."""
+    """Return rows of K values, shape [..., K]: random codes with finite scales of both signs, uint8[..., row bytes]."""
     count = prod(shape) // fmt.block_size
     blocks = rng.integers(0, 256, (count, fmt.block_bytes), dtype=np.uint8)
     structs = fmt.view(blocks)
@@ -32,7 +32,7 @@ def drawn_blocks(rng: np.random.Generator, fmt: BlockFormat, shape: Sequence[int
 
 
 def drawn_values(rng: np.random.Generator, type_id: int, shape: Sequence[int]) -> Operand:
-    """Numbers of a floating-point type, [..., K]."""
+    """Return random numbers of a floating-point type, [..., K]."""
     values = floats(rng, shape, 1.0)
     if type_id == BF16:
         return Operand.of((values.view(np.uint32) >> np.uint32(16)).astype(np.uint16), BF16)
@@ -40,13 +40,13 @@ def drawn_values(rng: np.random.Generator, type_id: int, shape: Sequence[int]) -
 
 
 def drawn_weights(rng: np.random.Generator, fmt: WeightFormat, *shape: int) -> Operand:
-    """Weights of a format, [..., N, K]."""
+    """Return random weights of a format, [..., N, K]."""
     if isinstance(fmt, BlockFormat):
         return Operand.of(drawn_blocks(rng, fmt, shape), fmt.type_id)
     return drawn_values(rng, fmt.type_id, shape)
 
 
 def first_columns(operand: Operand, columns: int) -> Operand:
-    """A view of the first columns of each row of numbers, as a cache that is not full yet."""
+    """Return a view of the first columns of each row of numbers, like a cache that is not full yet."""
     ne = (columns, *operand.ne[1:])
     return replace(operand, ne=ne, span=operand.span[: span_bytes(operand.type_id, ne, operand.nb)])

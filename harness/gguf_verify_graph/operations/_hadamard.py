@@ -1,13 +1,13 @@
-"""A product of which the node says that src0 is a Hadamard matrix: the fast transform of the rows of src1.
+"""MUL_MAT with the hint that src0 is a Hadamard matrix: the fast transform of the rows of src1.
 
     y = H·x/√n,  H[i, j] = (-1)^popcount(i & j)
 
-log2 n passes of sums and differences, of distance 1, 2, 4 and so on, over x·half-ulp-rounded(1/√n) (ggml-cpu/ops.cpp,
+log2 n passes of sums and differences, at distances 1, 2, 4 and so on, over x·half-ulp-rounded(1/√n) (ggml-cpu/ops.cpp,
 ggml_compute_forward_fwht_impl; vulkan-shaders/fwht.comp; llama.cpp v0.5.0). src0 is not read.
 
     bound   of a value v = a ± b:  B[v] = B[a] + B[b] + u·(|v| + B[a] + B[b]), from B[x/√n] = u·|x/√n|; and 2·u·|y| for
             the two roundings of 1/√n, which is exact where n is a power of four
-    spread  u/√3 times the root of E[v] = E[a] + E[b] + v², the squares of all that is rounded on the way to v
+    spread  u/√3 times the root of E[v] = E[a] + E[b] + v², the sum of squares of everything rounded on the way to v
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HINT = 1
 
 
 def says_hadamard(node: Node) -> bool:
-    """Whether the node has the hint."""
+    """Return whether the node has the hint."""
     return node.integer(1) == HINT
 
 
@@ -53,14 +53,14 @@ def judge_transform(node: Node) -> Judged:
 
 
 def _butterfly(values: Doubles, distance: int, signed: bool) -> Doubles:
-    """a + b and, signed, a - b, else a + b again, of values that are so far apart, along the last axis."""
+    """Return a + b and, if signed, a - b, otherwise a + b again, for values at this distance along the last axis."""
     pairs = values.reshape(*values.shape[:-1], -1, 2, distance)
     a, b = pairs[..., 0, :], pairs[..., 1, :]
     return np.stack([a + b, a - b if signed else a + b], axis=-2).reshape(values.shape)
 
 
 def draw_transforms(rng: np.random.Generator) -> Iterator[Node]:
-    """Transforms of several lengths, and of rows that are not contiguous."""
+    """Yield transforms of several lengths, also of rows that are not contiguous."""
     for type_id, shape in ((F32, (1, 1, 3, 8)), (F32, (1, 2, 3, 128)), (F16, (2, 3, 5, 64)), (F32, (1, 1, 2, 2048))):
         n = shape[-1]
         x, h = drawn_values(rng, type_id, shape), Operand.of(_matrix(n))
@@ -70,7 +70,7 @@ def draw_transforms(rng: np.random.Generator) -> Iterator[Node]:
 
 
 def _matrix(n: int) -> Array:
-    """H/√n."""
+    """Return H/√n."""
     i = np.arange(n)
     ones = np.array([bin(k).count("1") for k in range(n)])
     signs = 1 - 2 * (ones[i[:, None] & i] % 2)

@@ -1,26 +1,28 @@
-"""Sums in half whose order is known: every bit of the output is known, so no bound is needed.
+"""Sums in half in a known order: every bit of the output is determined, so no bound is needed.
 
 Vulkan's mul_mm.comp without matrix cores (llama.cpp v0.5.0) adds the products of a row in ascending groups of values,
-two of weights in blocks and four of halves, and within a group from the last to the first (dot_product_funcs.glsl):
+two for weights in blocks and four for halves, and within a group from the last to the first (dot_product_funcs.glsl):
 
     acc = fma(a.x, b.x, fma(a.y, b.y, acc))                  a, b, acc: halves
 
-GLSL's `fma` may round the product to half before it is added (without `precise`), or once, as the device does: Mesa's
-llvmpipe does the former. Both are tried. A sum of two halves is made in float32 and rounded to half, which is rounding
-once: float32 has twice the bits of a half and two more (Figueroa, "When is double rounding innocuous?", SIGNUM 30(3),
-1995). A half and a product of two, of 22 bits, are added in float64: where they reach further apart than its 53 bits,
-no bit that is lost decides how a half is rounded. Sums that overflow are clamped by the shader; they are left alone.
+GLSL's `fma` may round the product to half before the addition (without `precise`) or round only once; the device
+decides. Mesa's llvmpipe rounds twice. Both are tried. A sum of two halves is computed in float32 and rounded to half,
+which equals a single rounding, because float32 has more than twice the bits of a half plus two (Figueroa, "When is
+double rounding innocuous?", SIGNUM 30(3), 1995). A half and a product of two halves (22 bits) are added in float64:
+where they span more than its 53 bits, the lost bits cannot change the rounding to half. The shader clamps sums that
+overflow; these are excluded here.
 
-The outputs have such an order where all of their bits are its bits. Where a few outputs have other bits, they are wrong
-if that cannot be another arithmetic's doing (`told_apart`):
+Outputs have such an order if all of their bits agree. If a few outputs have other bits, they are wrong unless another
+arithmetic may explain them (`told_apart`):
 
-- they are less than an eighth of those in which the two arithmetics differ, which are as near to each other as any two
-  that round to the nearest half;
-- none of them is changed where the device takes subnormal factors, products or sums for zero;
-- none is of a row with a weight that a device may decode to the neighbouring half, because d·q + m is no float32 and so
-  near the middle between two halves that its roundings decide. (d·q alone has 24 bits at most in every format.)
+- they are fewer than an eighth of the outputs in which the two arithmetics differ, which are as close to each other as
+  any two that round to the nearest half;
+- none of them changes where the device flushes subnormal factors, products or sums to zero;
+- none is in a row with a weight that a device may decode to the neighbouring half, because d·q + m is not a float32
+  number and is so near the middle between two halves that its roundings decide. (d·q alone has at most 24 bits in every
+  format.)
 
-Otherwise, and of outputs that are too many to be added up, the bounds of sums in any order judge.
+Otherwise, and for more outputs than can be added up in reasonable time, the bounds of sums in any order apply.
 """
 
 from __future__ import annotations
@@ -41,38 +43,38 @@ from gguf_verify.semantics.values import exact_weights, weights_of
 
 Floats = npt.NDArray[np.float32]
 
-#: Products of larger matrices are not added one by one, which takes seconds from here on.
+#: Largest number of products that are added one by one; larger matrices take seconds.
 MOST_PRODUCTS = 1 << 27
-#: See above; and what four roundings to float32 take of a weight, relative to the sizes of its parts.
+#: An eighth, as above; and the error of four float32 roundings of a weight, relative to the size of its parts.
 _SHARE, _DECODING = 8, 2.0**-22
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """A definition's sums in their order.
+    """The sums of a definition in their order.
 
     Args:
         semantics: rounds both factors to half.
-        fmt: of the weights.
-        fused: a product is not rounded before it is added.
+        fmt: format of the weights.
+        fused: whether a product is added without being rounded first.
     """
 
     semantics: Semantics
     fmt: WeightFormat
     fused: bool
 
-    #: Which of factors, products and sums are taken for zero where they are subnormal.
+    #: Which of factors, products and sums are flushed to zero where they are subnormal.
     FLUSHED: ClassVar[tuple[tuple[bool, bool, bool], ...]] = tuple(
         (factors, products, of_sums) for factors, products, of_sums in combinations((False, True), repeat=3)
     )[1:]
 
     @property
     def words(self) -> str:
-        """Behind the definition's name."""
+        """Return the words that follow the definition's name."""
         return f"{'fused' if self.fused else 'multiplied and added'} in float16 in order"
 
     def bits(self, w: Bytes, x: Bytes, flushed: tuple[bool, bool, bool] = (False, False, False)) -> Floats:
-        """The outputs float32[M, N] of weights uint8[N, row bytes] and activations uint8[M, row bytes]."""
+        """Return the outputs float32[M, N] of weights uint8[N, row bytes] and activations uint8[M, row bytes]."""
         if isinstance(self.fmt, BlockFormat):
             values, group = weights_of(self.semantics.term, self.fmt, w)[0], 2
         else:
@@ -80,7 +82,7 @@ class Ordered:
         return sums(self.semantics.values_of(x), values, group, self.fused, flushed)
 
     def uncertain(self, w: Bytes) -> npt.NDArray[np.bool_]:
-        """Which rows of weights uint8[N, row bytes] have a weight that may be decoded to either of two halves."""
+        """Return which rows of weights uint8[N, row bytes] have a weight that may decode to either of two halves."""
         if not isinstance(self.fmt, BlockFormat):
             return np.zeros(len(w), bool)
         blocks = w.reshape(len(w), -1, self.fmt.block_bytes)
@@ -92,27 +94,30 @@ class Ordered:
 
 
 def affordable(rows: int, columns: int, k: int) -> bool:
-    """Whether so many outputs of so many products are added up."""
+    """Return whether an output of this size is small enough to be added up one by one."""
     return rows * columns * k <= MOST_PRODUCTS
 
 
 def same_bits(y: Floats, bits: Floats) -> npt.NDArray[np.bool_]:
-    """Which outputs are as they are known to be. The sign of a zero does not count."""
+    """Return which outputs have the known bits. The sign of a zero does not count."""
     return np.asarray(y == bits)
 
 
 def told_apart(
-    wrong: npt.NDArray[np.bool_], bits: Floats, of_other: Sequence[Floats], of_flushed: Sequence[Floats],
+    wrong: npt.NDArray[np.bool_],
+    bits: Floats,
+    of_other: Sequence[Floats],
+    of_flushed: Sequence[Floats],
     uncertain: npt.NDArray[np.bool_],
-) -> bool:  # fmt: skip
-    """Whether outputs with other bits can be no other arithmetic's doing.
+) -> bool:
+    """Return whether no other arithmetic can explain the outputs with other bits.
 
     Args:
-        wrong: which have other bits.
-        bits: as they should be.
-        of_other: of the other arithmetics.
-        of_flushed: of the same one, with subnormal numbers taken for zero.
-        uncertain: of which a weight may be decoded in two ways.
+        wrong: which outputs have other bits.
+        bits: the expected outputs.
+        of_other: outputs of the other arithmetics.
+        of_flushed: outputs of the same arithmetic with subnormal numbers flushed to zero.
+        uncertain: outputs with a weight that may be decoded in two ways.
     """
     differ = min((int((~same_bits(bits, other)).sum()) for other in of_other), default=0)
     fragile = uncertain.copy()
@@ -122,11 +127,16 @@ def told_apart(
 
 
 def sums(
-    a: npt.NDArray[np.floating], b: npt.NDArray[np.floating], group: int, fused: bool,
+    a: npt.NDArray[np.floating],
+    b: npt.NDArray[np.floating],
+    group: int,
+    fused: bool,
     flushed: tuple[bool, bool, bool] = (False, False, False),
-) -> Floats:  # fmt: skip
-    """Σ_k a[M, k]·b[N, k] of factors that are rounded to half, in halves: in ascending groups, and in each the last
-    product first. What fills up the last group is zero."""
+) -> Floats:
+    """Return Σ_k a[M, k]·b[N, k] of factors that are rounded to half, summed in halves.
+
+    The order is that of ascending groups, the last product first in each. The last group is padded with zeros.
+    """
     of_factors, of_products, of_sums = flushed
     k = np.arange(a.shape[1] + -a.shape[1] % group).reshape(-1, group)[:, ::-1].ravel()
     filled = (np.pad(each, ((0, 0), (0, len(k) - each.shape[1]))) for each in (a, b))
@@ -143,7 +153,7 @@ def sums(
 
 
 def _columns(values: npt.NDArray[np.floating], flushed: bool) -> Floats:
-    """[K, rows], rounded to half."""
+    """Return the values as [K, rows], rounded to half."""
     with np.errstate(all="ignore"):
         return np.ascontiguousarray(_half(values, flushed).T)
 

@@ -1,10 +1,10 @@
 """Products of half weights with one column of activations on CUDA (ggml-cuda/mmvf.cu, mul_mat_vec_f; llama.cpp v0.5.0).
 
-A block of B threads, 32 to 256, has two lanes a thread: lane 2j + i adds up a[k]·w[k] of k = 2·(j + B·step) + i, in
-halves. B is the smallest with which the fewest steps are needed. The lanes are added in float32. With u = 2^-11, n
+A block of B threads, 32 to 256, has two lanes per thread: lane 2j + i adds up a[k]·w[k] for k = 2·(j + B·step) + i, in
+halves. B is the smallest number that minimises the number of steps. The lanes are added in float32. With u = 2^-11, n
 steps and the partial sums S of a lane:
 
-    bound    ((1 + u)^(n+1) - 1)·Σ|a·w| + K·2^-24 + γ_16·Σ|a·w|, where products underflow and are rounded, too
+    bound    ((1 + u)^(n+1) - 1)·Σ|a·w| + K·2^-24 + γ_16·Σ|a·w|, which includes underflow and rounding of products
     spread   1/√3 times the root of Σ (u·S)² + (u·a·w)², over all steps and lanes, and of 16·(2^-24)²·Σ|a·w|²
 """
 
@@ -21,22 +21,22 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF, Product, gamma
 from ._definition import Definition
 
 _WARP, _MOST = 32, 256
-#: Additions of lanes: five in a warp, as many of warps, and what else there is.
+#: Additions of lanes: five within a warp, five across warps, and some margin.
 _ADDED = 16
-#: Elements of an array of partial sums.
+#: Number of elements of an array of partial sums.
 _AT_ONCE = 1 << 21
 _TAKEN = declared("f16", accumulates="float16")
-#: The most columns (mmvf.cuh, MMVF_MAX_BATCH_SIZE); cards since Ampere take one.
+#: Largest number of columns (mmvf.cuh, MMVF_MAX_BATCH_SIZE); GPUs since Ampere allow one.
 MOST_COLUMNS = 8
 
 
 def threads_of(k: int) -> int:
-    """B for rows of k values."""
+    """Return B for rows of k values."""
     return min(range(_WARP, _MOST + 1, _WARP), key=lambda threads: (-(-k // (2 * threads)), threads))
 
 
 def in_lanes(fmt: WeightFormat) -> Definition:
-    """The definition, of weights that are halves."""
+    """Return the definition for weights that are halves."""
     assert isinstance(fmt, ElementFormat)
 
     def multiplied(w: Bytes, a: Bytes) -> Product:
@@ -50,7 +50,7 @@ def in_lanes(fmt: WeightFormat) -> Definition:
 
 
 def _lanes(w: Doubles, a: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """Exact products [M, n], their bound and their spread."""
+    """Return the exact products [M, n], their bound and their spread."""
     k = a.shape[1]
     lanes = 2 * threads_of(k)
     w, a = (np.pad(v, ((0, 0), (0, -k % lanes))).reshape(len(v), -1, lanes) for v in (w, a))

@@ -1,13 +1,13 @@
-"""Products of matrices, judged: one matrix of weights after the other, by the definitions that a backend may have.
+"""Judgement of products of matrices: one matrix of weights after the other, by the definitions that a backend may have.
 
-For each matrix W[N, K] and the rows a[M, K] that meet it, `semantics` gives the exact product, its bound and its spread
-and judges the output by its gate (`semantics.gates`):
+For each matrix W[N, K] and the rows a[M, K] that it is multiplied by, `semantics` gives the exact product, its bound
+and its spread, and judges the output by its gate (`semantics.gates`):
 
     |y - o| ≤ min(bound, max(32·spread, 2^-23·|o|))
 
-What is not finite: of values, a sum with an infinite or a NaN product is that, in any order, and must be met as it is.
-Of quantized activations a scale beyond half's range makes a product infinite or NaN, which of the two depends on the
-lanes: the output must not be finite.
+Values that are not finite: a sum with an infinite or NaN product is infinite or NaN in any order, and the output must
+equal it. With quantized activations, a scale beyond the range of half makes a product infinite or NaN (the lanes decide
+which of the two): the output must not be finite.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from .judging import Extent, Judged, Place, checked
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float32]
 
-#: Outputs that are judged at a time.
+#: Number of outputs judged at a time.
 _OUTPUTS = 1 << 21
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """A matrix of weights and what meets it.
+    """A matrix of weights, and the rows that it is multiplied by.
 
     Args:
-        weights: its rows, uint8[N, row bytes], made when they are needed.
-        taken: numbers of the rows of activations.
-        made: numbers of the rows of the output that they make, counted over all dimensions but the fastest.
+        weights: returns its rows, uint8[N, row bytes], when needed.
+        taken: indices of the rows of activations.
+        made: indices of the resulting rows of the output, counted over all dimensions but the fastest.
     """
 
     weights: Callable[[], Bytes]
@@ -54,7 +54,7 @@ class Matrix:
 
 
 def weight_format(operand: Operand) -> WeightFormat:
-    """Raises NoDefinition for a type without products."""
+    """Return the format of weights. Raises NoDefinition for a type without products."""
     known = tensor_type(operand.type_id)
     if known is None or known.weights is None:
         raise NoDefinition(f"products with weights of {operand.type}")
@@ -62,19 +62,20 @@ def weight_format(operand: Operand) -> WeightFormat:
 
 
 def matrix_of(operand: Operand, i3: int, i2: int) -> Bytes:
-    """The bytes of the rows of one matrix of an operand, uint8[N, row bytes]."""
+    """Return the bytes of the rows of one matrix of an operand, uint8[N, row bytes]."""
     data = np.ascontiguousarray(operand.data[i3, i2])
     return data.view(np.uint8).reshape(data.shape[0], -1)
 
 
 def shared(node: Node, w: Operand, m: int, of: Callable[[int, int], Bytes]) -> list[Matrix]:
-    """The matrices of an operand, each with the rows of all matrices of the output that meet it, m rows each: as many
-    that follow each other, in dimension 2 and in dimension 3, as the output has for one of the operand.
+    """Return the matrices of an operand, each with the rows of all output matrices that it produces, m rows each.
+
+    In dimensions 2 and 3, equally many consecutive matrices of the output share one matrix of the operand.
 
     Args:
-        of: gives the bytes of a matrix by its i3 and i2.
+        of: returns the bytes of a matrix by its i3 and i2.
 
-    Raises NoDefinition where the output is no multiple of the operand.
+    Raises NoDefinition if the output's dimensions are not multiples of the operand's.
     """
     n3, n2 = w.ne[3], w.ne[2]
     i3s, i2s = node.output.ne[3], node.output.ne[2]
@@ -85,9 +86,9 @@ def shared(node: Node, w: Operand, m: int, of: Callable[[int, int], Bytes]) -> l
 
 
 def activations(node: Node, operand: Operand, fmt: WeightFormat) -> Array:
-    """The rows of activations [rows, …] over all dimensions: values as float32, or blocks as they are, uint8.
+    """Return the rows of activations [rows, …] over all dimensions: values as float32, blocks unchanged as uint8.
 
-    Raises NoDefinition for a type that such weights do not meet.
+    Raises NoDefinition for a type that is not multiplied by such weights.
     """
     definition = llama_cpu_semantics(fmt)
     taken = definition.activations
@@ -110,36 +111,39 @@ def activations(node: Node, operand: Operand, fmt: WeightFormat) -> Array:
 
 
 def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Sequence[Matrix]) -> Judged:
-    """Judge a node whose output rows are products of these matrices by one of its definitions, which comes to be known
-    by its outputs. No limit is chosen for that:
+    """Judge a node whose output rows are products of these matrices by one of its definitions.
 
-    - where most outputs that are not exact are halves, outputs in half are; of other sums one in 2^13 is a half. So
-      definitions of the other kind are left out, where there are both;
-    - a definition whose order is known (`_in_order`) by which every output, or all but few, has the known bits;
-    - the first definition, of those with sums in float32 or in tensor cores, by which every output passes;
-    - where there is none, but more than half of what is not exact passes by one of them, that one: it is met by too
-      many to be met by chance, and the others are wrong. Not where the outputs' bits are those of sums in half, which
-      may lie within what the weights of a sum in float32 may be off by;
-    - else the first one with sums or outputs in half by which every output passes. Its tolerance is wide, so these
-      errors must also be of one size (`_consistency`): an output beside right ones is not admitted by it;
-    - else the one by which the fewest are wrong.
+    The outputs show which definition that is. No tuned limit is involved:
 
-    So a wrong output passes only where one of the definitions that the path may have, whose name is told, admits it and
+    - where most inexact outputs are halves, outputs are in half (of other sums one in 2^13 is a half). Definitions of
+      the other kind are then excluded, if there are both kinds;
+    - a definition with a known order (`_in_order`) if every output, or all but a few, have the known bits;
+    - the first definition, among those with sums in float32 or in tensor cores, that every output passes;
+    - if there is none, but more than half of the inexact outputs pass one of them, that one: too many pass for it to be
+      chance, and the others are wrong. This does not apply if the outputs' bits are those of sums in half, which may
+      lie within the error of the weights of a sum in float32;
+    - otherwise the first one with sums or outputs in half that every output passes. Its tolerance is wide, so these
+      errors must also be of similar size (`_consistency`): one wrong output among right ones is rejected;
+    - otherwise the one with the fewest wrong outputs.
+
+    So a wrong output passes only where one of the path's possible definitions, whose name is reported, admits it and
     all others.
 
     Args:
-        x: the rows of activations, as `activations` gives them.
+        x: the rows of activations, as returned by `activations`.
 
-    Raises NoDefinition, where no definition admits the output and one of them has no finite value for it.
+    Raises NoDefinition if no definition admits the output and one of them has no finite value for it.
     """
     return identified(node, definitions, x, matrices)[1]
 
 
 def identified(
     node: Node, definitions: Sequence[Definition], x: Array, matrices: Sequence[Matrix]
-) -> tuple[Definition | None, Judged]:  # fmt: skip
-    """The definition that the outputs make known, and the judgement by it. None where it is but the one by which the
-    fewest are wrong. Otherwise as `judged`."""
+) -> tuple[Definition | None, Judged]:
+    """Return the definition that the outputs show, and the judgement by it.
+
+    The definition is None if the judgement is only the one with the fewest wrong outputs. Otherwise as `judged`.
+    """
     if node.output.type_id != F32:
         raise NoDefinition(f"{node.operation} with an output of {node.output.type}")
     y = np.ascontiguousarray(node.output.data).reshape(-1, node.output.ne[0])
@@ -168,7 +172,7 @@ def identified(
             if not wide and 2 * one.wrong < told and not short:
                 of_most.append((definition, one))
         if of_most:
-            return min(of_most, key=lambda one: one[1].wrong)  # of several the sharpest, which comes first
+            return min(of_most, key=lambda one: one[1].wrong)  # the sharpest of several comes first
     if undefined is not None or not found:
         raise undefined or NoDefinition(f"{node.operation} of {node.source(0).type}")
     return None, min(found, key=_how_wrong)[1]
@@ -177,7 +181,7 @@ def identified(
 def _by_bits(
     definitions: Sequence[Definition], node: Node, y: Floats, x: Array, matrices: Sequence[Matrix]
 ) -> dict[str, Judged]:
-    """Title → the judgement by a definition whose order is known, where the outputs have that order."""
+    """Return title → judgement by a definition with a known order, where the outputs have that order."""
     ordered = [(d, d.ordered) for d in definitions if d.ordered is not None]
     if not ordered or 2 * are_halves(y).sum() <= y.size or not affordable(len(y), y.shape[1], x.shape[1]):
         return {}
@@ -214,11 +218,11 @@ def _how_wrong(one: tuple[Definition, Judged]) -> tuple[int, float]:
 
 def judged_apart(
     node: Node, definitions: Callable[[int], Sequence[Definition]], x: Array, matrices: Sequence[Matrix]
-) -> Judged:  # fmt: skip
-    """Likewise, where each matrix may have another definition.
+) -> Judged:
+    """Judge as `judged` does, where each matrix may have another definition.
 
     Args:
-        definitions: of a matrix that so many rows of activations meet.
+        definitions: returns those of a matrix multiplied by this number of rows of activations.
 
     Raises NoDefinition.
     """
@@ -229,14 +233,18 @@ def judged_apart(
     spans = zip(*(one.extent for one in wrong), strict=True)
     extent = tuple((min(s[0] for s in of), max(s[1] for s in of), max(s[2] for s in of)) for of in spans)
     return replace(
-        first, definition=", ".join(dict.fromkeys(one.definition for one in (wrong or parts))),
-        elements=sum(one.elements for one in parts), wrong=sum(one.wrong for one in parts),
-        utilisation=worst.utilisation, ambiguous=sum(one.ambiguous for one in parts), extent=extent,
-    )  # fmt: skip
+        first,
+        definition=", ".join(dict.fromkeys(one.definition for one in (wrong or parts))),
+        elements=sum(one.elements for one in parts),
+        wrong=sum(one.wrong for one in parts),
+        utilisation=worst.utilisation,
+        ambiguous=sum(one.ambiguous for one in parts),
+        extent=extent,
+    )
 
 
 def _of_kind(definitions: Sequence[Definition], y: Floats) -> Sequence[Definition]:
-    """Those with outputs in half, or those without, as the outputs are; all, where there is but one kind."""
+    """Return the definitions with outputs in half, or those without, to match the outputs; all if of one kind."""
     told = y[np.isfinite(y) & (y != 0)]
     halves = 2 * np.count_nonzero(are_halves(told)) > told.size
     kind = [d for d in definitions if (d.semantics.output == "float16") == halves]
@@ -244,20 +252,23 @@ def _of_kind(definitions: Sequence[Definition], y: Floats) -> Sequence[Definitio
 
 
 def are_short(y: Floats) -> bool:
-    """Whether most outputs have the bits of sums in half: at most 11 significant ones, and of the sum of a few parts,
-    which are added in float32, mostly 21 or less. Of sums in float32 one in eight has."""
+    """Return whether most outputs have the bits of sums in half.
+
+    Sums in half have at most 11 significant bits; the sum of a few parts, added in float32, mostly has 21 or fewer. One
+    in eight sums in float32 has as few.
+    """
     told = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
     return bool(2 * int((told & np.uint32(7) == 0).sum()) > told.size)
 
 
 def are_halves(y: Floats) -> npt.NDArray[np.bool_]:
-    """Which values a half holds; NaN is one of them."""
+    """Return which values are exactly representable as a half; NaN counts as one."""
     with np.errstate(all="ignore"):
         return np.asarray((y.astype(np.float16).astype(np.float32) == y) | np.isnan(y))
 
 
 def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Sequence[Matrix]) -> tuple[Judged, int]:
-    """The judgement by one definition, and how many outputs are not exactly what it gives: the others say nothing."""
+    """Return the judgement by one definition, and the number of inexact outputs (exact ones carry no information)."""
     found = _Worst(node.output.shape, definition)
     for matrix in matrices:
         w, rows = matrix.weights(), x[matrix.taken]
@@ -274,23 +285,23 @@ def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Seque
 
 
 class _Worst:
-    """What is wrong in the products that were added, and which element is the worst.
+    """The wrong elements and the worst element of the products added so far.
 
     Args:
         shape: of the output.
-        definition: by which it is judged.
+        definition: the definition to judge by.
     """
 
     def __init__(self, shape: Place, definition: Definition) -> None:
         self._definition = definition
         self._shape, self._n, self._elements, self._wrong, self._utilisation = shape, shape[3], 0, 0, -1.0
         self.told = self.ambiguous = 0
-        #: Rows, and columns, with a wrong element.
+        #: Rows, and columns, that contain a wrong element.
         self._rows, self._columns = np.zeros(prod(shape[:3]), bool), np.zeros(shape[3], bool)
         self._at: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
 
     def add(self, y: Floats, product: Product, rows: Rows, column: int) -> None:
-        """Outputs float32[M, n] of some rows, from a column on."""
+        """Add outputs float32[M, n] of some rows, starting at a column."""
         if not y.size:
             return
         judgement = judge_product(y, product)
@@ -335,16 +346,24 @@ class _Worst:
         self.told += int((difference != 0).sum())
 
     def judged(self) -> Judged:
-        """The judgement of all of them."""
+        """Return the judgement of everything added."""
         place, got, expected, tolerance = self._at
         at: Place = (0, 0, 0, 0)
         if self._elements:
             i3, i2, i1, i0 = (int(i) for i in np.unravel_index(place, self._shape))
             at = (i3, i2, i1, i0)
         return Judged(
-            self._definition.title, self._elements, self._wrong, max(0.0, self._utilisation), at, got, expected,
-            tolerance, ambiguous=self.ambiguous, extent=self._extent(),
-        )  # fmt: skip
+            self._definition.title,
+            self._elements,
+            self._wrong,
+            max(0.0, self._utilisation),
+            at,
+            got,
+            expected,
+            tolerance,
+            ambiguous=self.ambiguous,
+            extent=self._extent(),
+        )
 
     def _extent(self) -> tuple[Extent, ...]:
         if not self._wrong:

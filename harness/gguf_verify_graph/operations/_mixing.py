@@ -1,14 +1,14 @@
-"""Running errors of states whose rows are read and written as a whole: the delta rule of RWKV-7 and gated DeltaNet.
+"""Running errors of states that are read and written by whole rows: the delta rules of RWKV-7 and gated DeltaNet.
 
     c = Σ_j a[j]·s[j];  δ = gain·c + offset;  s'[j] = d[j]·s[j] + extra[j] + b[j]·δ      for each row s of a head
 
-An error e of a row becomes M·e with M = diag(d) + gain·b·aᵀ, the same for all rows of a head. An element's bound,
-|M|·e, would grow from token to token although M shrinks or keeps what it is applied to, so two more are carried:
+An error e of a row becomes M·e with M = diag(d) + gain·b·aᵀ, the same for all rows of a head. The bound of an element,
+|M|·e, would grow from token to token even where M does not increase the norm, so two more quantities are tracked:
 
-    norm        the most that a row is off by in the 2-norm: ‖M‖₂·norm, and the norm of what a step adds. An element, or
-                what is read by some a, is off by no more than norm or ‖a‖₂·norm.
-    covariance  P ← M·P·Mᵀ and the variances of what a step rounds, the largest of a head's rows. The standard deviation
-                of what is read by some a is √(aᵀ·P·a) or less.
+    norm        largest 2-norm of a row's error: ‖M‖₂·norm, plus the norm of the error that a step adds. The error of an
+                element is at most norm, and that of a read by a at most ‖a‖₂·norm.
+    covariance  P ← M·P·Mᵀ plus the variances of a step's roundings, the largest of a head's rows. The standard
+                deviation of a read by a is at most √(aᵀ·P·a).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .arithmetic import added
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A state [..., rows, elements] with its running errors: bound likewise, norm [..., rows] and covariance
+    """A state [..., rows, elements] with its running errors: bound of the same shape, norm [..., rows] and covariance
     [..., elements, elements]."""
 
     value: Doubles
@@ -36,20 +36,20 @@ class Rows:
 
     @staticmethod
     def of(value: Doubles) -> Rows:
-        """Exact values."""
+        """Return exact values."""
         n = value.shape[-1]
         zero = np.zeros(value.shape)
         return Rows(value, zero, zero[..., 0], np.zeros((*value.shape[:-2], n, n)))
 
     def running(self) -> Running:
-        """As independent elements."""
+        """Return the state as independent elements."""
         variance = np.einsum("...jj->...j", self.covariance)[..., None, :]
         return Running(self.value, self.bound, np.broadcast_to(variance, self.value.shape))
 
     def scaled(self, d: Doubles, error: Doubles, tiny: float) -> Rows:
-        """Times factors d > 0 [..., elements or 1] of a relative error, and rounded.
+        """Return the state times factors d > 0 [..., elements or 1] with a relative error, rounded.
 
-        One factor's error is common to a row x; its covariance ε²·x·xᵀ is at most n·ε²·diag(x²).
+        The error of one factor is common to a row x; its covariance ε²·x·xᵀ is at most n·ε²·diag(x²).
         """
         n = self.value.shape[-1]
         value = self.value * d[..., None, :]
@@ -64,7 +64,7 @@ class Rows:
         return Rows(value, np.minimum(bound, norm[..., None]), norm, covariance)
 
     def read(self, a: Doubles, tiny: float) -> tuple[Running, Doubles]:
-        """Σ_j a[j]·s[j] of each row, and that part of its bound that the state's errors make."""
+        """Return Σ_j a[j]·s[j] of each row, and the part of its bound that comes from the state's errors."""
         total, rounding, spread = (each[..., 0] for each in added(self.value * a[..., None, :], 1))
         n = a.shape[-1]
         carried = (np.abs(a)[..., None, :] * self.bound).sum(axis=-1)
@@ -74,10 +74,17 @@ class Rows:
         return Running(total, carried + fresh, spread**2 + np.maximum(seen, 0)), carried
 
     def mixed(
-        self, d: Doubles | None, a: Doubles, b: Doubles, gain: Doubles, offset: Doubles, extra: Doubles, size: Doubles,
+        self,
+        d: Doubles | None,
+        a: Doubles,
+        b: Doubles,
+        gain: Doubles,
+        offset: Doubles,
+        extra: Doubles,
+        size: Doubles,
         tiny: float,
-    ) -> Rows:  # fmt: skip
-        """The next state, as above.
+    ) -> Rows:
+        """Return the next state, as above.
 
         Args:
             d: [..., elements]; None where it is 1 and nothing is multiplied.
@@ -85,12 +92,12 @@ class Rows:
             gain: [..., 1], of a head.
             offset: [..., rows].
             extra: [..., rows, elements], products rounded once; zeros where there are none.
-            size: ‖M‖₂ [...], or more.
+            size: an upper bound of ‖M‖₂, [...].
         """
         c, carried = self.read(a, tiny)
         seen = gain * c.value
         delta = seen + offset
-        # c; c scaled, which some backends do; the difference; its product
+        # c; c scaled, as in some backends; the difference; its product
         rounded = np.abs(seen) + np.abs(gain) * c.bound
         rounded = UNIT_ROUNDOFF * (rounded + 2 * (np.abs(delta) + rounded))
         fresh = np.abs(gain) * (c.bound - carried) + rounded + 4 * tiny
@@ -126,7 +133,7 @@ def _norm(rows: Doubles) -> Doubles:
 
 
 def _diagonal(noise: Doubles) -> Doubles:
-    """Variances [..., rows, elements] as a covariance of the largest of all rows."""
+    """Return variances [..., rows, elements] as a covariance, the largest of all rows."""
     largest = noise.max(axis=-2)
     matrix: Doubles = largest[..., :, None] * np.eye(largest.shape[-1])
     return matrix

@@ -1,25 +1,25 @@
-"""Which definitions a product of a backend may have, by the type of the weights and the number of columns.
+"""The possible definitions of a backend's product, by the type of the weights and the number of columns.
 
-    CPU      one: that of the type (`llama_cpu_semantics`), whatever the number of columns.
+    CPU      one: that of the type (`llama_cpu_semantics`), for any number of columns.
     CUDA     see `_products_on_cuda`.
-    Vulkan   several, which depend on the device (ggml-vulkan.cpp: ggml_vk_mul_mat, ggml_vk_mul_mat_q_f16,
+    Vulkan   several, depending on the device (ggml-vulkan.cpp: ggml_vk_mul_mat, ggml_vk_mul_mat_q_f16,
              ggml_vk_mul_mat_vec_q_f16, ggml_vk_get_mul_mat_mat_f16acc; llama.cpp v0.5.0):
 
              at most 8 columns, mul_mat_vec*.comp: everything in float32 (FLOAT_TYPE is float), minima of superblocks
-             apart; activations that are not contiguous are converted to half before. With integer dot products
+             kept apart; activations that are not contiguous are first converted to half. With integer dot products
              (mul_mat_vecq.comp) activations are quantized to Q8_1.
 
              more columns, mul_mm.comp: weights are decoded in float32 and both factors rounded to half (FLOAT_TYPE is
-             float16_t where the device has halves, else float); IQ2, IQ3 and some other types round the scale to half
-             first. Sums are float32, or halves by fused multiply-add (ACC_TYPE) where the precision is the default one.
-             BF16 weights meet activations rounded to bfloat16. With integer dot products (mul_mmq.comp) activations are
-             quantized to Q8_1, and scales of superblocks are rounded to half in shared memory.
+             float16_t where the device has halves, otherwise float); IQ2, IQ3 and some other types first round the
+             scale to half. Sums are float32, or halves by fused multiply-add (ACC_TYPE) at default precision. BF16
+             weights are multiplied by activations rounded to bfloat16. With integer dot products (mul_mmq.comp)
+             activations are quantized to Q8_1, and scales of superblocks are rounded to half in shared memory.
 
-             Mesa's llvmpipe, which has halves, but neither integer dot products nor cooperative matrices, computes up
-             to 8 columns by f32, and more by f16 (F32 weights), bf16 (BF16) and f16 added in float16 (all others).
+             Mesa's llvmpipe, which has halves but neither integer dot products nor cooperative matrices, computes up
+             to 8 columns as f32, and more as f16 (F32 weights), bf16 (BF16) and f16 added in float16 (all others).
 
-The sharpest definition comes first, and those whose sums are halves last, but for those in a known order, which have
-bits and no tolerance (`_in_order`): `_matrices.judged` says which is taken.
+The sharpest definition comes first, and those with sums in halves last. Exceptions are those in a known order, which
+have exact bits and no tolerance (`_in_order`). `_matrices.judged` describes the choice.
 """
 
 from __future__ import annotations
@@ -47,15 +47,13 @@ from ._products_on_cuda import on_cuda
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-#: The most columns of Vulkan's mul_mat_vec (ggml-vulkan.cpp, mul_mat_vec_max_cols).
+#: Largest number of columns of Vulkan's mul_mat_vec (ggml-vulkan.cpp, mul_mat_vec_max_cols).
 VECTOR_COLUMNS = 8
 _Q8_1 = ACTIVATION_FORMATS["Q8_1"]
 
 
-def definitions(
-    node: Node, fmt: WeightFormat, columns: int, of_expert: int | None = None
-) -> tuple[Definition, ...]:  # fmt: skip
-    """What a product of weights of a format may be on the node's backend, in the order they are tried.
+def definitions(node: Node, fmt: WeightFormat, columns: int, of_expert: int | None = None) -> tuple[Definition, ...]:
+    """Return the possible definitions of a product with weights of a format on the node's backend, in order of trial.
 
     Args:
         columns: of the activations; of a MUL_MAT_ID the tokens.
@@ -75,7 +73,7 @@ def definitions(
 
 
 def _in_order(definition: Definition) -> Iterator[Definition]:
-    """Definitions with the bits of sums in half of factors that are rounded to half once."""
+    """Yield definitions with the bits of half sums of factors that are rounded to half once."""
     semantics = definition.semantics
     if definition.in_half and semantics.name == "f16":
         for fused in (False, True):
@@ -101,14 +99,15 @@ def _vulkan(fmt: WeightFormat, columns: int) -> tuple[Semantics, ...]:
     return *found, *of_codes, *halves, *in_half
 
 
-# ---- Vulkan's activations of Q8_1 ------------------------------------------------------------------------------------
+# ---- activations in Q8_1 on Vulkan -----------------------------------------------------------------------------------
 
 
 def encode_vulkan_q8_1(x: Floats) -> Bytes:
-    """d = max|x|/127, q = round(x·(1/d)), both in float32; stored are half(d) and s = half(d·Σ q).
+    """Encode activations float32[M, K] as Vulkan's Q8_1: uint8[M, K/32·36].
 
-    vulkan-shaders/quantize_q8_1.comp (v0.5.0). GLSL leaves to the device how `round` breaks ties, and its division may
-    be off by 2.5 ulps: here ties go to the even number, and the division is IEEE's. Returns uint8[M, K/32·36].
+    d = max|x|/127 and q = round(x·(1/d)), both in float32; half(d) and s = half(d·Σ q) are stored
+    (vulkan-shaders/quantize_q8_1.comp, v0.5.0). GLSL lets the device choose how `round` breaks ties, and its division
+    may have an error of 2.5 ulps: here ties go to the even number, and the division is IEEE's.
     """
     blocks = x.reshape(len(x), -1, _Q8_1.block_size)
     with np.errstate(all="ignore"):
@@ -149,7 +148,7 @@ _OF_CODES: tuple[Semantics, ...] = tuple(
 
 
 def _fits(semantics: Semantics, fmt: BlockFormat) -> bool:
-    """Whether the definition exists for a format: some need sums of 16 activations."""
+    """Return whether the definition exists for a format: some need sums of 16 activations."""
     try:
         semantics.uses_sum(fmt)
     except ValueError:

@@ -1,38 +1,39 @@
-"""Which definitions a product of llama.cpp's CUDA backend may have, in the order they are tried.
+"""The possible definitions of a product of llama.cpp's CUDA backend, in order of trial.
 
-Read in ggml-cuda of llama.cpp v0.5.0: ggml-cuda.cu (ggml_cuda_mul_mat, ggml_cuda_mul_mat_id, ggml_cuda_mul_mat_cublas),
+Source: ggml-cuda of llama.cpp v0.5.0, ggml-cuda.cu (ggml_cuda_mul_mat, ggml_cuda_mul_mat_id, ggml_cuda_mul_mat_cublas),
 mmvq.cu, vecdotq.cuh, mmq.cu, mmq-load-tiles.cuh, quantize.cu, mmvf.cu, mmf.cu, mmf.cuh, mma.cuh. Types, sizes, steps
-and the precision that a node asks for decide which kernel runs. Where cards of compute capability 7.5 and later differ,
-a node has the definitions of each. A limit that depends on the environment (GGML_CUDA_CUBLAS_COMPUTE_TYPE) or the build
+and the requested precision select the kernel. Where GPUs of compute capability 7.5 and later differ, a node has the
+definitions of each. A choice that depends on the environment (GGML_CUDA_CUBLAS_COMPUTE_TYPE) or the build
 (GGML_CUDA_FORCE_CUBLAS) is not known.
 
 Quantized weights and float32 activations: MMVQ for few columns and MMQ for more, each by the format's definition. The
-one for this number of columns comes first, since the limit between them depends on the card. Beyond those of `formats`:
+one for this number of columns comes first; both are tried, since the limit between them depends on the GPU. Deviations
+from the definitions of `formats`:
 
-    IQ2_XXS, IQ2_XS,    MMVQ divides integers, which drops remainders, of 32 values at a time:
+    IQ2_XXS, IQ2_XS,    MMVQ divides integers, which drops remainders, for 32 values at a time:
     IQ2_S, IQ3_XXS      d·d_a·⌊(Σ_g s[g]·S[g] + ⌊Σ_g S[g]/2⌋)/D⌋, ⌊⌋ towards zero, S[g] = Σ q_w·q_a of the groups g with
-                        scales d·(2·s[g] + 1)/(2·D); D is 4 of IQ2 and 2 of IQ3_XXS
-    IQ1_S               grid + 1 is multiplied, and (delta - 1)·d·(2s + 1) meets the sum s of the raw values: in MMVQ as
-                        in `mmq_older`, in MMQ as in `mmq`
+                        scales d·(2·s[g] + 1)/(2·D); D is 4 for IQ2 and 2 for IQ3_XXS
+    IQ1_S               grid + 1 is multiplied, and (delta - 1)·d·(2s + 1) is multiplied by the sum s of the raw values:
+                        in MMVQ as in `mmq_older`, in MMQ as in `mmq`
     Q2_K                MMQ is `mmq_d2s6`
 
 The quantizers of activations are built with fast math (`semantics.fast_math`): see `_codes_on_cuda`.
 
-Values: float32 weights, and whatever cuBLAS multiplies:
+Values: float32 weights, and everything multiplied by cuBLAS:
 
-    f32         mmvf, of few columns; cuBLAS without tensor cores
-    f16, bf16   activations rounded to the weights' type: mmf, of at most 16 columns, and cuBLAS
+    f32         mmvf, for few columns; cuBLAS without tensor cores
+    f16, bf16   activations rounded to the weights' type: mmf, for at most 16 columns, and cuBLAS
     tf32        mmf of float32, and cuBLAS, whose math mode is CUBLAS_TF32_TENSOR_OP_MATH. Tensor cores read the upper
-                19 bits of a float32 ("cut") in mmf; cuBLAS rounds to them before, to nearest even (measured on an H200)
+                19 bits of a float32 ("cut") in mmf; cuBLAS first rounds to them, to nearest even (measured on an H200)
     f16 added in float16 by lanes
-                mmvf of half weights, unless the node asks for float32: each of up to 512 lanes multiplies and adds its
+                mmvf of half weights, unless the node requests float32: each of up to 512 lanes multiplies and adds its
                 values in halves, and the lanes are added in float32 (`_lanes_on_cuda`). Not in a MUL_MAT_ID; the only
-                one for one column of a matrix with an even number of columns
+                definition for one column of a matrix with an even number of columns
     f16 added in float16 or by tensor cores, with outputs of float16
-                cuBLAS by CUBLAS_COMPUTE_16F, unless the node asks for float32, also with weights that are dequantized
-                to half: of types without MMQ, and such as meet activations of half. Not where mmf takes the weights
+                cuBLAS by CUBLAS_COMPUTE_16F, unless the node requests float32; also for weights dequantized to half:
+                types without MMQ, and weights multiplied by half activations. Not where mmf takes the weights
 
-Sums of tensor cores are those of an H100 (`semantics.accumulation`), whose bound holds for other cards' units, or else
+Sums of tensor cores are those of an H100 (`semantics.accumulation`), whose bound also covers other GPUs, or otherwise
 those of a V100, whose bound is the widest.
 """
 
@@ -63,14 +64,14 @@ from ._lanes_on_cuda import MOST_COLUMNS, in_lanes
 _SM = 90
 #: Tensor cores: (L, F) of an H100, and of a V100.
 _UNITS = ({"L": 16, "F": 25}, {"L": 4, "F": 23})
-#: GGML_PREC_F32, and the rows of weights up to which a batch of matrices is thin (mmvf.cu).
+#: GGML_PREC_F32, and the largest number of rows of weights at which a batch of matrices is thin (mmvf.cu).
 _PRECISE, _THIN = 10, 512
-#: Bits of a float32 that TF32 does not have.
+#: Number of bits of a float32 that TF32 lacks.
 _CUT = 13
 
 
 def on_cuda(node: Node, fmt: WeightFormat, columns: int, of_expert: int | None = None) -> tuple[Definition, ...]:
-    """The definitions of a MUL_MAT or a MUL_MAT_ID.
+    """Return the definitions of a MUL_MAT or a MUL_MAT_ID.
 
     Args:
         columns: of the activations; of a MUL_MAT_ID the tokens.
@@ -89,7 +90,7 @@ def on_cuda(node: Node, fmt: WeightFormat, columns: int, of_expert: int | None =
     default = experts or node.integer(0) != _PRECISE
     if floats and default and not experts and columns <= MOST_COLUMNS and _fits_mmvf(w):
         if columns == 1 and (w.ne[1] <= _THIN or w.ne[2] * w.ne[3] == 1):
-            return (in_lanes(fmt),)  # on every card
+            return (in_lanes(fmt),)  # on every GPU
         found.append(in_lanes(fmt))
     if default and not in_mmf:
         found += _in_half(fmt)
@@ -114,13 +115,13 @@ def _of_blocks(node: Node, fmt: BlockFormat, columns: int, of_expert: int | None
 
 
 def _fits_mmvf(w: Operand) -> bool:
-    """Whether mmvf takes weights of these sizes and steps (mmvf.cu, ggml_cuda_should_use_mmvf)."""
+    """Return whether mmvf takes weights of these sizes and steps (mmvf.cu, ggml_cuda_should_use_mmvf)."""
     size = element_bytes(w.type_id)
     return w.ne[0] % 2 == 0 and w.nb[0] == size and all(step % (2 * size) == 0 for step in w.nb[1:])
 
 
 def _fits_mmf(w: Operand, columns: int, experts: bool) -> bool:
-    """Whether mmf takes them (mmf.cu, ggml_cuda_should_use_mmf)."""
+    """Return whether mmf takes them (mmf.cu, ggml_cuda_should_use_mmf)."""
     size = element_bytes(w.type_id)
     most = 16 if not experts else 512 if w.ne[1] <= 1024 else 128
     whole = w.ne[0] % (32 * (4 // size)) == 0 and w.ne[1] % 32 == 0
@@ -128,7 +129,7 @@ def _fits_mmf(w: Operand, columns: int, experts: bool) -> bool:
 
 
 def of_values(fmt: WeightFormat) -> tuple[Definition, ...]:
-    """Of weights that are F32, F16 or BF16, with sums in float32 or in tensor cores."""
+    """Return the definitions for F32, F16 or BF16 weights, with sums in float32 or in tensor cores."""
     found = [Definition(F32, fmt)]
     if fmt.name in ("F16", "BF16"):
         found.append(Definition(llama_cpu_semantics(fmt), fmt))
@@ -138,10 +139,10 @@ def of_values(fmt: WeightFormat) -> tuple[Definition, ...]:
 
 
 def _dequantized(fmt: BlockFormat, default: bool) -> tuple[Definition, ...]:
-    """Of quantized weights that cuBLAS multiplies: as halves, or as float32 where the node asks for that.
+    """Return the definitions for quantized weights that cuBLAS multiplies: as halves, or as float32 on request.
 
     Args:
-        default: the node does not ask for float32.
+        default: whether the node has default precision, not GGML_PREC_F32.
     """
     return _in_half(fmt) if default else (Definition(F32, fmt), *_in_tf32(fmt))
 
@@ -156,13 +157,13 @@ def _in_half(fmt: WeightFormat) -> tuple[Definition, ...]:
 
 
 def cut_to_tf32(x: Floats) -> Floats:
-    """float32 without the 13 last bits, as tensor cores read it."""
+    """Return float32 without the last 13 bits, as tensor cores read it."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return (bits & np.uint32(0xFFFFFFFF << _CUT & 0xFFFFFFFF)).view(np.float32)
 
 
 def round_to_tf32(x: Floats) -> Floats:
-    """float32 rounded to 11 significant bits, halves to even."""
+    """Return float32 rounded to 11 significant bits, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     with np.errstate(over="ignore"):
         near = bits + np.uint32((1 << _CUT - 1) - 1) + (bits >> np.uint32(_CUT) & np.uint32(1))
@@ -171,23 +172,33 @@ def round_to_tf32(x: Floats) -> Floats:
 
 def _tf32(name: str, to: Callable[[Floats], Floats], unit: dict[str, int]) -> Semantics:
     encoding = SemanticsEncoding(
-        name=name, title=f"activations in TF32, {name}", source="llama.cpp CUDA (mmf.cuh, cuBLAS)",
-        encode=lambda x: to(x).view(np.uint8).reshape(len(x), -1), dtype="float32",
-    )  # fmt: skip
+        name=name,
+        title=f"activations in TF32, {name}",
+        source="llama.cpp CUDA (mmf.cuh, cuBLAS)",
+        encode=lambda x: to(x).view(np.uint8).reshape(len(x), -1),
+        dtype="float32",
+    )
     return replace(
-        F32, name=name, title="Σ tf32(a)·tf32(w)", encoding=encoding, any_format=False, elements=None,
-        source="llama.cpp CUDA (mmf.cuh, cuBLAS)", accumulation=in_tensor_cores(unit["L"], unit["F"]),
-    )  # fmt: skip
+        F32,
+        name=name,
+        title="Σ tf32(a)·tf32(w)",
+        encoding=encoding,
+        any_format=False,
+        elements=None,
+        source="llama.cpp CUDA (mmf.cuh, cuBLAS)",
+        accumulation=in_tensor_cores(unit["L"], unit["F"]),
+    )
 
 
 _TF32 = tuple(
     (_tf32(name, to, unit), to, unit is _UNITS[1])
-    for name, to in (("tf32, cut", cut_to_tf32), ("tf32", round_to_tf32)) for unit in _UNITS
-)  # fmt: skip
+    for name, to in (("tf32, cut", cut_to_tf32), ("tf32", round_to_tf32))
+    for unit in _UNITS
+)
 
 
 def _in_tf32(fmt: WeightFormat) -> list[Definition]:
-    """Both factors in TF32, of the decoded weights."""
+    """Return the definitions of the decoded weights with both factors in TF32."""
     return [
         Definition(semantics, ELEMENTS["F32"], weights=partial(_decoded, fmt, to), coarse=coarse)
         for semantics, to, coarse in _TF32
@@ -195,6 +206,6 @@ def _in_tf32(fmt: WeightFormat) -> list[Definition]:
 
 
 def _decoded(fmt: WeightFormat, to: Callable[[Floats], Floats], w: Bytes) -> Bytes:
-    """Rows of weights as float32, uint8[N, 4·K]."""
+    """Return rows of weights as float32, uint8[N, 4·K]."""
     values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)) if isinstance(fmt, BlockFormat) else fmt.decode(w)
     return to(np.asarray(values, np.float32).reshape(len(w), -1)).view(np.uint8)

@@ -1,17 +1,17 @@
-"""Running errors: what float32 may be off by at each step of a recurrence, carried along with its exact values.
+"""Running errors: the float32 rounding error of each step of a recurrence, tracked along with the exact values.
 
-A `Running` number has, beside its exact value,
+A `Running` number has, in addition to its exact value:
 
-    bound      the most that a right computation is off by. To the bounds of its operands times their factors an
-               operation adds half an ulp of its result, u·(|o| + bound), u = 2^-24, and what underflow takes (Higham,
+    bound      largest error of a right computation. An operation takes the bounds of its operands times their factors,
+               and adds half an ulp of its result, u·(|o| + bound), u = 2^-24, and the error of underflow (Higham,
                "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.3: a running error analysis).
-    variance   of rounding errors that are independent of those of the elements beside it. A rounding of o has the
-               standard deviation u·|o|/√3 or less.
-    common     variance of errors that it shares with the elements beside it, such as that of a head's decay. In a sum
-               their standard deviations are added, which covers any dependence.
+    variance   of rounding errors that are independent of those of neighbouring elements. A rounding of o has a standard
+               deviation of at most u·|o|/√3.
+    common     variance of errors shared with neighbouring elements, such as that of a head's decay. In a sum the
+               standard deviations are added, which covers any dependence.
 
-A value of a step depends on rounding errors of that step and, through the state, on those of earlier ones, which are
-independent of them, so variances are added.
+A value of a step depends on the rounding errors of that step and, through the state, on those of earlier steps, which
+are independent of them, so variances are added.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class Running:
     common: Doubles = field(default_factory=_none)
 
     def at(self, index: Any) -> Running:
-        """Indexed as a NumPy array."""
+        """Return the values at a NumPy index."""
         parts = (self.bound, self.variance, self.common)
         bound, variance, common = (np.broadcast_to(each, self.value.shape)[index] for each in parts)
         return Running(self.value[index], bound, variance, common)
 
     def shared(self) -> Running:
-        """The same with all errors taken for common to the elements of a sum."""
+        """Return the same values with all errors treated as common to the elements of a sum."""
         return replace(self, variance=_none(), common=self.variance + self.common)
 
     def rounded(self, tiny: float) -> Running:
-        """After one rounding."""
+        """Return the values after one rounding."""
         bound = self.bound + UNIT_ROUNDOFF * (np.abs(self.value) + self.bound) + tiny
         own = (UNIT_ROUNDOFF * self.value) ** 2 / 3 + tiny**2
         return replace(self, bound=bound, variance=self.variance + own)
 
     def times(self, other: Running, tiny: float) -> Running:
-        """A product."""
+        """Return a product."""
         x, z = np.abs(self.value), np.abs(other.value)
         value = self.value * other.value
         bound = x * other.bound + z * self.bound + self.bound * other.bound
@@ -68,15 +68,19 @@ class Running:
         return Running(value, bound, variance, x**2 * other.common + z**2 * self.common).rounded(tiny)
 
     def plus(self, other: Running, tiny: float) -> Running:
-        """A sum."""
+        """Return a sum."""
         return Running(
-            self.value + other.value, self.bound + other.bound, self.variance + other.variance,
+            self.value + other.value,
+            self.bound + other.bound,
+            self.variance + other.variance,
             self.common + other.common,
-        ).rounded(tiny)  # fmt: skip
+        ).rounded(tiny)
 
     def dot(self, weights: Doubles, tiny: float, axis: int = -1) -> Running:
-        """Σ of the values times exact weights along an axis. The sum is taken to have a single lane, as the scalar
-        loops of most recurrences have, which is the widest."""
+        """Return Σ of the values times exact weights along an axis.
+
+        A single lane is assumed, as in the scalar loops of most recurrences; its bound is the widest.
+        """
         terms = self.value * weights
         size = np.abs(weights)
         n = terms.shape[axis]
@@ -89,14 +93,14 @@ class Running:
 
 
 def exp_error(backend: str, x: Doubles) -> Doubles:
-    """Relative error of the scalar exponential that a recurrence's decay takes: the C library's on the CPU."""
+    """Return the relative error of the scalar exponential of a recurrence's decay: the C library's on the CPU."""
     return np.full_like(x, ULP) if backend == "CPU" else arithmetic(backend).exp_error(x)
 
 
 def joined(node: Node, definition: str, parts: Sequence[Running]) -> Judged:
-    """Judge an output in which results and new states follow each other, in whatever shape.
+    """Judge an output in which results and new states follow each other, in any shape.
 
-    Where the parts end before the output does, the rest is what the operation leaves unwritten: it is not judged.
+    If the parts are shorter than the output, the operation leaves the rest unwritten: it is not judged.
     """
     size = sum(part.value.size for part in parts)
     demand(node.output.contiguous, f"{node.op} with an output that is not contiguous")
@@ -119,7 +123,7 @@ def _flat(arrays: Sequence[Doubles], parts: Sequence[Running]) -> Doubles:
 
 
 def stacked(parts: Sequence[Running], axis: int) -> Running:
-    """Values of several steps along a new axis; none of no step."""
+    """Return the values of several steps stacked along a new axis; an empty axis for no steps."""
     if not parts:
         return Running(np.zeros(0))
     whole = [[np.broadcast_to(a, p.value.shape) for a in (p.value, p.bound, p.variance, p.common)] for p in parts]

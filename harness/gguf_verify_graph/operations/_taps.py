@@ -1,7 +1,7 @@
 """The taps of a kernel: which outputs read which inputs.
 
-Output o of a convolution reads the input o·stride + k·dilation - padding at tap k of the kernel, if there is one: what
-is beyond an edge is zero. A transposed convolution reads the same pairs backwards.
+Output o of a convolution reads the input o·stride + k·dilation - padding at tap k of the kernel, if it exists: values
+beyond an edge are zero. A transposed convolution uses the same pairs in reverse.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gguf_verify.llama.node import demand
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of space: sizes of the input and the kernel, and how the kernel moves."""
+    """One spatial axis: sizes of the input and the kernel, and the kernel's stride, padding and dilation."""
 
     size: int
     kernel: int
@@ -28,12 +28,12 @@ class Axis:
 
     @property
     def outputs(self) -> int:
-        """How many a convolution has (`ggml_calc_conv_output_size`)."""
+        """Return the number of outputs of a convolution (`ggml_calc_conv_output_size`)."""
         reach = self.size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1
         return max(0, reach // self.stride + 1)
 
     def pairs(self, k: int) -> tuple[slice, slice]:
-        """The outputs that tap k gives something, and the inputs that they read."""
+        """Return the outputs that tap k contributes to, and the inputs that they read."""
         shift = k * self.dilation - self.padding
         first = max(0, -(shift // self.stride))
         last = min(self.outputs - 1, (self.size - 1 - shift) // self.stride)
@@ -46,7 +46,7 @@ Slices = tuple[slice, ...]
 
 
 def taps(axes: Sequence[Axis]) -> Iterator[tuple[tuple[int, ...], Slices, Slices]]:
-    """Each tap of a kernel that reads anything, with the outputs and the inputs of all axes."""
+    """Yield each tap of a kernel that reads any input, with the outputs and the inputs of all axes."""
     for at in product(*(range(axis.kernel) for axis in axes)):
         pairs = [axis.pairs(k) for axis, k in zip(axes, at, strict=True)]
         if all(out.stop > out.start for out, _ in pairs):

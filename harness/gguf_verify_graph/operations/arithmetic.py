@@ -1,16 +1,16 @@
-"""How a backend rounds: what one operation of float32 may be off by, and how long sums are added up.
+"""Rounding of a backend: the error of one float32 operation, and the number of lanes of a long sum.
 
-An ulp is the distance of float32 numbers at the result, at most 2^-23 of it and at least 2^-149. "Accurate" operations
-(+, -, ·, and elsewhere what is named) are rounded to nearest: half an ulp.
+An ulp is the spacing of float32 numbers at the result, at most 2^-23 of it and at least 2^-149. "Accurate" operations
+(+, -, · and those named below) are rounded to nearest: half an ulp.
 
-    CPU      IEEE arithmetic; compilers contract products and sums, which rounds once less. Exponentials of vectors are
-             ggml_v_expf (vec.h: "maximum error is 1.45358 plus 0.5 ulps"); others are the C library's, of at most one
-             ulp in glibc 2.28 and later (tanhf: two; glibc manual, "Errors in Math Functions").
+    CPU      IEEE arithmetic; compilers may contract products and sums, which saves one rounding. Exponentials of
+             vectors are ggml_v_expf (vec.h: "maximum error is 1.45358 plus 0.5 ulps"); others are the C library's, with
+             at most one ulp in glibc 2.28 and later (tanhf: two; glibc manual, "Errors in Math Functions").
     CUDA     nvcc's -use_fast_math: division 2 ulps, square root 1 ulp, __expf 2 + floor(|1.173·x|) ulps, __logf
              2^-21.41 between 0.5 and 2 and 3 ulps elsewhere, __sinf and __cosf 2^-21.41 and 2^-21.19 between -π and π,
              tanh 2^-11 relative; a quotient by more than 2^126 may be zero; subnormal numbers are flushed (CUDA C++
              Programming Guide, "Intrinsic Functions"). Measured on an H200: docs/backends.md, "Functions".
-    Vulkan   the precision that SPIR-V demands: division 2.5 ulps, square root 2.5 + 2, exp 3 + 2·|x| ulps, log 2^-21
+    Vulkan   the precision required by SPIR-V: division 2.5 ulps, square root 2.5 + 2, exp 3 + 2·|x| ulps, log 2^-21
              between 0.5 and 2 and 3 ulps elsewhere, sin and cos 2^-11 between -π and π; subnormal numbers may be
              flushed (Vulkan specification, "Precision and Operation of SPIR-V Instructions").
 """
@@ -27,9 +27,9 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .judging import UNDERFLOW
 
-#: Distance of float32 numbers at 1.
+#: Spacing of float32 numbers at 1.
 ULP = 2.0**-23
-#: Terms that are added up in lanes at a time.
+#: Number of terms that are added up in lanes at a time.
 _AT_ONCE = 1 << 20
 #: The smallest normal float32.
 NORMAL = 2.0**-126
@@ -37,17 +37,17 @@ NORMAL = 2.0**-126
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """A backend's float32.
+    """The float32 arithmetic of a backend.
 
     Args:
         division, square_root, logarithm, tanh, power: error in ulps.
-        exponential: error in ulps, and how it grows with |x|.
+        exponential: error in ulps, and its growth with |x|.
         angle: absolute error of sine and cosine of an angle between -π and π.
-        near_one: absolute error of a logarithm of a number between 0.5 and 2, beside its ulps.
-        flushes: subnormal operands and results may be taken for zero.
-        lanes: partial sums that a long sum is split into, at least; more make its error smaller.
-        doubles: sums that the sources hold in double are: they add no error.
-        vanishes: a quotient by a number of this size may be zero.
+        near_one: absolute error of a logarithm of a number between 0.5 and 2, in addition to its ulps.
+        flushes: whether subnormal operands and results may be flushed to zero.
+        lanes: least number of partial sums that a long sum is split into; more lanes reduce its error.
+        doubles: whether sums that the sources declare as double are double, so that they add no error.
+        vanishes: a quotient by a number of at least this size may be zero.
     """
 
     division: float = 0.5
@@ -65,11 +65,11 @@ class Arithmetic:
 
     @property
     def tiny(self) -> float:
-        """What one operation may lose below the normal numbers."""
+        """Return the largest error of one operation below the normal numbers."""
         return NORMAL if self.flushes else UNDERFLOW
 
     def exp_error(self, x: Doubles) -> Doubles:
-        """Relative error of exp(x)."""
+        """Return the relative error of exp(x)."""
         constant, growth = self.exponential
         error: Doubles = ULP * (constant + growth * np.abs(x))
         return error
@@ -89,25 +89,27 @@ _BACKENDS = {
 
 
 def arithmetic(backend: str) -> Arithmetic:
-    """Of a backend by ggml's name. Raises NoDefinition for one of which it is not known."""
+    """Return the arithmetic of a backend by ggml's name. Raises NoDefinition for an unknown one."""
     if backend not in _BACKENDS:
         raise NoDefinition(f"the arithmetic of the backend {backend}")
     return _BACKENDS[backend]
 
 
 def added(terms: Doubles, lanes: int = 8, axis: int = -1) -> tuple[Doubles, Doubles, Doubles]:
-    """A sum of float32 terms along an axis, in any order, over some lanes: exact result, bound and spread, each with
-    the axis kept as one.
+    """Sum float32 terms along an axis, in any order, over several lanes.
+
+    Returns the exact result, its bound and its spread, each with the axis kept at size one.
 
     Bound: γ_n·Σ|t| for n terms (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §4.2); it holds for
     any order and any number of lanes. A product that is not fused rounds once more: n + 1.
 
-    Spread: u/√3 times the root of the sum of the squares of all that is rounded (`semantics.exact`). A lane adds up n/L
-    terms of a sum S = Σt with squares Q = Σt². In a random order its partial sum after the share p of them has the mean
-    p·S/L and the variance p·(1 - p)·Q/L; so all squares of all lanes' partial sums are n·(S²/(3·L²) + Q/(6·L)) or less.
-    The lanes are then added in some tree, whose partial sums' squares are at most (L - 1)·S². Terms that are rounded
-    products add Q. Data with a trend are in no random order, so the spread is at least that of the orders that kernels
-    have: lanes that take terms in turn, and lanes that take runs of them (`semantics.lanes`).
+    Spread: u/√3 times the root of the sum of squares of everything that is rounded (`semantics.exact`). A lane adds up
+    n/L terms of a sum S = Σt with squares Q = Σt². In a random order its partial sum after a fraction p of them has the
+    mean p·S/L and the variance p·(1 - p)·Q/L; so the sum of squares of all lanes' partial sums is at most
+    n·(S²/(3·L²) + Q/(6·L)). The lanes are then added in some tree, whose partial sums have squares of at most
+    (L - 1)·S² in total. Terms that are rounded products add Q. Data with a trend are not in random order, so the spread
+    is at least that of the orders of kernels: lanes that take terms in turn, and lanes that take runs of them
+    (`semantics.lanes`).
     """
     with np.errstate(all="ignore"):
         total = terms.sum(axis=axis, keepdims=True)
@@ -119,7 +121,7 @@ def added(terms: Doubles, lanes: int = 8, axis: int = -1) -> tuple[Doubles, Doub
 
 
 def _in_lanes(terms: Doubles, lanes: int) -> Doubles:
-    """The largest spread of a sum along the last axis, in lanes of either kind: [...] of [..., n]."""
+    """Return the largest spread of a sum along the last axis, in lanes of either kind: [...] for terms [..., n]."""
     n = terms.shape[-1]
     flat = terms.reshape(-1, n).T
     spread = np.zeros(flat.shape[1])
@@ -136,7 +138,7 @@ def _in_lanes(terms: Doubles, lanes: int) -> Doubles:
 
 
 def summed(total: Doubles, magnitude: Doubles, squares: Doubles, n: int, lanes: int = 8) -> tuple[Doubles, Doubles]:
-    """Bound and spread of such a sum of n terms of which Σt, Σ|t| and Σt² are known."""
+    """Return bound and spread of such a sum of n terms, from Σt, Σ|t| and Σt²."""
     with np.errstate(all="ignore"):
         steps = n + 1
         bound = steps * UNIT_ROUNDOFF / (1 - steps * UNIT_ROUNDOFF) * magnitude

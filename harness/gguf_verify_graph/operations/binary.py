@@ -1,11 +1,11 @@
-"""Element-wise operations of two tensors: ADD, SUB, MUL, DIV.
+"""Element-wise operations on two tensors: ADD, SUB, MUL, DIV.
 
-    y[i] = x[i] ∘ z[i mod ne]        the second operand is repeated over the first
+    y[i] = x[i] ∘ z[i mod ne]        the second operand is repeated to the shape of the first
 
-Sources of halves are widened to float32, the operation is rounded once to float32, and the result once to the output's
-type (ggml-cpu/binary-ops.cpp, ggml-cuda/binbcast.cu, vulkan-shaders/add.comp and others; llama.cpp v0.5.0).
+Half sources are widened to float32, the result is rounded once to float32, and once to the output's type
+(ggml-cpu/binary-ops.cpp, ggml-cuda/binbcast.cu, vulkan-shaders/add.comp and others; llama.cpp v0.5.0).
 
-    bound   u·|o|, u = 2^-24; of a division the backend's ulps; what flushing takes below the normal numbers
+    bound   u·|o|, u = 2^-24; for a division the backend's ulps; below the normal numbers the error of flushing
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .operation import Operation
 
 
 def repeated(operand: Doubles, shape: tuple[int, ...]) -> Doubles:
-    """An operand repeated as often as the shape holds it."""
+    """Return an operand repeated to the shape."""
     times = [whole // part if part else 0 for whole, part in zip(shape, operand.shape, strict=True)]
     return np.tile(operand, times)
 
@@ -40,7 +40,7 @@ def _judge(of: Callable[[Doubles, Doubles], Doubles], ulps: Callable[[str], floa
 
 
 def in_range(exact: Doubles) -> Doubles:
-    """Results with those that float32 does not reach as infinities."""
+    """Return the results, with those beyond float32's range as infinities."""
     return np.where(np.abs(exact) >= 2.0**128 * (1 - 2.0**-25), np.copysign(np.inf, exact), exact)
 
 

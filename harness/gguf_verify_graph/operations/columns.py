@@ -1,11 +1,11 @@
-"""Convolutions as products of matrices: IM2COL and IM2COL_3D lay out what a kernel reads, COL2IM_1D adds it up again.
+"""Convolutions as products of matrices: IM2COL and IM2COL_3D gather the inputs of a kernel, COL2IM_1D adds them up.
 
     IM2COL[_3D]   y[output, channel and tap] = x[channel, output·stride + tap·dilation - padding], 0 beyond an edge
     COL2IM_1D     y[channel, t] = Σ x[i, channel and tap] over all i·stride + tap = t + padding
 
-IM2COL moves float32 or float16 numbers, or rounds float32 to the nearest half, so it is judged by its bytes; a Vulkan
-device without a rounding mode of its own may truncate (VK_KHR_shader_float_controls). COL2IM_1D adds up in float32, in
-the order of i, and rounds to the type of its columns (ggml-cpu/ops.cpp, ggml-cuda/im2col.cu and col2im-1d.cu,
+IM2COL moves float32 or float16 numbers, or rounds float32 to the nearest half, so its bytes are compared; a Vulkan
+device without rounding modes may truncate (VK_KHR_shader_float_controls). COL2IM_1D adds in float32, in the order of i,
+and rounds to the type of its columns (ggml-cpu/ops.cpp, ggml-cuda/im2col.cu and col2im-1d.cu,
 vulkan-shaders/im2col.comp and col2im_1d.comp; llama.cpp v0.5.0).
 """
 
@@ -51,7 +51,7 @@ def _im2col_3d(node: Node) -> Judged:
 
 
 def _laid_out(node: Node, x: Array, axes: Sequence[Axis], outputs: tuple[int, int, int]) -> Judged:
-    """x [image, channel, axes of space]; the output is [image, outputs of the axes, channel and tap]."""
+    """Judge x [image, channel, spatial axes] against an output [image, outputs of the axes, channel and tap]."""
     types = (node.source(1).type_id, node.output.type_id)
     demand(types in ((F32, F32), (F32, F16), (F16, F16)), f"{node.op} of {node.source(1).type}")
     batch, channels = x.shape[:2]
@@ -97,7 +97,7 @@ def _col2im(node: Node) -> Judged:
             total[:, into] += term
             magnitude[:, into] += np.abs(term)
             squares[:, into] += term**2
-        # n numbers that are no products take n - 1 roundings
+        # the sum of n numbers that are not products takes n - 1 roundings
         terms = -(-kernel // stride)
         bound, spread = summed(total, magnitude, squares, max(terms - 2, 0), 1)
     return within(node, "f32 sums", total, bound + terms * a.tiny, spread + a.tiny)
@@ -106,10 +106,12 @@ def _col2im(node: Node) -> Judged:
 def _draw_im2col(rng: np.random.Generator) -> Iterator[Node]:
     # image, channels, height, width, kernel, strides, paddings, dilations (of the width first)
     for n, c, h, w, kh, kw, *moves in (
-        (1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1), (2, 3, 7, 9, 3, 3, 1, 1, 1, 1, 1, 1),
-        (1, 5, 11, 8, 2, 3, 2, 3, 0, 2, 2, 1), (1, 2, 16, 16, 4, 4, 4, 4, 0, 0, 1, 1),
+        (1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1),
+        (2, 3, 7, 9, 3, 3, 1, 1, 1, 1, 1, 1),
+        (1, 5, 11, 8, 2, 3, 2, 3, 0, 2, 2, 1),
+        (1, 2, 16, 16, 4, 4, 4, 4, 0, 0, 1, 1),
         (3, 1, 6, 5, 3, 5, 1, 2, 4, 3, 1, 2),
-    ):  # fmt: skip
+    ):
         s0, s1, p0, p1, d0, d1 = moves
         image = Operand.of(floats(rng, (n, c, h, w)))
         half = Operand.of(floats(rng, (n, c, h, w)).astype(np.float16))

@@ -1,14 +1,14 @@
-"""Values as tensors of each type store them: what rows and copies are converted by.
+"""Values as tensors of each type store them: the conversions of rows and copies.
 
     f32 → f16, bf16    to nearest even (simd-mappings.h, GGML_CPU_FP32_TO_FP16; ggml-impl.h, ggml_compute_fp32_to_bf16)
-    f32 → i32          towards zero, as C casts; what does not fit is nobody's definition
+    f32 → i32          towards zero, as C casts; values out of range have no definition
     f32 → blocks       see `quantizers`
-    … → f32            exact; blocks as llama.cpp's `to_float` decodes them: at most one rounding, that of adding the
-                       minimum, so that no backend may give other bits, except for the sign of a zero
+    … → f32            exact; blocks as decoded by llama.cpp's `to_float`: at most one rounding, for adding the minimum,
+                       so every backend must give the same bits, except for the sign of a zero
                        (llama.cpp v0.5.0)
 
-A NaN must stay one, of any bits. On Vulkan a conversion to half may also round towards zero and flush what is
-subnormal, where the device does not offer the mode that llama.cpp asks for.
+A NaN must stay a NaN, with any bits. On Vulkan a conversion to half may also round towards zero and flush subnormal
+numbers, where the device does not support the mode that llama.cpp requests.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from .quantizers import QUANTIZED, Floats, quantized
 
 @dataclass(frozen=True)
 class Stored:
-    """Values in a type.
+    """Values stored in a type.
 
     Args:
         definition: in words.
         data: one right answer.
-        allowed: the same with what was computed in its place wherever that is as right.
+        allowed: the same, but with the backend's own values where those are equally right.
     """
 
     definition: str
@@ -40,7 +40,7 @@ class Stored:
 
 
 def floats_of(data: Array, type_id: int) -> Floats:
-    """Rows of a type, as `Operand.data` has them, in float32. Raises NoDefinition."""
+    """Return rows of a type, in the layout of `Operand.data`, as float32. Raises NoDefinition."""
     if type_id == F32:
         return data
     if type_id == BF16:
@@ -53,8 +53,13 @@ def floats_of(data: Array, type_id: int) -> Floats:
 
 
 def store(x: Floats, operand: Operand, got: Array, backend: str) -> Stored:
-    """Rows float32[..., values] as an operand of this type stores them, and as a backend stored them: `got`, of the
-    same leading shape. Raises NoDefinition, also for a backend whose arithmetic is not known."""
+    """Store rows float32[..., values] in the operand's type.
+
+    Args:
+        got: the rows as the backend stored them, with the same leading shape.
+
+    Raises NoDefinition, also for a backend with unknown arithmetic.
+    """
     arithmetic(backend)
     type_id = operand.type_id
     with np.errstate(all="ignore"):
@@ -69,7 +74,7 @@ def store(x: Floats, operand: Operand, got: Array, backend: str) -> Stored:
             return Stored("rounded to bf16", bits, np.where(is_nan, got, bits))
         if type_id == I32:
             if not (np.abs(x) < 2.0**31).all():
-                raise NoDefinition("numbers that no int32 holds")
+                raise NoDefinition("numbers out of int32's range")
             whole = np.trunc(x).astype(np.int32)
             return Stored("cut to i32", whole, whole)
     if operand.type not in QUANTIZED:
@@ -96,7 +101,7 @@ def _half(x: Floats, got: Array, backend: str) -> Stored:
 
 
 def drawn_blocks(rng: np.random.Generator, fmt: BlockFormat, n: int) -> Bytes:
-    """Random codes under finite scales, uint8[n, block bytes]."""
+    """Return random codes with finite scales, uint8[n, block bytes]."""
     blocks = rng.integers(0, 256, (n, fmt.block_bytes), dtype=np.uint8)
     structs = fmt.view(blocks)
     for item in fmt.fields:

@@ -1,17 +1,17 @@
 """Convolutions: CONV_2D, CONV_2D_DW, CONV_3D, CONV_TRANSPOSE_1D and CONV_TRANSPOSE_2D.
 
     CONV_2D, CONV_3D    y[f, o] = Σ_c Σ_k w[f, c, k]·x[c, o·stride + k·dilation - padding], 0 beyond an edge
-    CONV_2D_DW          the same of each channel by itself: y[c, o] = Σ_k w[c, k]·x[c, ...]
+    CONV_2D_DW          the same for each channel separately: y[c, o] = Σ_k w[c, k]·x[c, ...]
     CONV_TRANSPOSE_*    y[f, i·stride + k] = Σ_c Σ_k w[c, f, k]·x[c, i]
 
-Sums are float32, in any order: `arithmetic.added`, as one lane, which is the widest. With a kernel of halves the CPU
-backend rounds the input to halves, too, but for CONV_2D_DW, which widens the kernel; CUDA's transposed convolutions
-widen it likewise (ggml-cpu/ops.cpp, ggml-cuda/conv2d-transpose.cu; llama.cpp v0.5.0).
+Sums are float32, in any order: `arithmetic.added` with one lane, whose bound is the widest. With a half kernel the CPU
+backend also rounds the input to half, except for CONV_2D_DW, which widens the kernel; CUDA's transposed convolutions
+also widen it (ggml-cpu/ops.cpp, ggml-cuda/conv2d-transpose.cu; llama.cpp v0.5.0).
 
-Not defined here: CONV_2D and CONV_3D by halves on CUDA, which rounds the input or not as the card and the sizes decide
-(conv2d.cu, conv3d.cu). On Vulkan these two and CONV_TRANSPOSE_2D are float32 throughout, but halves throughout, sums
-too, where the device has cooperative matrices (vulkan-shaders/conv2d_mm.comp, conv3d_mm.comp). Then every output is a
-half, by which it is known: such outputs that float32 does not give have no definition.
+Not defined here: CONV_2D and CONV_3D with halves on CUDA, where the GPU and the sizes decide whether the input is
+rounded (conv2d.cu, conv3d.cu). On Vulkan these two and CONV_TRANSPOSE_2D are float32 throughout, but halves throughout,
+including sums, where the device has cooperative matrices (vulkan-shaders/conv2d_mm.comp, conv3d_mm.comp). Such outputs
+are recognised because all of them are halves; they have no definition unless float32 explains them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .drawing import floats
 from .judging import Judged, within
 from .operation import Operation
 
-#: What Vulkan computes by products of matrices.
+#: Operations that Vulkan computes as products of matrices.
 _BY_MATRICES = ("CONV_2D", "CONV_3D", "CONV_TRANSPOSE_2D")
-#: What one tap's weights and the inputs that it reads give its outputs.
+#: Combines one tap's weights with the inputs that it reads.
 Term = Callable[[Doubles, Doubles], Doubles]
 
 
 def _sources(node: Node, rounds: bool = True) -> tuple[Doubles, Doubles, str]:
-    """Kernel, input and definition."""
+    """Return kernel, input and the definition's name."""
     kernel, image = node.source(0), node.source(1)
     demand(kernel.type_id in (F32, F16), f"{node.op} by a kernel of {kernel.type}")
     node.floats(1)
@@ -57,13 +57,13 @@ def _halves(values: Array) -> Doubles:
 
 
 def _mixed(weights: Doubles, read: Doubles) -> Doubles:
-    """Σ_c w[f, c]·x[n, c, ...]."""
+    """Return Σ_c w[f, c]·x[n, c, ...]."""
     flat = read.reshape(*read.shape[:2], -1)
     return (weights @ flat).reshape(read.shape[0], len(weights), *read.shape[2:])
 
 
 def _own(weights: Doubles, read: Doubles) -> Doubles:
-    """w[c, 0]·x[n, c, ...]."""
+    """Return w[c, 0]·x[n, c, ...]."""
     return weights.reshape(-1, *(1 for _ in read.shape[2:])) * read
 
 
@@ -80,14 +80,14 @@ class _Sums:
         self._held = [np.zeros(shape) for _ in range(3)]
 
     def add(self, at: Slices, weights: Doubles, read: Doubles) -> None:
-        """Products of weights and inputs, at these outputs in space."""
+        """Add products of weights and inputs to these outputs."""
         place = (slice(None), slice(None), *at)
         changes: tuple[Callable[[Doubles], Doubles], ...] = (np.positive, np.abs, np.square)
         for held, change in zip(self._held, changes, strict=True):
             held[place] += self._of(change(weights), change(read))
 
     def judged(self, node: Node, definition: str, terms: int) -> Judged:
-        """The output [image, channel, space] of so many terms each."""
+        """Judge the output [image, channel, space], each a sum of this number of terms."""
         a = arithmetic(node.backend)
         total, magnitude, squares = (each.reshape(node.output.shape) for each in self._held)
         bound, spread = summed(total, magnitude, squares, terms, 1)
@@ -98,10 +98,8 @@ class _Sums:
         return made
 
 
-def _convolved(
-    node: Node, kernel: Doubles, x: Doubles, axes: Sequence[Axis], of: Term, definition: str
-) -> Judged:  # fmt: skip
-    """By a kernel [output channel, input channel, taps], of x [image, channel, space]."""
+def _convolved(node: Node, kernel: Doubles, x: Doubles, axes: Sequence[Axis], of: Term, definition: str) -> Judged:
+    """Judge a convolution of x [image, channel, space] by a kernel [output channel, input channel, taps]."""
     shape = (len(x), len(kernel), *(axis.outputs for axis in axes))
     merged = shape if len(shape) == 4 else (shape[0] * shape[1], *shape[2:])
     demand(node.output.shape == merged, f"{node.op} of these shapes")
@@ -155,10 +153,11 @@ def _transposed_1d(node: Node) -> Judged:
     return _transposed(node, kernel[0][:, :, None], x[0][:, :, None], (1, node.integer(0)), definition)
 
 
-def _transposed(
-    node: Node, kernel: Doubles, x: Doubles, strides: tuple[int, int], definition: str
-) -> Judged:  # fmt: skip
-    """By a kernel [input channel, output channel, height, width] of x [image, channel, height, width]."""
+def _transposed(node: Node, kernel: Doubles, x: Doubles, strides: tuple[int, int], definition: str) -> Judged:
+    """Judge a transposed convolution of x [image, channel, height, width].
+
+    The kernel is [input channel, output channel, height, width].
+    """
     demand(len(kernel) == x.shape[1] and min(strides) > 0, f"{node.op} of these shapes")
     sizes = [(i - 1) * s + k for i, s, k in zip(x.shape[2:], strides, kernel.shape[2:], strict=True)]
     shape = (len(x), kernel.shape[1], *sizes)
@@ -174,7 +173,7 @@ def _transposed(
         return sums.judged(node, definition, len(kernel) * int(np.prod(overlapping)))
 
 
-# image, channels, filters, height, width, kernel, and strides, paddings, dilations, of the width first
+# image, channels, filters, height, width, kernel; strides, paddings, dilations: width first
 _PLANES = (
     (1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1), (2, 3, 4, 7, 9, 3, 3, 1, 1, 1, 1, 1, 1),
     (1, 5, 2, 11, 8, 2, 3, 2, 3, 0, 2, 2, 1), (1, 16, 9, 6, 5, 3, 5, 1, 2, 4, 3, 1, 2),
@@ -205,7 +204,7 @@ def _draw_2d_dw(rng: np.random.Generator) -> Iterator[Node]:
         if c == 1:
             continue
         for kernel in _kernels(rng, (kh, kw, 1, c)):
-            # channels first in memory, as the output then is, too
+            # channels first in memory; the output then has the same layout
             weights, image = Operand.of(kernel).permuted(3, 2, 0, 1), Operand.of(floats(rng, (n, h, w, c), 1.0))
             output = Operand.blank(F32, n, high, wide, c).permuted(2, 0, 1, 3)
             yield Node("CONV_2D_DW", (weights, image.permuted(2, 0, 1, 3)), output, parameters(*moves))

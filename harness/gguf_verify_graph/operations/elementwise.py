@@ -1,20 +1,20 @@
-"""Element-wise operations of one tensor and of numbers: powers, logarithm, sine, scaling, clamping, additions.
+"""Element-wise operations on one tensor and numbers: powers, logarithm, sine, scaling, clamping, additions.
 
     SQR      x²           LOG   ln x       SCALE   s·x + b, the parameters 0 and 1
     SQRT     √x           SIN, COS         CLAMP   max(min(x, M), m), the parameters 1 and 0
 
     LEAKY_RELU   x for x > 0, else s·x, parameter 0
     ADD1         x + z, where z = src[1] is one number
-    ADD_ID       y[i2, i1] = x[i2, i1] + z[id], a row of src[1] that src[2] names for each row: id = src[2][i2, i1]
+    ADD_ID       y[i2, i1] = x[i2, i1] + z[id]; src[2] selects a row of src[1] for each row: id = src[2][i2, i1]
 
-Sources of halves are widened to float32, the steps are those of float32, and the result is rounded once to the source's
-type (ggml-cpu/unary-ops.cpp, ops.cpp and vec.h; ggml-cuda/unary.cu, scale.cu, clamp.cu, add-id.cu;
+Half sources are widened to float32, the steps are those of float32, and the result is rounded once to the source's type
+(ggml-cpu/unary-ops.cpp, ops.cpp and vec.h; ggml-cuda/unary.cu, scale.cu, clamp.cu, add-id.cu;
 vulkan-shaders/unary.comp, scale.comp, add1.comp, add_id.comp; llama.cpp v0.5.0).
 
-    bound   from the intervals of the steps (`intervals`): u·|o| where there is one; the ulps of logarithm and sine; of
-            SCALE u·|s·x| + u·|o|, which a fused product and sum stays below; 0 of CLAMP
+    bound   from the intervals of the steps (`intervals`): u·|o| for one step; the ulps of logarithm and sine;
+            for SCALE u·|s·x| + u·|o|, which a fused product and sum never exceeds; 0 for CLAMP
 
-A clamp with m > M has no definition, since backends disagree about which of them counts; nor has ADD1 to blocks.
+A clamp with m > M has no definition, since backends disagree on which of them applies; nor has ADD1 to blocks.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _clamp(node: Node) -> Judged:
         raise NoDefinition(f"CLAMP between {least} and {most}")
 
     def exact(x: Doubles) -> Doubles:
-        # the maximum for NaN, as x < M ? x : M has it
+        # the maximum for NaN, as x < M ? x : M gives
         return np.maximum(np.where(x < most, x, most), least)
 
     return judge_function(node, Function(exact, lambda _s, x: x.increasing(exact)), F32, F16)
@@ -115,7 +115,7 @@ Draw = Callable[[np.random.Generator], Iterator[Node]]
 
 
 def _draw(op: str, types: tuple[int, ...], *sets: tuple[float, ...]) -> Draw:
-    """Args: sets: of parameters."""
+    """Return a function that yields random nodes. Args: sets: sets of parameters."""
 
     def draw(rng: np.random.Generator) -> Iterator[Node]:
         for each in sets or ((),):
@@ -131,7 +131,7 @@ def _draw(op: str, types: tuple[int, ...], *sets: tuple[float, ...]) -> Draw:
 
 
 def _within_domain(op: str, x: Array) -> Array:
-    """No roots and logarithms of what is negative, and angles that all backends have."""
+    """Return x without negative arguments of roots and logarithms, and with angles that all backends support."""
     if op in ("SIN", "COS"):
         return (x % np.float32(3.125)) * np.sign(x)
     return np.abs(x) if op in ("SQRT", "LOG") else x
@@ -162,16 +162,22 @@ LOG = Operation(op="LOG", title="ln x", judge=_judge_function, draw=_draw("LOG",
 SIN = Operation(op="SIN", title="sin x", judge=_judge_function, draw=_draw("SIN", _ALL))
 COS = Operation(op="COS", title="cos x", judge=_judge_function, draw=_draw("COS", _ALL))
 SCALE = Operation(
-    op="SCALE", title="s·x + b", judge=_scale,
+    op="SCALE",
+    title="s·x + b",
+    judge=_scale,
     draw=_draw("SCALE", (F32, BF16), (0.088388346, 0.0), (-1.7, 0.3), (0.0, 2.5), (1.0, -1.0)),
-)  # fmt: skip
+)
 CLAMP = Operation(
-    op="CLAMP", title="max(min(x, M), m)", judge=_clamp,
+    op="CLAMP",
+    title="max(min(x, M), m)",
+    judge=_clamp,
     draw=_draw("CLAMP", (F32, F16), (-1.0, 1.5), (0.3, 0.3), (-np.inf, 0.7), (0.123456, np.inf)),
-)  # fmt: skip
+)
 LEAKY_RELU = Operation(
-    op="LEAKY_RELU", title="x, or s·x below 0", judge=_leaky_relu,
+    op="LEAKY_RELU",
+    title="x, or s·x below 0",
+    judge=_leaky_relu,
     draw=_draw("LEAKY_RELU", (F32, F16), (0.1,), (-0.7,), (0.0,)),
-)  # fmt: skip
+)
 ADD1 = Operation(op="ADD1", title="x + one number", judge=_add1, draw=_draw_add1)
 ADD_ID = Operation(op="ADD_ID", title="x + rows by index", judge=_add_id, draw=_draw_add_id)

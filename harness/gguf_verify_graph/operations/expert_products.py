@@ -1,10 +1,11 @@
-"""MUL_MAT_ID: products by the matrices of the experts to which each token is routed.
+"""MUL_MAT_ID: products with the matrices of the experts to which each token is routed.
 
-    y[t, u, n] = Σ_k a[t, u mod b, k]·w[id[t, u], n, k]        b activations of a token, one for all or one for each u
+    y[t, u, n] = Σ_k a[t, u mod b, k]·w[id[t, u], n, k]        b activations per token: one for all u, or one for each
 
 Each output row is that of a MUL_MAT with the expert's matrix (ggml-cpu.c, ggml_compute_forward_mul_mat_id; llama.cpp
-v0.5.0), so its definition, bound and spread are those: see `products`. CUDA multiplies weights without MMQ expert by
-expert, unless mmf or MMVQ takes all, and then chooses by the tokens of each (ggml-cuda.cu, ggml_cuda_mul_mat_id).
+v0.5.0), so definition, bound and spread are the same: see `products`. CUDA multiplies weights without MMQ expert by
+expert, unless mmf or MMVQ takes all, and then chooses by each expert's number of tokens (ggml-cuda.cu,
+ggml_cuda_mul_mat_id).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
     formats: list[WeightFormat] = [*FORMATS.values(), *ELEMENTS.values()]
     for fmt in formats:
         block = fmt.block_size if fmt.block_size > 1 else 37
-        # experts, experts of a token, activations of a token, tokens, rows, columns
+        # experts, experts per token, activations per token, tokens, rows, columns
         for experts, used, b, tokens, n, k in ((3, 2, 1, 1, 5, block), (4, 2, 2, 9, 16, 2 * block)):
             w = drawn_weights(rng, fmt, experts, n, k)
             x = drawn_values(rng, F32, (tokens, b, k))
@@ -62,6 +63,9 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
 
 
 MUL_MAT_ID = Operation(
-    op="MUL_MAT_ID", title="Σ a·w, w of the token's experts", judge=_judge, draw=_draw,
+    op="MUL_MAT_ID",
+    title="Σ a·w, w of the token's experts",
+    judge=_judge,
+    draw=_draw,
     axes=("i3", "token", "expert used", "row"),
-)  # fmt: skip
+)

@@ -1,27 +1,28 @@
-"""FLASH_ATTN_EXT: attention of queries over keys and values, in one node, as llama.cpp's CPU backend computes it; for
-others see `_attention_on_vulkan` and `_attention_on_cuda`.
+"""FLASH_ATTN_EXT: attention of queries over keys and values in one node, as llama.cpp's CPU backend computes it.
+
+`_attention_on_vulkan` and `_attention_on_cuda` cover other backends.
 
     s[t] = scale·(q·k[t])        or c·tanh(scale/c·(q·k[t])) with c = logit_softcap        plus slope·mask[t]
     y    = Σ_t exp(s[t] - M)·v[t] / (Σ_t exp(s[t] - M) + exp(sink - M))
 
-Heads of queries share those of K and of V. Keys whose mask is -inf are left out; a row without any key is 0. A path is
-chosen by types and sizes (ggml-cpu/ops.cpp, ggml_compute_forward_flash_attn_ext_f16; llama.cpp v0.5.0):
+Heads of queries share those of K and of V. Keys with mask -inf are excluded; a row without any key is 0. Types and
+sizes select one of three paths (ggml-cpu/ops.cpp, ggml_compute_forward_flash_attn_ext_f16; llama.cpp v0.5.0):
 
     tiled    K and V both float32 or both half, at least 64 queries: queries stay float32, K and V are widened, sums are
              float32, and a tile of 64 keys has one maximum, and one sum of weights in double (…_ext_tiled)
-    split    K and V likewise, one query in one batch, at least 512 keys: each thread takes a part of the keys, as in
-             `keys`, and the parts are added in float32
-    keys     queries are converted to `vec_dot_type` of K's type (half, bfloat16, Q8_0 and so on); the keys in order
+    split    K and V as for `tiled`, one query in one batch, at least 512 keys: each thread takes a part of the keys, as
+             in `keys`, and the parts are added in float32
+    keys     queries are converted to `vec_dot_type` of K's type (half, bfloat16, Q8_0 and so on); keys in order
 
-In the last two the sum of v is of halves where V is of half (VKQ16), else of float32; that of weights is of float32.
-The score's product is K's product of `semantics` with its bound and spread. With b and g of these, in float32:
+In the last two the sum of v is in halves where V is half (VKQ16), otherwise in float32; the sum of weights is float32.
+The score's product is K's product of `semantics`; b and g are its bound and spread. In float32:
 
     δ[t]    |scale|·b + u·(|scale·q·k|, twice with a soft cap) + (tanh's ulps, its slope) + u·(|slope·mask| + |s|)
             + the slope's error + u·|s[t] - M| + the exponential's error; its spread likewise, with g and u/√3
-    bound   Σ_t p[t]·δ[t]·|v[t] - y|, or SCORE_LIMIT·√(Σ_t (p[t]·spread[t])²·(v[t] - y)²) if that is less; what the sum
-            of v is off by, and |y| times what the sum of weights is off by (`_attention_sums`) and the sink's weight
-            beside it; all over the sum of weights; half an ulp each for adding the sink, the quotient and the product
-"""
+    bound   Σ_t p[t]·δ[t]·|v[t] - y|, or SCORE_LIMIT·√(Σ_t (p[t]·spread[t])²·(v[t] - y)²) if that is less; plus the
+            error of the sum of v, and |y| times the errors of the sum of weights (`_attention_sums`) and of the sink's
+            weight; all divided by the sum of weights; half an ulp each for adding the sink, the quotient and the
+product"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ from .arithmetic import ULP, arithmetic
 from .judging import UNDERFLOW, Judged
 from .operation import Operation
 
-#: Queries from which on tiles are used, and keys of a tile; keys from which on a single query's are split.
+#: Least number of queries for tiles, and keys of a tile; least number of keys at which a single query's are split.
 _TILE, _SPLIT = 64, 512
 
 
@@ -69,7 +70,7 @@ def _judge(node: Node) -> Judged:
 
 
 def _path(q: Operand, k: Operand, v: Operand) -> tuple[str, str]:
-    """Which path the CPU takes, and the definition's name."""
+    """Return the CPU's path, and the definition's name."""
     plain, kinds = k.type_id == v.type_id and k.type_id in (F32, F16), f"K {k.type}, V {v.type}"
     sums = "half sums" if v.type_id == F16 else "f32 sums"
     if plain and q.ne[1] == 1 == q.ne[3] and k.ne[1] >= _SPLIT:
@@ -80,7 +81,7 @@ def _path(q: Operand, k: Operand, v: Operand) -> tuple[str, str]:
 
 
 def _scores(node: Node, path: str, batch: int, head: int, rows: slice) -> Scores:
-    """scale·(q·k), or its soft cap, before the mask."""
+    """Return scale·(q·k), or its soft cap, before the mask."""
     q, k = node.source(0), node.source(1)
     queries = np.array(q.data[batch, head, rows])
     keys = np.ascontiguousarray(k.data[batch, head // (q.ne[2] // k.ne[2])])
@@ -101,7 +102,7 @@ def _scores(node: Node, path: str, batch: int, head: int, rows: slice) -> Scores
 
 
 def _attended(node: Node, path: str, scores: Scores, v: Doubles, head: int) -> tuple[Doubles, Doubles]:
-    """The result [rows, DV] and its bound."""
+    """Return the result [rows, DV] and its bound."""
     sinks, u = node.optional(4), UNIT_ROUNDOFF
     s, read = scores.s, ~np.isneginf(scores.s)
     if not np.isfinite(v).all():
@@ -145,11 +146,11 @@ def _weights(scores: Scores, read: npt.NDArray[np.bool_], most: Doubles, path: s
     s = scores.s
     then = np.maximum.accumulate(s, axis=1)
     back = np.where(read, np.exp(then - most), 0.0)
-    # a key may set a new maximum if it is above the largest one before, give and take what both are off by
+    # a key may set a new maximum if it exceeds the largest score before it, within the errors of both
     surely = np.maximum.accumulate(np.where(read, s - scores.off, -np.inf), axis=1)
     before = np.concatenate([np.full((len(s), 1), -np.inf), surely[:, :-1]], axis=1)
     record = read & (s + scores.off > before) if path == "keys" else read
-    if path == "tiled":  # once a tile at most
+    if path == "tiled":  # at most once per tile
         record = np.broadcast_to(np.arange(s.shape[1]) % _TILE == 0, s.shape)
     following = np.concatenate([record[:, 1:], np.zeros((len(s), 1), bool)], axis=1)
     p = np.where(read, np.exp(s - most), 0.0)
@@ -157,7 +158,7 @@ def _weights(scores: Scores, read: npt.NDArray[np.bool_], most: Doubles, path: s
 
 
 def _sum_off(w: Weights, path: str) -> Doubles:
-    """What the sum of weights may be off by, [rows, 1]."""
+    """Return the error of the sum of weights, [rows, 1]."""
     if path != "tiled":
         return in_floats(w, np.ones((w.p.shape[1], 1)))
     sums = np.cumsum(w.p, axis=1)
@@ -168,6 +169,8 @@ def _sum_off(w: Weights, path: str) -> Doubles:
 
 FLASH_ATTN_EXT = Operation(
     axes=("sequence", "token", "head", "column"),
-    op="FLASH_ATTN_EXT", title="Σ exp(s - M)·v / Σ exp(s - M), s = scale·(q·k) + slope·mask", judge=_judge,
+    op="FLASH_ATTN_EXT",
+    title="Σ exp(s - M)·v / Σ exp(s - M), s = scale·(q·k) + slope·mask",
+    judge=_judge,
     draw=drawn_attention,
-)  # fmt: skip
+)

@@ -1,13 +1,13 @@
-"""Functions of one number that several operations share: each in exact arithmetic, and in the steps of the backends.
+"""Functions of one number that several operations share: the exact function, and the steps of the backends.
 
     RELU        max(x, 0)                            SIGMOID     1/(1 + e^-x)
     GELU        x/2·(1 + tanh(c·x·(1 + a·x²)))       SILU        x/(1 + e^-x)
     GELU_ERF    x/2·(1 + erf(x·r))                   GELU_QUICK  x/(1 + e^(q·x))
 
-The constants c = √(2/π), a = 0.044715, r = 1/√2 and q = -1.702 are float32 numbers in every backend, and are meant as
-such. The steps follow ggml-cpu/vec.h, ggml-cuda/unary.cuh and vulkan-shaders/unary.comp of llama.cpp v0.5.0. Vulkan's
-shaders write tanh v as 1 - 2/(e^2v + 1), and erf by a polynomial (Abramowitz and Stegun, 7.1.26), whose own error the
-interval holds too, since the exact result is the true erf.
+The constants c = √(2/π), a = 0.044715, r = 1/√2 and q = -1.702 are float32 numbers in every backend and in the exact
+functions. The steps follow ggml-cpu/vec.h, ggml-cuda/unary.cuh and vulkan-shaders/unary.comp of llama.cpp v0.5.0.
+Vulkan's shaders compute tanh v as 1 - 2/(e^2v + 1), and erf by a polynomial (Abramowitz and Stegun, 7.1.26). The
+interval includes the polynomial's own error, since the exact result is the true erf.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Function:
     """A function of one number.
 
     Args:
-        exact: of float64.
-        steps: the interval of what a backend can give.
+        exact: the function in float64.
+        steps: returns the interval of a backend's possible results.
     """
 
     exact: Callable[[Doubles], Doubles]
@@ -46,7 +46,7 @@ ONE, HALF = point(1.0), point(0.5)
 
 
 def relu(x: Doubles) -> Doubles:
-    """0 for NaN, as x > 0 ? x : 0 has it."""
+    """Return max(x, 0), and 0 for NaN, as x > 0 ? x : 0 gives."""
     return np.where(x > 0, x, 0.0)
 
 
@@ -73,7 +73,7 @@ def silu_steps(s: Steps, x: Interval) -> Interval:
 
 
 def silu_of_vectors(s: Steps, x: Interval) -> Interval:
-    """As float32 rows are computed on the CPU."""
+    """Return SILU as the CPU computes it for float32 rows."""
     return s.divide(x, s.add(ONE, s.exp(-x, vector=True)))
 
 
@@ -94,7 +94,7 @@ def tanh_steps(s: Steps, x: Interval) -> Interval:
 
 
 def _two_over(s: Steps, v: Interval) -> Interval:
-    """2/(e^2v + 1), which is between 0 and 2."""
+    """Return 2/(e^2v + 1), which is between 0 and 2."""
     return s.divide(point(2.0), s.add(s.exp(s.multiply(point(2.0), v)), ONE))
 
 
@@ -116,7 +116,7 @@ def gelu_erf_steps(s: Steps, x: Interval) -> Interval:
 
 
 def _polynomial(s: Steps, v: Interval) -> Interval:
-    """sign(v)·(1 - (b₁·t + … + b₅·t⁵)·e^(-v²)), t = 1/(1 + p·|v|)."""
+    """Return sign(v)·(1 - (b₁·t + … + b₅·t⁵)·e^(-v²)), t = 1/(1 + p·|v|)."""
     size = Interval(np.minimum(np.abs(v.low), np.abs(v.high)), np.maximum(np.abs(v.low), np.abs(v.high)))
     t = s.divide(ONE, s.add(ONE, s.multiply(point(_constant(0.3275911)), size)))
     sum_ = s.multiply(point(_constant(1.061405429)), t)
@@ -128,8 +128,10 @@ def _polynomial(s: Steps, v: Interval) -> Interval:
 
 
 def same_shape(node: Node, *types: int) -> Doubles:
-    """The values of src[0], which must be of one of the types, and of the output's type and shape. Raises
-    NoDefinition."""
+    """Return the values of src[0], which must have one of the types, and the output's type and shape.
+
+    Raises NoDefinition.
+    """
     x = node.source(0)
     if x.type_id not in (types or (F32, F16, BF16)) or x.type_id != node.output.type_id:
         raise NoDefinition(f"{node.operation} of {x.type} to {node.output.type}")
@@ -139,14 +141,14 @@ def same_shape(node: Node, *types: int) -> Doubles:
 
 
 def judge_function(node: Node, function: Function, *types: int) -> Judged:
-    """Judge a node whose every element is a function of the source's. Raises NoDefinition."""
+    """Judge a node that applies a function to every element of its source. Raises NoDefinition."""
     s = Steps.of(node.backend)
     return enclosed(
         node, "f32", lambda x: (function.exact(x), function.steps(s, s.source(x))), same_shape(node, *types)
-    )  # fmt: skip
+    )
 
 
-#: By the name that ggml has for them as variants of UNARY.
+#: By ggml's names of the variants of UNARY.
 FUNCTIONS = {
     "RELU": Function(relu, relu_steps), "SIGMOID": Function(sigmoid, sigmoid_steps), "SILU": Function(silu, silu_steps),
     "TANH": Function(np.tanh, tanh_steps), "GELU": Function(gelu, gelu_steps),

@@ -1,15 +1,16 @@
-"""Operations that make a tensor of parameters: FILL, ARANGE, TIMESTEP_EMBEDDING.
+"""Operations that make a tensor from parameters: FILL, ARANGE, TIMESTEP_EMBEDDING.
 
     FILL     y = c                                       c is parameter 0, rounded to the output's type
-    ARANGE   y[i] = a + step·i                           a and step are the parameters 0 and 2, 1 is where it ends
+    ARANGE   y[i] = a + step·i                           parameters 0 (a), 1 (the end) and 2 (step)
     TIMESTEP_EMBEDDING   y[i, j] = cos(t[i]·f[j]),  y[i, j + h] = sin(t[i]·f[j]),  f[j] = e^(-ln(P)·j/h),  h = ⌊n/2⌋
-                         n and P are the parameters 0 and 1, t is src[0]; where n is odd, the last column is 0
+                         n and P are the parameters 0 and 1, t is src[0]; for odd n, the last column is 0
 
-All but FILL's float16 is float32 (ggml-cpu/ops.cpp, ggml-cuda/arange.cu and tsembd.cu, vulkan-shaders/arange.comp and
-timestep_embedding.comp; llama.cpp v0.5.0).
+Everything is float32 except FILL's float16 (ggml-cpu/ops.cpp, ggml-cuda/arange.cu and tsembd.cu,
+vulkan-shaders/arange.comp and timestep_embedding.comp; llama.cpp v0.5.0).
 
-    bound   from the intervals of the steps (`intervals`). An embedding's angle carries the error of the frequency,
-            about ln(P)·(ulps of logarithm, product and quotient) relative, times t; sine and cosine pass it on.
+    bound   from the intervals of the steps (`intervals`). The relative error of an embedding's frequency is about
+            ln(P)·(ulps of logarithm, product and quotient); its angle has t times that error, which sine and cosine
+            pass on.
 """
 
 from __future__ import annotations
@@ -100,10 +101,8 @@ def _draw_arange(rng: np.random.Generator) -> Iterator[Node]:
 
 def _draw_embedding(rng: np.random.Generator) -> Iterator[Node]:
     for n, rows, period in ((2, 1, 10000), (33, 5, 10000), (256, 3, 10000), (320, 4, 77)):
-        t = np.abs(floats(rng, (rows,))) % np.float32(3)  # angles that all backends have
-        yield Node(
-            "TIMESTEP_EMBEDDING", (Operand.of(t),), Operand.blank(F32, rows, n), parameters(n, period)
-        )  # fmt: skip
+        t = np.abs(floats(rng, (rows,))) % np.float32(3)  # angles that all backends support
+        yield Node("TIMESTEP_EMBEDDING", (Operand.of(t),), Operand.blank(F32, rows, n), parameters(n, period))
 
 
 FILL = Operation(op="FILL", title="a constant", judge=_fill, draw=_draw_fill)

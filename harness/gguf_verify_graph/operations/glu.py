@@ -1,7 +1,7 @@
 """GLU: an activation of one half of a row, or of one source, times the other.
 
     y = f(x)·g       x = src[0], g = src[1]; or the first and the second half of the rows of src[0], or the second and
-                     the first where parameter 1 ("swapped") says so
+                     the first if parameter 1 ("swapped") is set
 
     REGLU         f = RELU                    GEGLU, GEGLU_ERF, GEGLU_QUICK   f = GELU, GELU_ERF, GELU_QUICK
     SWIGLU        f = SILU                    SWIGLU_CLAMP    SILU(min(x, m))·clamp(g, -m, m)
@@ -9,8 +9,8 @@
 
 Sources are float32, float16 or bfloat16, and so is the output; the steps are those of float32 (ggml-cpu/ops.cpp and
 vec.h, ggml-cuda/unary.cu, vulkan-shaders/glu_main.glsl; llama.cpp v0.5.0). On the CPU, GELU and GELU_QUICK of float32
-and of float16 are looked up in tables of halves (see `unary`), and then multiplied in float32; SILU of rows of float32
-uses ggml_v_expf.
+and float16 are looked up in tables of halves (see `unary`) and then multiplied in float32; SILU of float32 rows uses
+ggml_v_expf.
 
     bound   from the intervals of the steps (`intervals`)
 """
@@ -69,7 +69,7 @@ def _judge(node: Node) -> Judged:
 
 
 def _halves(node: Node) -> tuple[Doubles, Doubles]:
-    """The activated values and the gates. Raises NoDefinition for types and shapes that do not fit."""
+    """Return the activated values and the gates. Raises NoDefinition for types and shapes that do not fit."""
     first, second, n = node.source(0), node.optional(1), node.output.shape[3]
     held = (first,) if second is None else (first, second)
     for each in held:
@@ -89,7 +89,7 @@ def _looked_up(s: Steps, name: str, type_id: int) -> Gated:
     def of(x: Doubles, g: Doubles) -> tuple[Doubles, Interval]:
         exact, reach = TABLES[name](s, x)
         product = s.multiply(reach, point(g))
-        # the 0 of float32 that stands below GELU's table is not multiplied
+        # below GELU's table the result is float32's 0, without a multiplication
         beyond = (x <= -10) & (name == "GELU") & (type_id == F32)
         return np.where(beyond, 0.0, exact * g), where(beyond, point(0.0), product)
 
@@ -116,7 +116,7 @@ def _open_ai(s: Steps, alpha: float, limit: float) -> Gated:
 
 
 def _first_half(wide: Operand) -> Operand:
-    """A view of the first half of each row, whose rows are not contiguous with each other."""
+    """Return a view of the first half of each row; its rows are not adjacent in memory."""
     ne = (wide.ne[0] // 2, *wide.ne[1:])
     return replace(wide, ne=ne, span=wide.span[: span_bytes(wide.type_id, ne, wide.nb)])
 
@@ -124,7 +124,7 @@ def _first_half(wide: Operand) -> Operand:
 def _draw(rng: np.random.Generator) -> Iterator[Node]:
     for index, variant in enumerate(VARIANTS):
         for type_id in (F32, F16, BF16):
-            # the CPU backend aborts at other types
+            # the CPU backend aborts for other types
             if type_id in {"SWIGLU_OAI": (F32,), "SWIGLU_CLAMP": (F32, F16)}.get(variant, (F32, F16, BF16)):
                 yield from _of_type(rng, index, type_id)
 

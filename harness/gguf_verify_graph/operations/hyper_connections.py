@@ -1,19 +1,19 @@
 """Hyper-connections of DeepSeek V4 and Qwen3.8-Flash-Next: DSV4_HC_PRE and DSV4_HC_POST; DSV4_HC_COMB is in `sinkhorn`.
 
-A token has H residual streams in place of one (arXiv 2512.24880). With t the token, h and g streams, i the element:
+A token has H residual streams instead of one (arXiv 2512.24880). With t the token, h and g streams, i the element:
 
-    PRE          y[t, i]    = s·Σ_h x[t, h, i]·w[t, h]                       s is 1, parameter 0
-    PRE gated    y[t, i]    = s·Σ_h x[t, h, i]/(1 + e^(-gate[t, h, i]))      parameter 1 is not 0
+    PRE          y[t, i]    = s·Σ_h x[t, h, i]·w[t, h]                       s is 1 or parameter 0
+    PRE gated    y[t, i]    = s·Σ_h x[t, h, i]/(1 + e^(-gate[t, h, i]))      if parameter 1 is not 0
     POST         y[t, h, i] = x[t, i]·post[t, h] + Σ_g residual[t, g, i]·comb[t, g, h]
                  y[t, h, i] = x[t, i]·post[t, h] + residual[t, h, i]         without comb
 
-All is float32, and every backend adds in the order of the streams (ggml-cpu/ops.cpp, ggml-cuda/dsv4-hc.cu,
+Everything is float32, and every backend adds in the order of the streams (ggml-cpu/ops.cpp, ggml-cuda/dsv4-hc.cu,
 vulkan-shaders/dsv4_hc_pre.comp and dsv4_hc_post.comp; llama.cpp v0.5.0). Vulkan's shaders have exactly four streams and
-fused multiply-adds; other compilers may contract. What is fused rounds once less. Where Vulkan fuses SCALE, SIGMOID and
-SCALE of `post` into POST, `post` is none of its inputs; nodes that are computed one by one are not fused.
+fused multiply-adds; other compilers may contract. A fused operation saves one rounding. Where Vulkan fuses SCALE,
+SIGMOID and SCALE of `post` into POST, `post` is not an input of the node; nodes computed one by one are not fused.
 
-    bound   the running error of the sum (`_recurrence`): half an ulp of each product and of each partial sum, and
-            |x| times what the gate's sigmoid may be off by, which is the interval of its steps (`intervals`)
+    bound   the running error of the sum (`_recurrence`): half an ulp of each product and of each partial sum, plus |x|
+            times the error of the gate's sigmoid, from the interval of its steps (`intervals`)
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from .intervals import Steps
 from .judging import Judged, within
 from .operation import Operation
 
-#: Streams up to which a sum is followed; models have 4.
+#: Largest number of streams whose sum is followed; models have 4.
 _MOST = 1024
-#: From here on a partial sum may have overflowed on the way to a result that did not.
+#: Above this a partial sum may have overflowed on the way to a finite result.
 _LARGE = 2.0**127
 
 
 def _sum(terms: Iterable[Running], tiny: float) -> Running:
-    """In order. Raises NoDefinition where a partial sum comes near the end of float32's range."""
+    """Return the sum in order. Raises NoDefinition where a partial sum comes near the end of float32's range."""
     total: Running | None = None
     for term in terms:
         total = term if total is None else total.plus(term, tiny)
@@ -82,7 +82,7 @@ def _pre(node: Node) -> Judged:
 
 
 def _gate(steps: Steps, gate: Doubles) -> Running:
-    """The sigmoid, and what a backend's steps leave of it."""
+    """Return the sigmoid of the gate with the error of a backend's steps."""
     exact, reach = sigmoid(gate), sigmoid_steps(steps, steps.source(gate))
     off = np.maximum(reach.high - exact, exact - reach.low)
     return Running(exact, off, off**2 / 3)
@@ -116,7 +116,7 @@ def _post(node: Node) -> Judged:
 
 # ---- Random nodes ----------------------------------------------------------------------------------------------------
 
-#: Elements, streams, tokens.
+#: Number of elements, streams and tokens.
 _SIZES = ((1, 4, 1), (31, 4, 17), (128, 1, 5), (65, 2, 3), (7, 3, 4), (33, 5, 2), (16, 65, 3), (1100, 4, 2))
 
 
@@ -154,10 +154,16 @@ def _draw_post(rng: np.random.Generator) -> Iterator[Node]:
 
 
 DSV4_HC_PRE = Operation(
-    op="DSV4_HC_PRE", title="s·Σ x·w over streams, w = σ(gate) where gated", judge=_pre, draw=_draw_pre,
+    op="DSV4_HC_PRE",
+    title="s·Σ x·w over streams, w = σ(gate) where gated",
+    judge=_pre,
+    draw=_draw_pre,
     axes=("i3", "i2", "token", "i0"),
-)  # fmt: skip
+)
 DSV4_HC_POST = Operation(
-    op="DSV4_HC_POST", title="x·post + Σ residual·comb over streams", judge=_post, draw=_draw_post,
+    op="DSV4_HC_POST",
+    title="x·post + Σ residual·comb over streams",
+    judge=_post,
+    draw=_draw_post,
     axes=("i3", "token", "stream", "i0"),
-)  # fmt: skip
+)

@@ -1,9 +1,10 @@
-"""Which definition a backend's product of quantized weights has, by its outputs.
+"""Identification of the definition of a backend's product of quantized weights, from its outputs.
 
-Definitions whose activations are the values themselves cannot be met by chance: they come first and are always tried.
-Those that round factors may be met by sums in half, whose errors are of the size of that rounding. So where the outputs
-have the bits of such sums (`_matrices.are_short`), a definition that has a twin with sums in half is left out: the twin
-has the same exact product, and admits more. Sums of few terms tell less: `Ruling.out` names what long rows ruled out.
+Definitions whose activations are the values themselves cannot pass by chance: they come first and are always tried.
+Definitions that round factors may pass for sums in half, whose errors are about as large as that rounding. So where the
+outputs have the bits of such sums (`_matrices.are_short`), a definition with a twin that has sums in half is excluded:
+the twin has the same exact product, and a wider tolerance. Sums of few terms are less conclusive: `Ruling.out` names
+the definitions that long rows excluded.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Ruling(NamedTuple):
-    """The definition of some outputs; titles of those before it that round factors, which they ruled out."""
+    """The definition of some outputs, and the titles of the definitions before it that round factors (all excluded)."""
 
     semantics: Semantics
     out: frozenset[str]
@@ -40,18 +41,18 @@ class Ruling(NamedTuple):
 def identified_product(
     backend: str, fmt: BlockFormat, w: Bytes, x: Floats, y: Floats, columns: int, out: Collection[str] = ()
 ) -> Ruling:
-    """The first of the definitions of values that products of a backend may have by which all outputs pass, or most of
-    what is not exact (`_matrices.judged`).
+    """Return the first of a backend's definitions of values that all outputs pass, or most inexact ones
+    (`_matrices.judged`).
 
     Args:
-        backend: ggml's name of it.
+        backend: ggml's name.
         w: weights uint8[B, N, row bytes].
         x, y: activations float32[B, M, K], and the outputs float32[B, M, N].
-        columns: the number of tokens by which the backend chose how to compute it.
-        out: titles of definitions that were ruled out.
+        columns: number of tokens, by which the backend chose its computation.
+        out: titles of definitions that are excluded.
 
-    Raises NoDefinition where none is known for the backend, or none gives these outputs. Those that quantize
-    activations are left out: what a device's own quantizer makes cannot be read back.
+    Raises NoDefinition if the backend has none, or none explains these outputs. Definitions that quantize activations
+    are excluded: the result of a device's own quantizer cannot be read back.
     """
     (count, m), weights = x.shape[:2], np.ascontiguousarray(w)
     node = Node("MUL_MAT", (Operand.of(weights, fmt.type_id), Operand.of(x)), Operand.of(y), backend=backend)
@@ -70,14 +71,16 @@ def identified_product(
 
 
 def _has_twin(definition: Definition, known: Sequence[Definition]) -> bool:
-    """Whether another definition differs from one that rounds factors in its sums alone, which are halves."""
+    """Return whether another definition differs from one that rounds factors only in its sums, which are halves."""
     own = definition.semantics
     alike = [d for d in known if (d.semantics.encoding, d.semantics.term) == (own.encoding, own.term)]
     return own.encoding is not F32.encoding and not definition.in_half and any(d.in_half for d in alike)
 
 
 def drawn_product(fmt: BlockFormat, m: int, n: int, k: int) -> tuple[Bytes, Floats]:
-    """Weights uint8[N, row bytes] and activations float32[M, K], by which `identified_product` tells definitions apart:
-    random codes under finite scales, and normal values."""
+    """Return weights uint8[N, row bytes] and activations float32[M, K] for `identified_product`.
+
+    Random codes with finite scales, and normal values, make the definitions distinguishable.
+    """
     rng = np.random.default_rng(0)
     return drawn_blocks(rng, fmt, (n, k)), floats(rng, (m, k), 1.0)

@@ -1,22 +1,22 @@
 """Images: UPSCALE to other sizes, POOL_1D and POOL_2D.
 
     UPSCALE    nearest     y[i] = x[⌊i/s⌋] in each dimension, with the float32 s = (new size)/(old size)
-               bilinear    between the four values around p = (i + ½)/s - ½ in dimensions 0 and 1, p held to the image;
-                           with aligned corners p = i/s and s = (new size - 1)/(old size - 1)
-    POOL       the greatest of the values of a window that lie in the row or image, or their sum, divided by how many
-               there are (POOL_1D) or by the window's size (POOL_2D). Window, step and padding are op_params.
+               bilinear    between the four values around p = (i + ½)/s - ½ in dimensions 0 and 1, p clamped to the
+                           image; with aligned corners p = i/s and s = (new size - 1)/(old size - 1)
+    POOL       the largest of a window's values that lie in the row or image, or their sum divided by their number
+               (POOL_1D) or by the window's size (POOL_2D). Window, step and padding are op_params.
 
 (ggml-cpu/ops.cpp, ggml_compute_forward_upscale_f32, _pool_1d_ksp, _pool_2d; ggml-cuda/upscale.cu, pool2d.cu;
 vulkan-shaders/upscale.comp, pool2d.comp; llama.cpp v0.5.0.)
 
-    nearest     The CPU divides with one rounding, so its indices are known. Elsewhere an index is any whole part of a
-                quotient that is off by the backend's ulps; one by a power of two is taken to be exact.
+    nearest     The CPU divides with one rounding, so its indices are known. Elsewhere an index is any integer part of a
+                quotient within the backend's ulps; a quotient by a power of two is assumed exact.
     bilinear    Four terms, each rounded at most four times and added three times: bound 7·u·Σ|t|. The CPU's positions
-                are computed here as it computes them. Elsewhere they are off by the ulps of the division and u of what
-                is subtracted; what that moves the value by is taken at the four corners of the possible positions, and
-                twice, since a value may lie beyond them where a new pair of pixels begins between.
+                are computed here by the same steps. Elsewhere they have the ulps of the division and u of the
+                subtrahend as error; the resulting change of the value is computed at the four corners of the possible
+                positions, and doubled, since a value may lie beyond them if a new pair of pixels begins in between.
     averages    On the CPU one by one in float32 and one division: u·Σ|s| over the partial sums s. Elsewhere a sum of k
-                products with a rounded 1/k: (k + 1)·u·Σ|x|/k, and the ulps of the division.
+                products with a rounded 1/k: (k + 1)·u·Σ|x|/k, plus the ulps of the division.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 
 def _scales(x: Operand, out: Operand, aligned: bool) -> list[np.float32]:
-    """New over old sizes, of the dimensions in ggml's order."""
+    """Return new over old sizes, in the order of ggml's dimensions."""
     scales = [np.float32(m) / np.float32(n) for n, m in zip(x.ne, out.ne, strict=True)]
     for i in range(2):
         if aligned and x.ne[i] > 1 and out.ne[i] > 1:
@@ -52,7 +52,7 @@ def _scales(x: Operand, out: Operand, aligned: bool) -> list[np.float32]:
 
 
 def _nearest(n: int, m: int, scale: np.float32, ulps: float) -> list[Indices]:
-    """The indices of m values among n; of a division off by so many ulps the least and the greatest ones."""
+    """Return the indices of m values among n: the least and the greatest ones for a division with this error."""
     quotient = np.arange(m, dtype=np.float32) / scale
     exact = not ulps or np.frexp(scale)[0] == 0.5  # a power of two
     ends = [quotient] if exact else [quotient * (1 + sign * (ulps + 0.5) * ULP) for sign in (-1, 1)]
@@ -88,7 +88,7 @@ def _bilinear(node: Node, planes: Doubles, scales: list[np.float32], offset: flo
     for i in range(2):
         quotient = (np.arange(node.output.ne[i], dtype=np.float32) + half) / scales[i]
         positions.append((quotient - half).astype(np.float64))
-        # this quotient is itself half an ulp off, and the subtraction here and there
+        # this quotient has half an ulp of error, and so have the subtractions here and on the device
         errors.append((ulps + 0.5) * ULP * np.abs(quotient) + 2 * UNIT_ROUNDOFF * np.abs(quotient - half))
     with np.errstate(all="ignore"):
         exact = _between(planes, positions[1], positions[0])
@@ -101,7 +101,7 @@ def _bilinear(node: Node, planes: Doubles, scales: list[np.float32], offset: flo
 
 
 def _between(planes: Doubles, y: Doubles, x: Doubles) -> Doubles:
-    """Values of [..., rows, columns] at positions in rows and columns."""
+    """Return values of [..., rows, columns] at positions in rows and columns."""
     for axis, at in ((-2, y), (-1, x)):
         n = planes.shape[axis]
         low = np.floor(at)
@@ -115,7 +115,7 @@ def _between(planes: Doubles, y: Doubles, x: Doubles) -> Doubles:
 
 @dataclass
 class _Windows:
-    """What is gathered of windows, value by value."""
+    """Accumulated values of windows, one value at a time."""
 
     shape: Shape
     greatest: Doubles = field(init=False)
@@ -129,7 +129,7 @@ class _Windows:
         self.total, self.partial, self.size, self.count = (np.zeros(self.shape) for _ in range(4))
 
     def take(self, x: Doubles, rows: Indices, columns: Indices) -> None:
-        """The next value of each window; those outside the image are passed over."""
+        """Add the next value of each window; positions outside the image are skipped."""
         inside = ((rows >= 0) & (rows < x.shape[2]))[:, None] & ((columns >= 0) & (columns < x.shape[3]))
         values = x[:, :, np.clip(rows, 0, x.shape[2] - 1)[:, None], np.clip(columns, 0, x.shape[3] - 1)]
         self.greatest = np.where(inside, np.maximum(self.greatest, values), self.greatest)
@@ -142,7 +142,7 @@ class _Windows:
 
 
 def _pooled(node: Node, window: tuple[int, int], step: tuple[int, int], around: tuple[int, int]) -> Judged:
-    """A window of so many columns and rows, with its steps and paddings."""
+    """Judge a pooling with a window of this number of columns and rows, its steps and paddings."""
     x, out, how, a = node.source(0), node.output, node.integer(0), arithmetic(node.backend)
     if x.type_id not in (F32, F16) or out.type_id != F32 or how not in (_MAX, _AVERAGE) or not all(x.ne):
         raise NoDefinition(f"{node.op} {how} of {x.type} into {out.type}")
@@ -211,7 +211,7 @@ def _draw_pool(op: str) -> Callable[[np.random.Generator], Iterator[Node]]:
 
 def _pool(op: str, x: Array, ne: Sizes, how: int, given: tuple[int, int, int]) -> Node:
     k, s, p = given
-    rows, down = (k + 1, 1) if p else (k, s)  # windows that are no squares, too
+    rows, down = (k + 1, 1) if p else (k, s)  # also windows that are not square
     wide, high = (ne[0] + 2 * p - k) // s + 1, (ne[1] + 2 * p - rows) // down + 1
     if op == "POOL_1D":
         return Node(op, (Operand.of(x),), Operand.blank(F32, *ne[:1:-1], ne[1], wide), parameters(how, k, s, p))
@@ -220,7 +220,9 @@ def _pool(op: str, x: Array, ne: Sizes, how: int, given: tuple[int, int, int]) -
 
 
 UPSCALE = Operation(op="UPSCALE", title="images of other sizes", judge=_upscale, draw=_draw_upscale)
-POOL_1D = Operation(op="POOL_1D", title="greatest or average of windows of rows", judge=_pool_1d,
-                    draw=_draw_pool("POOL_1D"))  # fmt: skip
-POOL_2D = Operation(op="POOL_2D", title="greatest or average of windows of images", judge=_pool_2d,
-                    draw=_draw_pool("POOL_2D"))  # fmt: skip
+POOL_1D = Operation(
+    op="POOL_1D", title="greatest or average of windows of rows", judge=_pool_1d, draw=_draw_pool("POOL_1D")
+)
+POOL_2D = Operation(
+    op="POOL_2D", title="greatest or average of windows of images", judge=_pool_2d, draw=_draw_pool("POOL_2D")
+)

@@ -3,23 +3,24 @@
     y[s, t, k] = Σ_h w[s, t, h]·max(0, Σ_i q[s, t, h, i]·k[s, k, i]) + mask[s mod S', t, k]
 
 s is the stream (of S; the mask has S'), t the token, h the head; there is one head of keys. Heads are added in order in
-float32, and the mask, of halves, last. A product that is NaN counts as 0 on the CPU and on CUDA. How Σ_i is computed
+float32, and the mask, in halves, last. A product that is NaN counts as 0 on the CPU and on CUDA. The computation of Σ_i
 depends on the backend and K's type (llama.cpp v0.5.0):
 
     CPU      K is decoded to float32 by `to_float`; a float32 product of vectors (ggml-cpu/ops.cpp, ggml_vec_dot_f32)
-    CUDA     of F32 and BF16 the same, by a warp. Of others, on cards with tensor cores of Turing or later, Q and K are
-             rounded to half, each of eight warps multiplies a slice of 16 in tensor cores, and the slices are added in
-             float32; older cards do as for F32 (ggml-cuda/lightning-indexer.cu). Both definitions are tried. K of Q4_1
-             and Q5_1 is rounded once or twice to half, as the compiler contracts d·q + m, so it has no definition.
+    CUDA     for F32 and BF16 the same, by a warp. For other types, on GPUs with tensor cores (Turing or later), Q and K
+             are rounded to half, each of eight warps multiplies a slice of 16 in tensor cores, and the slices are added
+             in float32; older GPUs compute as for F32 (ggml-cuda/lightning-indexer.cu). Both definitions are tried. K
+             in Q4_1 and Q5_1 is rounded once or twice to half, since the compiler may contract d·q + m, so it has no
+             definition.
     Vulkan   float32, by a workgroup of 128; K is decoded as by `to_float`, since d·q is exact in float32
              (vulkan-shaders/lightning_indexer.comp)
 
-With b, g the bound and the spread of z = Σ_i q·k (`arithmetic.summed`; that of tensor cores is `semantics`'), t the
+With b, g the bound and the spread of z = Σ_i q·k (`arithmetic.summed`; for tensor cores those of `semantics`), t the
 terms w·max(0, z) and S their partial sums:
 
     off      of max(0, z): b, and max(0, b + z) for z < 0. Its spread: g, and 0 where z < -SCORE_LIMIT·g
     bound    (Σ_h |w|·off + u·Σ_h (|t| + |S|)) / (1 - (H + 1)·u) + u·|y|
-             without |S| of the first head, which is t, and without u·|y| where the mask is 0
+             without |S| for the first head, where S = t, and without u·|y| where the mask is 0
              (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.3: the running error)
     spread²  Σ_h (w·g)² + u²/3·(Σ_h (t² + S²) + y²), likewise
 """
@@ -43,17 +44,21 @@ from .functions import relu
 from .judging import Judged, within
 from .operation import Operation
 
-#: Products of a head and a key that are held at a time; values of keys that are decoded at a time.
+#: Number of products of a head and a key held at a time; number of values of keys decoded at a time.
 _AT_ONCE, _DECODED = 1 << 20, 1 << 22
-#: From here on a partial sum may have overflowed on the way to a result that did not.
+#: Above this a partial sum may have overflowed on the way to a finite result.
 _LARGE = 2.0**127
-#: A slice of tensor cores.
+#: Number of values in a slice of tensor cores.
 _SLICE = 16
 
 
 @dataclass(frozen=True)
 class _Definition:
-    """Args: halves: Q and K are rounded to half, and multiplied by tensor cores."""
+    """A way of computing Σ_i q·k.
+
+    Args:
+        halves: whether Q and K are rounded to half and multiplied by tensor cores.
+    """
 
     name: str
     halves: bool = False
@@ -85,7 +90,7 @@ def _check(node: Node, q: Operand, k: Operand, w: Operand, mask: Operand) -> Non
 
 
 def _definitions(backend: str, k: Operand) -> tuple[_Definition, ...]:
-    """The sharpest first."""
+    """Return the definitions, the sharpest first."""
     floats_ = _Definition(f"{k.type} keys, f32")
     if backend != "CUDA" or k.type_id in (F32, BF16):
         return (floats_,)
@@ -115,15 +120,15 @@ def _judge_by(node: Node, definition: _Definition) -> Judged:
 
 
 def _values(k: Operand, data: Array) -> Doubles:
-    """The values of rows of K, [keys, n]."""
+    """Return the values of rows of K, [keys, n]."""
     values: Doubles = Operand.of(np.array(data), k.type_id).values[0, 0]
     return values
 
 
 def _scores(
     node: Node, definition: _Definition, q: Doubles, k: Doubles, w: Doubles, mask: Doubles
-) -> tuple[Doubles, Doubles, Doubles]:  # fmt: skip
-    """Exact scores, bounds and spreads [tokens, keys] of queries [tokens, heads, n] and weights [tokens, heads]."""
+) -> tuple[Doubles, Doubles, Doubles]:
+    """Return scores, bounds and spreads [tokens, keys] for queries [tokens, heads, n], weights [tokens, heads]."""
     a, u = arithmetic(node.backend), UNIT_ROUNDOFF
     z, b, g = _products(definition, a, q, k)
     if node.backend == "Vulkan" and np.isnan(z).any():
@@ -146,14 +151,14 @@ def _scores(
 
 
 def _products(definition: _Definition, a: Arithmetic, q: Doubles, k: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """Σ_i q·k [tokens, heads, keys], bound and spread. Raises NoDefinition for sums that may overflow."""
+    """Return Σ_i q·k [tokens, heads, keys], bound and spread. Raises NoDefinition for sums that may overflow."""
     if definition.halves:
         q, k = (x.astype(np.float16).astype(np.float64) for x in (q, k))
     rows, n = q.reshape(-1, q.shape[-1]), q.shape[-1]
     z, size = rows @ k.T, np.abs(rows) @ np.abs(k).T
     demand(not ((size >= _LARGE) & np.isfinite(size)).any(), "LIGHTNING_INDEXER beyond float32")
     if definition.halves:
-        # eight additions of slices are among those that `growth` has beside the terms'
+        # `growth` includes the eight additions of slices, beyond the additions of terms
         bound = in_tensor_cores().growth(min(n, _SLICE)) * size
         spread = bound
     else:
@@ -176,9 +181,14 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
         n = 256 if name in FORMATS and FORMATS[name].block_size > 128 else 128
         yield node(drawn_values(rng, F32, (2, 3, 8, n)), drawn_weights(rng, fmt, 2, 17, 1, n), 1)
     for n, heads, tokens, keys, streams, masks in (
-        (1, 1, 1, 1, 1, 1), (7, 3, 5, 9, 1, 1), (33, 5, 2, 20, 4, 2), (100, 64, 3, 65, 1, 1), (128, 64, 4, 130, 2, 2),
-        (128, 32, 1, 600, 1, 1), (1100, 2, 3, 12, 3, 1),
-    ):  # fmt: skip
+        (1, 1, 1, 1, 1, 1),
+        (7, 3, 5, 9, 1, 1),
+        (33, 5, 2, 20, 4, 2),
+        (100, 64, 3, 65, 1, 1),
+        (128, 64, 4, 130, 2, 2),
+        (128, 32, 1, 600, 1, 1),
+        (1100, 2, 3, 12, 3, 1),
+    ):
         for name in ("F32", "F16"):
             q, k = (
                 drawn_values(rng, F32, (streams, tokens, heads, n)),
@@ -191,6 +201,9 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
 
 
 LIGHTNING_INDEXER = Operation(
-    op="LIGHTNING_INDEXER", title="Σ w·max(0, q·k) over heads, plus the mask", judge=_judge, draw=_draw,
+    op="LIGHTNING_INDEXER",
+    title="Σ w·max(0, q·k) over heads, plus the mask",
+    judge=_judge,
+    draw=_draw,
     axes=("stream", "i2", "token", "key"),
-)  # fmt: skip
+)

@@ -1,20 +1,20 @@
-"""Intervals that hold every value which an element's formula can give in a backend's float32.
+"""Intervals that hold every value which the formula of an element can give in a backend's float32.
 
-A formula is followed step by step. Each step makes of the intervals of its operands the one of its result: the exact
-result at the ends, each moved outward by the error of the step (Moore, Kearfott and Cloud, "Introduction to Interval
+The formula is evaluated step by step. Each step computes the interval of its result from those of its operands: the
+exact results at the ends, moved outward by the error of the step (Moore, Kearfott and Cloud, "Introduction to Interval
 Analysis", ch. 4). With an error of k ulps:
 
     [a, b]  →  [a - k·2^-23·|a| - 2k·2^-150,  b + k·2^-23·|b| + 2k·2^-150],   beyond float32's range: infinite
 
-A compiler that contracts a product and a sum leaves one of these steps out, and stays within the interval.
-The bound of an element is the distance from the exact result, which is computed apart, to the farther end.
-Errors in ulps are `arithmetic`'s. Of functions it does not have:
+A compiler that contracts a product and a sum omits one of these steps, and stays within the interval. The bound of an
+element is the distance from its exact result, which is computed separately, to the farther end. Errors in ulps are
+those of `arithmetic`. For further functions:
 
     CPU      expf, expm1f, erff, sinf, cosf: 1 ulp (glibc manual, "Errors in Math Functions"); ggml_v_expf as there, and
              it may overflow above 88.37 (vec.h)
     CUDA     erff 2 ulps, expm1f 1 ulp; sine and cosine between -100·π and 100·π: 2^-14.7 (CUDA C++ Programming Guide,
              "Mathematical Functions"; PTX ISA, "sin.approx")
-    Vulkan   SPIR-V has no erf and no expm1: the shaders spell them out
+    Vulkan   SPIR-V has neither erf nor expm1: the shaders compute them from other functions
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from .judging import UNDERFLOW, Judged, within
 
 #: From here on a number is rounded to infinity.
 OVERFLOWS = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
-#: An exponential of more is infinite in float32 as one of this is, whatever its error in ulps; it is finite in float64.
+#: An exponential above this is infinite in float32 whatever its error in ulps; it is still finite in float64.
 _ENDLESS = 100.0
-#: Elements that are judged at a time, so that the steps' intervals stay small.
+#: Number of elements judged at a time, so that the intervals of the steps stay small.
 _PART = 1 << 18
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -42,7 +42,7 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 @dataclass(frozen=True, eq=False)
 class Interval:
-    """Ends, which are part of it."""
+    """A closed interval, by its ends."""
 
     low: Doubles
     high: Doubles
@@ -57,12 +57,12 @@ class Interval:
         return Interval(np.maximum(self.low, limit), np.maximum(self.high, limit))
 
     def increasing(self, of: Callable[[Doubles], Doubles]) -> Interval:
-        """The interval of a function that never decreases and is not rounded."""
+        """Return the interval of a function that never decreases and is not rounded."""
         return Interval(of(self.low), of(self.high))
 
 
 def point(value: Array | float | np.float32) -> Interval:
-    """A value that is known, such as a constant."""
+    """Return the interval of a known value, such as a constant."""
     exact = np.asarray(value, np.float64)
     return Interval(exact, exact)
 
@@ -85,23 +85,23 @@ class Steps:
 
     @staticmethod
     def of(backend: str) -> Steps:
-        """Raises NoDefinition."""
+        """Return the steps of a backend. Raises NoDefinition."""
         return Steps(backend, arithmetic(backend))
 
     def source(self, x: Doubles) -> Interval:
-        """What is read of a source: a subnormal number may be taken for zero."""
+        """Return the value read from a source: a subnormal number may be flushed to zero."""
         if not self.arithmetic.flushes:
             return point(x)
         small = np.abs(x) < NORMAL
         return Interval(np.where(small, np.minimum(x, 0), x), np.where(small, np.maximum(x, 0), x))
 
     def rounded(self, exact: Interval, ulps: float = 0.5) -> Interval:
-        """A result that is off by so many ulps."""
+        """Return a result with an error of this number of ulps."""
         tiny = NORMAL if self.arithmetic.flushes else 2 * ulps * UNDERFLOW
         return _widened(exact, ulps * ULP, tiny, OVERFLOWS["F32"])
 
     def half(self, value: Interval) -> Interval:
-        """Rounded to float16."""
+        """Return the value rounded to float16."""
         return _widened(value, 2.0**-11, 2.0**-25, OVERFLOWS["F16"])
 
     def add(self, a: Interval, b: Interval) -> Interval:
@@ -114,7 +114,7 @@ class Steps:
         return self.rounded(_hull(a.low * b.low, a.low * b.high, a.high * b.low, a.high * b.high))
 
     def divide(self, a: Interval, b: Interval) -> Interval:
-        """By an interval without zero."""
+        """Return a/b, where b does not contain zero."""
         quotient = _hull(a.low / b.low, a.low / b.high, a.high / b.low, a.high / b.high)
         zero = np.maximum(np.abs(b.low), np.abs(b.high)) >= self.arithmetic.vanishes
         if zero.any():
@@ -123,7 +123,7 @@ class Steps:
         return self.rounded(quotient, self.arithmetic.division)
 
     def exp(self, x: Interval, vector: bool = False) -> Interval:
-        """Args: vector: the CPU backend computes it by ggml_v_expf, and not by the C library."""
+        """Return e^x. Args: vector: whether the CPU backend uses ggml_v_expf rather than the C library."""
         x = x.at_most(_ENDLESS)
         low, high = np.exp(x.low), np.exp(x.high)
         if self.backend == "CPU":
@@ -131,14 +131,14 @@ class Steps:
             if vector:
                 result = Interval(result.low, np.where(x.high > 88.37, np.inf, result.high))
         else:
-            # where the exponential underflows its relative error has no meaning
+            # a relative error is meaningless where the exponential underflows
             downward = np.where(low > 0, low * np.minimum(self.arithmetic.exp_error(x.low), 1), 0)
             upward = np.where(high > 0, high * self.arithmetic.exp_error(x.high), 0)
             result = self.rounded(Interval(low - downward, high + upward), 0)
         return result.at_least(0.0)
 
     def expm1(self, x: Interval) -> Interval:
-        """Of the C library, or of CUDA's."""
+        """Return e^x - 1 of the C library, or of CUDA."""
         return self.rounded(x.increasing(np.expm1), 1.0).at_least(-1.0)
 
     def log(self, x: Interval) -> Interval:
@@ -150,7 +150,7 @@ class Steps:
         return self.rounded(x.increasing(np.tanh), self.arithmetic.tanh).at_least(-1.0).at_most(1.0)
 
     def erf(self, x: Interval) -> Interval:
-        """The ends by the steepest slope, 2/√π·exp(-x²) at the end that is nearest to zero."""
+        """Return erf; the ends move by the steepest slope, 2/√π·exp(-x²) at the end nearest to zero."""
         middle = np.where(np.isinf(x.low), x.low, (x.low + x.high) / 2)
         width = np.where(np.isinf(x.low), 0.0, (x.high - x.low) / 2)
         width = width * 2 / np.sqrt(np.pi) * np.exp(-(np.minimum(np.abs(x.low), np.abs(x.high)) ** 2))
@@ -162,8 +162,8 @@ class Steps:
         return self.rounded(x.increasing(np.sqrt), self.arithmetic.square_root)
 
     def circular(self, of: Callable[[Doubles], Doubles], angle: Interval) -> Interval:
-        """Sine or cosine, whose slope is 1 at most. Raises NoDefinition for an angle whose error the backend
-        does not state."""
+        """Return sine or cosine, whose slope is at most 1. Raises NoDefinition for an angle for which the backend
+        states no error."""
         middle, width = (angle.low + angle.high) / 2, (angle.high - angle.low) / 2
         value = of(middle)
         exact = Interval(value - width, value + width)
@@ -178,7 +178,7 @@ class Steps:
 
 
 def erf(x: Doubles) -> Doubles:
-    """NumPy has none."""
+    """Return erf(x), which NumPy lacks."""
     return np.asarray(_erf(x), np.float64)
 
 
@@ -187,7 +187,7 @@ def _hull(*candidates: Doubles) -> Interval:
 
 
 def _widened(exact: Interval, relative: float, least: float, limit: float) -> Interval:
-    """Ends moved outward; those beyond a type's range are infinite."""
+    """Return an interval with its ends moved outward; those beyond a type's range are infinite."""
     ends = []
     for end, outward in ((exact.low, -1.0), (exact.high, 1.0)):
         size = np.abs(end)
@@ -203,9 +203,9 @@ def enclosed(node: Node, definition: str, follow: Follow, *sources: Array) -> Ju
     """Judge outputs by intervals.
 
     Args:
-        follow: makes of parts of the sources the exact results and the intervals of what the formula can give, before
-            they are rounded to the output's type.
-        sources: the values that each element of the output is made of, which NumPy broadcasts to its shape.
+        follow: computes from parts of the sources the exact results and the intervals of the formula's possible values,
+            before the rounding to the output's type.
+        sources: the values that each element of the output depends on, which NumPy broadcasts to its shape.
 
     Raises NoDefinition.
     """
@@ -222,13 +222,13 @@ def enclosed(node: Node, definition: str, follow: Follow, *sources: Array) -> Ju
             exact, reach = follow(*(np.asarray(source[part], np.float64) for source in flat))
             expected[part], bound[part] = _around(y[part], exact, reach, limit)
         if node.output.type == "F16" and node.backend == "Vulkan":
-            # SPIR-V leaves to the device in which direction it rounds to half
+            # SPIR-V lets the device choose the rounding direction to half
             bound += 2.0**-11 * np.abs(np.where(np.isfinite(expected), expected, 0)) + 2.0**-25
     return within(node, definition, expected.reshape(shape), bound.reshape(shape))
 
 
 def _around(y: Doubles, exact: Doubles, reach: Interval, limit: float) -> tuple[Doubles, Doubles]:
-    """Expected values and their bounds. What may overflow, or be NaN, may be so; what float32 rounds to 0 is 0."""
+    """Return expected values and their bounds. Possible overflow and NaN are admitted; float32 may round to 0."""
     low, high = reach.low, reach.high
     exact = np.where(np.abs(exact) <= UNDERFLOW, 0.0, exact)
     upward, downward = high >= limit, low <= -limit

@@ -1,12 +1,12 @@
-"""Is the output of a node what its operation's definition says? Predicates are written so that NaN fails.
+"""Comparison of a node's output with the definition of its operation. Predicates are written so that NaN fails.
 
-An operation says what it expects in one of three ways, and each gives a `Judged`:
+An operation states its expectation in one of three ways, each of which gives a `Judged`:
 
-    within    float64 values and a bound for each: |y - o| ≤ bound. Where the operation adds up many terms it also gives
-              a spread, the standard deviation of the rounding errors if they are independent: then an element that is
-              off by more than SCORE_LIMIT spreads fails too, as in the gate of products (`semantics.gates`).
-    equal     the same bits, for what is moved, looked up or quantized
-    checked   a predicate of the operation's own, for what has several right answers, such as the order of equal keys
+    within    float64 values and a bound for each: |y - o| ≤ bound. If the operation adds up many terms it also gives a
+              spread, the standard deviation of the rounding errors if they are independent: then an element whose error
+              exceeds SCORE_LIMIT spreads fails too, as in the gate of products (`semantics.gates`).
+    equal     the same bits, for results that are moved, looked up or quantized
+    checked   a predicate of the operation's own, where several answers are right, such as the order of equal keys
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy.typing as npt
 from gguf_verify.llama.node import BF16, Array, Doubles, Node, NoDefinition
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
 
-#: The least that rounding once to float32 takes of a number near zero: half the distance of subnormal numbers.
+#: Largest error of one rounding to float32 near zero: half the spacing of subnormal numbers.
 UNDERFLOW = 2.0**-150
 
-#: From where on a number is rounded to infinity.
+#: From here on a number is rounded to infinity.
 _MOST = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
 
 Place = tuple[int, int, int, int]
@@ -34,19 +34,19 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A node's output, judged.
+    """The judgement of a node's output.
 
     Args:
-        definition: what it was judged by.
-        elements: how many were judged.
-        wrong: how many fail.
-        utilisation: of the worst element, |y - o| / tolerance, where the tolerance is the bound, or SCORE_LIMIT spreads
+        definition: the definition used.
+        elements: number of elements judged.
+        wrong: number of elements that fail.
+        utilisation: |y - o| / tolerance of the worst element, where the tolerance is the bound, or SCORE_LIMIT spreads
             if that is less. 0 where the output is exact; infinite for NaN, and for bits that differ.
         place: index [i3, i2, i1, i0] of the first wrong element, or of the worst one if none is wrong.
-        got, expected, tolerance: there.
-        ambiguous: elements for which the definition leaves a choice of several values.
-        by_bits: outputs pass by their bits or a predicate, so that the utilisation is 0 or infinite.
-        extent: where elements are wrong: on each axis, i3 first, the first index, the last one, and how many.
+        got, expected, tolerance: values at `place`.
+        ambiguous: number of elements for which the definition allows several values.
+        by_bits: whether outputs are judged by bits or a predicate, so that the utilisation is 0 or infinite.
+        extent: of the wrong elements, on each axis, i3 first: the first index, the last one, and their number.
     """
 
     definition: str
@@ -68,7 +68,7 @@ class Judged:
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What a definition says of a node's output: float64 values, and how far off each may be."""
+    """Expected values of a node's output: float64 values, and the tolerance of each."""
 
     definition: str
     exact: Doubles
@@ -80,8 +80,10 @@ _WATCHED: ContextVar[list[Expected] | None] = ContextVar("_WATCHED", default=Non
 
 @contextmanager
 def watched() -> Iterator[list[Expected]]:
-    """What is expected of the nodes that are judged meanwhile, each by all definitions that are tried. Outputs that a
-    predicate judges have no entry."""
+    """Record the expected values of nodes that are judged within the context, by every definition that is tried.
+
+    Outputs that are judged by a predicate have no entry.
+    """
     seen: list[Expected] = []
     token = _WATCHED.set(seen)
     try:
@@ -102,19 +104,19 @@ def within(
     """Judge float32, float16 or bfloat16 outputs.
 
     Args:
-        exact: what they should be, in the output's shape, or one that NumPy broadcasts to it. An infinite or a NaN
-            value must be met as it is, and so must one that the output's type does not reach, as an infinity.
-        bound: the most that a right computation may differ, without the rounding to the output's type if that is no
-            float32, which is added here.
+        exact: the expected values, in the output's shape or broadcast to it. The output must equal an infinite or NaN
+            value, and must be infinite for a value beyond the range of its type.
+        bound: largest error of a right computation. For types other than float32 it excludes the rounding to the
+            output's type, which is added here.
         spread: see above; None: only the bound counts.
 
-    Raises NoDefinition for outputs of another type, and for a bound that is infinite: by it everything would be right.
+    Raises NoDefinition for outputs of another type, and for an infinite bound, which would admit everything.
     """
     y, expected = node.output.values, np.broadcast_to(exact, node.output.shape)
     with np.errstate(all="ignore"):
         tolerance = np.broadcast_to(np.asarray(bound, np.float64), y.shape)
         if spread is not None:
-            # a single rounding of a result that nothing else disturbed is right, whatever the spread says
+            # one rounding of an otherwise exact result is right, whatever the spread
             once = 2.0**-23 * np.abs(expected) + 2 * UNDERFLOW
             scored = np.maximum(SCORE_LIMIT * np.asarray(spread, np.float64), once)
             tolerance = np.minimum(tolerance, scored)
@@ -135,7 +137,7 @@ def within(
 
 
 def _stored(node: Node, expected: Doubles, tolerance: Doubles) -> Doubles | float:
-    """What rounding a result to the output's type may take beside its tolerance."""
+    """Return the additional tolerance for rounding a result to the output's type."""
     unit = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8}.get(node.output.type)
     if unit is None:
         raise NoDefinition(f"{node.operation} with an output of {node.output.type}")
@@ -149,8 +151,8 @@ def equal(node: Node, definition: str, data: Array, *others: Array) -> Judged:
     """Judge outputs by their bits.
 
     Args:
-        data: as `node.output.data`.
-        others: arrays likewise; an element may have the bits of any.
+        data: expected, in the layout of `node.output.data`.
+        others: alternatives in the same layout; an element may have the bits of any.
     """
     y = np.ascontiguousarray(node.output.data)
     bits = _bits(y)
@@ -171,24 +173,44 @@ def checked(node: Node, definition: str, wrong: npt.NDArray[np.bool_], expected:
     """Judge outputs by a predicate: `wrong` and one right answer, in the shape of `node.output.data`."""
     y = node.output.data
     return _judged(
-        definition, np.broadcast_to(wrong, y.shape), np.where(wrong, np.inf, 0.0), _numbers(node, y),
-        _numbers(node, np.broadcast_to(expected, y.shape)), np.zeros(y.shape), by_bits=True,
-    )  # fmt: skip
+        definition,
+        np.broadcast_to(wrong, y.shape),
+        np.where(wrong, np.inf, 0.0),
+        _numbers(node, y),
+        _numbers(node, np.broadcast_to(expected, y.shape)),
+        np.zeros(y.shape),
+        by_bits=True,
+    )
 
 
 def _judged(
-    definition: str, wrong: npt.NDArray[np.bool_], ratio: Doubles, y: Array, expected: Array, tolerance: Doubles,
-    ambiguous: int = 0, by_bits: bool = False,
-) -> Judged:  # fmt: skip
+    definition: str,
+    wrong: npt.NDArray[np.bool_],
+    ratio: Doubles,
+    y: Array,
+    expected: Array,
+    tolerance: Doubles,
+    ambiguous: int = 0,
+    by_bits: bool = False,
+) -> Judged:
     if not wrong.size:
         return Judged(definition, 0, 0, 0.0, (0, 0, 0, 0), 0.0, 0.0, 0.0, by_bits=by_bits)
     count, flat = int(wrong.sum()), int(np.argmax(wrong)) if wrong.any() else int(np.argmax(ratio))
     at = np.unravel_index(flat, wrong.shape)
     i3, i2, i1, i0 = (int(i) for i in at)
     return Judged(
-        definition, wrong.size, count, float(ratio.max()), (i3, i2, i1, i0), float(y[at]), float(expected[at]),
-        float(tolerance[at]), ambiguous, by_bits, _extent(wrong) if count else (),
-    )  # fmt: skip
+        definition,
+        wrong.size,
+        count,
+        float(ratio.max()),
+        (i3, i2, i1, i0),
+        float(y[at]),
+        float(expected[at]),
+        float(tolerance[at]),
+        ambiguous,
+        by_bits,
+        _extent(wrong) if count else (),
+    )
 
 
 def _extent(wrong: npt.NDArray[np.bool_]) -> tuple[Extent, ...]:
@@ -204,7 +226,7 @@ def _bits(array: Array) -> Array:
 
 
 def _numbers(node: Node, data: Array) -> Array:
-    """Numbers to show of data in the output's type."""
+    """Return numbers to report for data in the output's type."""
     if node.output.type_id == BF16:
         return (np.ascontiguousarray(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     return data

@@ -1,4 +1,4 @@
-"""Every operation that has a definition, by ggml's name, found through the registry."""
+"""Every operation with a definition, by ggml's name, collected from the registry."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OPERATIONS: dict[str, Operation] = {each.op: each for each in members(__package_
 
 
 def judge(node: Node) -> Judged:
-    """Judge a node by its operation. Raises NoDefinition."""
+    """Judge a node by its operation's definition. Raises NoDefinition."""
     operation = OPERATIONS.get(node.op)
     if operation is None:
         raise NoDefinition(f"the operation {node.operation}")

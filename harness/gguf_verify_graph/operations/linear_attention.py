@@ -1,20 +1,20 @@
-"""Linear attention: GATED_LINEAR_ATTN and GATED_DELTA_NET, with a state S of head size × head size a head.
+"""Linear attention: GATED_LINEAR_ATTN and GATED_DELTA_NET, with a state S of head size × head size per head.
 
     GATED_LINEAR_ATTN   S[i, j] ← S[i, j]·g[i] + k[i]·v[j];  y[j] = scale·Σ_i q[i]·S[i, j]
     GATED_DELTA_NET     S[j, i] ← S[j, i]·e^g;  δ[j] = β·(v[j] - Σ_i S[j, i]·k[i]);  S[j, i] ← S[j, i] + δ[j]·k[i];
-                        y[j] = Σ_i S[j, i]·q[i]/√n, n the size of a head
+                        y[j] = Σ_i S[j, i]·q[i]/√n, n the head size
 
-A gate g of GATED_DELTA_NET is one number a head or one an element i (Kimi's delta attention). Heads of q and k are
-repeated over those of v: head h takes h mod (heads of q). The output has y[token, head and element], and then the new
-state of each sequence; of GATED_DELTA_NET K of them: slot s is the state s tokens before the end, and slots that the
-tokens do not reach stay unwritten.
+A gate g of GATED_DELTA_NET is one number per head, or one per element i (Kimi's delta attention). Heads of q and k are
+repeated over those of v: head h uses h mod (heads of q). The output has y[token, head and element], followed by the new
+state of each sequence; for GATED_DELTA_NET K states: slot s is the state s tokens before the end, and slots before the
+first token stay unwritten.
 
-All is float32, e^g by the C library's function, 1/√n by float32's root and division on the host, products and sums
-fused or not; other backends scale the sum over k by e^g instead of the state, or y by the scale instead of q
+Everything is float32: e^g by the C library's function, 1/√n by float32's root and division on the host, products and
+sums fused or not. Other backends scale the sum over k by e^g instead of the state, or y by the scale instead of q
 (ggml-cpu/ops.cpp, ggml-cuda/gla.cu and gated_delta_net.cu, vulkan-shaders/gated_delta_net.comp; llama.cpp v0.5.0).
 
-The bounds are running errors (`_recurrence`; of GATED_DELTA_NET, whose rows are mixed, `_mixing`: M is I - β·k·kᵀ, of
-the norm max(1, |1 - β·‖k‖²|)).
+The bounds are running errors (`_recurrence`; for GATED_DELTA_NET, whose rows are mixed, `_mixing`: M is I - β·k·kᵀ, of
+norm max(1, |1 - β·‖k‖²|)).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _gated(node: Node) -> Judged:
         for t in range(k.shape[1]):
             fed = Running(k[:, t, :, :, None]).times(Running(v[:, t, :, None]), tiny)
             state = state.times(Running(g[:, t, :, :, None]), tiny).plus(fed, tiny)
-            # q times the scale is rounded: of a term, that is what rounding the state would be
+            # q times the scale is rounded: for a term this equals rounding the state
             ys.append(state.rounded(tiny).dot(q[:, t, :, :, None] * scale, tiny, -2))
     return joined(node, "f32", (stacked(ys, 1), state))
 
@@ -54,11 +54,14 @@ def _delta(node: Node) -> Judged:
     q, k, v, g, beta, before = (node.source(i).values for i in range(6))
     sequences, tokens, heads, n = v.shape
     fits = (
-        min(sequences, heads, n) > 0 and all(_repeats(each.shape, v.shape) for each in (q, k))
+        min(sequences, heads, n) > 0
+        and all(_repeats(each.shape, v.shape) for each in (q, k))
         and g.shape in ((*v.shape[:3], 1), v.shape)
-        and beta.shape == (*v.shape[:3], 1) and before.shape == (sequences, heads, n, n) and slots >= 1
+        and beta.shape == (*v.shape[:3], 1)
+        and before.shape == (sequences, heads, n, n)
+        and slots >= 1
         and node.output.shape == (1, 1, (tokens + slots * n) * sequences, n * heads)
-    )  # fmt: skip
+    )
     demand(fits, "GATED_DELTA_NET of these shapes")
     q, k = (_repeated(each, sequences, heads) for each in (q, k))
     scale = Running(np.asarray(np.float32(1) / np.sqrt(np.float32(n)), np.float64))
@@ -84,7 +87,7 @@ def _repeats(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def _repeated(values: Doubles, sequences: int, heads: int) -> Doubles:
-    """Heads repeated one after the other, sequences each as often as it takes."""
+    """Return heads repeated to `heads`, and sequences to `sequences`."""
     tiled = np.tile(values, (1, 1, heads // values.shape[2], 1))
     return np.repeat(tiled, sequences // values.shape[0], axis=0)
 
@@ -98,11 +101,15 @@ def _draw_gated(rng: np.random.Generator) -> Iterator[Node]:
 
 
 def _draw_delta(rng: np.random.Generator) -> Iterator[Node]:
-    # sequences, tokens, heads of v, size of a head, heads of q and k, whether gates are of elements, snapshots
+    # sequences, tokens, heads of v, head size, heads of q and k, whether gates are per element, snapshots
     for shape in (
-        (1, 1, 1, 1, 1, False, 1), (1, 5, 2, 4, 1, False, 1), (2, 6, 4, 16, 2, True, 3), (1, 12, 2, 33, 2, True, 1),
-        (1, 40, 3, 64, 3, False, 2), (2, 2, 4, 128, 2, False, 1),
-    ):  # fmt: skip
+        (1, 1, 1, 1, 1, False, 1),
+        (1, 5, 2, 4, 1, False, 1),
+        (2, 6, 4, 16, 2, True, 3),
+        (1, 12, 2, 33, 2, True, 1),
+        (1, 40, 3, 64, 3, False, 2),
+        (2, 2, 4, 128, 2, False, 1),
+    ):
         sequences, tokens, heads, n, keys, elements, slots = shape
         q, k = (floats(rng, (sequences, keys, tokens, n), 1.0) for _ in range(2))
         k = k / np.sqrt((k**2).sum(axis=-1, keepdims=True))

@@ -1,7 +1,7 @@
-"""Copies: CPY, CONT and DUP move values in their order, and convert them; CONCAT and REPEAT put them together.
+"""Copies: CPY, CONT and DUP move values in order and convert them; CONCAT and REPEAT join them.
 
-    CPY, CONT, DUP    the i-th value, counted with the fastest dimension first, whatever the shapes; CPY into a view of
-                      src[1], whose type may be another
+    CPY, CONT, DUP    the i-th value, counted with the fastest dimension first, for any shapes; CPY writes into a view
+                      of src[1], whose type may differ
     CONCAT            src[0], then src[1], along dimension op_params[0]
     REPEAT            y[i] = x[i mod ne] in each dimension
 
@@ -40,12 +40,12 @@ from .operation import Operation
 from .quantizers import QUANTIZED
 from .rows import values
 
-#: Types that a copy converts between, beside the quantized ones.
+#: Types that a copy converts between, in addition to the quantized ones.
 _CONVERTED = (F32, F16, BF16)
 
 
 def stored(operand: Operand) -> Array:
-    """The data of an operand. Raises NoDefinition for blocks that do not follow each other in a row."""
+    """Return the data of an operand. Raises NoDefinition if the blocks of a row are not contiguous."""
     if operand.blocks and operand.ne[0] % block_format(operand.type_id).block_size:
         raise NoDefinition(f"rows of {operand.ne[0]} values in {operand.type}")
     if operand.blocks and operand.nb[0] != block_format(operand.type_id).block_bytes:
@@ -88,14 +88,14 @@ def _repeat(node: Node) -> Judged:
 
 
 def repeats(node: Node, part: Operand, whole: Operand) -> tuple[int, ...]:
-    """How often a part lies in each dimension of a whole. Raises NoDefinition."""
+    """Return how often a part is repeated in each dimension of a whole. Raises NoDefinition."""
     if not all(part.ne) or any(n % m for n, m in zip(whole.ne, part.ne, strict=True)):
         raise NoDefinition(f"{node.op} of {part.shape} and {whole.shape}")
     return tuple(n // m for n, m in zip(whole.shape, part.shape, strict=True))
 
 
 def drawn(rng: np.random.Generator, type_id: int, shape: Shape) -> Operand:
-    """Values of a type that is not quantized: floats, of which some overflow a half, or any integers."""
+    """Return values of an unquantized type: floats, some of which overflow a half, or arbitrary integers."""
     if type_id in (F32, F16, BF16):
         x = floats(rng, shape, 6.0)
         x[rng.random(shape) < 0.02] = np.inf
@@ -135,7 +135,7 @@ def _draw_cpy(rng: np.random.Generator) -> Iterator[Node]:
         raw = drawn_blocks(rng, fmt, 2 * 3 * 2).reshape(1, 2, 3, 2 * fmt.block_bytes)
         quantized = Operand.of(raw, fmt.type_id)
         yield into(quantized, Operand.blank(F32, 1, 2, 3, 2 * fmt.block_size))
-        if not fmt.name.startswith(("IQ1", "IQ2", "IQ3")):  # the CPU backend does not offer them
+        if not fmt.name.startswith(("IQ1", "IQ2", "IQ3")):  # the CPU backend does not support them
             yield into(quantized, Operand.blank(fmt.type_id, 1, 2, 3, 2 * fmt.block_size))
 
 

@@ -1,23 +1,23 @@
-"""Norms of rows: RMS_NORM, NORM, L2_NORM, and GROUP_NORM of groups of channels.
+"""Norms: RMS_NORM, NORM and L2_NORM of rows, and GROUP_NORM of groups of channels.
 
     RMS_NORM    y = x / √(Σx²/n + ε)                NORM        y = (x - μ) / √(Σ(x - μ)²/n + ε),  μ = Σx/n
     L2_NORM     y = x / max(√Σx², ε)                GROUP_NORM  NORM over ne0·ne1·(channels of a group)
 
-ε is a float32 parameter. The CPU backend adds up the float32 values and squares of all norms but NORM in double, and
-those of NORM by vectors in float32 (ggml-cpu/ops.cpp and vec.cpp: ggml_vec_cvar_f32); others add in float32 by a tree
-over threads (ggml-cuda/norm.cu, vulkan-shaders/rms_norm.comp; llama.cpp v0.5.0).
+ε is a float32 parameter. The CPU backend adds the float32 values and squares of all norms except NORM in double, and
+those of NORM by vectors in float32 (ggml-cpu/ops.cpp and vec.cpp: ggml_vec_cvar_f32); other backends add in float32 by
+a tree over threads (ggml-cuda/norm.cu, vulkan-shaders/rms_norm.comp; llama.cpp v0.5.0).
 
-With the relative error s of the sum of squares (of the variance v) and its spread likewise:
+With s the relative error of the sum of squares (of the variance v), and its spread computed likewise:
 
     bound   |o|·(s·v/(2·(v + ε)) + the ulps of root and division + 4·u) + |1/√(v + ε)|·(error of x - μ)
-            The root halves a relative error. x - μ carries the error of μ, and half an ulp of its own.
+            The root halves a relative error. x - μ has the error of μ, and half an ulp of its own.
 
-NORM of other backends takes Σx²/n - μ² for the variance (ggml-cuda/norm.cu: norm_f32; vulkan-shaders/norm.comp), which
-keeps few digits where μ² is much larger. So v is off by
+NORM of other backends computes the variance as Σx²/n - μ² (ggml-cuda/norm.cu: norm_f32; vulkan-shaders/norm.comp),
+which loses most digits where μ² is much larger. The error of v is then
 
     Δ       (error of Σx²)/n + the division's ulps of Σx²/n + 2·|μ|·(error of μ) + half an ulp each of μ² and of v
 
-and 1/√(v + ε) by the factor √((v + ε)/(v + ε - Δ)) at most. Where Δ reaches v + ε nothing is defined.
+and that of 1/√(v + ε) at most the factor √((v + ε)/(v + ε - Δ)). Where Δ reaches v + ε there is no definition.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .operation import Operation
 
 
 def _over_rows(node: Node) -> Doubles:
-    """The values with what a norm is over as the last axis."""
+    """Return the values with the elements of one norm along the last axis."""
     return node.source(0).values
 
 
@@ -60,13 +60,16 @@ def _l2(node: Node) -> Judged:
         share = np.where(size > eps, 0.5 / squares, 0.0)
         fixed = (a.square_root + a.division + 1) * ULP
         return within(
-            node, "f32", exact, np.abs(exact) * (share * bound + fixed) + UNDERFLOW,
+            node,
+            "f32",
+            exact,
+            np.abs(exact) * (share * bound + fixed) + UNDERFLOW,
             np.abs(exact) * (share * spread + fixed / 8) + UNDERFLOW,
-        )  # fmt: skip
+        )
 
 
 def _rounded(terms: Doubles) -> Doubles:
-    """The spread of a sum in double of terms that were rounded to float32."""
+    """Return the spread of a sum in double of terms that were rounded to float32."""
     spread: Doubles = UNIT_ROUNDOFF / np.sqrt(3) * np.sqrt((terms**2).sum(axis=-1, keepdims=True))
     return spread
 
@@ -116,18 +119,18 @@ def _in_two_passes(node: Node, doubles: bool) -> Judged:
 
 def _divided(
     node: Node, x: Doubles, off: Doubles | float, wander: Doubles | float, eps: np.float64, centred: bool, doubles: bool
-) -> Judged:  # fmt: skip
-    """x / √(Σx²/n + ε) of x that are off by at most `off`, with the standard deviation `wander`."""
+) -> Judged:
+    """Return x / √(Σx²/n + ε) for x with an error of at most `off` and a standard deviation of `wander`."""
     a = arithmetic(node.backend)
     n = x.shape[-1]
     with np.errstate(all="ignore"):
         squares, bound, spread = added(x**2, a.lanes)
-        if doubles:  # products rounded to float32 and added in double
+        if doubles:  # products are rounded to float32 and added in double
             bound, spread = 2 * UNIT_ROUNDOFF * squares, _rounded(x**2)
         variance = squares / n
         scale = 1 / np.sqrt(variance + eps)
         exact = x * scale
-        # an error of the mean moves Σ(x - μ)² by its square alone, since Σ(x - μ) is 0
+        # an error of the mean changes Σ(x - μ)² only by its square, since Σ(x - μ) is 0
         own = UNIT_ROUNDOFF * np.abs(x) if centred else 0.0 * x
         squares_off = bound + 2 * (np.abs(x) * own).sum(axis=-1, keepdims=True) + n * np.asarray(off) ** 2
         share = 0.5 / (n * (variance + eps))
@@ -149,23 +152,32 @@ def _group(node: Node) -> Judged:
         rows = part.reshape(x.shape[0], 1, 1, -1)
         out = node.output.values[:, first : first + per].reshape(rows.shape)
         flat = Node(
-            "NORM", (Operand.of(rows.astype(np.float32)),), Operand.of(out.astype(np.float32)), parameters(eps),
+            "NORM",
+            (Operand.of(rows.astype(np.float32)),),
+            Operand.of(out.astype(np.float32)),
+            parameters(eps),
             backend=node.backend,
-        )  # fmt: skip
+        )
         parts.append((first, _in_two_passes(flat, arithmetic(node.backend).doubles), part.shape))
     return _joined(parts)
 
 
 def _joined(parts: list[tuple[int, Judged, tuple[int, ...]]]) -> Judged:
-    """One judgement of those of groups of channels."""
+    """Merge the judgements of groups of channels into one."""
     first, worst, shape = max(parts, key=lambda p: (p[1].wrong > 0, p[1].utilisation))
     i0 = worst.place[3]
     at = np.unravel_index(i0, shape[1:])
     place = (worst.place[0], first + int(at[0]), int(at[1]), int(at[2]))
     return Judged(
-        worst.definition, sum(p[1].elements for p in parts), sum(p[1].wrong for p in parts), worst.utilisation, place,
-        worst.got, worst.expected, worst.tolerance,
-    )  # fmt: skip
+        worst.definition,
+        sum(p[1].elements for p in parts),
+        sum(p[1].wrong for p in parts),
+        worst.utilisation,
+        place,
+        worst.got,
+        worst.expected,
+        worst.tolerance,
+    )
 
 
 def _draw(op: str, eps: float) -> Callable[[np.random.Generator], Iterator[Node]]:

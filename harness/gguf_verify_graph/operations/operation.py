@@ -1,4 +1,4 @@
-"""What an operation of ggml is to this project: a record in a module of its own, or of its family."""
+"""The record of one ggml operation; each is in a module of its own, or of its family."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Operation:
 
     Args:
         op: ggml's name (`ggml_op_name`).
-        title: what it computes, in one line.
-        judge: judges a node of it. Raises NoDefinition where no definition describes what the node computes.
-        draw: makes nodes of it with random inputs and blank outputs, of every kind that `judge` knows, for a backend to
-            compute: shapes that no vector divides, broadcasts, rows that are not contiguous, values of every size.
-        axes: what the output's dimensions are, the slowest first, for reports.
+        title: what the operation computes, in one line.
+        judge: judges a node. Raises NoDefinition if no definition covers the node.
+        draw: yields nodes with random inputs and blank outputs, of every kind that `judge` supports, for a backend to
+            compute: shapes not divisible into vectors, broadcasts, rows that are not contiguous, values of every size.
+        axes: names of the output's dimensions, the slowest first, for reports.
     """
 
     op: str

@@ -1,13 +1,13 @@
 """Orders of rows: ARGSORT, TOP_K, ARGMAX, in float32, with int32 indices.
 
-    ARGSORT    a permutation of 0..n-1 that sorts a row, upwards (op_params[0] = 0) or downwards (1)
-    TOP_K      the indices of the k greatest values of a row, in any order: llama.cpp exchanges the first two on purpose
-    ARGMAX     an index of the greatest value of a row
+    ARGSORT    a permutation of 0..n-1 that sorts a row, in ascending (op_params[0] = 0) or descending order (1)
+    TOP_K      the indices of the k largest values of a row, in any order: llama.cpp exchanges the first two on purpose
+    ARGMAX     an index of the largest value of a row
 
-Of equal values any may come first: std::sort is not stable, and devices sort by networks; ARGMAX is the last one on
-the CPU (vec.h, ggml_vec_argmax_f32) and another one elsewhere. So indices are judged by the values that they name, and
-must differ. A row with NaN has no order (ggml-cpu/ops.cpp, ggml_compute_forward_argsort_f32, _top_k_f32, _argmax_f32;
-ggml-cuda/argsort.cu, top-k.cu, argmax.cu; llama.cpp v0.5.0).
+Equal values may come in any order: std::sort is not stable, and devices use sorting networks; ARGMAX is the last one on
+the CPU (vec.h, ggml_vec_argmax_f32) and another one elsewhere. So indices are judged by the values that they select,
+and must be distinct. A row with NaN has no order (ggml-cpu/ops.cpp, ggml_compute_forward_argsort_f32, _top_k_f32,
+_argmax_f32; ggml-cuda/argsort.cu, top-k.cu, argmax.cu; llama.cpp v0.5.0).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UP, _DOWN = 0, 1
 
 
 def _keys(node: Node) -> Array:
-    """The values that are ordered. Raises NoDefinition."""
+    """Return the values to be ordered. Raises NoDefinition."""
     x, out = node.source(0), node.output
     if x.type_id != F32 or out.type_id != I32:
         raise NoDefinition(f"{node.op} of {x.type} into {out.type}")
@@ -38,7 +38,7 @@ def _keys(node: Node) -> Array:
 
 
 def _named(keys: Array, indices: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
-    """The values that indices name, and which indices name none, or one that an index before does."""
+    """Return the values that indices select, and which indices are out of range or repeat an earlier one."""
     n = keys.shape[-1]
     outside = (indices < 0) | (indices >= n)
     order = np.argsort(indices, axis=-1, kind="stable")
@@ -68,7 +68,7 @@ def _top_k(node: Node) -> Judged:
     greatest = np.take_along_axis(keys, right, axis=-1)
     least = greatest[..., -1:]
     named, wrong = _named(keys, got)
-    # values equal to the least one fill up what the greater ones leave
+    # values equal to the smallest one fill the places that the larger ones leave
     ties = (named == least) & ~wrong
     room = (greatest == least).sum(axis=-1, keepdims=True)
     wrong |= (named < least) | (ties & (np.cumsum(ties, axis=-1) > room))
@@ -87,7 +87,7 @@ def _argmax(node: Node) -> Judged:
 
 
 def _drawn(rng: np.random.Generator, shape: Shape) -> Iterator[npt.NDArray[np.float32]]:
-    """Different values; values of which many are equal, also zeros of both signs; and rows with masked ends."""
+    """Yield distinct values; values many of which are equal, also zeros of both signs; and rows with masked ends."""
     yield floats(rng, shape)
     few = rng.integers(-3, 4, shape).astype(np.float32)
     yield np.where((few == 0) & (rng.random(shape) < 0.5), np.float32(-0.0), few)

@@ -1,11 +1,11 @@
-"""OUT_PROD: products of matrices along their rows' numbers, in float32.
+"""OUT_PROD: products of matrices summed over their row indices, in float32.
 
     y[i3, i2, i1, i0] = Σ_k x[⌊i3/r3⌋, ⌊i2/r2⌋, k, i0]·z[i3, i2, k, i1]
 
-x is of any type and is decoded to float32; z is float32. On the CPU the sum over k is one chain (ggml-cpu/ops.cpp,
+x may have any type and is decoded to float32; z is float32. On the CPU the sum over k is one chain (ggml-cpu/ops.cpp,
 ggml_compute_forward_out_prod_f32, _q_f32, _f16_f32; llama.cpp v0.5.0). It is judged as the product of float32 values
-in `semantics.elements`, whose bound holds for any order and for multiply-adds of one rounding or two. CUDA calls cuBLAS
-with TF32 allowed (ggml-cuda/out-prod.cu, common.cuh): see `_products_on_cuda`.
+in `semantics.elements`, whose bound holds for any order and for multiply-adds with one rounding or two. CUDA calls
+cuBLAS with TF32 allowed (ggml-cuda/out-prod.cu, common.cuh): see `_products_on_cuda`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _judge(node: Node) -> Judged:
     weight_format(x)
 
     def turned(i3: int, i2: int) -> Bytes:
-        """x[i3, i2] as rows i0 of values k."""
+        """Return x[i3, i2] as rows i0 of values k."""
         values = replace(x, ne=(*x.ne[:2], 1, 1), span=_of_matrix(x, i3, i2)).values[0, 0]
         return np.ascontiguousarray(values.T, np.float32).view(np.uint8)
 
@@ -48,7 +48,7 @@ def _judge(node: Node) -> Judged:
 
 
 def _of_matrix(x: Operand, i3: int, i2: int) -> Bytes:
-    """The span of an operand from the first element of one of its matrices on."""
+    """Return the span of an operand from the first element of one of its matrices."""
     return x.span[i3 * x.nb[3] + i2 * x.nb[2] :]
 
 

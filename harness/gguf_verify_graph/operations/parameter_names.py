@@ -1,6 +1,6 @@
-"""Names of the parameters of operations: where ggml.c of v0.5.0 puts them in `op_params`.
+"""Names of operations' parameters, by their places in `op_params` in ggml.c of v0.5.0.
 
-A name stands for 4 bytes; ":f" marks a float32, anything else is an int32. "_" is a place that ggml does not use.
+A name stands for 4 bytes; ":f" marks a float32, anything else is an int32. "_" marks a place that ggml does not use.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ _NAMES = {
 
 
 def named_parameters(op: str, raw: bytes) -> dict[str, str]:
-    """The parameters of a node that are not zero, by name. One without a name is `parameter I`, with its bits, which
-    may be those of an int32 or a float32.
+    """Return the nonzero parameters of a node, by name.
+
+    A parameter without a name is `parameter I`, with its bits, which may be those of an int32 or a float32.
 
     Args:
         op: ggml's name of the operation.

@@ -1,13 +1,13 @@
-"""Values put into place: DIAG_MASK_INF, DIAG_MASK_ZERO, DIAG, TRI, SET, ACC, PAD, PAD_REFLECT_1D, ROLL.
+"""Placement of values: DIAG_MASK_INF, DIAG_MASK_ZERO, DIAG, TRI, SET, ACC, PAD, PAD_REFLECT_1D, ROLL.
 
     DIAG_MASK_*       y = x where i0 ≤ n_past + i1, else -∞ or 0; on CUDA x - FLT_MAX for -∞ (ggml-cuda/diagmask.cu)
     DIAG              y = x[i0] where i0 = i1, else 0
     TRI               y = x where i0 is ≥, >, ≤ or < i1 (op_params[0] = 0, 1, 2, 3), else 0
-    SET, ACC          y = src[0], in which a part of src[1]'s shape, at an offset and with steps of its own in bytes, is
-                      src[1], or has src[1] added to it
-    PAD               y = x with zeros before and after each dimension, or as if it went on with its other end
-    PAD_REFLECT_1D    y = rows with their ends mirrored, the last value itself not repeated
-    ROLL              y[i] = x[i - shift], around each end
+    SET, ACC          y = src[0], except that src[1] replaces a part of its shape, or is added to it; offset and steps
+                      of the part are parameters, in bytes
+    PAD               y = x with zeros before and after each dimension, or continued with its other end
+    PAD_REFLECT_1D    y = rows with their ends mirrored, without repeating the last value
+    ROLL              y[i] = x[i - shift], wrapping around at each end
 
 All but ACC move bits; ACC adds once in float32: u·|o| (ggml-cpu/ops.cpp, ggml_compute_forward_diag_mask_f32, _diag_f32,
 _tri_f32, _set_f32, _acc_f32, _pad_f32, _pad_reflect_1d, _roll_f32; llama.cpp v0.5.0).
@@ -34,7 +34,7 @@ _TRIANGLES: tuple[Callable[[Array, Array], npt.NDArray[np.bool_]], ...] = (
 
 
 def _same(node: Node, *types: int) -> Operand:
-    """The source, whose type the output has. Raises NoDefinition."""
+    """Return the source, which must have the output's type. Raises NoDefinition."""
     x = node.source(0)
     if x.type_id != node.output.type_id or x.type_id not in (types or (F32,)):
         raise NoDefinition(f"{node.op} of {x.type} into {node.output.type}")
@@ -78,7 +78,7 @@ def _tri(node: Node) -> Judged:
 
 
 def _part(node: Node) -> npt.NDArray[np.int64]:
-    """Places of src[1] in the flat src[0]. Raises NoDefinition where they overlap or lie outside."""
+    """Return the places of src[1] in the flat src[0]. Raises NoDefinition if they overlap or lie outside."""
     x, z = node.source(0), node.source(1)
     size = node.output.data.dtype.itemsize
     *steps, offset = (node.integer(i) for i in range(4))

@@ -1,14 +1,14 @@
-"""MUL_MAT: products of matrices, of weights of any type and activations.
+"""MUL_MAT: products of matrices of weights of any type with activations.
 
     y[i3, i2, m, n] = Σ_k a[i3, i2, m, k]·w[⌊i3/r3⌋, ⌊i2/r2⌋, n, k]        r2 = ne12/ne02, r3 = ne13/ne03
 
-So r2 matrices of activations that follow each other meet one matrix of weights: heads that share their keys. Products,
-bounds and spreads are those of `semantics`, by a definition of the backend (`_product_definitions`). On the CPU
-(ggml-cpu.c, ggml_compute_forward_mul_mat; llamafile/sgemm.cpp; tiled/tiled.cpp; llama.cpp v0.5.0) the rows of
-activations are converted to the `vec_dot_type` of the weights' type, or are of that type already; F16 and BF16 rows
-that meet F32 weights are widened. The order of the sums is that of whichever kernel takes the shape.
+So r2 consecutive matrices of activations share one matrix of weights, as heads share their keys. Products, bounds and
+spreads are those of `semantics`, by a definition of the backend (`_product_definitions`). On the CPU (ggml-cpu.c,
+ggml_compute_forward_mul_mat; llamafile/sgemm.cpp; tiled/tiled.cpp; llama.cpp v0.5.0) the rows of activations are
+converted to the `vec_dot_type` of the weights' type, or already have that type; F16 and BF16 rows multiplied by F32
+weights are widened. The shape selects the kernel, and with it the order of the sums.
 
-Where parameter 1 says that src0 is a Hadamard matrix, and the backend makes use of that, see `_hadamard`.
+If parameter 1 declares src0 a Hadamard matrix, and the backend uses that, see `_hadamard`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
 
 
 def _draw_batches(rng: np.random.Generator) -> Iterator[Node]:
-    """Heads that share their keys and values, as attention makes them, and rows that are not contiguous."""
+    """Yield heads that share their keys and values, as in attention, and rows that are not contiguous."""
     for name in ("F32", "F16", "BF16", "Q4_0", "Q8_0"):
         fmt = (FORMATS | ELEMENTS)[name]
         yield _node(drawn_weights(rng, fmt, 2, 2, 5, 64), drawn_values(rng, F32, (4, 6, 3, 64)))
@@ -80,7 +80,7 @@ def _draw_batches(rng: np.random.Generator) -> Iterator[Node]:
 
 
 def _draw_other_types(rng: np.random.Generator) -> Iterator[Node]:
-    """Activations of the weights' own `vec_dot_type`, and such as are widened."""
+    """Yield activations of the weights' own `vec_dot_type`, and activations that are widened."""
     for name, type_id in (("F16", F16), ("BF16", BF16), ("F32", BF16)):
         for m in (1, 3):
             yield _node(drawn_weights(rng, ELEMENTS[name], 7, 65), drawn_values(rng, type_id, (m, 65)))
@@ -90,6 +90,9 @@ def _draw_other_types(rng: np.random.Generator) -> Iterator[Node]:
 
 
 MUL_MAT = Operation(
-    op="MUL_MAT", title="Σ a·w, by the rows of two matrices", judge=_judge, draw=_draw,
+    op="MUL_MAT",
+    title="Σ a·w, by the rows of two matrices",
+    judge=_judge,
+    draw=_draw,
     axes=("i3", "i2", "token", "row"),
-)  # fmt: skip
+)

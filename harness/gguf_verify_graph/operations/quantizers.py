@@ -1,4 +1,4 @@
-"""Quantized blocks that SET_ROWS and CPY write: the CPU's bytes, and which other codes and scales are as right.
+"""Quantized blocks written by SET_ROWS and CPY: the CPU's bytes, and other codes and scales that are equally right.
 
 The types are those of a cache: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, in blocks of 32 values x.
 
@@ -7,18 +7,18 @@ The types are those of a cache: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, in blocks 
     Q8_0          d = max|x|/127                 code = round(x/d)
     IQ4_NL        d₀ = (signed max)/-127         code = the nearest of 16 values v to x/d₀;  d = Σx³v / Σx²v²
 
-The scale is then rounded to half; codes are of the scale before that, by a multiplication by its inverse
+The scale is then rounded to half; codes use the scale before that rounding, by multiplication with its inverse
 (ggml-quants.c, quantize_row_*_ref; ggml-cuda/cpy-utils.cuh; vulkan-shaders/copy_to_quant.comp; llama.cpp v0.5.0). The
-CPU's bytes are exact: those of the reference quantizers and, of Q8_0, of its vectors (ggml-cpu/arch/x86/quants.c:
-127/max, ties to even). What is ambiguous:
+CPU's bytes are exact: those of the reference quantizers and, for Q8_0, of its vector code (ggml-cpu/arch/x86/quants.c:
+127/max, ties to even). Several results are right in these cases:
 
-    CPU       x·(1/d) may be fused with the addition after it, and the sums of IQ4_NL are in an order of the compiler's.
-    others    Two divisions, of the backend's ulps, and a product make the ratio; a sum rounds once more. So a code is
+    CPU       x·(1/d) may be fused with the addition after it, and the compiler chooses the order of IQ4_NL's sums.
+    others    Two divisions, with the backend's ulps, and a product form the ratio; a sum rounds once more. So a code is
               any whose interval comes within (2·division + ½) ulps of the ratio and u·(the largest sum). A scale is any
               half between those of d's two ends; Vulkan may also round to half towards zero and flush small halves.
-    IQ4_NL    A term of its sums is rounded three times and added 32 times at most: (35·u)·Σ|t| each.
-    open      Codes that C does not define: those under a scale whose inverse is not finite, or flushed; and on the CPU
-              those of a block of IQ4_NL below 1e-15, whose codes llama.cpp leaves unset.
+    IQ4_NL    A term of its sums is rounded three times and added at most 32 times: an error of (35·u)·Σ|t| each.
+    open      Codes that C does not define: those with a scale whose inverse is not finite, or is flushed; and on the
+              CPU those of a block of IQ4_NL below 1e-15, whose codes llama.cpp leaves unset.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from .arithmetic import NORMAL, ULP, arithmetic
 
 Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
-#: The smallest half that is no subnormal.
+#: The smallest normal half.
 _LEAST_HALF = 2.0**-14
-#: Below it llama.cpp's CPU backend takes a block of IQ4_NL for zeros (GROUP_MAX_EPS).
+#: Below this llama.cpp's CPU backend treats a block of IQ4_NL as zeros (GROUP_MAX_EPS).
 _NOTHING = 1e-15
-#: Above it the sums of IQ4_NL may overflow: 32·127·x³ < 2^128.
+#: Above this the sums of IQ4_NL may overflow: 32·127·x³ < 2^128.
 _MOST = 2.0**36
 
 
@@ -53,10 +53,10 @@ class Quantizer:
     """Codes that are linear in x.
 
     Args:
-        offset: that is added to the ratio before its fraction is cut off.
-        least, top: of the codes.
-        scaled: of blocks [n, 32] of either precision, x - m, d and m.
-        affine: there is a minimum, whose subtraction rounds.
+        offset: added to the ratio before its fraction is cut off.
+        least, top: range of the codes.
+        scaled: returns, for blocks [n, 32] of either precision, x - m, d and m.
+        affine: whether there is a minimum, whose subtraction rounds.
     """
 
     offset: float
@@ -99,8 +99,11 @@ QUANTIZED = (*_LINEAR, "IQ4_NL")
 
 
 def quantized(name: str, x: Floats, got: Bytes, backend: str) -> tuple[Bytes, Bytes]:
-    """The bytes of finite values float32[n, 32] in a type of `QUANTIZED`, and the same with what of `got` is as right
-    in its place, both uint8[n, block bytes]. Raises NoDefinition for a backend whose arithmetic is not known."""
+    """Quantize finite values float32[n, 32] to a type of `QUANTIZED`.
+
+    Returns the bytes, and the same with values of `got` where these are equally right: uint8[n, block bytes] each.
+    Raises NoDefinition for a backend with unknown arithmetic.
+    """
     arithmetic(backend)
     with np.errstate(all="ignore"):
         return _table(x, got, backend) if name == "IQ4_NL" else _linear(name, x, got, backend)
@@ -139,13 +142,13 @@ def _linear(name: str, x: Floats, got: Bytes, backend: str) -> tuple[Bytes, Byte
 
 
 def _open(d: Doubles) -> Bools:
-    """Scales that are flushed, or whose inverse is."""
+    """Return which scales are flushed to zero, or have an inverse that is."""
     size = np.abs(d)
     return np.asarray((d != 0) & ((size < NORMAL * (1 + 16 * ULP)) | (size > 2.0**126 * (1 - 16 * ULP))))
 
 
 def _halves(value: Doubles, off: Doubles | float, got: Array, backend: str) -> Bools:
-    """Which halves a number may be rounded to that is off by a share of `off` at most."""
+    """Return which of the halves `got` a number with a relative error of at most `off` may be rounded to."""
     size = np.abs(value)
     low, high = _half(size * (1 - off)), _half(size * (1 + off))
     if backend == "Vulkan":
@@ -160,7 +163,7 @@ def _half(values: Doubles) -> npt.NDArray[np.float16]:
 
 
 def _nearest(v: Array) -> npt.NDArray[np.intp]:
-    """Index of the nearest value of IQ4_NL; of two, the greater."""
+    """Return the index of the nearest value of IQ4_NL; the larger of two at equal distance."""
     values = kvalues().astype(v.dtype)
     above = np.clip(np.searchsorted(values, v, side="right"), 1, 15)
     return np.asarray(above - (v - values[above - 1] < values[above] - v), np.intp)
@@ -176,7 +179,7 @@ def _table(x: Floats, got: Bytes, backend: str) -> tuple[Bytes, Bytes]:
     d0 = signed_max(x).astype(np.float64) / -127
     ratio = x * inverse(scale)[:, None]
     right = _nearest(ratio)
-    # beside the ratio, the two differences that are compared are rounded: they are below 50
+    # in addition to the ratio, the two compared differences are rounded: they are below 50
     window = (0.5 if on_cpu else 2 * a.division + 0.5) * ULP * np.abs(ratio) + 50 * UNIT_ROUNDOFF
     exact = np.where(d0[:, None] != 0, wide / d0[:, None], 0.0) if not on_cpu else ratio.astype(np.float64)
     allowed: Bools = np.asarray((_nearest(exact - window) <= codes) & (codes <= _nearest(exact + window)))
@@ -195,8 +198,8 @@ def _table(x: Floats, got: Bytes, backend: str) -> tuple[Bytes, Bytes]:
 
 def _weighted(
     x: Doubles, codes: npt.NDArray[np.intp], d0: Doubles, nothing: Bools, division: float
-) -> tuple[Doubles, Doubles]:  # fmt: skip
-    """The scale that has the least error Σx²(x - d·v)² for these codes, and its relative error."""
+) -> tuple[Doubles, Doubles]:
+    """Return the scale with the least error Σx²(x - d·v)² for these codes, and its relative error."""
     v = kvalues().astype(np.float64)[codes]
     terms, squares = x**3 * v, x**2 * v**2
     total, size = terms.sum(axis=-1), squares.sum(axis=-1)

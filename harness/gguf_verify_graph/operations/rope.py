@@ -2,13 +2,13 @@
 
     y1 = s·(x1·cos θ - x2·sin θ)        y2 = s·(x1·sin θ + x2·cos θ)        other columns are copied
 
-`_angles` says which columns are a pair, what θ and s are, and the error dθ of θ. Values of halves are widened to
-float32, and results are rounded once (ggml-cpu/ops.cpp: rotate_pairs; llama.cpp v0.5.0).
+`_angles` defines the columns of a pair, θ and s, and the error dθ of θ. Half values are widened to float32, and results
+are rounded once (ggml-cpu/ops.cpp: rotate_pairs; llama.cpp v0.5.0).
 
-    bound   An angle that is off by dθ turns (y1, y2) further: y1 moves by |y2|·sin dθ + |y1|·(1 - cos dθ), y2 likewise;
-            from a quarter and a half turn on, by |y2| and 2·|y1|. Sine and cosine are off by an ulp (glibc manual,
-            "Errors in Math Functions"), or by what the backend states; their products with s, those with x and their
-            sum are rounded: s·(|x1·cos θ| + |x2·sin θ|)·(2^-23 + 2·u) + u·|y1|. s has an error of its own.
+    bound   An error dθ of the angle rotates (y1, y2) further: y1 moves by |y2|·sin dθ + |y1|·(1 - cos dθ), y2 likewise;
+            from a quarter and a half turn on, by |y2| and 2·|y1|. Sine and cosine have an error of an ulp (glibc
+            manual, "Errors in Math Functions"), or the one that the backend states; their products with s, those with x
+            and their sum are rounded: s·(|x1·cos θ| + |x2·sin θ|)·(2^-23 + 2·u) + u·|y1|. The error of s is added.
             Copied columns have none.
 """
 
@@ -29,8 +29,8 @@ from .drawing import floats
 from .judging import UNDERFLOW, Judged, within
 from .operation import Operation
 
-#: Angle from which on a reduction in float32 leaves more than 1/8 beside the quarter turns, 2·u·|θ|, for which
-#: polynomials of sine and cosine are made: of what they give there nothing is known.
+#: Angle from which on a reduction in float32 leaves more than 1/8 beyond the quarter turns, 2·u·|θ|, for which
+#: polynomials of sine and cosine are designed: their results beyond are unknown.
 _REDUCED = 2.0**20
 
 
@@ -44,7 +44,7 @@ def _judge(node: Node) -> Judged:
             raise NoDefinition(f"{node.op} by angles of more than {_REDUCED:g} on {node.backend}")
         bound = np.zeros(exact.shape)
         for columns, y, off in _rotated(exact[..., of.first], exact[..., of.second], of, a, node.op == "ROPE_BACK"):
-            if out.type_id == F16:  # rounding to half, which copied columns do not have
+            if out.type_id == F16:  # rounding to half, which does not apply to copied columns
                 off = off + 2.0**-11 * (np.abs(y) + off) + 2.0**-25
                 y = np.where(np.abs(y) >= 65520, np.copysign(np.inf, y), y)
             exact[..., columns], bound[..., columns] = y, off
@@ -55,7 +55,7 @@ def _judge(node: Node) -> Judged:
 def _rotated(
     x1: Doubles, x2: Doubles, of: Rotation, a: Arithmetic, back: bool
 ) -> Iterator[tuple[Array, Doubles, Doubles]]:
-    """Columns of the first and of the second values of pairs, what they should be, and how far they may be off."""
+    """Return the columns of the first and second values of pairs, their expected values, and their errors."""
     angle, off = of.angle[:, None], of.off[:, None]
     if not a.doubles:
         off = off + np.where(np.abs(angle) > pi, 2 * UNIT_ROUNDOFF * np.abs(angle), 0.0)
@@ -70,18 +70,28 @@ def _rotated(
 
 
 def _parameters(
-    d: int, mode: int, base: float = 10000.0, scale: float = 1.0, yarn: tuple[float, float, float, float] | None = None,
-    sections: tuple[int, int, int, int] = (0, 0, 0, 0), context: int = 4096, offset: int = 0,
-) -> bytes:  # fmt: skip
-    """YaRN: ext_factor, attn_factor, beta_fast, beta_slow."""
+    d: int,
+    mode: int,
+    base: float = 10000.0,
+    scale: float = 1.0,
+    yarn: tuple[float, float, float, float] | None = None,
+    sections: tuple[int, int, int, int] = (0, 0, 0, 0),
+    context: int = 4096,
+    offset: int = 0,
+) -> bytes:
+    """Return the parameters of a ROPE node. Args: yarn: ext_factor, attn_factor, beta_fast, beta_slow."""
     return parameters(0, d, mode, 0, context, base, scale, *(yarn or (0.0, 1.0, 32.0, 1.0)), *sections, offset)
 
 
 def _draw(rng: np.random.Generator) -> Iterator[Node]:
     def node(
-        shape: tuple[int, int, int, int], parameters: bytes, most: int = 4096, factors: int = 0, half: bool = False,
+        shape: tuple[int, int, int, int],
+        parameters: bytes,
+        most: int = 4096,
+        factors: int = 0,
+        half: bool = False,
         each: int = 1,
-    ) -> Node:  # fmt: skip
+    ) -> Node:
         x = floats(rng, shape, 1.0).astype(np.float16 if half else np.float32)
         positions = Operand.of(rng.integers(0, most, each * shape[1]).astype(np.int32))
         r = Operand.of(rng.uniform(0.5, 8, factors).astype(np.float32)) if factors else None

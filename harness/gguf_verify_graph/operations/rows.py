@@ -1,12 +1,12 @@
-"""Rows that are looked up and rows that are written: GET_ROWS, SET_ROWS.
+"""Reading and writing of rows by index: GET_ROWS, SET_ROWS.
 
-    GET_ROWS    y[i12, i11, i10] = x[i12, i11, z[i12, i11, i10]]                     in float32, or int32 as they are
+    GET_ROWS    y[i12, i11, i10] = x[i12, i11, z[i12, i11, i10]]                     in float32, or int32 unchanged
     SET_ROWS    y[i3, i2, z[i3 mod ne, i2 mod ne, i]] = x[i3, i2, i]                 y is a view of src[2]
 
-Rows that SET_ROWS does not name keep their bytes. Of several rows with one index any may be the last one that is
-written: threads share the rows of a matrix (ggml-cpu/ops.cpp, ggml_compute_forward_get_rows_*, _set_rows_impl;
-ggml-cuda/getrows.cu, set-rows.cu; vulkan-shaders/get_rows.comp, copy_to_quant.comp; llama.cpp v0.5.0). Values are
-converted as `conversions` has it.
+Rows that SET_ROWS does not select keep their bytes. If several rows have the same index, any of them may be written
+last: threads share the rows of a matrix (ggml-cpu/ops.cpp, ggml_compute_forward_get_rows_*, _set_rows_impl;
+ggml-cuda/getrows.cu, set-rows.cu; vulkan-shaders/get_rows.comp, copy_to_quant.comp; llama.cpp v0.5.0). `conversions`
+defines the conversion of values.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Indices = npt.NDArray[np.int64]
 
 
 def _indices(operand: Operand, rows: int, *types: int) -> Indices:
-    """Raises NoDefinition for another type, and for an index of no row."""
+    """Return the indices. Raises NoDefinition for another type, and for an index out of range."""
     if operand.type_id not in types:
         raise NoDefinition(f"indices of {operand.type}")
     found: Indices = operand.data.astype(np.int64)
     if found.size and (int(found.min()) < 0 or int(found.max()) >= rows):
-        raise NoDefinition(f"an index that is no row of {rows}")
+        raise NoDefinition(f"an index out of range for {rows} rows")
     return found
 
 
@@ -74,7 +74,7 @@ def _set(node: Node) -> Judged:
     made = store(floats_of(x.data, x.type_id), out, got, node.backend)
     expected, allowed = np.array(before.data), np.array(before.data)
     expected[to], allowed[to] = made.data, made.allowed
-    # of rows with one index, one that was met counts
+    # of rows with the same index, one that the output equals counts
     met = (np.ascontiguousarray(got).view(np.uint8) == np.ascontiguousarray(made.allowed).view(np.uint8)).all(axis=-1)
     at3, at2, at1 = (np.broadcast_to(each, met.shape)[met] for each in to)
     allowed[at3, at2, at1] = made.allowed[met]
@@ -98,12 +98,10 @@ def _draw_get(rng: np.random.Generator) -> Iterator[Node]:
     for fmt in FORMATS.values():
         raw = drawn_blocks(rng, fmt, 2 * 9 * 3).reshape(1, 2, 9, 3 * fmt.block_bytes)
         named = Operand.of(rng.integers(0, 9, (1, 1, 2, 5)).astype(np.int32))
-        yield Node(
-            "GET_ROWS", (Operand.of(raw, fmt.type_id), named), Operand.blank(F32, 1, 2, 5, 3 * fmt.block_size)
-        )  # fmt: skip
+        yield Node("GET_ROWS", (Operand.of(raw, fmt.type_id), named), Operand.blank(F32, 1, 2, 5, 3 * fmt.block_size))
 
 
-#: Shapes that rows are written into, how many are, and dimensions 2 and 1 of the indices.
+#: Shapes that rows are written to, number of rows, and dimensions 2 and 1 of the indices.
 _WRITES: tuple[tuple[Sizes, int, tuple[int, int]], ...] = (
     ((1, 1, 13, 64), 5, (1, 1)), ((2, 4, 9, 96), 3, (1, 2)), ((1, 2, 40, 32), 1, (1, 1)),
 )  # fmt: skip
@@ -130,7 +128,7 @@ def _draw_set(rng: np.random.Generator) -> Iterator[Node]:
 
 
 def _cache(rng: np.random.Generator, type_id: int, shape: Sizes) -> Operand:
-    """Old rows of any bytes."""
+    """Return previous rows of arbitrary bytes."""
     blank = Operand.blank(type_id, *shape)
     if blank.blocks:
         return Operand.of(rng.integers(0, 256, blank.data.shape, dtype=np.uint8), type_id)
@@ -141,7 +139,7 @@ def _cache(rng: np.random.Generator, type_id: int, shape: Sizes) -> Operand:
 
 
 def values(rng: np.random.Generator, shape: Sizes) -> npt.NDArray[np.float32]:
-    """Finite values for quantizers: blocks of every size, of zeros, and of ties between codes."""
+    """Return finite values for quantizers: blocks of every size, of zeros, and of ties between codes."""
     x = floats(rng, shape, 1.0)
     blocks = x.reshape(-1, 32)
     blocks *= np.exp2(rng.integers(-12, 8, (len(blocks), 1))).astype(np.float32)

@@ -1,13 +1,14 @@
-"""The recurrences of RWKV: RWKV_WKV6 and RWKV_WKV7, with a state s of head size × head size a head.
+"""The recurrences of RWKV: RWKV_WKV6 and RWKV_WKV7, with a state s of head size × head size per head.
 
     WKV6    y[j] = Σ_i r[i]·(k[i]·v[j]·u[i] + s[i, j]);  s[i, j] ← s[i, j]·w[i] + k[i]·v[j]
     WKV7    c[i] = Σ_j a[j]·s[i, j];  s[i, j] ← s[i, j]·w[j] + v[i]·k[j] + c[i]·b[j];  y[i] = Σ_j r[j]·s[i, j]
 
-The tokens of the sequences follow each other, as many of each. The output has y[token, head and element], and then the
-new state of each sequence. All is float32, with products and sums fused or not (ggml-cpu/ops.cpp, ggml-cuda/wkv.cu,
-vulkan-shaders/wkv6.comp and wkv7.comp; llama.cpp v0.5.0). The CPU's WKV7 takes whole vectors of a head: heads of 64.
+The tokens of the sequences are consecutive, equally many each. The output has y[token, head and element], followed by
+the new state of each sequence. Everything is float32, with products and sums fused or not (ggml-cpu/ops.cpp,
+ggml-cuda/wkv.cu, vulkan-shaders/wkv6.comp and wkv7.comp; llama.cpp v0.5.0). The CPU's WKV7 processes whole vectors of a
+head: heads of 64.
 
-The bounds are running errors (`_recurrence`; of WKV7, whose rows are mixed, `_mixing`).
+The bounds are running errors (`_recurrence`; for WKV7, whose rows are mixed, `_mixing`).
 """
 
 from __future__ import annotations
@@ -27,18 +28,24 @@ from .operation import Operation
 
 
 def heads_of(node: Node, sources: Sequence[int], state: int) -> tuple[list[Doubles], Doubles]:
-    """Sources as [sequence, token, head, element], and the state of each sequence [sequence, head, element, element].
-    Raises NoDefinition where they or the output do not fit, or are not float32."""
+    """Return sources as [sequence, token, head, element], and the state of each sequence [sequence, head, element,
+    element].
+
+    Raises NoDefinition if they or the output do not fit, or are not float32.
+    """
     node.floats(*sources, state)
     given = [node.source(i).values for i in sources]
     before = node.source(state).values
     batch, tokens, heads, size = given[0].shape
     sequences = before.shape[2]
     fits = (
-        batch == 1 and all(each.shape == given[0].shape for each in given) and min(sequences, heads, size) > 0
-        and tokens % sequences == 0 and before.size == size * size * heads * sequences
+        batch == 1
+        and all(each.shape == given[0].shape for each in given)
+        and min(sequences, heads, size) > 0
+        and tokens % sequences == 0
+        and before.size == size * size * heads * sequences
         and node.output.shape == (1, 1, tokens + size * sequences, size * heads)
-    )  # fmt: skip
+    )
     demand(fits, f"{node.op} of these shapes")
     split = [each.reshape(sequences, tokens // sequences, heads, size) for each in given]
     return split, before.reshape(sequences, heads, size, size)
@@ -75,20 +82,20 @@ def _wkv7(node: Node) -> Judged:
 
 
 def spectral_norm(matrices: Doubles) -> Doubles:
-    """Of each; infinite where it has values that are not finite."""
+    """Return the spectral norm of each matrix; infinite for values that are not finite."""
     finite = np.asarray(np.isfinite(matrices).all(axis=(-2, -1)))
     size: Doubles = np.linalg.norm(np.where(finite[..., None, None], matrices, 0.0), 2, axis=(-2, -1))
     return np.where(finite, size, np.inf)
 
 
-#: Sequences, tokens of each, heads, size of a head.
+#: Sequences, tokens of each, heads, head size.
 _WKV6 = ((1, 1, 1, 1), (1, 7, 2, 5), (2, 3, 3, 16), (3, 4, 2, 33), (1, 20, 2, 64))
-#: The CPU backend takes only heads of whole steps of its vectors.
+#: The CPU backend supports only heads of whole vector steps.
 _WKV7 = ((1, 1, 1, 64), (1, 12, 2, 64), (3, 2, 2, 64), (1, 2, 1, 128))
 
 
 def drawn_heads(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> tuple[Array, ...]:
-    """Numbers of both signs, and decays between 0 and 1, of tokens; and a state for each sequence."""
+    """Return, for tokens, numbers of both signs and decays between 0 and 1; and a state for each sequence."""
     sequences, tokens, heads, size = shape
     values = floats(rng, (sequences * tokens, heads, size), 1.0)
     decays = rng.uniform(0, 1, values.shape).astype(np.float32)
@@ -96,7 +103,7 @@ def drawn_heads(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> t
 
 
 def blank_heads(shape: tuple[int, int, int, int]) -> Operand:
-    """The output of such a recurrence."""
+    """Return a blank output of such a recurrence."""
     sequences, tokens, heads, size = shape
     return Operand.blank(F32, sequences * tokens + size * sequences, size * heads)
 

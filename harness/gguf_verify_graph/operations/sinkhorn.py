@@ -1,30 +1,30 @@
-"""DSV4_HC_COMB: how hyper-connections mix a token's four residual streams, by Sinkhorn's normalizations.
+"""DSV4_HC_COMB: the mixing weights of a token's four residual streams, by Sinkhorn's normalizations.
 
-    l[g, h] = mixes[8 + 4·g + h]·scale[2] + base[8 + 4·g + h]          g the stream that is read, h the one written
+    l[g, h] = mixes[8 + 4·g + h]·scale[2] + base[8 + 4·g + h]          g the stream read, h the stream written
     c       = softmax of l over h, plus ε;  then c ← c/(ε + Σ_g c);
               then n - 1 times  c ← c/(ε + Σ_h c), c ← c/(ε + Σ_g c)
 
-All is float32. Sums start with ε, and c is multiplied by 1/Σ (ggml-cpu/ops.cpp, where expf is the C library's;
-ggml-cuda/dsv4-hc.cu; llama.cpp v0.5.0). Vulkan divides each element, adds in pairs, and ε last
+Everything is float32. Sums start with ε, and c is multiplied by 1/Σ (ggml-cpu/ops.cpp, where expf is the C library's;
+ggml-cuda/dsv4-hc.cu; llama.cpp v0.5.0). Vulkan divides each element, adds in pairs, and adds ε last
 (vulkan-shaders/dsv4_hc_comb.comp).
 
-Errors are followed in logarithms. There a normalization takes δ, the relative errors of a group, to
+Errors are tracked in logarithms. A normalization maps δ, the relative errors of a group, to
 
     δ[k] - Σ_j p[j]·δ[j] + own + common        p[j] the element's share of the sum with ε, which is the exact result
 
-since a factor that a group shares cancels. Adding ε takes δ to δ·x/(x + ε) + u. Rounding takes, u = 2^-24:
+since a factor common to a group cancels. Adding ε maps δ to δ·x/(x + ε) + u. Roundings add, with u = 2^-24:
 
     own       half an ulp of the product by 1/Σ, or the division's ulps on Vulkan
     common    u for each addition to the sum, and the division's ulps; none of the latter on Vulkan
-    first     |l|'s u·(|mixes·scale| + |l|), u·|l - max|, and the exponential's error
+    first     the errors of l, u·(|mixes·scale| + |l|), of l - max, u·|l - max|, and of the exponential
 
     bound     |c|·(e^B - 1), B = Σ over all these errors of |derivative of log c|·error
 
-The derivatives are products of those of the steps, made from the last one back. They are exact at the exact values, not
-at the computed ones. By the mean value theorem p is then off by a factor of at most e^(2D), |δ| ≤ D, so each step has
-(e^(2D) - 1)·Σ p·|δ| as another common error. For D the errors are added up without cancelling: what elements have of
-their own, E, and what streams that are read and written share, U and V; |δ| ≤ E + U + V, and a normalization replaces V
-by V·(1 - Σp) + Σ p·(E + U) + common. D grows as the square of n; where it passes 1/128 there is no definition.
+The derivatives are products of the steps' derivatives, computed from the last step backwards. They hold at the exact
+values, not at the computed ones. By the mean value theorem the factor of p's error is at most e^(2D), |δ| ≤ D, so each
+step has (e^(2D) - 1)·Σ p·|δ| as another common error. For D the errors are added up without cancellation: E for errors
+of single elements, U and V for those common to streams read and written; |δ| ≤ E + U + V, and a normalization replaces
+V by V·(1 - Σp) + Σ p·(E + U) + common. D grows as the square of n; where it exceeds 1/128 there is no definition.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from .drawing import floats
 from .judging import Judged, within
 from .operation import Operation
 
-#: Streams; iterations that are followed; tokens at a time.
+#: Number of streams; largest number of iterations tracked; tokens at a time.
 _STREAMS, _MOST, _AT_ONCE = 4, 128, 1024
-#: D may be at most this.
+#: Largest D.
 _WIDEST = 2.0**-7
 
 
@@ -54,9 +54,9 @@ class _Step:
     """A normalization, or the addition of ε.
 
     Args:
-        axis: what is normalized over, -1 for the written streams or -2 for the read ones; None: ε is added.
+        axis: axis of the normalization, -1 for the written streams or -2 for the read ones; None: ε is added.
         weights: p, or x/(x + ε), float64[tokens, 4, 4].
-        own, common: errors in logarithms, which NumPy broadcasts.
+        own, common: errors in logarithms, in shapes that NumPy broadcasts.
     """
 
     axis: int | None
@@ -66,7 +66,7 @@ class _Step:
 
 
 def _logarithm(relative: Doubles | float, finite: Doubles | bool = True) -> Doubles:
-    """The most that a relative error takes of a logarithm. Raises NoDefinition for one that has no meaning."""
+    """Return the error of a logarithm from a relative error. Raises NoDefinition for a meaningless one."""
     error = np.asarray(relative, np.float64)
     demand(bool((np.where(finite, error, 0.0) <= 0.5).all()), "DSV4_HC_COMB of elements too small for float32")
     logarithm: Doubles = -np.log1p(-error)
@@ -74,11 +74,11 @@ def _logarithm(relative: Doubles | float, finite: Doubles | bool = True) -> Doub
 
 
 class _Followed:
-    """The steps of some tokens, the exact values and the errors of the first ones.
+    """The steps of some tokens, the exact values, and the errors of the first values.
 
     Args:
         logits: float64[tokens, 4, 4].
-        off: absolute errors of them.
+        off: absolute errors of the logits.
     """
 
     def __init__(self, logits: Doubles, off: Doubles, eps: float, iterations: int, backend: str) -> None:
@@ -89,7 +89,7 @@ class _Followed:
         self._finite = np.isfinite(self.values).all(axis=(-1, -2), keepdims=True)
         exponential = exp_error(backend, np.maximum(below, -1e4))
         first = off + UNIT_ROUNDOFF * np.abs(below) + _logarithm(exponential, self._finite)
-        # what the exponential loses below the normal numbers is counted where ε is added
+        # the exponential's error below the normal numbers is counted where ε is added
         self.first: Doubles = np.where(self.values > 0, first, 0.0)
         self._e, self._u, self._v = self.first, np.zeros(1), np.zeros(1)
         self._soft_max()
@@ -99,7 +99,7 @@ class _Followed:
             self._normalize(-2)
 
     def _rounding(self, additions: int) -> tuple[float, float]:
-        """Own and common relative errors of a normalization."""
+        """Return own and common relative errors of a normalization."""
         division = self._a.division * ULP
         sums = additions * UNIT_ROUNDOFF
         return (division, sums) if self._backend == "Vulkan" else (UNIT_ROUNDOFF, sums + division)
@@ -120,7 +120,7 @@ class _Followed:
         self._e = weights * delta + each
 
     def _second(self, delta: Doubles, axis: int) -> Doubles:
-        """e^(2D) - 1."""
+        """Return e^(2D) - 1."""
         most = delta.max(axis=axis, keepdims=True)
         demand(bool((np.where(self._finite, most, 0.0) <= _WIDEST).all()), "DSV4_HC_COMB of errors that grow too large")
         second: Doubles = np.expm1(2 * most)
@@ -140,7 +140,7 @@ class _Followed:
         self._e, self.values = self._e + each, p
 
     def bound(self) -> Doubles:
-        """B of each element."""
+        """Return B of each element."""
         tokens, count = len(self.values), _STREAMS**2
         one = np.eye(count).reshape(count, _STREAMS, _STREAMS)
         derivative = np.broadcast_to(one, (tokens, *one.shape))
@@ -186,7 +186,7 @@ def _judge(node: Node) -> Judged:
 
 
 def _logits(mixes: Doubles, scale: np.float64, base: Doubles, a: Arithmetic) -> tuple[Doubles, Doubles]:
-    """float64[tokens, 4, 4] and what each may be off by. Raises NoDefinition for products beyond float32."""
+    """Return logits float64[tokens, 4, 4] and their errors. Raises NoDefinition for products beyond float32."""
     scaled = mixes[:, 2 * _STREAMS :] * scale
     large = (np.abs(scaled) >= 2.0**126) & np.isfinite(mixes[:, 2 * _STREAMS :])
     demand(not (large.any() and np.isfinite(scale)), "DSV4_HC_COMB beyond float32")
@@ -206,8 +206,14 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
         return Node("DSV4_HC_COMB", (mixes, scale, base), out, parameters(eps, iterations))
 
     for tokens, eps, iterations in (
-        (1, 1e-6, 1), (17, 1e-6, 2), (33, 1e-2, 1), (130, 1e-6, 4), (65, 0.0, 3), (40, 1e-2, 8), (100, 1e-6, 20),
-    ):  # fmt: skip
+        (1, 1e-6, 1),
+        (17, 1e-6, 2),
+        (33, 1e-2, 1),
+        (130, 1e-6, 4),
+        (65, 0.0, 3),
+        (40, 1e-2, 8),
+        (100, 1e-6, 20),
+    ):
         for factor in (0.5, 4.0):
             mixes = Operand.of(rng.standard_normal((tokens, width)).astype(np.float32) * np.float32(factor))
             scale, base = Operand.of(floats(rng, (3,), 0.5)), Operand.of(floats(rng, (width,), 0.5))
@@ -220,6 +226,9 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
 
 
 DSV4_HC_COMB = Operation(
-    op="DSV4_HC_COMB", title="Sinkhorn normalization of 4 × 4 mixing weights", judge=_judge, draw=_draw,
+    op="DSV4_HC_COMB",
+    title="Sinkhorn normalization of 4 × 4 mixing weights",
+    judge=_judge,
+    draw=_draw,
     axes=("i3", "token", "read stream", "written stream"),
-)  # fmt: skip
+)

@@ -1,22 +1,22 @@
-"""SOFT_MAX of rows of scores, with a scale, a mask, ALiBi's slopes and sinks.
+"""SOFT_MAX of rows of scores, with a scale, a mask, ALiBi slopes and sinks.
 
     v[i] = scale·x[i] + slope·mask[i]        y[i] = exp(v[i] - M) / (Σ_j exp(v[j] - M) + exp(sink - M))
 
-M is the largest of the v and the sink, which is one number a head; without a sink its term is left out. The mask, of
-float32 or half, is repeated over heads and batches. A row that is masked everywhere, without a sink, is NaN.
+M is the largest of all v and the sink, which is one number per head; without a sink its term is omitted. The mask, in
+float32 or half, is repeated over heads and batches. A row that is fully masked, without a sink, is NaN.
 (ggml-cpu/ops.cpp: ggml_compute_forward_soft_max_f32; vec.cpp: ggml_vec_soft_max_f32; ggml-cuda/softmax.cu;
 vulkan-shaders/soft_max.comp; llama.cpp v0.5.0.)
 
-M cancels, so its error counts for nothing. A weight exp(v - M) is off by the factor exp(ε), |ε| ≤ δ, where
+M cancels, so its error does not matter. A weight exp(v - M) has the error factor exp(ε), |ε| ≤ δ, where
 
     δ[i]    u·(|scale·x| + |slope·mask| + |v|) + (error of the slope)·|slope·mask| + u·|v - M| + exponential's error
 
-The quotient lies between exp(-δ[i]) / Σ_j y[j]·exp(δ[j]) and exp(δ[i]) / Σ_j y[j]·exp(-δ[j]) times y[i]: this gives the
-bound. To it come the error of the sum, of its reciprocal, and half an ulp each for rounding that and the product. The
-CPU adds up 16 weights at most in float32, in a tree of four levels, and those sums in double: 4·u. Others add in
-float32, where the sum's error is its bound or SCORE_LIMIT spreads, whichever is less (`arithmetic.added`). Weights that
-are subnormal, and results, lose up to 2^-149 each and twice where powers of two are multiplied apart, or what flushing
-takes.
+The quotient lies between exp(-δ[i]) / Σ_j y[j]·exp(δ[j]) and exp(δ[i]) / Σ_j y[j]·exp(-δ[j]) times y[i], which gives
+the bound. Added to it are the errors of the sum and of its reciprocal, and half an ulp each for rounding the reciprocal
+and the product. The CPU adds up at most 16 weights in float32, in a tree of four levels, and those sums in double: 4·u.
+Other backends add in float32, where the sum's error is the smaller of its bound and SCORE_LIMIT spreads
+(`arithmetic.added`). Subnormal weights and results have an error of up to 2^-149 each, twice that where powers of two
+are multiplied separately, or the error of flushing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .drawing import floats
 from .judging import Judged, within
 from .operation import Operation
 
-#: Levels of the tree in which the CPU adds up a vector of float32.
+#: Levels of the tree by which the CPU adds up a vector of float32.
 LEVELS = 4
 
 
@@ -67,7 +67,7 @@ def _judge(node: Node) -> Judged:
 
 
 def _scores(node: Node, x: Doubles) -> tuple[Doubles, Doubles]:
-    """scale·x + slope·mask, and its absolute error."""
+    """Return scale·x + slope·mask, and its absolute error."""
     v = in_range(np.float64(node.number(0)) * x)
     off = UNIT_ROUNDOFF * np.abs(v)
     mask = node.optional(1)
@@ -84,7 +84,7 @@ def _scores(node: Node, x: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def _sinks(node: Node, shape: tuple[int, ...]) -> Doubles | None:
-    """One number a head, [ne2, 1, 1]."""
+    """Return one number per head, [ne2, 1, 1], or None."""
     sinks = node.optional(2)
     if sinks is None:
         return None
@@ -94,7 +94,7 @@ def _sinks(node: Node, shape: tuple[int, ...]) -> Doubles | None:
 
 
 def _weights(v: Doubles, off: Doubles, most: Doubles, a: Arithmetic) -> tuple[Doubles, Doubles]:
-    """exp(v - M), and what its exponent may be off by."""
+    """Return exp(v - M), and the error of its exponent."""
     below = v - most
     return np.exp(below), np.where(
         np.isinf(below), 0.0, off + UNIT_ROUNDOFF * np.abs(below) + np.log1p(a.exp_error(below))
@@ -102,7 +102,7 @@ def _weights(v: Doubles, off: Doubles, most: Doubles, a: Arithmetic) -> tuple[Do
 
 
 def _sum(weights: Doubles, a: Arithmetic) -> tuple[Doubles, Doubles | float]:
-    """Σ of the weights, and its relative error."""
+    """Return Σ of the weights, and its relative error."""
     if a.doubles:
         return weights.sum(axis=-1, keepdims=True), LEVELS * UNIT_ROUNDOFF
     total, bound, spread = added(weights, a.lanes)

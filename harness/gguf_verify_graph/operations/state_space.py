@@ -3,19 +3,20 @@
     SSM_CONV    y[c, t] = Σ_k x[c, t + k]·w[c, k]                 k < d_conv, for each channel c and token t
     SSM_SCAN    Δ = softplus(dt);  S ← S·exp(Δ·A) + B·(x·Δ);  y = Σ_n S[n]·C[n]      for each head, channel and token
 
-A has one value a head (Mamba-2) or one a head and state (Mamba-1); B and C belong to groups of heads that follow each
-other; the state that a sequence starts from is named by `ids`. The output has all y, and then the new state of each
-sequence, K of them: slot s is the state s tokens before the end. Slots that the tokens do not reach stay unwritten.
+A has one value per head (Mamba-2) or one per head and state (Mamba-1); B and C belong to groups of consecutive heads;
+`ids` selects the initial state of each sequence. The output has all y, followed by K new states of each sequence: slot
+s is the state s tokens before the end. Slots before the first token stay unwritten.
 
-All is float32: softplus(x) = log(1 + e^x), and x above 20, by the C library's functions, and sums in one scalar loop,
-or by vectors where d_state fills them (ggml-cpu/ops.cpp, ggml-impl.h: ggml_compute_softplus_f32; ggml-cuda/ssm-scan.cu,
-vulkan-shaders/ssm_scan.comp; llama.cpp v0.5.0). Of more than 128 tokens of Mamba-2, CUDA computes products of matrices
-of halves instead: that is not defined here.
+Everything is float32: softplus(x) = log(1 + e^x), and x above 20, by the C library's functions, and sums in one scalar
+loop, or by vectors where d_state fills them (ggml-cpu/ops.cpp, ggml-impl.h: ggml_compute_softplus_f32;
+ggml-cuda/ssm-scan.cu, vulkan-shaders/ssm_scan.comp; llama.cpp v0.5.0). For more than 128 tokens of Mamba-2, CUDA
+computes products of half matrices instead: that is not defined here.
 
-    softplus    e^x is off by its ulps, 1 + e^x is rounded: the logarithm turns this into e^x/(1 + e^x)·ulps and into u,
-                as an absolute error; its own ulps come on top.
-    decay       exp(Δ·A) is off by e^(error of Δ·A) - 1 and its own ulps. It is common to all states of a head, as x·Δ
-                is. Both come from one Δ: the variance of its error counts twice, since (a + b)² ≤ 2·a² + 2·b².
+    softplus    e^x has its ulps as error, and 1 + e^x is rounded: in the logarithm these become absolute errors of
+                e^x/(1 + e^x)·ulps and u; its own ulps are added.
+    decay       the error of exp(Δ·A) is e^(error of Δ·A) - 1 plus its own ulps. It is common to all states of a head,
+                as that of x·Δ is. Both depend on one Δ: the variance of its error counts twice, since
+                (a + b)² ≤ 2·a² + 2·b².
     state, y    running errors (`_recurrence`)
 """
 
@@ -34,7 +35,7 @@ from .drawing import floats
 from .judging import Judged, within
 from .operation import Operation
 
-#: With more tokens CUDA takes another algorithm (SSM_SSD_MIN_TOKENS).
+#: CUDA uses another algorithm for more tokens (SSM_SSD_MIN_TOKENS).
 _STEPS = 128
 
 
@@ -85,10 +86,16 @@ def _scan(node: Node) -> Judged:
     demand(ids.type_id == I32 and ids.shape == (1, 1, 1, sequences), "SSM_SCAN without one state for each sequence")
     chosen = ids.data[0, 0, 0]
     fits = (
-        s.shape[1:3] == (heads, channels) and dt.shape == (1, sequences, tokens, heads) and b.shape == c.shape
-        and b.shape == (sequences, tokens, groups, states) and rates.shape[:3] == (1, 1, heads)
-        and rates.shape[3] in (1, states) and groups > 0 and heads % groups == 0 and slots >= 1
-    )  # fmt: skip
+        s.shape[1:3] == (heads, channels)
+        and dt.shape == (1, sequences, tokens, heads)
+        and b.shape == c.shape
+        and b.shape == (sequences, tokens, groups, states)
+        and rates.shape[:3] == (1, 1, heads)
+        and rates.shape[3] in (1, states)
+        and groups > 0
+        and heads % groups == 0
+        and slots >= 1
+    )
     size = x.size + slots * sequences * heads * channels * states
     demand(fits and node.output.shape == (1, 1, 1, size), "SSM_SCAN of these shapes")
     demand(bool(((chosen >= 0) & (chosen < len(s))).all()), "SSM_SCAN of a state out of range")
@@ -124,14 +131,20 @@ def _draw_conv(rng: np.random.Generator) -> Iterator[Node]:
 def _draw_scan(rng: np.random.Generator) -> Iterator[Node]:
     # sequences, tokens, heads, channels of a head, states, groups, values of A, snapshots
     for shape in (
-        (1, 1, 1, 1, 1, 1, 1, 1), (1, 5, 6, 1, 16, 1, 16, 1), (2, 3, 40, 1, 16, 1, 16, 1), (1, 4, 3, 2, 5, 3, 5, 1),
-        (2, 7, 4, 8, 128, 2, 1, 1), (3, 4, 6, 3, 33, 3, 1, 2), (1, 40, 2, 16, 64, 1, 1, 3), (2, 3, 8, 64, 128, 1, 1, 1),
-    ):  # fmt: skip
+        (1, 1, 1, 1, 1, 1, 1, 1),
+        (1, 5, 6, 1, 16, 1, 16, 1),
+        (2, 3, 40, 1, 16, 1, 16, 1),
+        (1, 4, 3, 2, 5, 3, 5, 1),
+        (2, 7, 4, 8, 128, 2, 1, 1),
+        (3, 4, 6, 3, 33, 3, 1, 2),
+        (1, 40, 2, 16, 64, 1, 1, 3),
+        (2, 3, 8, 64, 128, 1, 1, 1),
+    ):
         sequences, tokens, heads, channels, states, groups, rates, slots = shape
         s = floats(rng, (sequences + 2, heads, channels, states), 1.0)
         x = floats(rng, (sequences, tokens, heads, channels), 1.0)
         dt = (rng.normal(-1, 3, (sequences, tokens, heads))).astype(np.float32)
-        dt.reshape(-1)[:1] = 25.0  # beyond where softplus(x) is x
+        dt.reshape(-1)[:1] = 25.0  # in the range where softplus(x) is x
         rate = -np.exp(rng.normal(-2, 1, (heads, rates))).astype(np.float32)
         b, c = (floats(rng, (sequences, tokens, groups, states), 1.0) for _ in range(2))
         ids = rng.permutation(sequences + 2)[:sequences].astype(np.int32)

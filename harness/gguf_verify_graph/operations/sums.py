@@ -2,21 +2,21 @@
 
     SUM            y = Σx, over all                           SUM_ROWS    y = Σx, over a row
     MEAN           y = Σx/n, over a row                       CUMSUM      y[i] = Σ_{j≤i} x[j]
-    REPEAT_BACK    y[i] = Σx over all places that REPEAT would copy y[i] to
-    COUNT_EQUAL    how many int32 are equal, an int64
+    REPEAT_BACK    y[i] = Σx over all places to which REPEAT would copy y[i]
+    COUNT_EQUAL    the number of equal int32 values, an int64
 
-The CPU backend holds SUM of float32, SUM_ROWS and MEAN in double, and adds the others, and SUM of halves, one by one in
-float32 (ggml-cpu/ops.cpp, ggml_compute_forward_sum_* and others; vec.h: ggml_vec_sum_f32, _sum_f16_ggf, _cumsum_f32,
-_acc_f32). Other backends add in float32 by threads and trees (ggml-cuda/reduce_rows.cuh, cumsum.cu;
+The CPU backend accumulates SUM of float32, SUM_ROWS and MEAN in double, and adds the others, and SUM of halves, one by
+one in float32 (ggml-cpu/ops.cpp, ggml_compute_forward_sum_* and others; vec.h: ggml_vec_sum_f32, _sum_f16_ggf,
+_cumsum_f32, _acc_f32). Other backends add in float32 by threads and trees (ggml-cuda/reduce_rows.cuh, cumsum.cu;
 vulkan-shaders/sum_rows.comp; llama.cpp v0.5.0).
 
-    in double      bound n·2^-52·Σ|x| for it and for the exact sum here, and u·|o|
-    one by one     bound u·Σ|s|, spread u/√3·√Σs², over the partial sums s but the first (the running error bound of
+    in double      bound n·2^-52·Σ|x|, which covers this sum and the exact sum computed here, plus u·|o|
+    one by one     bound u·Σ|s|, spread u/√3·√Σs², over the partial sums s except the first (the running error bound of
                    Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §4.2), times 1 + n·u for their own
                    errors
-    any order      `arithmetic.added`; of CUMSUM and REPEAT_BACK the bound alone, γ_n·Σ|x|; for CUMSUM on CUDA see
+    any order      `arithmetic.added`; for CUMSUM and REPEAT_BACK only the bound, γ_n·Σ|x|; for CUMSUM on CUDA see
                    `_by_fours`
-    MEAN           one division more, or a product with a rounded 1/n
+    MEAN           one more division, or a product with a rounded 1/n
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _DOUBLE = 2.0**-52
 
 
 def in_double(terms: Doubles) -> tuple[Doubles, Doubles]:
-    """Sums over the last axis in double: exact, and the bound of its error before it is rounded to float32."""
+    """Return sums over the last axis in double: exact, and the bound of the error before rounding to float32."""
     with np.errstate(all="ignore"):
         total = terms.sum(axis=-1, keepdims=True)
         return total, terms.shape[-1] * _DOUBLE * np.abs(terms).sum(axis=-1, keepdims=True)
 
 
 def one_by_one(terms: Doubles) -> tuple[Doubles, Doubles, Doubles]:
-    """Partial sums over the last axis in float32, in order: exact, bound and spread of each."""
+    """Return partial sums over the last axis in float32, in order: exact, bound and spread of each."""
     with np.errstate(all="ignore"):
         partial = np.cumsum(terms, axis=-1)
         rounded = np.abs(partial)
@@ -56,7 +56,7 @@ def one_by_one(terms: Doubles) -> tuple[Doubles, Doubles, Doubles]:
 
 
 def _rows(node: Node, whole: bool) -> Judged:
-    """SUM_ROWS and MEAN, or SUM, whose row is all."""
+    """Judge SUM_ROWS and MEAN, or SUM (`whole`), which treats all values as one row."""
     x, out, a = node.source(0), node.output, arithmetic(node.backend)
     if x.type_id not in (F32, F16, BF16) or x.type_id != out.type_id or (not whole and x.type_id != F32):
         raise NoDefinition(f"{node.op} of {x.type} into {out.type}")
@@ -77,13 +77,16 @@ def _rows(node: Node, whole: bool) -> Judged:
         total, bound, spread = added(terms, a.lanes)
         exact = total / count
         return within(
-            node, "f32 sums", exact, bound / count + fixed * np.abs(exact) + a.tiny,
+            node,
+            "f32 sums",
+            exact,
+            bound / count + fixed * np.abs(exact) + a.tiny,
             spread / count + fixed / 2 * np.abs(exact) + a.tiny,
-        )  # fmt: skip
+        )
 
 
 def _halves(node: Node, values: Doubles) -> Judged:
-    """A sum of each row and then of these, one by one in float32."""
+    """Judge a sum of each row and then of these sums, one by one in float32."""
     sums, bounds, spreads = (part[..., -1] for part in one_by_one(values))
     total, bound, spread = (part[-1] for part in one_by_one(sums.reshape(-1)))
     with np.errstate(all="ignore"):
@@ -92,8 +95,11 @@ def _halves(node: Node, values: Doubles) -> Judged:
 
 
 def _by_fours(terms: Doubles) -> Doubles:
-    """What CUDA's running sums may be off by: a thread has four terms, whose sum is taken off the sum up to its last
-    one, and then added term by term. So the magnitudes up to the fourth count for each, and eight more roundings."""
+    """Return the error of CUDA's running sums.
+
+    A thread has four terms. Their sum is subtracted from the running sum up to its last term, and then they are added
+    one by one. So each sum has the magnitudes up to the fourth term, and eight more roundings.
+    """
     n = terms.shape[-1]
     last = np.minimum(np.arange(n) | 3, n - 1)
     steps = (last + 9) * UNIT_ROUNDOFF
@@ -110,7 +116,7 @@ def _cumsum(node: Node) -> Judged:
 
 
 def _chain(node: Node, terms: Doubles, in_order: bool, every: bool) -> Judged:
-    """Sums over the last axis, in order or in any; all partial sums or the last one."""
+    """Judge sums over the last axis, in order or in any order; all partial sums or only the last one."""
     partial, bound, spread = one_by_one(terms)
     if not in_order:
         with np.errstate(all="ignore"):
@@ -129,7 +135,7 @@ def _repeat_back(node: Node) -> Judged:
     x, out, a = node.source(0), node.output, arithmetic(node.backend)
     times = repeats(node, out, x)
     split = [n for pair in zip(times, out.shape, strict=True) for n in pair]
-    # the places of y[i], the fastest dimension's repetition last, as the CPU backend adds them
+    # the places of y[i]: the repetition of the fastest dimension is last, as the CPU backend adds them
     terms = x.values.reshape(split).transpose(1, 3, 5, 7, 0, 2, 4, 6).reshape(*out.shape, -1)
     if not terms.size:
         raise NoDefinition("REPEAT_BACK of nothing")
@@ -170,14 +176,17 @@ def _draw_sum(rng: np.random.Generator) -> Iterator[Node]:
 
 def _draw_repeat_back(rng: np.random.Generator) -> Iterator[Node]:
     for part, whole in (
-        ((1, 1, 1, 7), (1, 2, 3, 7)), ((2, 1, 3, 5), (4, 3, 6, 10)), ((1, 1, 1, 1), (1, 1, 4, 33)),
-        ((1, 1, 2, 64), (1, 1, 2, 64)), ((1, 2, 1, 33), (3, 2, 20, 33)),
-    ):  # fmt: skip
+        ((1, 1, 1, 7), (1, 2, 3, 7)),
+        ((2, 1, 3, 5), (4, 3, 6, 10)),
+        ((1, 1, 1, 1), (1, 1, 4, 33)),
+        ((1, 1, 2, 64), (1, 1, 2, 64)),
+        ((1, 2, 1, 33), (3, 2, 20, 33)),
+    ):
         yield Node("REPEAT_BACK", (Operand.of(floats(rng, whole)),), Operand.blank(F32, *part))
 
 
 def _draw_count(rng: np.random.Generator) -> Iterator[Node]:
-    for shape in ((1, 1), (5, 33), (3, 1100)):  # of more dimensions the CPU backend counts wrong rows
+    for shape in ((1, 1), (5, 33), (3, 1100)):  # with more dimensions the CPU backend counts wrong rows
         x, z = (Operand.of(rng.integers(0, 3, shape).astype(np.int32)) for _ in range(2))
         yield Node("COUNT_EQUAL", (x, z), Operand.blank(I64, 1))
         yield Node("COUNT_EQUAL", (x, x), Operand.blank(I64, 1))

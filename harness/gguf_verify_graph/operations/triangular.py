@@ -2,19 +2,19 @@
 
     x[i] = (b[i] - Σ_{t<i} L[i, t]·x[t]) / L[i, i]
 
-The sum is float32 and starts at zero (ggml-cpu/ops.cpp, ggml-cuda/solve_tri.cu; llama.cpp v0.5.0); Vulkan takes each
-term from b[i] (vulkan-shaders/solve_tri.comp). CUDA takes cuBLAS for more than 64 rows or 32 columns, of which the
-order is not known: that is not defined here.
+The sum is float32 and starts at zero (ggml-cpu/ops.cpp, ggml-cuda/solve_tri.cu; llama.cpp v0.5.0); Vulkan subtracts
+each term from b[i] (vulkan-shaders/solve_tri.comp). For more than 64 rows or 32 columns CUDA calls cuBLAS, whose order
+is not known: that is not defined here.
 
-The X̂ that is computed solves L·X̂ = B + ρ, where ρ is what each row rounded (Higham, "Accuracy and Stability of
+The computed X̂ solves L·X̂ = B + ρ, where ρ is the rounding error of each row (Higham, "Accuracy and Stability of
 Numerical Algorithms", 2nd ed., §8.1), so X̂ - X = L⁻¹·ρ:
 
     |ρ[i]|      ≤ γ_{i+1}·Σ_{t<i} |L[i, t]·x[t]| + u·|b[i] - Σ| + (the division's ulps)·|L[i, i]·x[i]|
     bound       |L⁻¹|·|ρ|, in which |x̂| ≤ |x| + (the bound of |x| alone)
     spread      the root of (L⁻¹)²·(variance of ρ)
 
-Where terms are taken from b[i], what is left after each is L[i, i]·x[i] and the terms to come. So L[i, i]·x[i] is
-rounded with them i times: it is one of the magnitudes that γ multiplies, and i·(u·L[i, i]·x[i])²/3 is more variance.
+Where terms are subtracted from b[i], the remainder after each is L[i, i]·x[i] plus the later terms. So L[i, i]·x[i] is
+rounded with them i times: it is one of the magnitudes that γ multiplies, and adds the variance i·(u·L[i, i]·x[i])²/3.
 """
 
 from __future__ import annotations
@@ -65,11 +65,15 @@ def _solve(node: Node) -> Judged:
 def _rounded(
     triangle: Doubles, right: Doubles, exact: Doubles, size: Doubles, division: float, tiny: float, taken: bool
 ) -> tuple[Doubles, Doubles]:
-    """What each row rounds at most, for X of these sizes, and its spread; with terms that are taken from b, or not."""
+    """Return the largest rounding error of each row, for X of these sizes, and its spread.
+
+    Args:
+        taken: whether terms are subtracted from b, as on Vulkan.
+    """
     below = np.tril(triangle, -1)
     diagonal = np.abs(np.einsum("...ii->...i", triangle))[..., None]
     total, magnitude, squares = below @ exact, np.abs(below) @ size, below**2 @ size**2
-    # row i adds i terms, so each is given the n of its own
+    # row i adds i terms, so each row has its own n
     n = np.arange(triangle.shape[-1])[:, None]
     own = diagonal * size if taken else 0.0 * size
     bound = UNIT_ROUNDOFF * (n + 1) / (1 - UNIT_ROUNDOFF * (n + 1)) * (magnitude + own)
@@ -88,9 +92,10 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
         triangle[..., at, at] = signs * rng.uniform(0.7, 3, signs.shape)
         right = floats(rng, (systems, matrices, n, columns))
         yield Node(
-            "SOLVE_TRI", (Operand.of(triangle.astype(np.float32)), Operand.of(right)),
+            "SOLVE_TRI",
+            (Operand.of(triangle.astype(np.float32)), Operand.of(right)),
             Operand.blank(F32, *right.shape),
-        )  # fmt: skip
+        )
 
 
 SOLVE_TRI = Operation(op="SOLVE_TRI", title="X of L·X = B, L a lower triangle", judge=_solve, draw=_draw)

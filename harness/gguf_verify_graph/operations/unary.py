@@ -1,7 +1,7 @@
-"""UNARY: a function of each element, which `op_params` names: activations, roundings and others.
+"""UNARY: a function of each element, selected by `op_params`: activations, roundings and others.
 
-    ABS, SGN, NEG, STEP (x > 0), RELU, FLOOR, CEIL, TRUNC   as they are; ROUND: halves away from zero
-    TANH, EXP                                               as they are
+    ABS, SGN, NEG, STEP (x > 0), RELU, FLOOR, CEIL, TRUNC   by their names; ROUND: halves away from zero
+    TANH, EXP                                               by their names
     SIGMOID, SILU, GELU, GELU_QUICK, GELU_ERF               see `functions`
     ELU           x for x > 0, else e^x - 1                 EXPM1        e^x - 1
     HARDSIGMOID   min(1, max(0, (x + 3)/6))                 HARDSWISH    x·HARDSIGMOID
@@ -9,15 +9,15 @@
     XIELU         a·x² + β·x for x > 0, else (e^min(x, ε) - 1 - x)·b + β·x;  b, a, β, ε are parameters 1 to 4
 
 Sources are float32, float16 or bfloat16, and so is the output; the steps are those of float32 (ggml-cpu/unary-ops.cpp
-and vec.h, ggml-cuda/unary.cu, vulkan-shaders/unary.comp; llama.cpp v0.5.0). What differs between backends:
+and vec.h, ggml-cuda/unary.cu, vulkan-shaders/unary.comp; llama.cpp v0.5.0). Backends differ in these functions:
 
     GELU, GELU_QUICK   On the CPU, float32 is looked up in a table of halves: x is rounded to float16, which is exact
                        here, and the function's value to float16. GELU is 0 from -10 down and x from 10 up.
     SILU               The CPU's rows of float32 use ggml_v_expf.
-    EXPM1              expf(x) - 1 on the CPU, which loses digits near 0; Vulkan's is a Taylor polynomial to |x| = 1/4.
-    ROUND              Vulkan's is ⌊x + 1/2⌋ with a rounded sum: one too many for the number below 1/2, and for some odd
-                       integers above 2^23.
-    bound              from the intervals of the steps (`intervals`); 0 of what is not rounded
+    EXPM1              expf(x) - 1 on the CPU, which loses digits near 0; Vulkan uses a Taylor polynomial to |x| = 1/4.
+    ROUND              Vulkan computes ⌊x + 1/2⌋ with a rounded sum: 1 too large for the number below 1/2, and for some
+                       odd integers above 2^23.
+    bound              from the intervals of the steps (`intervals`); 0 for functions that are not rounded
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .judging import Judged
 from .operation import Operation
 
 VARIANTS = NUMBERED["UNARY"]
-#: Numbers at which a function turns, ends, underflows or overflows.
+#: Arguments at which a function changes direction, ends, underflows or overflows.
 TURNS = (
     0.0, 1e-40, 1e-10, 0.25, 0.5 - 2.0**-25, 0.5, 1.5, 2.5, 3.0, 9.99, 10.0, 10.01, 20.0, 20.01, 60.0, 88.0, 88.5, 89.0,
     104.0, 200.0, 8388609.0, 1e10, 1e30,
@@ -43,10 +43,10 @@ TURNS = (
 
 
 def tabled(function: Function, cut: float = np.nan) -> Callable[[Steps, Doubles], tuple[Doubles, Interval]]:
-    """A function by the CPU's table of halves.
+    """Return a function as computed by the CPU's table of halves.
 
     Args:
-        cut: from here on it is x, and 0 from its negative down; NaN: nowhere.
+        cut: from this value on it is x, and from its negative down 0; NaN: nowhere.
     """
 
     def of(s: Steps, x: Doubles) -> tuple[Doubles, Interval]:
@@ -70,7 +70,7 @@ def _abs_steps(_s: Steps, x: Interval) -> Interval:
 
 
 def _kept(of: Callable[[Doubles], Doubles]) -> Function:
-    """A function that does not decrease and is not rounded."""
+    """Return a function that does not decrease and is not rounded."""
     return Function(of, lambda _s, x: x.increasing(of))
 
 
@@ -103,7 +103,7 @@ def _expm1_steps(s: Steps, x: Interval) -> Interval:
 
 
 def _spelled_out(s: Steps, x: Interval) -> Interval:
-    """CUDA's function, or Vulkan's, which spells it out."""
+    """Return CUDA's function, or the other functions by which Vulkan computes it."""
     if s.backend != "Vulkan":
         return s.expm1(x)
     factor = point(np.float32(1 / 720))
@@ -126,15 +126,21 @@ def _softplus_steps(s: Steps, x: Interval) -> Interval:
 
 
 _FUNCTIONS = FUNCTIONS | {
-    "ABS": Function(np.abs, _abs_steps), "SGN": _kept(_sign), "NEG": Function(np.negative, lambda _s, x: -x),
+    "ABS": Function(np.abs, _abs_steps),
+    "SGN": _kept(_sign),
+    "NEG": Function(np.negative, lambda _s, x: -x),
     "STEP": _kept(lambda x: np.where(x > 0, 1.0, 0.0)),
     "ELU": Function(lambda x: np.where(x > 0, x, np.expm1(x)), _elu_steps),
     "HARDSIGMOID": Function(_hard_sigmoid, _hard_sigmoid_steps),
     "HARDSWISH": Function(lambda x: x * _hard_sigmoid(x), lambda s, x: s.multiply(x, _hard_sigmoid_steps(s, x))),
-    "EXP": Function(np.exp, lambda s, x: s.exp(x)), "EXPM1": Function(np.expm1, _expm1_steps),
+    "EXP": Function(np.exp, lambda s, x: s.exp(x)),
+    "EXPM1": Function(np.expm1, _expm1_steps),
     "SOFTPLUS": Function(lambda x: np.where(x > 20, x, np.log1p(np.exp(x))), _softplus_steps),
-    "FLOOR": _kept(np.floor), "CEIL": _kept(np.ceil), "ROUND": Function(_round, _round_steps), "TRUNC": _kept(np.trunc),
-}  # fmt: skip
+    "FLOOR": _kept(np.floor),
+    "CEIL": _kept(np.ceil),
+    "ROUND": Function(_round, _round_steps),
+    "TRUNC": _kept(np.trunc),
+}
 
 
 def _xielu(node: Node) -> Function:
@@ -160,19 +166,19 @@ def _judge(node: Node) -> Judged:
     function = _xielu(node) if node.variant == "XIELU" else _FUNCTIONS.get(node.variant)
     if function is None:
         raise NoDefinition(node.operation)
-    # in float16, rounding the output is all that the table of halves adds
+    # in float16, the table of halves only adds the rounding of the output
     return judge_function(node, SILU_OF_VECTORS if on_cpu and node.variant == "SILU" else function)
 
 
 def typed(values: Array, type_id: int) -> Operand:
-    """An operand of float32 values as another type: halves of what float16 holds, or the upper bits for bfloat16."""
+    """Return float32 values as an operand of another type: halves in range, or the upper bits for bfloat16."""
     if type_id == F16:
         return Operand.of(np.clip(values, -65504, 65504).astype(np.float16))
     return Operand.of((values.view(np.uint32) >> 16).astype(np.uint16), BF16) if type_id == BF16 else Operand.of(values)
 
 
 def turning(rng: np.random.Generator, shape: Shape) -> Array:
-    """Random numbers, and among them, where there is room, those at which functions turn."""
+    """Return random numbers that include, where there is room, those at which functions change direction."""
     x = floats(rng, shape)
     flat = x.reshape(-1)
     if flat.size > 4 * len(TURNS):
@@ -190,7 +196,7 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
                 for type_id in (F32,) if shape != (2, 3, 5, 33) else (F32, F16, BF16):
                     x = typed(turning(rng, shape), type_id)
                     yield Node("UNARY", (x,), Operand.blank(type_id, *shape), raw, variant)
-            if variant == "XIELU":  # the CPU backend asserts that rows follow each other
+            if variant == "XIELU":  # the CPU backend asserts that rows are contiguous
                 continue
             turned = Operand.of(floats(rng, (2, 5, 3, 32))).permuted(0, 2, 1, 3)
             yield Node("UNARY", (turned,), Operand.blank(F32, *turned.shape), raw, variant)

@@ -1,12 +1,12 @@
 """Windows of images and their relative positions: WIN_PART, WIN_UNPART, GET_REL_POS and ADD_REL_POS.
 
     WIN_PART      y[window, i, j] = x[row·w + i, column·w + j] of the window at (row, column), 0 beyond the edges
-    WIN_UNPART    the way back, without what is beyond the edges
+    WIN_UNPART    the inverse, without the values beyond the edges
     GET_REL_POS   y[i, j] = x[i - j + n - 1], one row of x for each distance of n positions
     ADD_REL_POS   y[q, h, w] = x[q, h, w] + p[q, w] + r[q, h], for each query q of each head
 
-Three of them move numbers and are judged by their bytes. ADD_REL_POS adds in float32 in either order, so that it may
-round x + p or x + r, and the sum (ggml-cpu/ops.cpp; llama.cpp v0.5.0):
+Three of them move numbers, so their bytes are compared. ADD_REL_POS adds in float32 in either order, so it may round
+x + p or x + r, and the sum (ggml-cpu/ops.cpp; llama.cpp v0.5.0):
 
     bound         u·(|x| + max(|p|, |r|)) + u·|o|, u = 2^-24
 """
@@ -77,7 +77,7 @@ def _add(node: Node) -> Judged:
     return within(node, "f32", exact.reshape(x.shape), bound.reshape(x.shape))
 
 
-#: Height, width, channels, size of a window.
+#: Height, width, channels, window size.
 _IMAGES = ((1, 1, 1, 1), (7, 9, 5, 3), (8, 8, 16, 4), (5, 3, 2, 7), (14, 10, 33, 14))
 
 

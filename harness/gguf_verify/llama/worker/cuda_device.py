@@ -165,7 +165,7 @@ class CudaDevice(RegistryDevice):
         return _where(known, out, encode(x))
 
     def _float_scaled(self, x: Floats) -> Bytes:
-        """Find for each block the float32 scale of which all its outputs are rounded multiples."""
+        """Find for each block the float32 scale that explains all its outputs as rounded multiples."""
         y = self._scaled_codes(x, Q8_0, 0)
         with np.errstate(all="ignore"):
             nearest = np.abs(y).max(axis=-1) / np.float32(127)
