@@ -297,7 +297,10 @@ def test_faults_of_a_function_of_c(tmp_path: Path, old: str, new: str, said: str
         (NAMED + 'code = "k.toml"\n', r"its code, k\.toml, is not a \.cu, \.ptx"),
         (NAMED.replace("float32 1.0", "float32 one") + 'code = "k.so"\n', "'one' is not a number"),
         (NAMED.replace("stream", "streams") + 'code = "k.so"\n', "parameter 'streams' is not one of"),
-        (NAMED + 'code = "k.so"\noperands.weights = { stripe = 3 }\n', "'stripe' is not a key of operand weights: did you mean 'stride'"),
+        (
+            NAMED + 'code = "k.so"\noperands.weights = { stripe = 3 }\n',
+            "'stripe' is not a key of operand weights: did you mean 'stride'",
+        ),
         (NAMED + 'code = "k.so"\noperands.room = { zeroed = true }\n', "either scratch = BYTES or constant"),
         (NAMED + 'code = "k.so"\noutput = "half"\n', "output 'half': "),
         (NAMED + 'code = "k.so"\nreturns = "float32"\n', "returns one of void, int32, not 'float32'"),
