@@ -171,9 +171,11 @@ class Experiments:
             if found is not None:
                 return (self.checked() or found,)
             for experiment, calls in (
-                (self._tokens, self._of_tokens()), (self._rows, self._of_rows()), (self._columns, self._of_columns()),
+                (self._tokens, self._of_tokens()),
+                (self._rows, self._of_rows()),
+                (self._columns, self._of_columns()),
                 (self._series, iter([(self.rows, self.x)])),
-            ):  # fmt: skip
+            ):
                 right = [case for call in calls if (case := self._right(*call)) is not None]
                 if all(any(explanation.shows(case) for case in right) for explanation in left):
                     window = experiment()

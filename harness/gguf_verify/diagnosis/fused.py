@@ -28,7 +28,7 @@ from .operands import Bytes, Floats
 
 def faults_of(
     y: Floats, fmt: BlockFormat, semantics: Semantics, rows: Bytes, x: Bytes, threads: int = 1
-) -> tuple[FaultMatch, ...]:  # fmt: skip
+) -> tuple[FaultMatch, ...]:
     """Return the faults that explain all outputs float32[M, N].
 
     Args:

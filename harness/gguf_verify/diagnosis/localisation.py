@@ -87,9 +87,14 @@ def along_k(blames: Iterable[Blame]) -> Iterator[str]:
 
 
 def blame(
-    kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int,
+    kernel: Kernel,
+    weights: Weights,
+    rows: npt.NDArray[np.uint8],
+    n: int,
+    x: npt.NDArray[Any],
+    m: int,
     order: Order | None = None,
-) -> Blame | None:  # fmt: skip
+) -> Blame | None:
     """Find the block of K that makes the output of weight row n and token m wrong; None if that is impossible.
 
     Args:

@@ -44,163 +44,234 @@ OBSERVED = {
     fault.id: fault
     for fault in (
         ObservedFault(
-            "data-race", "threads access the same memory, one of them writes, and nothing orders the accesses",
+            "data-race",
+            "threads access the same memory, one of them writes, and nothing orders the accesses",
             "put a barrier, or the wait for a copy, between the two accesses; between thread blocks, a fence and a "
             "flag that one waits for, or a launch of its own; before a bulk copy over what threads have read, also a "
-            "fence of proxies", _CHECKED,
-        ),
-        ObservedFault(
-            "outside-buffers", "a thread reads or writes outside the kernel's buffers",
-            "check the bounds of what the last row, block or tile accesses", _CHECKED,
-        ),
-        ObservedFault(
-            "uninitialized-memory", "memory is read that nothing has written",
-            "write shared memory, or wait for the copy, before it is read, also where a tile is not full", _CHECKED,
-        ),
-        ObservedFault(
-            "misaligned-access", "an address is not a multiple of the size of what is loaded or stored there",
-            "load in units that the address is a multiple of", _CHECKED,
-        ),
-        ObservedFault(
-            "signed-overflow", "the result of signed arithmetic does not fit its type", "compute in a wider type",
+            "fence of proxies",
             _CHECKED,
         ),
         ObservedFault(
-            "undefined-shift", "a value is shifted by a negative number of bits, or by as many as it has or more",
-            "mask the number of bits, or shift a wider type", _CHECKED,
+            "outside-buffers",
+            "a thread reads or writes outside the kernel's buffers",
+            "check the bounds of what the last row, block or tile accesses",
+            _CHECKED,
         ),
         ObservedFault(
-            "division-by-zero", "an integer is divided by zero", "handle a divisor of zero before the division",
+            "uninitialized-memory",
+            "memory is read that nothing has written",
+            "write shared memory, or wait for the copy, before it is read, also where a tile is not full",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "misaligned-access",
+            "an address is not a multiple of the size of what is loaded or stored there",
+            "load in units that the address is a multiple of",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "signed-overflow",
+            "the result of signed arithmetic does not fit its type",
+            "compute in a wider type",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "undefined-shift",
+            "a value is shifted by a negative number of bits, or by as many as it has or more",
+            "mask the number of bits, or shift a wider type",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "division-by-zero",
+            "an integer is divided by zero",
+            "handle a divisor of zero before the division",
             _CHECKED,
         ),
         ObservedFault(
             "warp-mask",
             "not all lanes that a warp instruction needs execute it: those of its mask, and a shuffle's source",
             "let every lane that the mask names execute the instruction, or compute the mask with __ballot_sync before "
-            "the branch; read only lanes of the mask that execute the shuffle", _CHECKED,
-        ),
-        ObservedFault(
-            "illegal-operand", "an instruction is given a number or an address that it cannot have",
-            "copy 4, 8 or 16 bytes by cp.async.ca, 16 by cp.async.cg, and multiples of 16 by a bulk copy; a named "
-            "barrier is one of 0 to 15, of whole warps; an instruction that names a space (ld.shared, ld.global, "
-            "__ldg) takes addresses in it, and an atomic one none in local memory", _CHECKED,
-        ),
-        ObservedFault(
-            "false-assumption", "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "
-            "__builtin_unreachable) is not so", "promise what holds in every launch, or nothing", _CHECKED,
-        ),
-        ObservedFault(
-            "impossible-launch", "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",
-            "launch fewer threads or less shared memory, change the kernel's __launch_bounds__, or launch whole "
-            "clusters of at most 8 thread blocks", _CHECKED,
-        ),
-        ObservedFault(
-            "divergent-barrier", "some threads of a block never reach a barrier at which others wait",
-            "let all threads of a block reach the same barriers", _CHECKED,
-        ),
-        ObservedFault(
-            "input-written", "the kernel writes into its inputs", "write into the output and shared memory alone",
+            "the branch; read only lanes of the mask that execute the shuffle",
             _CHECKED,
         ),
         ObservedFault(
-            "unwritten", "outputs were never written",
-            "every output needs a thread: check the grid and the bounds of the last tile", _CHECKED,
+            "illegal-operand",
+            "an instruction is given a number or an address that it cannot have",
+            "copy 4, 8 or 16 bytes by cp.async.ca, 16 by cp.async.cg, and multiples of 16 by a bulk copy; a named "
+            "barrier is one of 0 to 15, of whole warps; an instruction that names a space (ld.shared, ld.global, "
+            "__ldg) takes addresses in it, and an atomic one none in local memory",
+            _CHECKED,
         ),
         ObservedFault(
-            "not-deterministic", "the same call gives other outputs when it is made again",
-            "look for races, and for memory that is not initialised", _CHECKED,
+            "false-assumption",
+            "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "
+            "__builtin_unreachable) is not so",
+            "promise what holds in every launch, or nothing",
+            _CHECKED,
         ),
         ObservedFault(
-            "address-dependent", "the outputs depend on where in memory the operands begin",
+            "impossible-launch",
+            "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",
+            "launch fewer threads or less shared memory, change the kernel's __launch_bounds__, or launch whole "
+            "clusters of at most 8 thread blocks",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "divergent-barrier",
+            "some threads of a block never reach a barrier at which others wait",
+            "let all threads of a block reach the same barriers",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "input-written",
+            "the kernel writes into its inputs",
+            "write into the output and shared memory alone",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "unwritten",
+            "outputs were never written",
+            "every output needs a thread: check the grid and the bounds of the last tile",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "not-deterministic",
+            "the same call gives other outputs when it is made again",
+            "look for races, and for memory that is not initialised",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "address-dependent",
+            "the outputs depend on where in memory the operands begin",
             "assume no more than that an operand begins at a multiple of 16 bytes, or of its declared alignment",
             _CHECKED,
         ),
         ObservedFault(
-            "window-of-m", "only calls of some numbers of tokens M are wrong",
-            "check what is chosen by M: which kernel, its tile, its grid, its shared memory", _CALLS,
+            "window-of-m",
+            "only calls of some numbers of tokens M are wrong",
+            "check what is chosen by M: which kernel, its tile, its grid, its shared memory",
+            _CALLS,
         ),
         ObservedFault(
-            "window-of-n", "only calls of some numbers of rows N are wrong",
-            "check what is chosen by N: which kernel, its tile, its grid, its shared memory", _CALLS,
+            "window-of-n",
+            "only calls of some numbers of rows N are wrong",
+            "check what is chosen by N: which kernel, its tile, its grid, its shared memory",
+            _CALLS,
         ),
         ObservedFault(
-            "window-of-k", "only calls of large K are wrong",
-            "check what is chosen by K: which kernel, its stages, its grid, its shared memory", _CALLS,
+            "window-of-k",
+            "only calls of large K are wrong",
+            "check what is chosen by K: which kernel, its stages, its grid, its shared memory",
+            _CALLS,
         ),
         ObservedFault(
-            "window-of-routings", "only some ways to send tokens to experts are wrong",
-            "check how ids become rows of activations, experts of weights and rows of the output", _CALLS,
+            "window-of-routings",
+            "only some ways to send tokens to experts are wrong",
+            "check how ids become rows of activations, experts of weights and rows of the output",
+            _CALLS,
         ),
         ObservedFault(
-            "partial-tile", "rows or tokens past the last whole tile are wrong",
-            "round the number of tiles up, and check the bounds within the last", _CALLS,
+            "partial-tile",
+            "rows or tokens past the last whole tile are wrong",
+            "round the number of tiles up, and check the bounds within the last",
+            _CALLS,
         ),
         ObservedFault(
-            "cached-by-shape", "what one call sets up is kept for later calls of the same shape, which need their own",
-            "key a cache by contents, or drop it when the operands change", _SERIES,
+            "cached-by-shape",
+            "what one call sets up is kept for later calls of the same shape, which need their own",
+            "key a cache by contents, or drop it when the operands change",
+            _SERIES,
         ),
         ObservedFault(
-            "stale-workspace", "a call computes with what the call before left in a workspace",
-            "fill the workspace before it is read, on the same stream", _SERIES,
+            "stale-workspace",
+            "a call computes with what the call before left in a workspace",
+            "fill the workspace before it is read, on the same stream",
+            _SERIES,
         ),
         ObservedFault(
-            "epilogue", "an operation behind the product is left out, done twice or done in another order",
-            "compare what the kernel does behind its product with the declared epilogue", _OUTPUTS,
+            "epilogue",
+            "an operation behind the product is left out, done twice or done in another order",
+            "compare what the kernel does behind its product with the declared epilogue",
+            _OUTPUTS,
         ),
         ObservedFault(
-            "constant-factor", "all outputs are the right ones times one factor",
-            "look for a factor that is applied to every scale or output, or left out", _OUTPUTS,
+            "constant-factor",
+            "all outputs are the right ones times one factor",
+            "look for a factor that is applied to every scale or output, or left out",
+            _OUTPUTS,
         ),
         ObservedFault(
-            "term-factor", "a term of the product has a wrong factor: the codes' term, the offset or the minimum",
+            "term-factor",
+            "a term of the product has a wrong factor: the codes' term, the offset or the minimum",
             "compare the factor of each term with the definition: what a single thread of another kernel adds is only "
-            "its share of a term", _FITTED,
+            "its share of a term",
+            _FITTED,
         ),
         ObservedFault(
-            "code-bits", "bits of the codes count more or less than they should",
-            "check the masks and shifts that put a code together, and its offset", _FITTED,
+            "code-bits",
+            "bits of the codes count more or less than they should",
+            "check the masks and shifts that put a code together, and its offset",
+            _FITTED,
         ),
         ObservedFault(
-            "code-values", "codes stand for other values than they should",
-            "compare the table of values, or the masks and shifts that make a value of a code", _FITTED,
+            "code-values",
+            "codes stand for other values than they should",
+            "compare the table of values, or the masks and shifts that make a value of a code",
+            _FITTED,
         ),
         ObservedFault(
-            "position-factor", "some values of each block are skipped, or count several times",
-            "check the loop over the values of a block, and the masks of packed words", _FITTED,
+            "position-factor",
+            "some values of each block are skipped, or count several times",
+            "check the loop over the values of a block, and the masks of packed words",
+            _FITTED,
         ),
         ObservedFault(
-            "block-factor", "some groups or blocks are skipped, or count several times",
-            "check the loop over blocks, its first and last step, and the index of their scales", _FITTED,
+            "block-factor",
+            "some groups or blocks are skipped, or count several times",
+            "check the loop over blocks, its first and last step, and the index of their scales",
+            _FITTED,
         ),
         ObservedFault(
-            "rows-exchanged", "outputs are those of other rows",
-            "check the index of rows, and in which order they lie in memory", _OUTPUTS,
+            "rows-exchanged",
+            "outputs are those of other rows",
+            "check the index of rows, and in which order they lie in memory",
+            _OUTPUTS,
         ),
         ObservedFault(
-            "tokens-exchanged", "outputs are those of other tokens",
-            "check the index of tokens, and in which order they lie in memory", _OUTPUTS,
+            "tokens-exchanged",
+            "outputs are those of other tokens",
+            "check the index of tokens, and in which order they lie in memory",
+            _OUTPUTS,
         ),
         ObservedFault(
-            "scale-reciprocal", "the scale of activations is multiplied by a reciprocal, not divided",
-            "d = max/127, by division", _BYTES,
+            "scale-reciprocal",
+            "the scale of activations is multiplied by a reciprocal, not divided",
+            "d = max/127, by division",
+            _BYTES,
         ),
         ObservedFault(
-            "sum-order", "the values of s are added in another order",
-            "add lanes at distance 16, 8, 4, 2 and 1, in float32", _BYTES,
+            "sum-order",
+            "the values of s are added in another order",
+            "add lanes at distance 16, 8, 4, 2 and 1, in float32",
+            _BYTES,
         ),
         ObservedFault("sum-missing", "s is not stored: it is zero", "store s = Σ x of the raw values", _BYTES),
         ObservedFault("sum-of-magnitudes", "s is Σ |x|", "store s = Σ x of the raw values", _BYTES),
         ObservedFault(
-            "index-past-2^31", "an index or a count overflows 32 bits in large products",
-            "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication", _LARGE,
+            "index-past-2^31",
+            "an index or a count overflows 32 bits in large products",
+            "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication",
+            _LARGE,
         ),
         ObservedFault(
-            "launch-past-limit", "CUDA refuses the launch of a large product",
+            "launch-past-limit",
+            "CUDA refuses the launch of a large product",
             "count tokens or rows in the grid's x, of which there are 2^31 - 1 (65,535 in y and z), or in tiles; a "
-            "block has up to 1,024 threads and 227 KiB of shared memory", _LARGE,
+            "block has up to 1,024 threads and 227 KiB of shared memory",
+            _LARGE,
         ),
     )
-}  # fmt: skip
+}
 
 
 def observed(

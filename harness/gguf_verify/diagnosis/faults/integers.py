@@ -50,9 +50,11 @@ def _narrow(case: Case) -> LazyVariants:
                     continue
 
                 def made(
-                    narrow: Callable[[Doubles], Doubles], together: Places = together, q: Doubles = q,
+                    narrow: Callable[[Doubles], Doubles],
+                    together: Places = together,
+                    q: Doubles = q,
                     rest: Doubles = rest,
-                ) -> Predicted:  # fmt: skip
+                ) -> Predicted:
                     return with_sums(sum(narrow(np.matmul(a[..., g], q[:, g])) for g in together) - rest)
 
                 def wrapped(v: Doubles, bits: int = bits) -> Doubles:

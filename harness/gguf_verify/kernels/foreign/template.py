@@ -30,8 +30,9 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.M)
 #: The names that a paragraph of a header defines at its outermost level.
 _DEFINED = re.compile(
     r"^(?:__device__ |__forceinline__ |static |const |constexpr |inline |typedef )*"
-    r"(?:struct|enum class|[\w:]+[ \w]*?[ *&]) ?(\w+)(?=[;({ \[=])", re.M,
-)  # fmt: skip
+    r"(?:struct|enum class|[\w:]+[ \w]*?[ *&]) ?(\w+)(?=[;({ \[=])",
+    re.M,
+)
 
 
 @dataclass(frozen=True)
@@ -149,9 +150,11 @@ extern "C" __global__ void gemm(const {fmt.name}* weights, const {activations}* 
         }}
     }}"""
         at = f"{fmt.block_size // 32} * b + s"
-        token = "const float* token = activations + i / N * K;" if inside else (
-            "const Q8_1* token = activations + i / N * (K / 32);"
-        )  # fmt: skip
+        token = (
+            "const float* token = activations + i / N * K;"
+            if inside
+            else ("const Q8_1* token = activations + i / N * (K / 32);")
+        )
         taken = f"quantized(token + 32 * ({at}))" if inside else f"token[{at}]"
         of_s = fmt.min_times_sum and (fmt.has_min or bool(fmt.offset))
         of_codes = fmt.has_min and not fmt.min_times_sum
