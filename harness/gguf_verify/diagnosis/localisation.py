@@ -54,11 +54,11 @@ class Blame:
     def advice(self) -> str:
         """Advice for a failure without a wrong block."""
         if not self.again:
-            return "it is right when the kernel runs again: look for races and for memory that is not initialised"
+            return "it is right when the kernel runs again: look for races and uninitialised memory"
         if self.first is None:
             return (
-                "it is wrong even where the token's activations are all zero: look at where outputs are written, and "
-                "from which token they are read"
+                "it is wrong even where the token's activations are all zero: check where outputs are written, and "
+                "which token they are read from"
             )
         return (
             f"no single block is wrong; the sum is wrong from block {self.first} on: look at the accumulation over K, "

@@ -68,7 +68,7 @@ def routing_fault(
             return of_others
     if not wrong or not right:
         return None
-    words = f"only some ways to send tokens to experts are wrong: {'; '.join(wrong)}. Right: {'; '.join(right)}"
+    words = f"only some routings of tokens to experts are wrong: {'; '.join(wrong)}. Right: {'; '.join(right)}"
     return observed("window-of-routings", words)
 
 
@@ -118,5 +118,5 @@ def _operands_of_others(
     some = ", ".join(f"slot {slot} gets that of {other}" for slot, other in sorted(found.items())[:3])
     words = f"{' and '.join(names)} is another slot's, the product before it is right: {some}"
     return observed(
-        "epilogue", words, "index it by the slot, which the sorted ids hold, not by the place in their list"
+        "epilogue", words, "index it by the slot, which the sorted ids hold, not by the position in their list"
     )

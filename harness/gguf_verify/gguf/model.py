@@ -148,7 +148,7 @@ class Model:
         Reads the files again. Raises ValueError if `sha256` was never called.
         """
         if not self._digests:
-            raise ValueError("there is no digest to compare with")
+            raise ValueError("no digest to compare with")
         changed = "{} was written to, cut or replaced"
         for part in self.parts:  # all of them first, which is fast
             if part.mapped.changed:

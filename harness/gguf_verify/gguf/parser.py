@@ -328,7 +328,7 @@ class _Parser:
                 start,
                 self.pos,
                 "each key once",
-                f"the key {quoted(key)} again, whose value stands at byte {first} already",
+                f"the key {quoted(key)} again, whose value is at byte {first} already",
                 key,
             )
         if length > MAX_KEY:

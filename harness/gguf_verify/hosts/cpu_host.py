@@ -537,4 +537,4 @@ class CheckedHost(CpuHost):
             raise findings.finding(real)
 
 
-CPU = HostKind("cpu", "the CPU, which emulates a card", 0, CpuHost, lambda: None, emulated=True)
+CPU = HostKind("cpu", "the CPU, which emulates a GPU", 0, CpuHost, lambda: None, emulated=True)

@@ -66,7 +66,7 @@ class _Paper(Host):
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
         if grid[0] >= 1 << 31 or max(grid[1:]) >= 1 << 16:  # CUDA Programming Guide, compute capabilities
-            raise UsageError(f"no card launches so many thread blocks: {' × '.join(map(str, grid))}")
+            raise UsageError(f"no GPU can launch that many thread blocks: {' × '.join(map(str, grid))}")
         self.launched.append(Launched(grid, block, shared, kernel, tuple(args)))
 
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
