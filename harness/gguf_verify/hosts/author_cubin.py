@@ -250,7 +250,7 @@ def _kept(
         if nvrtc.cubin_key(root, file, sm, defines, lines, folders, not with_nvcc) == key:
             kept((*key, *more), ".names", json.dumps(names).encode())
             return Compiled(kept((*key, *more), ".cubin", cubin), names, compilation)
-    raise EnvironmentFault("the sources of a kernel change while they are compiled")
+    raise EnvironmentFault("the sources of a kernel changed during compilation")
 
 
 def _names(said: bytes | None, cubin: bytes, entries: Sequence[str]) -> dict[str, str] | None:

@@ -304,7 +304,7 @@ class Host(ABC):
 
         Raises EnvironmentFault if this host cannot.
         """
-        raise EnvironmentFault("outputs and scratch memory that hold something before a launch cannot be checked here")
+        raise EnvironmentFault("outputs and scratch memory with initial contents cannot be checked here")
 
     @abstractmethod
     def launch(

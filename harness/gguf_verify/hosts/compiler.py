@@ -247,7 +247,7 @@ def _bound(root: Path, unit: str, options: Sequence[str], how: Compile) -> Built
         if all(_unchanged(path, before, start) for path in built.files):
             return built
         known |= set(built.files)
-    raise EnvironmentFault("the sources of a kernel change while they are compiled")
+    raise EnvironmentFault("the sources of a kernel changed during compilation")
 
 
 def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:

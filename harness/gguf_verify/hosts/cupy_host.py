@@ -194,7 +194,7 @@ class CupyHost(Host):
                 return made
             if nvrtc.cubin_key(root, file, target, defines, lines) == key:
                 return kept(key, ".cubin", made)
-        raise EnvironmentFault("the sources of a kernel change while they are compiled")
+        raise EnvironmentFault("the sources of a kernel changed during compilation")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

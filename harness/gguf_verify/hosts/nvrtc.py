@@ -252,7 +252,7 @@ def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
             return {entry: str(names[entry]) for entry in entries}
     except (ValueError, RecursionError, KeyError):
         pass
-    raise EnvironmentFault("NVRTC's process did not say what kernels are called")
+    raise EnvironmentFault("NVRTC's process did not return the names of kernels")
 
 
 def compiled_here(

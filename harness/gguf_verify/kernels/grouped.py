@@ -75,7 +75,7 @@ class Grouped:
         Raises UsageError if the rows are not `count` matrices of equal size; KernelFault.
         """
         if not 1 <= count <= MOST_EXPERTS or len(rows) % count:
-            raise UsageError(f"{len(rows)} rows are not the matrices of 1 to {MOST_EXPERTS} experts")
+            raise UsageError(f"{len(rows)} rows are not equal matrices of 1 to {MOST_EXPERTS} experts")
         n, k = len(rows) // count, rows.shape[1] // fmt.block_bytes * fmt.block_size
         filled = np.zeros((count, -(-n // ROWS) * ROWS, rows.shape[1]), np.uint8)
         filled[:, :n] = rows.reshape(count, n, -1)
