@@ -301,7 +301,7 @@ def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None
     return header
 
 
-#: Entry of the cache → this process's copy of the header, beside which its precompiled form lies.
+#: Entry of the cache → this process's copy of the header; the precompiled form is next to it.
 _copies: dict[tuple[str, ...], Path] = {}
 
 

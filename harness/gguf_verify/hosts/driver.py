@@ -59,7 +59,7 @@ def resident_blocks(function: int, threads: int, shared: int, processors: int) -
     """Return the blocks of a CUfunction that a GPU with this many multiprocessors holds at a time.
 
     With clusters it counts whole ones, and has them balanced: blocks of one cluster that share a multiprocessor are
-    slower (one H100, N = 14336, K = 4096: eight tokens of Q4_1 17.0 in place of 19.2 µs, four of Q4_K 16.5 in place of
+    slower (one H100, N = 14336, K = 4096: eight tokens of Q4_1 17.0 instead of 19.2 µs, four of Q4_K 16.5 instead of
     17.4). Raises KernelFault if the driver refuses.
     """
     count, width = c.c_int(), c.c_int()

@@ -24,7 +24,7 @@ from .launches import Foresight, Launched, Placeholder, Recorder, SparseProduct,
 from .operands import fitting, whole_blocks, whole_rows
 from .spec import KernelSpec
 
-#: The kernels for weights that are not quantized, by type; they stand in beside every kernel.
+#: The kernels for weights that are not quantized, by type, whichever kernel is under test.
 ELEMENT_KERNELS: dict[str, KernelSpec] = {
     name: KernelSpec(
         f"{fmt.llama.cpu}_elements", "gemm/elements/01_naive.cu", fmt.llama.cpu, ASCENDING, "one thread an output"

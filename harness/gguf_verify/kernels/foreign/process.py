@@ -564,7 +564,7 @@ class ForeignKernel(Kernel):
         """Whether the bits of its outputs may differ between calls, which is then no fault.
 
         True if it declares so, or if it adds floats by atomic operations on a real GPU and declares no order. (The
-        emulator runs blocks one after the other.) All of its outputs are then judged by the bound.
+        emulator runs blocks one after another.) All of its outputs are then judged by the bound.
         """
         if not self.declaration.deterministic:
             return True
