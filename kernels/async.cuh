@@ -1,11 +1,11 @@
-// Asynchronous copies, barriers of some warps, and launches that overlap, as functions that work on every card and on
-// both hosts. PTX ISA 9.0, sections 9.7.9.25, 9.7.13.1 and 9.7.13.13.
+// Asynchronous copies, barriers for a subset of warps, and overlapping launches, as functions that work on every GPU
+// and on both hosts. PTX ISA 9.0, sections 9.7.9.25, 9.7.13.1 and 9.7.13.13.
 #pragma once
 #include "common.cuh"
 #include "hopper.cuh"
 
-// Whether there are the copies and barriers of hopper.cuh.
-#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900) || defined(BEFORE_SM_90)  // the CPU host is asked for either
+// Whether the copies and barriers of hopper.cuh are available.
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900) || defined(BEFORE_SM_90)  // the CPU host may request either
 constexpr bool BULK_COPIES = false;
 #else
 constexpr bool BULK_COPIES = true;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void async_copy16(void* to, const void* from) {
 #endif
 }
 
-// The copies that this thread began since the last call are a group.
+// Commit the copies that this thread began since the last call as one group.
 __device__ __forceinline__ void async_commit() {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     asm volatile("cp.async.commit_group;" ::: "memory");
@@ -37,7 +37,7 @@ __device__ __forceinline__ void async_wait() {
 #endif
 }
 
-// Barrier `id` (1 … 15) of so many threads, in whole warps: arrive, and for `sync` wait for the others.
+// Barrier `id` (1 … 15) of a number of threads, in whole warps: arrive; `sync` also waits for the others.
 __device__ __forceinline__ void barrier_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -45,22 +45,23 @@ __device__ __forceinline__ void barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Let the next launch start, if it may overlap this one. It waits by itself, with the next function.
+// Let the next launch start, if it may overlap this one. It waits with the next function.
 __device__ __forceinline__ void let_next_launch_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// Wait until the launch before has ended and its results can be read.
+// Wait until the previous launch has ended and its results can be read.
 __device__ __forceinline__ void wait_for_last_launch() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Order what this thread knows of before what the copy engine does next: that barriers were initialised, and that shared
-// memory was read. A barrier of threads does not do that: loads can still be under way when a copy takes their place.
+// Order everything that is visible to this thread before the next operations of the copy engine: the initialization of
+// barriers, and reads of shared memory. A barrier of threads does not: loads can still be in flight when a copy
+// overwrites their source.
 __device__ __forceinline__ void before_bulk_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

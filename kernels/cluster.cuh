@@ -1,6 +1,6 @@
 // Thread blocks of a cluster run at the same time and write each other's shared memory (sm_90 or later; PTX ISA 9.0,
-// sections 9.7.9.22, mapa, and 9.7.13.4, barrier.cluster). Here they share work whose result each of them needs: a block
-// computes one share of CLUSTER and stores it in every block.
+// sections 9.7.9.22, mapa, and 9.7.13.4, barrier.cluster). Here they share work whose result every block needs: a block
+// computes one of CLUSTER shares and stores it in every block.
 #pragma once
 #include "common.cuh"
 
@@ -14,9 +14,9 @@
 #define IN_CLUSTERS
 #endif
 
-// A share is what one of SHARERS blocks computes: those of a cluster, or a block by itself. No block may store in another
-// before `others_run`, or read what others stored before `meet`. The CPU runs one block after the other: there, each
-// computes all shares, and stores them in its own memory alone.
+// A share is computed by one of SHARERS blocks: those of a cluster, or a single block. A block must not store to
+// another one before `others_run`, nor read what others stored before `meet`. The CPU runs blocks one after another:
+// there, each computes all shares and stores them only in its own memory.
 template <int SHARERS>
 struct Sharers {
     static_assert(SHARERS == 1 || SHARERS == CLUSTER, "all blocks of a cluster share");
@@ -32,7 +32,7 @@ struct Sharers {
     }
     static __device__ __forceinline__ int last_share() { return first_share(); }
 
-    // The place in a block of the cluster that is `p` in this one.
+    // The address in a block of the cluster that corresponds to `p` in this one.
     template <class T>
     static __device__ __forceinline__ T* in(T* p, int block) {
         if (SHARERS == 1) return p;
@@ -47,7 +47,7 @@ struct Sharers {
     static __device__ __forceinline__ void others_run() {
         if (SHARERS > 1) asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
     }
-    // Also a barrier of the block's own threads.
+    // Also a barrier of this block's threads.
     static __device__ __forceinline__ void meet() {
         if (SHARERS == 1) {
             __syncthreads();

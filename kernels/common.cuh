@@ -1,5 +1,5 @@
-// What every kernel needs: integer types, half conversions, and the rule by which a block's term is accumulated.
-// No CUDA header is included, so that NVRTC needs no include path but this folder; nvcc compiles it too.
+// Definitions for every kernel: integer types, half conversions, and the rule for accumulating a block's term. No CUDA
+// header is included, so that NVRTC needs no include path other than this folder; nvcc compiles it too.
 #pragma once
 
 #ifdef __CUDACC__
@@ -16,7 +16,7 @@ typedef long long int64_t;
 typedef unsigned long long uint64_t;
 #endif
 
-// A half travels as its 16 bits: block structs stay plain old data with the file's alignment.
+// A half is passed as its 16 bits: block structs stay plain old data with the file's alignment.
 __device__ __forceinline__ float half_to_float(uint16_t bits) {
     float f;
     asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits));
@@ -44,14 +44,14 @@ struct alignas(4) Q8_1 {
 };
 static_assert(sizeof(Q8_1) == 36, "Q8_1 is 36 bytes without padding");
 
-// What the minimum m of w = d·q + m is multiplied by: nothing, the activations' stored s, or d_a times the sum of their
-// codes (superblocks, which have a minimum for each 16 or 32 values). OFFSET: m is -d·ZERO and multiplied by s, with d
+// The factor of the minimum m in w = d·q + m: none, the activations' stored s, or d_a times the sum of their codes
+// (superblocks, which have a minimum for each 16 or 32 values). OFFSET: m is -d·ZERO and multiplied by s, with d
 // factored out of both terms, as llama.cpp does (ggml-cuda/vecdotq.cuh, vec_dot_q4_0_q8_1_impl).
 enum class Minimum { NONE, OFFSET, MEETS_S, MEETS_CODES };
 
-// A weight format offers, for slice s (0 … VALUES/32-1) of its block:
+// A weight format provides, for slice s (0 … VALUES/32-1) of its block:
 //
-//     VALUES, GROUP, MINIMUM        values in a block; 16 where no more share a scale, else 32; see above
+//     VALUES, GROUP, MINIMUM        values in a block; values under one scale, 16 or 32; see above
 //     ZERO                          the code that stands for zero, a power of two, where MINIMUM is OFFSET
 //     unpack(s, q)                  the 32 codes in order
 //     codes4(s, j, low, high)       codes of x[4j…4j+3] and of x[16+4j…], four to a word, j = 0…3
@@ -62,8 +62,8 @@ enum class Minimum { NONE, OFFSET, MEETS_S, MEETS_CODES };
 //     stored_scale(), stored_min()  for statistics: what the file holds, before it is multiplied out; STORES_M says whether
 //                                   a minimum is; NORMAL is the smallest scale that is not a subnormal number
 
-// What a group's term adds to d·Σ q_w·q_a, or what its minimum is multiplied by: -ZERO·s, s, or d_a·Σ q_a. Each is exact
-// in float32 where d_a and s are halves.
+// The group's addend to d·Σ q_w·q_a, or the factor of its minimum: -ZERO·s, s, or d_a·Σ q_a. Each is exact in float32
+// if d_a and s are halves.
 //
 //     d_a, s_a    of the activations' block                 codes       Σ q_a, read where MINIMUM is MEETS_CODES
 template <class F>
@@ -74,8 +74,8 @@ __device__ __forceinline__ float z_of(float d_a, float s_a, float codes) {
 }
 
 // The declared order of semantics q8_1: groups of 32 or 16 values in ascending k, one or two fused multiply-adds each.
-// Of the formats with one half scale a block, d_w·d_a is a product of two 11-bit significands and exact; of others it is
-// rounded once. Kernels that keep this order agree in every bit.
+// For formats with one half scale per block, d_w·d_a is a product of two 11-bit significands and exact; for others it
+// is rounded once. Kernels that keep this order agree in every bit.
 //
 //     d_w, m_w    scale and minimum of the group            products    Σ q_w·q_a, an integer below 2^24
 //     d_a         of the activations' block                 z           as above
@@ -90,14 +90,14 @@ __device__ __forceinline__ float add_term(float acc, float d_w, float m_w, float
     }
 }
 
-// The same of s and the sum of the activations' codes.
+// The same from s and the sum of the activations' codes.
 template <class F>
 __device__ __forceinline__ float add_group(float acc, float d_w, float m_w, float d_a, float s_a, float products,
                                            float codes) {
     return add_term<F>(acc, d_w, m_w, d_a, z_of<F>(d_a, s_a, codes), products);
 }
 
-// The scales and minima of a slice apart from its codes, as a tile in shared memory holds them.
+// The scales and minima of a slice without its codes, as stored in a tile in shared memory.
 template <class F>
 struct Scales {
     static constexpr int GROUPS = F::GROUP == 16 ? 2 : 1;
@@ -142,7 +142,7 @@ __device__ __forceinline__ float accumulate(float acc, const F& w, int s, float 
     return accumulate(acc, scales, d_a, s_a, sum, codes);
 }
 
-// An integer sum that starts at INTEGER_BASE is, as bits, the float 12582912 + s while |s| < 2^22, so that an exact
-// addition replaces a conversion, of which a GPU does an eighth as many. A slice's sums are below 32·2^14 = 2^19.
+// An integer sum that starts at INTEGER_BASE is, as bits, the float 12582912 + s while |s| < 2^22, so an exact addition
+// replaces a conversion, which runs at an eighth of its rate on a GPU. A slice's sums are below 32·2^14 = 2^19.
 constexpr int INTEGER_BASE = 0x4B400000;
 __device__ __forceinline__ float above_base(int sum) { return __fadd_rn(__uint_as_float((uint32_t)sum), -12582912.0f); }

@@ -1,4 +1,4 @@
-// Hopper's asynchronous instructions (sm_90a), as functions that both hosts have: bulk copies into shared memory, the
+// Hopper's asynchronous instructions (sm_90a), as functions for both hosts: bulk copies into shared memory, the
 // barriers that they complete on, and products by a warpgroup (four warps). PTX ISA 9.0, sections 9.7.9.25, 9.7.13.15
 // and 9.7.15.
 #pragma once
@@ -18,7 +18,7 @@ __device__ __forceinline__ void mbarrier_init(MBarrier* b, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(b)), "r"(arrivals) : "memory");
 }
 
-// After the barriers are initialised, before anything else may use them: also the copy engine.
+// Called after the barriers are initialised, before anything else may use them, including the copy engine.
 __device__ __forceinline__ void mbarrier_init_done() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
@@ -37,7 +37,7 @@ __device__ __forceinline__ void mbarrier_wait(MBarrier* b, int parity) {
         : "memory");
 }
 
-// One arrival at `b`, whose phase ends with the last of so many bytes that `bulk_copy` brings.
+// One arrival at `b`, whose phase completes with the last of the bytes that `bulk_copy` brings.
 __device__ __forceinline__ void mbarrier_expect(MBarrier* b, int bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(b)), "r"(bytes)
                  : "memory");
@@ -51,7 +51,7 @@ __device__ __forceinline__ void bulk_copy(void* to, const void* from, int bytes,
                  : "memory");
 }
 
-// A warpgroup releases registers, or takes more.
+// A warpgroup releases registers, or acquires more.
 template <int COUNT>
 __device__ __forceinline__ void fewer_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -61,14 +61,14 @@ __device__ __forceinline__ void more_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-// Fragments must be in their registers before `wgmma_begin`: the compiler does not know that it ends their making.
+// Fragments must be in their registers before `wgmma_begin`: the compiler does not know that it needs them.
 __device__ __forceinline__ void pin(uint32_t (&a)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-// A matrix [columns, 64 halves] in shared memory, aligned to 1024: rows of 128 bytes whose eight 16-byte chunks c lie at
-// c ^ (row % 8).
+// A matrix [columns, 64 halves] in shared memory, aligned to 1024: rows of 128 bytes whose eight 16-byte chunks c are
+// at c ^ (row % 8).
 struct SharedMatrix {
     uint64_t descriptor;
 };

@@ -1,11 +1,12 @@
-// A layout of weights for kernels whose lanes have a row each: of any type, since it only says where a block's bytes lie.
+// A weight layout for kernels with one row per lane: for any type, since it only defines where a block's bytes are.
 //
-// A strip is 32 rows. Its blocks along K lie one after the other, and of a block what 32 lanes read at once lies side by
-// side: its bytes 0…15 of all rows, 16…31 of all rows, and so on; then what remains in pieces of 8, 4, 2 and 1 bytes.
+// A strip is 32 rows. Its blocks along K follow one another, and in a block the bytes that 32 lanes read at once are
+// contiguous: bytes 0…15 of all rows, 16…31 of all rows, and so on; then the remainder in pieces of 8, 4, 2 and 1
+// bytes.
 //
 //     strip (N/32)   block (K/VALUES)   piece   row (32)   bytes of the piece
 //
-// Rows past N are zero. gguf_verify/kernels/interleaved.py takes it apart again.
+// Rows past N are zero. gguf_verify/kernels/interleaved.py decodes it.
 #pragma once
 #include "formats/format.cuh"
 
@@ -20,15 +21,15 @@ __device__ constexpr int piece_at(int from) {
     return 1;
 }
 
-// A lane's block, copied into registers: whatever FORMAT reads of it at a place that the compiler knows is a register.
+// A lane's block, copied into registers: whatever FORMAT reads of it at a compile-time index is a register.
 struct Block {
-    // Of an odd size, a block has one byte before its codes: from byte 3 on, it has them in whole words.
+    // A block of odd size has one byte before its codes: shifted to byte 3, its codes are in whole words.
     static constexpr int FIRST = BYTES % 2 ? 3 : 0;
     uint32_t words[(BYTES + FIRST + 15) / 16 * 4];
 
     __device__ __forceinline__ const FORMAT& format() const { return *(const FORMAT*)((const uint8_t*)words + FIRST); }
 
-    // From shared memory that holds this block of all rows.
+    // From shared memory that holds this block for all rows.
     __device__ __forceinline__ void read(const uint8_t* block, int lane) {
 #pragma unroll
         for (int i = 0; i < BYTES / 16; ++i) {
@@ -53,7 +54,7 @@ struct Block {
     }
 };
 
-// Entries of a grid that the codes of a type are looked up in; 0 of other types.
+// The number of entries of a grid for the lookup of codes; 0 for other types.
 template <class F>
 __device__ constexpr auto entries_of(int) -> decltype(+F::ENTRIES) {
     return F::ENTRIES;
@@ -63,8 +64,8 @@ __device__ constexpr int entries_of(long) {
     return 0;
 }
 
-// The codes of a slice, x[4j…4j+3] in q[j]. A grid is copied to shared memory: 32 lanes that look up different entries of
-// one in device memory would wait for each of its cache lines.
+// The codes of a slice, x[4j…4j+3] in q[j]. A grid is copied to shared memory: 32 lanes that look up different entries
+// in device memory would wait for each of its cache lines.
 template <class F, bool = (entries_of<F>(0) > 0)>
 struct Grid {
     __device__ __forceinline__ Grid(uint8_t*) {}

@@ -1,10 +1,10 @@
-// Two layouts that the fastest kernels use for their operands. They hold the content of GGUF rows and of Q8_1 rows, in an
-// order in which a warp's lanes find their parts of a fragment side by side. gguf_verify/kernels/packed.py unpacks them,
-// and derives the macros from the type's record: CODE_BITS is 4 or 5 where codes are unsigned and no wider, else 8 for
-// signed bytes; HALF_SCALES where a block has one scale, which is a half, and one minimum, a half, if any.
+// Two layouts of the operands of the fastest kernels. They hold the content of GGUF rows and of Q8_1 rows, in an order
+// in which the parts of a fragment for a warp's lanes are contiguous. gguf_verify/kernels/packed.py decodes them, and
+// derives the macros from the type's record: CODE_BITS is 4 or 5 if codes are unsigned and no wider, otherwise 8 for
+// signed bytes; HALF_SCALES if a block has one scale, which is a half, and at most one minimum, also a half.
 //
-// Packed weights: tiles of 128 rows, a chunk a tile and slice of 32 values. Rows past N and slices past K are zero, and
-// the number of slices is even.
+// Packed weights: tiles of 128 rows, one chunk per tile and slice of 32 values. Rows past N and slices past K are zero,
+// and the number of slices is even.
 //
 //     chunk (tile, slice)    codes[128 threads]   high[128 threads]   d[GROUPS][32 quads][4]   m[GROUPS][32 quads][4]
 //                            16 or 32 bytes       4, of 5 bits        halves or floats         the same, of minima
@@ -13,17 +13,18 @@
 //                            bit 8i + 4t + 2r + j of `high` is the fifth bit of value 16j + 4c + i
 //     d, m                   of [t][r], by quad 8w + g; two GROUPS where no more than 16 values share a scale
 //
-// Of blocks of 32 values under halves whose codes are stored as they are (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) a chunk is as
-// large as 128 blocks: packing only moves bits. Elsewhere scales are multiplied out to floats, and codes of fewer bits,
-// or of tables, are bytes: Q4_K takes 6 bits a weight, Q5_K 7, Q2_K 8, Q6_K and its like 10, IQ4_XS and its like 9.
+// For types with blocks of 32 values under halves whose codes are stored unchanged (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0) a
+// chunk is as large as 128 blocks: packing only moves bits. For others scales are multiplied out to floats, and codes
+// of fewer bits, or from tables, are bytes: Q4_K takes 6 bits per weight, Q5_K 7, Q2_K 8, Q6_K and similar types 10,
+// IQ4_XS and similar types 9.
 //
-// Strips: the threads of 32 rows (w = 0…3 of a tile) by themselves, all slices one after the other.
+// Strips: the threads of 32 rows (w = 0…3 of a tile) separately, with all slices contiguous.
 //
 //     part (tile, w, slice)  codes[32 threads]   high[32 threads]   d[GROUPS][8 quads][4]   m[GROUPS][8 quads][4]
 //
-// Tiled activations: TOKENS of them and two slices a chunk. A token's 64 codes are halves in the order of a fragment's k;
-// the row's 16-byte pieces c lie at c ^ (token % 8), as `wgmma` needs them. Then d of each slice and token, with z
-// (common.cuh) where the weights' type has one: of each group where z is made of the group's codes.
+// Tiled activations: a chunk has TOKENS tokens and two slices. A token's 64 codes are halves in the order of a
+// fragment's k; the row's 16-byte pieces c are at c ^ (token % 8), as `wgmma` needs them. Then d of each slice and
+// token, with z (common.cuh) if the weights' type has one: of each group if z is computed from the group's codes.
 //
 //     chunk (tile, stage)    codes[TOKENS][64 halves]   scales[2 slices][Z_GROUPS][TOKENS]{float d, z}
 //
@@ -102,7 +103,7 @@ __device__ __forceinline__ void load_scales(float (&of)[2][2], const uint8_t* sc
     }
 }
 
-// The fragment of tile t in halves, for a product of the 16 values of half j: as `wgmma` of hopper.cuh takes it.
+// The fragment of tile t in halves, for a product of the 16 values of half j: in the layout for `wgmma` of hopper.cuh.
 __device__ __forceinline__ void half_fragment(const Part& p, int t, int j, uint32_t (&a)[4]) {
 #pragma unroll
     for (int r = 0; r < 2; ++r)

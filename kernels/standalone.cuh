@@ -1,5 +1,5 @@
-// In place of common.cuh where a format's header is copied beside somebody else's kernel (`gguf-verify new-kernel`): what
-// the headers of formats need, for nvcc, NVRTC and the C++ compiler, with no other file.
+// Replaces common.cuh where a format's header is copied beside a foreign kernel (`gguf-verify new-kernel`): the
+// definitions for the headers of formats, for nvcc, NVRTC and the C++ compiler, without other files.
 #pragma once
 
 typedef signed char int8_t;
@@ -12,7 +12,7 @@ typedef unsigned int uint32_t;
 __device__ __forceinline__ float half_to_float(uint16_t bits) {
     const uint32_t sign = (bits & 0x8000u) << 16, magnitude = bits & 0x7FFFu;
     if (magnitude >= 0x7C00u) return __uint_as_float(sign | 0x7F800000u | (magnitude & 0x3FFu) << 13);
-    // a half's exponent counts from -15, a float's from -127: 2^112 between them, also for subnormal numbers
+    // the exponent bias of a half is 15, that of a float 127: a factor of 2^112, also for subnormal numbers
     return __fmul_rn(__uint_as_float(sign | magnitude << 13), 5192296858534827628530496329220096.0f);
 }
 
@@ -36,6 +36,6 @@ __device__ __forceinline__ uint16_t float_to_bfloat16(float f) {
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1)) >> 16);
 }
 
-// What the minimum m of w = d·q + m is multiplied by, where activations are quantized: nothing, the activations' stored s
-// (OFFSET: m is -d·ZERO), or d_a times the sum of their codes.
+// The factor of the minimum m in w = d·q + m, if activations are quantized: none, the activations' stored s (OFFSET: m
+// is -d·ZERO), or d_a times the sum of their codes.
 enum class Minimum { NONE, OFFSET, MEETS_S, MEETS_CODES };

@@ -1,8 +1,8 @@
-// Weights of any type to halves: each value as llama.cpp's to_float has it, rounded to nearest even. What an engine runs
-// before cuBLAS where it has no kernel for a type; the benchmarks time the two together.
+// Dequantizes weights of any type to halves: the value of llama.cpp's to_float, rounded to nearest even. An engine runs
+// this before cuBLAS if it has no kernel for a type; the benchmarks time the two together.
 //
-// Four threads share a slice of 32 values: thread j has x[4j…4j+3] and x[16+4j…], as codes4 gives them. So a warp reads
-// eight slices, one after the other, and what four threads store at a time are whole sectors of 32 bytes.
+// Four threads share a slice of 32 values: thread j has x[4j…4j+3] and x[16+4j…], in the order of codes4. So a warp
+// reads eight consecutive slices, and four threads store whole sectors of 32 bytes at a time.
 #include "formats/format.cuh"
 
 __device__ __forceinline__ uint2 four_halves(float d, float m, int codes) {

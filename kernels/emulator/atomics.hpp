@@ -1,11 +1,11 @@
-// Atomic operations and fences of CUDA C++ (Programming Guide, "Atomic Functions" and "Memory Fence Functions"). Blocks on
-// several operating-system threads meet in global memory, so they are the processor's own.
+// Atomic operations and fences of CUDA C++ (Programming Guide, "Atomic Functions" and "Memory Fence Functions"). Blocks
+// on several operating-system threads share global memory, so they use the processor's atomic operations.
 #pragma once
 #include "cuda_on_cpu.hpp"
 
 namespace cuda_on_cpu {
 
-// The old value; the new one is change(old). Not instrumented: before_atomic() informs the checks.
+// Returns the old value; the new one is change(old). Not instrumented: before_atomic() informs the checks.
 template <class T, class Change>
 __attribute__((no_sanitize("thread", "alignment"))) T replaced(T* at, Change change, bool& changed) {
     T old, now;
@@ -58,7 +58,7 @@ T wrapping_sum(T a, T b) {
     return (T)((Bits)a + (Bits)b);
 }
 
-// Exists where a unit adds floats of a type: a template, so that one that does not has none.
+// Exists if a unit adds floats of a type: a template, so that a unit that does not has none.
 template <class T>
 struct Adds {
     static AddsFloats floats;
@@ -70,8 +70,8 @@ using Float = std::enable_if_t<std::is_floating_point<T>::value, T>;
 
 }  // namespace cuda_on_cpu
 
-// NAME of a type T, the value that it leaves where it found `a` and is given `b`; and the forms for a thread block and
-// for the whole system. HOW: cuda_on_cpu::Strong.
+// Defines NAME for a type T with the new value in terms of the old value `a` and the operand `b`; and the forms for a
+// thread block and for the whole system. HOW: cuda_on_cpu::Strong.
 #define ATOMIC_OF(NAME, T, HOW, ...)                                                                     \
     TO_RUNNER T NAME(T* at, T b) {                                                                       \
         using namespace cuda_on_cpu;                                                                     \

@@ -1,6 +1,6 @@
-// What GCC's instrumentation calls (gcc/sanitizer.def; the arguments of compiler-rt's ubsan_handlers.h), for checks.hpp.
-// An ordinary build of a kernel with volatile accesses is instrumented too (hosts/compiler.py, WAITS): what waits by
-// such reads for another thread lets that go on.
+// The functions that GCC's instrumentation calls (gcc/sanitizer.def; the arguments of compiler-rt's ubsan_handlers.h),
+// for checks.hpp. An ordinary build of a kernel with volatile accesses is also instrumented (hosts/compiler.py, WAITS),
+// so that a thread that polls with such reads lets the awaited thread run.
 #pragma once
 #include "conversions.hpp"
 
@@ -33,7 +33,7 @@ extern "C" {
 #define ACCESSES(PREFIX, SIZE)              \
     ACCESS(PREFIX##read##SIZE, SIZE, false) \
     ACCESS(PREFIX##write##SIZE, SIZE, true)
-// A loop that reads what is volatile may wait for another thread.
+// A loop that reads volatile memory may be waiting for another thread.
 #define VOLATILE_ACCESS(NAME, SIZE, HOW)                                                                                \
     HIDDEN void __tsan_volatile_##NAME##SIZE(void* at) {                                                                \
         using namespace cuda_on_cpu;                                                                                    \

@@ -1,54 +1,57 @@
-// What a checked build looks for. The kernel's unit is compiled with -fsanitize=thread,alignment,signed-integer-overflow,
-// shift-exponent,integer-divide-by-zero,unreachable,return,object-size; GCC then calls a function before each access to
-// memory, and where an address, a sum, a shift or a divisor is not what it should be; with -fsanitize-coverage=trace-pc, where each block of instructions
-// begins (trails.hpp). They are those of callbacks.hpp, in place of the sanitizers' libraries.
+// The checks of a checked build. The kernel's unit is compiled with -fsanitize=thread,alignment,
+// signed-integer-overflow,shift-exponent,integer-divide-by-zero,unreachable,return,object-size. GCC then calls a
+// function before each memory access, and where an address, a sum, a shift or a divisor is invalid; with
+// -fsanitize-coverage=trace-pc, also at the start of each basic block (trails.hpp). The functions are those of
+// callbacks.hpp, which replace the sanitizers' libraries.
 //
-// A race is two accesses of which one writes and neither comes before the other (order.hpp). Each byte of shared and of
-// global memory has a cell with its last plain write, its last plain reads and its last atomic operations (as in FastTrack,
-// Flanagan and Freund 2009), so that a plain access and an atomic one are both kept, whichever comes first. A write that
-// changes nothing does not race with plain accesses.
+// A race is two accesses, at least one of them a write, that are not ordered (order.hpp). Each byte of shared and of
+// global memory has a cell with its last plain write, its last plain reads and its last atomic operations (as in
+// FastTrack, Flanagan and Freund 2009), so that a plain access and an atomic one are both kept, in either order. A
+// write that changes nothing does not race with plain accesses.
 //
-// Atomic operations, accesses to what is volatile, and ld and st that are relaxed, acquire or release are strong (PTX ISA
-// 9.0, 8.6): strong operations do not race with each other, but with plain accesses. There are two exceptions: atomic
-// operations of other sizes that overlap, and those of a thread block (atomicAdd_block) with those of another one. Who has
-// read a value by a strong operation comes after the operations before it at that address: their order is that of
-// the values, and needs no fence. So the last thread block may set a counter back by a plain store.
+// Atomic operations, volatile accesses, and ld and st that are relaxed, acquire or release are strong (PTX ISA 9.0,
+// 8.6): strong operations do not race with each other, but they race with plain accesses. There are two exceptions:
+// overlapping atomic operations of different sizes, and block-scoped operations (atomicAdd_block) from different
+// blocks. A thread that reads a value with a strong operation is ordered after the operations before it at that
+// address: their order is that of the values, and needs no fence. So the last thread block may reset a counter with a
+// plain store.
 //
-// A bulk copy is of the asynchronous proxy (PTX ISA 9.0, 8.1.6 and 9.7.9.25). Accesses to what it overwrites, by loads and
-// stores, come before it if a fence of proxies lies between too. An arrival at an mbarrier counts as one, since NVIDIA's
-// own pipelines have no other; one that also expects bytes does not, or the copy's own would count.
+// A bulk copy belongs to the asynchronous proxy (PTX ISA 9.0, 8.1.6 and 9.7.9.25). Loads and stores of memory that it
+// overwrites are ordered before it only if there is also a proxy fence in between. An arrival at an mbarrier counts as
+// one, since NVIDIA's own pipelines have no other; an arrival that also expects bytes does not, or the copy's own would
+// count.
 #pragma once
 #include "order.hpp"
 #include "trails.hpp"
 
 namespace cuda_on_cpu {
 
-// The runner's side.
+// The interface of the runner.
 uint64_t current_thread();
 bool in_kernel();
 bool on_a_stack(uint64_t address);
 void stop_launch();
 uint8_t* shared_of_launch();
 
-// How a copy is reported that is one of two accesses.
+// The name in reports of a copy that is one of two accesses.
 constexpr uint32_t A_COPY = 1 << 16;
 struct AsyncWrite {
     Clock known;
     uint32_t thread = 0, clock = 0, at = 0;
 };
 
-// By whom and where a byte was accessed; clock 0: by nobody. A thread from the block's size on is a copy.
+// The thread and time of an access to a byte; clock 0: none. Threads from the block's size on are copies.
 struct Touch {
     uint32_t clock, at, block;
     uint16_t thread;
     uint8_t how;    // Strong; 0: a plain access
-    uint8_t piece;  // of an atomic operation: its size and which byte of it this is; 0: of any size
+    uint8_t piece;  // size of an atomic operation and index of this byte in it; 0: any size
     uint32_t turn;  // of strong operations, in the order of their values
 };
-// The last accesses of a byte that are not known to come before later ones.
+// The last accesses of a byte that are not known to be ordered before later ones.
 struct Cell {
     Touch write, reads[3], strong[3];
-    uint32_t written;  // 1 + the number of the last block that wrote it; 0: none did
+    uint32_t written;  // 1 + the number of the last block that wrote it; 0: none
 };
 
 struct Region {
@@ -64,8 +67,8 @@ struct Region {
     }
 };
 
-// The variables of the kernel's unit: where each begins in the library, or in its thread-local memory, and its size.
-// hosts/extents.py writes them here. The bytes behind each belong to none.
+// The variables of the kernel's unit: the start of each in the library, or in its thread-local memory, and its size.
+// hosts/extents.py writes them here. The bytes after each belong to no variable.
 struct Extents {
     uint64_t count, padding;
     struct {
@@ -84,8 +87,8 @@ struct Extent {
 class Checks {
   public:
     bool on = false;
-    // Whether strong operations have ordered threads in the last launch: in another order of threads and blocks they
-    // might not have, unless one waits for the other.
+    // Whether strong operations have ordered threads in the last launch: with a different order of threads and blocks
+    // they might not have, unless one waits for the other.
     bool by_chance = false;
 
     void begin_launch(const Request& request, Report& report, const Library& library, size_t shared) {
@@ -117,7 +120,7 @@ class Checks {
         for (Region& r : regions_) free(r.cells);
         regions_.clear();
     }
-    // Block number `block` begins, while others may wait.
+    // Block number `block` begins; others may be waiting.
     void begin_block(uint64_t block, uint64_t threads) {
         leave_block();
         threads_ = (uint32_t)threads, block_ = (uint32_t)block;
@@ -127,7 +130,7 @@ class Checks {
         now_->trails->begin(threads);
         for (auto i = published_.begin(); i != published_.end();) i = i->second.shared ? published_.erase(i) : ++i;
     }
-    // It goes on, after others.
+    // It resumes after others.
     void go_on_with(uint64_t block) {
         if (now_ && block_ == block) return;
         leave_block();
@@ -146,7 +149,7 @@ class Checks {
         spare_.push_back(std::move(now_->trails));
         blocks_.erase(block_), now_ = nullptr;
     }
-    // Puts back what the last launch replaced in global memory; returns what it had made of that.
+    // Restores the global memory that the last launch overwrote; returns what the launch had written.
     std::vector<std::pair<uint8_t*, uint8_t>> undo() {
         std::vector<std::pair<uint8_t*, uint8_t>> made;
         for (const auto& [at, before] : replaced_) {
@@ -165,7 +168,7 @@ class Checks {
     // ---- order ---------------------------------------------------------------------------------------------------
 
     void pause() { flush(); }
-    // What the running thread did comes before whatever acquires this.
+    // Releases the running thread's accesses to whatever acquires this.
     void release(Meeting& meeting) {
         flush();
         order().release(current_thread(), meeting);
@@ -196,7 +199,7 @@ class Checks {
         std::fill(arrived_at.begin(), arrived_at.end(), 0);
     }
 
-    // The running thread comes to an instruction of its warp, before others of the mask or after them.
+    // The running thread reaches an instruction of its warp, before or after other lanes of the mask.
     template <class Group>
     void arrive_at_group(Group& group, uint32_t mask, Way way, const void* line) {
         const uint32_t here = at_of(line), thread = (uint32_t)current_thread();
@@ -211,7 +214,7 @@ class Checks {
             add(f);
         }
     }
-    // The other lanes of the mask have come to it, too, or have exited.
+    // The other lanes of the mask have also reached it, or have exited.
     void leave_group(uint32_t exited, const void* line) {
         if (exited) now_->trails->without((uint32_t)current_thread(), exited, at_of(line));
     }
@@ -229,7 +232,7 @@ class Checks {
         mask_finding(at_of(line), text);
         stop_launch();
     }
-    // The running thread comes to another place of the kernel.
+    // The running thread reaches another place in the kernel.
     void reaches(const void* line) {
         if (!on || !in_kernel()) return;
         const uint32_t thread = (uint32_t)current_thread();
@@ -248,7 +251,7 @@ class Checks {
         if (const void* from = now_->trails->leave((uint32_t)current_thread())) reaches((const void*)((uint64_t)from + library_.base));
     }
 
-    // A fence of proxies: what the running thread knows of comes before later bulk copies.
+    // A proxy fence: everything visible to the running thread is ordered before later bulk copies.
     void settle() {
         if (!on || !in_kernel()) return;
         flush();
@@ -256,7 +259,7 @@ class Checks {
         for (uint32_t t = 0; t < threads_; ++t) now_->settled[t] = std::max(now_->settled[t], mine[t]);
         order().tick(current_thread());
     }
-    // A bulk copy begins. Accesses that no barrier orders before it are found as it ends.
+    // A bulk copy begins. Accesses that no barrier orders before it are reported when it ends.
     void overwrites(uint64_t at, uint64_t size, const void* line) {
         if (!on || !in_kernel()) return;
         flush();
@@ -275,7 +278,7 @@ class Checks {
             });
     }
 
-    // Of an asynchronous copy (PTX ISA 9.0, 9.7.9.25: cp.async), and a bulk one: its size, and that both addresses are
+    // The size of an asynchronous copy (PTX ISA 9.0, 9.7.9.25: cp.async) or a bulk copy, and that both addresses are
     // multiples of it, or of 16.
     void copies(const void* to, const void* from, uint64_t bytes, uint64_t zeros, bool past_l1, const void* line) {
         if (past_l1 && bytes != 16) illegal_operand(line, "copies %lld bytes, and cp.async.cg copies 16", (long long)bytes);
@@ -292,7 +295,7 @@ class Checks {
         for (const void* at : {from, to}) must_align(at, 16, "a bulk copy of", (uint64_t)bytes, line);
         must_lie_in(GLOBAL, (uint64_t)from, line), must_lie_in(SHARED, (uint64_t)to, line);
     }
-    // An address of none of these spaces. What is no memory is found as it is accessed.
+    // An address in none of these spaces. Addresses outside all memory are reported on access.
     void must_lie_in(uint32_t spaces, uint64_t at, const void* line) {
         if (!on || !in_kernel()) return;
         const uint32_t found = spaces_of(at);
@@ -322,14 +325,14 @@ class Checks {
         if (threads < 0 || threads % 32) illegal_operand(line, "is of %lld threads, which are no whole warps", threads);
         if (!threads && arrives) illegal_operand(line, "arrives at a barrier of %lld threads", threads);
     }
-    // What the kernel promises the compiler is not so: compiled for a GPU, it may do anything.
+    // A promise to the compiler does not hold: compiled for a GPU, the kernel may do anything.
     void false_assumption(const char* text, const void* line) {
         if (!on || !in_kernel()) return;
         flush();
         add_one(ASSUMPTION, 0, 0, at_of(line), text, false);
         stop_launch();
     }
-    // An instruction that has no such operand.
+    // The instruction does not have such an operand.
     void illegal_operand(const void* line, const char* format, long long value) {
         if (!on || !in_kernel()) return;
         flush();
@@ -371,7 +374,7 @@ class Checks {
         mine[write.thread] = std::max(mine[write.thread], write.clock);
     }
 
-    // What the running thread knows becomes known to who meets one of its later strong operations.
+    // Publishes what the running thread knows to threads that synchronize with one of its later strong operations.
     void fence(bool of_gpu) {
         if (!on || !in_kernel()) return;
         flush();
@@ -415,7 +418,8 @@ class Checks {
         else read(*r, at, size, touch(here));
     }
 
-    // A load that may see what memory held before the launch, whatever orders it after a store (PTX ISA 9.0, ld.global.nc).
+    // A load that may return the contents from before the launch, even if it is ordered after a store (PTX ISA 9.0,
+    // ld.global.nc).
     void read_as_constant(uint64_t at, uint64_t size, const void* line) {
         if (!on || !in_kernel()) return;
         must_lie_in(GLOBAL, at, line);
@@ -446,7 +450,7 @@ class Checks {
         flush();
         add_one(SHIFT, (uint64_t)by, bits, at_of(line), nullptr, false);
     }
-    // An access by the address of a variable that is not within it.
+    // An access through the address of a variable that is outside the variable.
     void leaves_variable(uint64_t at, bool writes, const void* line, const char* type) {
         if (!on || !in_kernel()) return;
         flush();
@@ -465,7 +469,7 @@ class Checks {
         "needs an address in shared memory (.shared) as cvta.to.shared gives it, not a generic one";
     static constexpr char STALE[] = "but ld.global.nc (__ldg) is for what a launch never writes";
 
-    // Writes that would race are reported once the bytes have changed: where all threads write the same, all is well.
+    // Conflicting writes are reported only if they change the bytes: it is no race if all threads write the same value.
     struct Pending {
         Region* region = nullptr;
         uint64_t at = 0, size = 0;
@@ -483,7 +487,7 @@ class Checks {
         std::vector<Cell*> cells;  // of its shared memory, while another block runs
         std::unique_ptr<Trails> trails;
     };
-    // What strong operations at an address have made known.
+    // The knowledge published by strong operations at an address.
     struct PublishedAt : Published {
         bool shared = false;
     };
@@ -518,17 +522,17 @@ class Checks {
             if (regions_[i].has(at)) return &regions_[last_ = i];
         return nullptr;
     }
-    // 0: it is in no memory.
+    // 0: it is outside all memory.
     uint32_t spaces_of(uint64_t at) {
         if (const Region* r = region_of(at)) return r->shared ? SHARED : library_.data.has(at) ? GLOBAL | CONSTANT : GLOBAL;
         return on_a_stack(at) ? LOCAL : library_.image.has(at) ? GLOBAL | CONSTANT : 0;
     }
-    // What an address of .shared would be if it were a generic one in shared memory.
+    // The generic address that corresponds to an address in .shared.
     static uint64_t as_generic(uint64_t at) {
         return (uint64_t)of_shared_address(to_shared_address((const void*)(uintptr_t)to_shared_address((const void*)at)));
     }
 
-    // The region of an access that may be looked at. Accesses outside all of them end the launch.
+    // The region that an access may touch. Accesses outside all regions end the launch.
     Region* within(uint64_t at, uint64_t size, bool writes, uint32_t here) {
         const auto is_one_of = [&](const Dim3& index) { return at - (uint64_t)&index < sizeof index; };
         if (is_one_of(threadIdx) || is_one_of(blockIdx) || is_one_of(blockDim) || is_one_of(gridDim)) return nullptr;
@@ -544,7 +548,7 @@ class Checks {
         stop_launch();
         return nullptr;
     }
-    // What lies neither in a variable nor behind one is the compiler's own.
+    // Memory that is neither in a variable nor after one belongs to the compiler.
     bool leaves_variable_of_unit(uint64_t at, uint64_t size) const {
         auto next = std::upper_bound(variables_.begin(), variables_.end(), Extent{at, 0});
         if (next == variables_.begin()) return false;
@@ -564,24 +568,24 @@ class Checks {
         for (const Touch& t : c.reads) each(t, false);
         for (const Touch& t : c.strong) each(t, (t.how & STORES) != 0);
     }
-    // Before a write into global memory, whose bytes undo() puts back.
+    // Called before a write to global memory, whose bytes undo() restores.
     void keep(Region& r, uint64_t at, uint64_t size) {
         if (r.shared) return;
         Cell* cells = r.cells_at(at);
         for (uint64_t i = 0; i < size; ++i)
             if (!cells[i].written) cells[i].written = 1, replaced_.emplace_back((uint8_t*)at + i, ((uint8_t*)at)[i]);
     }
-    // A write that comes after all accesses that are known.
+    // A write that is ordered after all recorded accesses.
     static void written(Cell& c, const Touch& mine) {
         c = Cell{};
         c.write = mine, c.written = mine.block + 1;
     }
     bool unset(const Region& r, const Cell& c) const { return r.shared && c.written != block_ + 1; }
 
-    // Whether a plain access does not come after a strong one.
+    // Whether a plain access is not ordered after a strong one.
     bool races(const Region& r, const Cell& c, const Touch& t, const Touch& mine) {
         if (!unordered(r, t, mine)) return false;
-        for (const Touch& later : c.strong)  // that has read what `t` left comes before `mine`
+        for (const Touch& later : c.strong)  // it read the value of `t` and is ordered before `mine`
             if (later.clock && later.how & LOADS && later.turn > t.turn && !unordered(r, later, mine))
                 return by_chance = true, false;
         return true;
@@ -597,7 +601,7 @@ class Checks {
             *place_of_read(r, c, mine) = mine;
         }
     }
-    // One that this read makes superfluous, an empty one, one of the same warp, or any.
+    // A record that this read makes redundant, an empty one, one of the same warp, or any.
     Touch* place_of_read(const Region& r, Cell& c, const Touch& mine) const {
         Touch* place = &c.reads[mine.thread % 3];
         for (Touch& t : c.reads) {
@@ -616,7 +620,7 @@ class Checks {
         if (how & STORES) order().publish(thread, scope, there), keep(r, at, size);
         Touch mine = touch(here);
         mine.how = (uint8_t)how, mine.turn = ++turn_;
-        const uint64_t part = how & IN_HALVES ? 2 : size;  // each of two halves is updated by itself
+        const uint64_t part = how & IN_HALVES ? 2 : size;  // each of two halves is updated separately
         Cell* cells = r.cells_at(at);
         for (uint64_t i = 0; i < size; ++i) {
             Cell& c = cells[i];
@@ -639,7 +643,7 @@ class Checks {
         if (a.block != b.block && (a.how | b.how) & OF_ONE_BLOCK) return "one is atomic in its thread block alone";
         return nullptr;
     }
-    // One that comes before this operation, and is seen where this one is; or that of the first value, a load's if any.
+    // An earlier operation that is visible to this one; or the initial value, if a load.
     Touch* place_of_strong(const Region& r, Cell& c, const Touch& mine) const {
         Touch* place = nullptr;
         for (Touch& t : c.strong) {
@@ -711,7 +715,7 @@ class Checks {
         }
         const uint32_t most = sizeof report_->findings / sizeof *report_->findings;
         if (report_->n_findings < most) report_->findings[report_->n_findings++] = f;
-        // what ends the launch is always told
+        // faults that end the launch are always reported
         else if (f.kind == OUTSIDE || f.kind == MISALIGNED || f.kind == DIVISION || f.kind >= OPERAND)
             report_->findings[most - 1] = f;
     }

@@ -1,8 +1,8 @@
-// Conversions of floats to integers that cannot hold them. C++ leaves them undefined and x86 gives 2^31 or 2^63, while a
-// GPU gives the nearest integer. With -fsanitize=float-cast-overflow the compiler calls the function below before such a
-// conversion, and goes on to make it as the processor does. Where a GPU would make another integer, the launch ends: what
-// it would give says nothing of a GPU. The functions of cuda_math.hpp (__float2int_rz and the like) convert as a GPU does,
-// and so do those of <math.h>, which are defined here in place of the system's.
+// Conversions of floats to integers that cannot hold them. In C++ they are undefined and x86 gives 2^31 or 2^63, while
+// a GPU gives the nearest integer. With -fsanitize=float-cast-overflow the compiler calls the function below before
+// such a conversion, and then converts as the processor does. If a GPU would give a different integer, the launch ends,
+// since its result would say nothing about a GPU. The functions of cuda_math.hpp (__float2int_rz and the like) convert
+// as a GPU does, and so do those of <math.h>, which are replaced here.
 #pragma once
 #include "cuda_on_cpu.hpp"
 
@@ -22,8 +22,8 @@ struct Conversion {
     const TypeDescriptor *from, *to;
 };
 
-// Whether x, which an integer of a type cannot hold, becomes the same one here and on a GPU. nvcc converts to 8 and 16
-// bits by way of 32. GCC has more than one way to unsigned numbers of 32 and 64 bits.
+// Whether x, which an integer type cannot hold, gives the same integer here and on a GPU. nvcc converts to 8 and 16
+// bits via 32 bits. GCC has more than one way for unsigned numbers of 32 and 64 bits.
 inline bool converts_alike(double x, unsigned bits, bool is_signed, bool from_double) {
 #if defined(__x86_64__)
     if (bits > 64 || (bits >= 32 && !is_signed)) return false;

@@ -1,5 +1,5 @@
-// Cooperative groups on the CPU (Programming Guide, "Cooperative Groups"): thread blocks, and tiles of a warp. A grid's or a
-// cluster's barrier is not available: blocks run one after the other.
+// Cooperative groups on the CPU (Programming Guide, "Cooperative Groups"): thread blocks, and tiles of a warp. Barriers
+// of a grid or a cluster are not available: blocks run one after another.
 #pragma once
 #include "cuda_on_cpu.hpp"
 

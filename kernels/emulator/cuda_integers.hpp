@@ -1,5 +1,5 @@
-// CUDA's integer functions (CUDA Math API, "Integer Intrinsics"; PTX ISA for what a shift or a selector out of range
-// does), and its loads and stores with a cache operator. All have the bits of the hardware.
+// CUDA's integer functions (CUDA Math API, "Integer Intrinsics"; PTX ISA for shifts and selectors out of range), and
+// its loads and stores with a cache operator. All give the bits of the hardware.
 #pragma once
 #include "cuda_vectors.hpp"
 
@@ -22,7 +22,7 @@ inline unsigned long long __brevll(unsigned long long x) {
     return (unsigned long long)__brev((unsigned)x) << 32 | __brev((unsigned)(x >> 32));
 }
 
-// The upper or the lower word of hi:lo, shifted by the shift's lowest 5 bits, or by 32 at most.
+// The upper or the lower word of hi:lo, shifted by the lowest 5 bits of the shift, or by at most 32.
 inline unsigned __funnelshift_l(unsigned lo, unsigned hi, unsigned shift) {
     return (unsigned)(((uint64_t)hi << 32 | lo) << (shift & 31) >> 32);
 }
@@ -36,7 +36,7 @@ inline unsigned __funnelshift_rc(unsigned lo, unsigned hi, unsigned shift) {
     return shift >= 32 ? hi : __funnelshift_r(lo, hi, shift);
 }
 
-// Bytes of a (0…3) and b (4…7) that the nibbles of `selector` name, the lowest first.
+// The bytes of a (0…3) and b (4…7) selected by the nibbles of `selector`, the lowest first.
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const uint64_t both = a | (uint64_t)b << 32;
     unsigned d = 0;
@@ -52,7 +52,7 @@ __extension__ inline long long __mul64hi(long long x, long long y) { return (lon
 __extension__ inline unsigned long long __umul64hi(unsigned long long x, unsigned long long y) {
     return (unsigned long long)((unsigned __int128)x * y >> 64);
 }
-// Of the lower 24 bits, the lower 32 of the product.
+// The lower 32 bits of the product of the lower 24 bits.
 inline int __mul24(int x, int y) {
     const int a = (int)((unsigned)x << 8) >> 8, b = (int)((unsigned)y << 8) >> 8;
     return (int)((unsigned)a * (unsigned)b);
@@ -80,7 +80,7 @@ CudaTo word_as(CudaFrom from) {
     memcpy(&to, &from, sizeof to);
     return to;
 }
-// Two products of 16 bits of a with 8 bits of b, which begin at byte `first`, added to c.
+// Two products of 16 bits of a with 8 bits of b, starting at byte `first`, added to c.
 template <class CudaWide, class CudaNarrow>
 unsigned dot2(unsigned a, unsigned b, unsigned c, int first) {
     for (int i = 0; i < 2; ++i) {
@@ -131,7 +131,7 @@ CUDA_ON_CPU_DP2A(__dp2a_hi, 2)
 
 // ---- loads and stores with a cache operator: a CPU has no such caches ------------------------------------------------
 
-// It is made anew each time, so a loop may wait by it.
+// Reloaded each time, so a loop may poll with it.
 template <class CudaValue>
 inline __attribute__((always_inline)) CudaValue __ldcv(const CudaValue* at) {
     cuda_on_cpu::must_lie_in(cuda_on_cpu::GLOBAL, at);

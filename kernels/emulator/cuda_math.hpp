@@ -1,7 +1,7 @@
 // CUDA's functions of float and double beyond C's (CUDA Math API, "Single/Double Precision Intrinsics", "Type Casting
-// Intrinsics"), and its min and max. Roundings, conversions, minima and square roots have the bits of the hardware; those
-// that are approximate there are the value that they approximate, rounded once (docs/platforms.md has the list).
-// A NaN that arithmetic makes is the processor's, not the card's 0x7FFFFFFF.
+// Intrinsics"), and its min and max. Roundings, conversions, minima and square roots give the bits of the hardware;
+// functions that are approximate there return the exact value, rounded once (docs/cuda-functions.md has the list). A
+// NaN from arithmetic is the processor's, not the GPU's 0x7FFFFFFF.
 #pragma once
 #include "cuda_vectors.hpp"
 
@@ -48,7 +48,7 @@ CudaFloat unforeseen(CudaFloat value) {
     return hidden;
 }
 
-// function(operands) as the processor rounds it: no compiler computes it beforehand.
+// function(operands) as rounded by the processor: the compiler cannot evaluate it in advance.
 template <class Function, class... Operands>
 auto rounded(Rounding to, Function function, Operands... operands) {
     const int was = fegetround();
@@ -58,13 +58,13 @@ auto rounded(Rounding to, Function function, Operands... operands) {
     return +value;
 }
 
-// A whole number; ties go to even.
+// Rounds to an integer; ties go to even.
 inline double whole(double x, Rounding to) {
     return to == rz ? __builtin_trunc(x) : to == ru ? __builtin_ceil(x) : to == rd ? __builtin_floor(x) : __builtin_rint(x);
 }
 
-// As cvt.{rni,rzi,rpi,rmi} makes it (PTX ISA, "cvt"): the nearest of the type where x lies outside; of a NaN the largest
-// power of two if `wide`, which is where source or destination have 64 bits, else 0.
+// Result of cvt.{rni,rzi,rpi,rmi} (PTX ISA, "cvt"): the nearest integer of the type if x is out of range; for a NaN the
+// largest power of two if `wide`, which is when source or destination have 64 bits, otherwise 0.
 template <class CudaInteger>
 CudaInteger to_integer(double x, Rounding to, bool wide) {
     constexpr CudaInteger LEAST = std::numeric_limits<CudaInteger>::min(), MOST = std::numeric_limits<CudaInteger>::max();
@@ -74,7 +74,7 @@ CudaInteger to_integer(double x, Rounding to, bool wide) {
     return x < (double)LEAST ? LEAST : (CudaInteger)x;
 }
 
-// fminf and fmaxf of the hardware: of two zeros, -0 is the smaller; of a number and a NaN, the number.
+// fminf and fmaxf of the hardware: -0 is smaller than +0; of a number and a NaN, the number.
 template <class CudaFloat>
 CudaFloat smaller(CudaFloat a, CudaFloat b) {
     if (a == b) return __builtin_signbit(a) ? a : b;
@@ -117,8 +117,8 @@ CUDA_ON_CPU_ROUNDINGS(double, __drcp, (double a), (a), 1.0 / a)
 CUDA_ON_CPU_ROUNDINGS(double, __dsqrt, (double a), (a), __builtin_sqrt(a))
 CUDA_ON_CPU_ROUNDINGS(double, __fma, (double a, double b, double c), (a, b, c), __builtin_fma(a, b, c))
 
-// 1/√a rounded once: so it is for every float in [1, 4) (all were compared with exact arithmetic), and thus for all, as a
-// factor 4^n is exact.
+// 1/√a rounded once: verified for every float in [1, 4) by exact arithmetic, and thus for all, since a factor 4^n is
+// exact.
 inline float __frsqrt_rn(float a) { return (float)(1.0 / __builtin_sqrt((double)a)); }
 
 // ---- conversions -----------------------------------------------------------------------------------------------------
@@ -155,9 +155,9 @@ CUDA_ON_CPU_TO_INTEGER(__double2ull, double, unsigned long long)
 inline float __saturatef(float a) { return a >= 1 ? 1.0f : a > 0 ? a : 0.0f; }
 
 // ---- functions that are approximate on a card ---------------------------------------------------------------------------
-// Where CUDA makes one from ex2, lg2 or a quotient and a product, the product is rounded here as there.
+// If CUDA computes one from ex2, lg2 or a quotient and a product, the product is rounded here as there.
 
-// 0 where |b| lies between 2^126 and 2^128, as CUDA has it: the reciprocal has no bits left.
+// 0 if |b| is between 2^126 and 2^128, as in CUDA: the reciprocal underflows.
 inline float __fdividef(float a, float b) {
     const float size = __builtin_fabsf(b);
     return size > 0x1p126f && size <= 3.4028234e38f ? a * __builtin_copysignf(0.0f, b) : a / b;
@@ -196,8 +196,8 @@ inline float norm3df(float a, float b, float c) { return (float)::sqrt((double)a
 
 // ---- minima and maxima -----------------------------------------------------------------------------------------------
 
-// The C library's own may take either of two zeros. Redefined as its headers may do it (gnu_inline): the library's
-// functions stay what they are for others.
+// The C library's versions may return either of two zeros. Redefined as its headers may do it (gnu_inline): other code
+// keeps the library's functions.
 #define CUDA_ON_CPU_EXTREME(NAME, TYPE, OF)                                                                          \
     extern "C" inline __attribute__((gnu_inline, always_inline)) TYPE NAME(TYPE a, TYPE b) noexcept {                \
         return cuda_on_cpu::OF(a, b);                                                                                \
@@ -208,7 +208,7 @@ CUDA_ON_CPU_EXTREME(fmin, double, smaller)
 CUDA_ON_CPU_EXTREME(fmax, double, larger)
 #undef CUDA_ON_CPU_EXTREME
 
-// Of two types, the one that C converts both to.
+// The common type that C converts two types to.
 #define CUDA_ON_CPU_MIN_MAX(FIRST, SECOND, TYPE)                                                                     \
     inline TYPE min(FIRST a, SECOND b) { return (TYPE)a < (TYPE)b ? (TYPE)a : (TYPE)b; }                             \
     inline TYPE max(FIRST a, SECOND b) { return (TYPE)a > (TYPE)b ? (TYPE)a : (TYPE)b; }

@@ -1,12 +1,13 @@
-// What CUDA's half and bfloat16 have in common: formats, arithmetic, and macros that write out the types and functions,
-// whose names are the same for both or differ by the name of the type (CUDA Math API, "Half" and "Bfloat16 Precision
+// The common parts of CUDA's half and bfloat16: formats, arithmetic, and macros that define the types and functions,
+// whose names are equal for both or differ in the name of the type (CUDA Math API, "Half" and "Bfloat16 Precision
 // Intrinsics"; PTX ISA for NaN and zeros). include/cuda_fp16.h and cuda_bf16.h have one each.
 //
-// Values are widened to float, which is exact. A sum, a product, a quotient or a root that is rounded to float and then
-// to P bits is what one rounding to P bits gives, as float has 24 ≥ 2·P + 2 bits (Figueroa, "When is double rounding
-// innocuous?", 1995); so it is below the least normal number: a half's lies far above float's, and of bfloat16, sums
-// there are exact, and a product or a quotient of two 8-bit significands that is no midpoint of subnormal numbers is at
-// least 2^-16 of itself away from one, which is more than float's spacing there. A fused multiply-add is not, see `fused`.
+// Values are widened to float, which is exact. A sum, product, quotient or root rounded to float and then to P bits
+// equals one rounding to P bits, since float has 24 ≥ 2·P + 2 bits (Figueroa, "When is double rounding innocuous?",
+// 1995). This also holds below the least normal number: that of half is far above float's; for bfloat16, sums there are
+// exact, and a product or quotient of two 8-bit significands that is no midpoint of subnormal numbers is at least 2^-16
+// of itself away from one, which is more than float's spacing there. It does not hold for a fused multiply-add, see
+// `fused`.
 #pragma once
 #include "cuda_on_cpu.hpp"
 
@@ -14,9 +15,9 @@ namespace cuda_on_cpu {
 
 // ---- formats ---------------------------------------------------------------------------------------------------------
 
-constexpr uint16_t NARROW_NAN = 0x7FFF;  // the only one that an operation makes
+constexpr uint16_t NARROW_NAN = 0x7FFF;  // the only NaN that operations return
 
-// Significands of DIGITS bits; 2^LEAST is the least normal number; bits of infinity and one.
+// Significands of DIGITS bits; 2^LEAST is the least normal number; bits of infinity and of one.
 struct HalfFormat {
     static constexpr int DIGITS = 11, LEAST = -14;
     static constexpr uint16_t INFINITE = 0x7C00, ONE = 0x3C00;
@@ -27,7 +28,7 @@ struct HalfFormat {
         if ((bits & 0x7FFF) > INFINITE) return __uint_as_float(0x7FFFFFFF);
         const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, magnitude = bits & 0x7FFF;
         if (magnitude == INFINITE) return __uint_as_float(sign | 0x7F800000);
-        // in place, exponent and significand are the value times 2^-112, also of a subnormal number
+        // read as a float, exponent and significand are the value times 2^-112, also for a subnormal number
         return __uint_as_float(sign | __float_as_uint(__uint_as_float(magnitude << 13) * 0x1p112f));
 #endif
     }
@@ -56,7 +57,7 @@ struct Bfloat16Format {
     }
 };
 
-// The value in another rounding, too. Infinite only where the rounding leads there.
+// The value with a directed rounding. Infinite only where the rounding leads there.
 template <class Format>
 uint16_t narrowed(double value, Rounding to) {
     if (value != value) return NARROW_NAN;
@@ -77,10 +78,10 @@ uint16_t narrowed(double value, Rounding to) {
 }
 
 // ---- exact values as doubles that round as they do -------------------------------------------------------------------
-// A value that a double or a float cannot hold becomes the odd one of its two neighbours ("round to odd"). Rounding that
-// to fewer bits, by 2 at least, is rounding the value itself (Boldo and Melquiond, "Emulation of a FMA", 2008).
+// A value that a double or a float cannot hold becomes the odd one of its two neighbours ("round to odd"). Rounding
+// that to at least 2 bits fewer equals rounding the value itself (Boldo and Melquiond, "Emulation of a FMA", 2008).
 
-// a·b + c; a·b is exact, and the error of the sum is Knuth's.
+// a·b + c; a·b is exact, and the error of the sum is Knuth's TwoSum.
 inline double fused_to_odd(float a, float b, float c) {
     const double product = (double)a * b, sum = product + c, of_c = sum - product;
     const double error = (product - (sum - of_c)) + (c - of_c);
@@ -97,7 +98,7 @@ inline float float_to_odd(double value) {
     return __uint_as_float((__float_as_uint(near) - beyond) | 1);
 }
 
-// NaN keeps its sign and the first bits of its fraction, and no longer signals: so does an H100, of doubles alone.
+// NaN keeps its sign and the first bits of its fraction, and becomes quiet: an H100 does so, but only for doubles.
 template <class Format>
 uint16_t of_double(double value) {
     if (value == value) return Format::nearest(float_to_odd(value));
@@ -121,10 +122,10 @@ template <class Format>
 bool is_nan(uint16_t a) {
     return (a & 0x7FFF) > Format::INFINITE;
 }
-// Numbers in their order, and -0 before +0.
+// Integers in the order of the numbers, -0 before +0.
 inline int ordered(uint16_t a) { return a & 0x8000 ? ~(a & 0x7FFF) : a; }
 
-// Rounded once: a double holds a·b, and the sum to odd has more than the 2 further bits that it takes.
+// Rounded once: a double holds a·b, and the sum rounded to odd has more than the 2 extra bits that this needs.
 template <class Format>
 uint16_t fused(uint16_t a, uint16_t b, uint16_t c) {
     return Format::nearest(float_to_odd(
@@ -140,7 +141,7 @@ template <class Format>
 uint16_t positive(uint16_t a) {
     return !is_nan<Format>(a) && a & 0x8000 ? 0 : a;
 }
-// Of a number and a NaN: the number, or NaN if it `spreads`.
+// Given a number and a NaN: the number, or NaN if it `spreads`.
 template <class Format>
 uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
     const bool of_a = is_nan<Format>(a), of_b = is_nan<Format>(b);
@@ -152,7 +153,7 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
 
 // ---- the types -------------------------------------------------------------------------------------------------------
 
-// The type's constructors from and conversions to C's numbers, which programs may ask to be without.
+// The type's constructors from and conversions to C's numbers, which programs may disable.
 #define CUDA_ON_CPU_FROM_INTEGER(SCALAR, FORMAT, TYPE)                                                               \
     SCALAR(TYPE value) : __x(cuda_on_cpu::narrowed<FORMAT>(cuda_on_cpu::integer_to_odd(value), cuda_on_cpu::rn)) {}  \
     SCALAR& operator=(TYPE value) { return *this = SCALAR(value); }
@@ -213,7 +214,8 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
     };
 
 // ---- functions of one name -------------------------------------------------------------------------------------------
-// Each of SCALAR, and its form of PAIR, lane by lane. The bits of the operands are a, b, c; their values f(a), f(b), f(c).
+// Each function for SCALAR, and for PAIR lane by lane. The bits of the operands are a, b, c; their values f(a), f(b),
+// f(c).
 
 #define CUDA_ON_CPU_UNARY(NAME, OF_PAIR, SCALAR, PAIR, FORMAT, ...)                                                  \
     inline SCALAR NAME(const SCALAR a_) {                                                                            \
@@ -234,7 +236,8 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
         return SCALAR##_raw{OF_RESULT(cuda_on_cpu::fused<FORMAT>(a.__x, b.__x, c.__x))};                             \
     }                                                                                                                \
     inline PAIR OF_PAIR(const PAIR a, const PAIR b, const PAIR c) { return {NAME(a.x, b.x, c.x), NAME(a.y, b.y, c.y)}; }
-// A comparison that is false of a NaN, and the one that is true of it: as bool, as 1 and 0, as a mask, of both lanes.
+// A comparison that is false for a NaN, and the one that is true for it: as bool, as 1 and 0, as a mask, for both
+// lanes.
 #define CUDA_ON_CPU_COMPARISON(NAME, SCALAR, PAIR, FORMAT, OPERATOR)                                                 \
     CUDA_ON_CPU_COMPARISON_OF(NAME, SCALAR, PAIR, FORMAT,                                                            \
         !either && FORMAT::widened(a.__x) OPERATOR FORMAT::widened(b.__x))                                           \
@@ -252,7 +255,7 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
         return (__h##NAME(a.x, b.x) ? 0xFFFFu : 0) | (__h##NAME(a.y, b.y) ? 0xFFFF0000u : 0);                        \
     }                                                                                                                \
     inline bool __hb##NAME##2(const PAIR a, const PAIR b) { return __h##NAME(a.x, b.x) && __h##NAME(a.y, b.y); }
-// Of its double, rounded once; on a card it is approximate.
+// The function of double, rounded once; on a GPU it is approximate.
 #define CUDA_ON_CPU_OF_DOUBLE(NAME, SCALAR, PAIR, FORMAT, ...)                                                       \
     CUDA_ON_CPU_UNARY(h##NAME, h2##NAME, SCALAR, PAIR, FORMAT, [](double x) {                                        \
         return FORMAT::nearest(cuda_on_cpu::float_to_odd(__VA_ARGS__));                                              \
@@ -377,7 +380,7 @@ uint16_t extreme(uint16_t a, uint16_t b, bool greatest, bool spreads) {
 
 // ---- operators ---------------------------------------------------------------------------------------------------------
 
-// Of a TYPE, by functions of these names.
+// Operators of a TYPE, from functions of these names.
 #define CUDA_ON_CPU_OPERATORS(TYPE, UNIT, ADD, SUB, MUL, DIV, NEG, EQ, NE, GT, LT, GE, LE)                           \
     inline TYPE operator+(const TYPE& a, const TYPE& b) { return ADD(a, b); }                                        \
     inline TYPE operator-(const TYPE& a, const TYPE& b) { return SUB(a, b); }                                        \

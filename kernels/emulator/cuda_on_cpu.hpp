@@ -4,7 +4,7 @@
 // takes four fifths of the compiler's time, is compiled once for all kernels. In a checked build (checks.hpp), the
 // kernel's unit is instrumented and the runner's is not.
 //
-// Compile with -ffp-contract=off: every rounding here is one that the kernel asked for.
+// Compile with -ffp-contract=off: every rounding here must be one that the kernel wrote.
 #pragma once
 #pragma GCC diagnostic ignored "-Wunknown-pragmas"  // #pragma unroll is nvcc's
 
@@ -22,7 +22,7 @@
 #define __constant__
 #define __align__(...) __attribute__((aligned(__VA_ARGS__)))
 #define __builtin_align__(...) __attribute__((aligned(__VA_ARGS__)))
-// What the kernel promises the compiler. A checked build evaluates it (and -fsanitize=unreachable,return).
+// A promise of the kernel to the compiler. A checked build evaluates it (and -fsanitize=unreachable,return).
 #if defined(CUDA_ON_CPU_CHECKS)
 #define __builtin_assume(...) ((__VA_ARGS__) ? (void)0 : ::cuda_on_cpu::false_assumption())
 #define __builtin_assume_aligned(...) ::cuda_on_cpu::assume_aligned(__VA_ARGS__)
@@ -31,22 +31,22 @@
 #endif
 #define __assume(...) __builtin_assume(__VA_ARGS__)
 #define __nv_pure__
-// One block at a time runs on an operating-system thread, so its shared memory is that thread's. A launch begins with
-// a byte of the schedule's choice in all of it: what no thread has written is as good as what a GPU has there.
+// An operating-system thread runs one block at a time, so the block's shared memory is thread-local. A launch begins
+// with all of it set to a byte chosen by the schedule: unwritten memory is as arbitrary as on a GPU.
 #define __shared__ static thread_local
-// Bytes at a multiple of 1024, as many as the launch was given.
+// The dynamic shared memory of the launch, aligned to 1024.
 #define DYNAMIC_SHARED(NAME) uint8_t* const NAME = cuda_on_cpu::dynamic_shared()
 
-// An address in the library that this is compiled into, whatever others have been loaded.
+// An address in the library that this is compiled into, even if others are loaded.
 [[maybe_unused]] static void cuda_on_cpu_here() {}
 
-// How functions of the runner are declared, here and there, and how functions that call them: a checked build must see
+// Attributes for functions of the runner, here and there, and for functions that call them: a checked build must find
 // the kernel's line in their return address.
 #define IN_RUNNER __attribute__((visibility("hidden"), noinline))
 #define TO_RUNNER inline __attribute__((always_inline))
 
-// A checked build runs on one operating-system thread. Elsewhere each such thread runs blocks; `__thread` instead of
-// thread_local: these need no constructor, and so no check for one at each use.
+// A checked build runs on one operating-system thread. Otherwise each such thread runs blocks; `__thread` instead of
+// thread_local: these need no constructor, and so no check for one on each use.
 #if defined(CUDA_ON_CPU_CHECKS)
 #define PER_THREAD
 #else
@@ -67,45 +67,47 @@ struct Dim3 {
 
 IN_RUNNER void sync_block();
 IN_RUNNER void sync_warp(uint32_t mask);
-// Those of the block's threads that give true, once all that have not exited have given theirs.
+// The number of the block's threads that pass true, once all that have not exited have called it.
 IN_RUNNER uint32_t sync_block_count(bool value);
-// Barrier `id` (0 … 15) of so many threads, in whole warps; 0: of all.
+// Barrier `id` (0 … 15) of a number of threads, in whole warps; 0: all threads.
 IN_RUNNER void sync_named(int id, int threads);
 IN_RUNNER void arrive_named(int id, int threads);
 IN_RUNNER int lane();
-IN_RUNNER uint32_t active_lanes();  // those of the warp that are at the same place, a bit each
+IN_RUNNER uint32_t active_lanes();  // lanes of the warp at the same place, one bit each
 // Instructions of a warp that all lanes of a mask must execute, unless they have exited. MATRIX needs all 32.
 enum Way : uint32_t {
     SYNC, SHUFFLE, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR, BALLOT, ANY, ALL, MATCH_ANY, MATCH_ALL, REDUCE, MATRIX
 };
-// The value that another lane of the mask gives.
+// The value of another lane of the mask.
 IN_RUNNER uint64_t exchange(uint64_t value, int source_lane, uint32_t mask, Way way, int width = 32);
-// The values of all lanes of the mask, and in [32] which of them gave one; valid until the lane's exchange after the next.
+// The values of all lanes of the mask, and in [32] the lanes that passed one; valid until the lane's exchange after the
+// next.
 IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask = ~0u, Way way = MATRIX);
-// The kernel ends its launch, for a reason in words.
+// The kernel ends its launch, with a reason in words.
 [[noreturn]] IN_RUNNER void trap(const char* why);
 IN_RUNNER uint64_t clock_now();
 IN_RUNNER uint8_t* dynamic_shared();
-// Shared memory is within 2^31 bytes of where it begins, so an address in it is known by its lower half. In the window of
-// .shared it lies elsewhere, so that an address that was not converted is none there.
+// Shared memory is within 2^31 bytes of its start, so an address in it is identified by its lower half. The .shared
+// window is elsewhere, so that an unconverted address is not a valid generic address.
 constexpr uint32_t SHARED_WINDOW = 0x5A000000;
 inline uint32_t to_shared_address(const void* p) { return (uint32_t)(uintptr_t)p + SHARED_WINDOW; }
 IN_RUNNER void* of_shared_address(uint32_t address);
 
-// Copies of this thread, in groups; the last `zeros` bytes become 0. `past_l1`: cp.async.cg, which copies 16 bytes alone.
+// Copies of this thread, in groups; the last `zeros` bytes become 0. `past_l1`: cp.async.cg, which only copies 16
+// bytes.
 IN_RUNNER void copy_later(void* to, const void* from, uint64_t bytes, uint64_t zeros = 0, bool past_l1 = false);
 IN_RUNNER void commit_copies();
 IN_RUNNER void wait_copies(unsigned pending);
 
-// State spaces of memory (PTX ISA 9.0, 5.1), a bit each. LOCAL: of parameters, too.
+// State spaces of memory (PTX ISA 9.0, 5.1), one bit each. LOCAL includes parameters.
 enum Space : uint32_t { GENERIC = 0, GLOBAL = 1, SHARED = 2, LOCAL = 4, CONSTANT = 8 };
 
-// An access to so many bytes, whose address must be a multiple of that, though it is made in parts.
+// An access to a number of bytes, whose address must be a multiple of it, even if it is made in parts.
 #if defined(CUDA_ON_CPU_CHECKS)
 IN_RUNNER void must_align(const void* at, uint64_t bytes);
-// An instruction that names a space is of addresses in it (PTX ISA 9.0, 6.4.1).
+// An instruction that names a space needs addresses in it (PTX ISA 9.0, 6.4.1).
 IN_RUNNER void must_lie_in(Space space, const void* at);
-// ld.global.nc: of memory that the launch does not write.
+// ld.global.nc: reads memory that the launch does not write.
 IN_RUNNER void read_as_constant(const void* at, uint64_t bytes);
 IN_RUNNER void false_assumption();
 IN_RUNNER void* assume_aligned(const void* at, uint64_t alignment, uint64_t past = 0);
@@ -115,7 +117,7 @@ inline void must_lie_in(Space, const void*) {}
 inline void read_as_constant(const void*, uint64_t) {}
 #endif
 
-// A barrier with phases, which ends one when all have arrived and all expected bytes have been copied.
+// A barrier with phases; a phase ends when all threads have arrived and all expected bytes have been copied.
 struct Phases;
 IN_RUNNER Phases* phases(const void* at, int arrivals);
 IN_RUNNER void arrive(Phases* phases, int bytes);
@@ -134,26 +136,26 @@ IN_RUNNER void multiply(WarpProduct& product);
 IN_RUNNER void commit_products();
 IN_RUNNER void wait_products(unsigned pending);
 
-// What a strong operation does: an atomic one, or a load or store that is volatile, relaxed, acquire or release.
-// UNREAD: its result does not depend on the old value. OF_ONE_BLOCK: it is atomic among threads of its block alone.
-// IN_HALVES: each 2 bytes are updated by themselves. OF_ANY_SIZE: it may overlap with those of other sizes.
+// The kind of a strong operation: atomic, or a load or store that is volatile, relaxed, acquire or release. UNREAD: its
+// result does not depend on the old value. OF_ONE_BLOCK: it is atomic only among threads of its block. IN_HALVES: each
+// 2 bytes are updated separately. OF_ANY_SIZE: it may overlap with those of other sizes.
 enum Strong : uint32_t { LOADS = 1, STORES = 2, UNREAD = 4, OF_ONE_BLOCK = 8, IN_HALVES = 16, OF_ANY_SIZE = 32 };
 
-// Before a strong operation, and after it: where it changed nothing, this thread may be waiting for others, which then go
-// on. And fences, of the whole GPU or of a thread block.
+// Called before and after a strong operation: if it changed nothing, this thread may be waiting for others, which then
+// run. And fences, of the whole GPU or of a thread block.
 IN_RUNNER void before_atomic(const void* at, int size, uint32_t how);
 IN_RUNNER void after_atomic(bool changed);
-// Before a load that may be repeated until another thread changes what is there.
+// Called before a load that may be repeated until another thread changes the value.
 IN_RUNNER void may_wait(const void* at);
 IN_RUNNER void fence(bool of_gpu);
-// fence.proxy.async: what this thread knows of comes before later bulk copies.
+// fence.proxy.async: everything visible to this thread is ordered before later bulk copies.
 IN_RUNNER void proxy_fence();
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
-// Memory that a launch was given. hosts/cpu_host.py has the same structs. With a `content`, the memory is sparse: it is
-// made page by page when it is first accessed, and the content repeats in it every `period` bytes, up to its last
-// `zeros` bytes, which are zero. Inputs then cannot be written.
+// The memory passed to a launch. hosts/cpu_host.py has the same structs. With a `content`, the memory is sparse: pages
+// are created on first access, and the content repeats in it every `period` bytes, up to its last `zeros` bytes, which
+// are zero. Inputs then cannot be written.
 struct Range {
     uint64_t begin, size;
     const uint8_t* content;
@@ -163,18 +165,18 @@ struct Range {
 
 enum Order : uint32_t { ASCENDING = 0, DESCENDING = 1, SEEDED = 2 };
 
-// In which order threads and blocks run, and when asynchronous copies and products are done.
+// The order in which threads and blocks run, and when asynchronous copies and products complete.
 struct Request {
     uint32_t order;
-    uint32_t fill;  // the byte in shared memory that nobody has written
+    uint32_t fill;  // the byte in unwritten shared memory
     uint64_t seed;
     const Range* ranges;
     uint32_t n_ranges, page;  // bytes of a page
     uint64_t alone;           // 1 + the number of the only block that runs; 0: all run
-    uint64_t* made;           // addresses of the pages of sparse memory that were made, up to `most_made`
+    uint64_t* made;           // addresses of the created pages of sparse memory, up to `most_made`
     uint64_t most_made;
-    uint32_t in_turn;         // blocks run one after the other, because the order in which they add floats shows
-    uint32_t converts;        // floats become integers as on this processor, also where a GPU makes others
+    uint32_t in_turn;         // blocks run one after another, because the order of their float additions matters
+    uint32_t converts;        // convert floats to integers like this processor, even where a GPU differs
 };
 
 // UNFENCED: a race with a bulk copy that barriers do not end.
@@ -184,29 +186,29 @@ enum Kind : uint32_t {
     PAST_VARIABLE = 16
 };
 
-// What an access does. UPDATES: an atomic operation.
+// The kind of an access. UPDATES: an atomic operation.
 enum Does : uint32_t { READ = 0, WROTE = 1, UPDATES = 2 };
 
 struct Finding {
     uint32_t kind, writes[2], thread[2], block[2], size;
-    uint64_t address, at[2];  // addresses of instructions count from the library's
+    uint64_t address, at[2];  // addresses of instructions are relative to the library
     char text[96];
 };
 
 enum Access : uint32_t { READS = 0, WRITES = 1, OF_STACK = 2 };
 
-// What ended a launch: a signal and the address that the kernel touched; or what a checked build found.
+// The fault that ended a launch: a signal and the address that the kernel accessed; or the finding of a checked build.
 struct Report {
     int32_t signal;
     uint32_t access, n_findings, n_made;
     uint64_t address;
     Finding findings[16];
-    uint32_t adds_floats, unused;  // the kernel may add floats by atomic operations, in an order that nobody chooses
+    uint32_t adds_floats, unused;  // the kernel may add floats by atomic operations, in an undefined order
     char why[200];                 // of TRAPPED and UNLIKE_A_GPU
 };
 
-// WAITING: thread blocks wait for others that do not run. UNLIKE_A_GPU: the kernel does what this processor does
-// otherwise than a GPU.
+// WAITING: thread blocks wait for others that do not run. UNLIKE_A_GPU: the kernel does something for which this
+// processor and a GPU differ.
 enum Outcome {
     DONE = 0, STUCK = 1, OUTSIDE_SHARED = 2, CRASHED = 3, FOUND = 4, TOO_MUCH = 5, TRAPPED = 6, WAITING = 7,
     UNLIKE_A_GPU = 8
@@ -216,10 +218,10 @@ enum Outcome {
 IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, void (*body)(const void*),
                             const void* argument, void (*here)(), const Request* request, Report* report);
 
-// Writing it makes the loader give this thread the library's thread-local variables, its shared memory.
+// Writing it makes the loader allocate the library's thread-local variables, its shared memory, for this thread.
 static thread_local volatile char has_thread_locals;
 
-// Whether a function of this unit adds floats by atomic operations: set as the library is loaded.
+// Whether a function of this unit adds floats by atomic operations: set when the library is loaded.
 static bool adds_floats = false;
 struct AddsFloats {
     AddsFloats() { adds_floats = true; }
@@ -239,8 +241,8 @@ struct Launch {
     }
 };
 
-// args[i] points to the value of parameter i, as in cuLaunchKernel; `shared` bytes of dynamic shared memory. Returns
-// an Outcome: STUCK after a barrier that some threads of a block never reached.
+// args[i] points to the value of parameter i, as in cuLaunchKernel; `shared` bytes of dynamic shared memory. Returns an
+// Outcome: STUCK after a barrier that some threads of a block never reached.
 template <class... Args>
 __attribute__((no_sanitize("thread"))) int launch(void (*kernel)(Args...), const unsigned* grid, const unsigned* block,
                                                   void** args, unsigned shared, int threads, const Request* request,
@@ -272,11 +274,11 @@ T from_slot(uint64_t slot) {
 
 }  // namespace cuda_on_cpu
 
-// Hidden: else they would be those of the first library that the process loaded, and writing them would not make the
-// loader give this thread those of this library.
+// Hidden: otherwise they would resolve to those of the first library that the process loaded, and writing them would
+// not make the loader allocate those of this library for the thread.
 extern PER_THREAD __attribute__((visibility("hidden"))) cuda_on_cpu::Dim3 threadIdx, blockIdx, blockDim, gridDim;
 
-// Gives kernel NAME an entry point that the harness can call.
+// Defines an entry point for kernel NAME that the harness can call.
 #define CPU_KERNEL(NAME)                                                                              \
     extern "C" __attribute__((visibility("default"))) int NAME##_launch(                              \
         const unsigned* grid, const unsigned* block, void** args, unsigned shared, int threads,       \
@@ -302,12 +304,12 @@ inline float half_to_float(uint16_t h) {
         memcpy(&f, &bits, 4);
         return f;
     }
-    // Exponent and significand in place are the value times 2^-112, also for subnormals.
+    // Read as a float, exponent and significand are the value times 2^-112, also for subnormals.
     uint32_t bits = magnitude << 13;
     memcpy(&f, &bits, 4);
     f *= 0x1p112f;
     memcpy(&bits, &f, 4);
-    bits |= sign;  // not a branch: the sign of a scale is as good as random
+    bits |= sign;  // not a branch: the sign of a scale is practically random
     memcpy(&f, &bits, 4);
     return f;
 }

@@ -19,7 +19,7 @@ __device__ __forceinline__ void __pipeline_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
-// Wait for this thread's groups except the last `pending`, which must be a constant: at most 7 are told apart.
+// Wait for this thread's groups except the last `pending`, which must be a constant; values above 7 are treated as 7.
 __device__ __forceinline__ void __pipeline_wait_prior(size_t pending) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800
     switch (pending) {

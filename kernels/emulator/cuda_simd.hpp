@@ -1,11 +1,11 @@
-// CUDA's functions of two 16-bit or four 8-bit numbers in a word (CUDA Math API, "SIMD Intrinsics"). All have the bits of
-// the hardware.
+// CUDA's functions of two 16-bit or four 8-bit numbers in a word (CUDA Math API, "SIMD Intrinsics"). All give the bits
+// of the hardware.
 #pragma once
 #include "cuda_integers.hpp"
 
 namespace cuda_on_cpu {
 
-// A number of a lane, widened: signed or not.
+// The number in a lane, widened: signed or unsigned.
 template <class CudaLane>
 int lane_of(unsigned word, int i) {
     return (CudaLane)(word >> 8 * (int)sizeof(CudaLane) * i);

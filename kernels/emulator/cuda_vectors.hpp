@@ -1,4 +1,4 @@
-// CUDA's vector types, with its alignments (CUDA C++ Programming Guide, "Built-in Vector Types"), make_…() and dim3.
+// CUDA's vector types with their alignments (CUDA C++ Programming Guide, "Built-in Vector Types"), make_…() and dim3.
 #pragma once
 #include "standard.hpp"
 
@@ -11,7 +11,7 @@
     inline NAME##2 make_##NAME##2(TYPE x, TYPE y) { return {x, y}; }                                                \
     inline NAME##3 make_##NAME##3(TYPE x, TYPE y, TYPE z) { return {x, y, z}; }                                     \
     inline NAME##4 make_##NAME##4(TYPE x, TYPE y, TYPE z, TYPE w) { return {x, y, z, w}; }
-// Those of 32 bytes, which CUDA 13 has at either alignment.
+// The 32-byte types, which CUDA 13 has with two alignments.
 #define CUDA_ON_CPU_LARGE(NAME, TYPE, ALIGNED)                                                                      \
     struct alignas(ALIGNED) NAME##4_##ALIGNED##a { TYPE x, y, z, w; };                                              \
     inline NAME##4_##ALIGNED##a make_##NAME##4_##ALIGNED##a(TYPE x, TYPE y, TYPE z, TYPE w) { return {x, y, z, w}; }

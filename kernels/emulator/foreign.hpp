@@ -1,5 +1,5 @@
-// What stands before a kernel that is not this project's: the language, CUDA's headers, and no other name but those of
-// `cuda_on_cpu` and those that begin with GGUF_VERIFY_.
+// Included before a foreign kernel: the language, CUDA's headers, and no names other than those of `cuda_on_cpu` and
+// those that begin with GGUF_VERIFY_.
 #pragma once
 #include "cuda_on_cpu.hpp"
 
@@ -8,7 +8,7 @@
 #include "ptx.hpp"
 #include "runtime.hpp"
 
-// The kernel's entry point NAME_launch. All that stands after the kernel's source: its macros may have any name.
+// The kernel's entry point NAME_launch. Everything after the kernel's source, whose macros may have any name.
 #define GGUF_VERIFY_ENTRY(gguf_verify_name, ...)                                                                     \
     extern "C" __attribute__((__visibility__("default"))) int gguf_verify_name(                                      \
         const unsigned* gguf_verify_1, const unsigned* gguf_verify_2, void** gguf_verify_3, unsigned gguf_verify_4,  \
@@ -25,7 +25,7 @@ int gguf_verify_start(void (*kernel)(A...), const unsigned* grid, const unsigned
     return cuda_on_cpu::launch(kernel, grid, block, args, shared, threads, request, report);
 }
 
-// Whether a kernel's parameters have these sizes in bytes; 0: it is a pointer.
+// Whether a kernel's parameters have these sizes in bytes; 0: a pointer.
 template <size_t... SIZES, class... A>
 constexpr bool gguf_verify_fits(void (*)(A...)) {
     constexpr size_t is[] = {1, (std::is_pointer<A>::value ? 0 : sizeof(A))...}, declared[] = {1, SIZES...};
@@ -48,7 +48,7 @@ constexpr unsigned first(unsigned value, T...) {
     __attribute__((patchable_function_entry(cuda_on_cpu::first(__VA_ARGS__), cuda_on_cpu::first(__VA_ARGS__))))
 #endif
 
-// A kernel cannot tell the checked build from the other one.
+// A kernel cannot distinguish the checked build from the ordinary one.
 #undef CUDA_ON_CPU_CHECKS
 #undef CPU_KERNEL
 #undef IN_RUNNER

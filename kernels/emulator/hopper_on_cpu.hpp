@@ -1,11 +1,11 @@
-// Hopper's asynchronous instructions on the CPU. The schedule (runner.hpp) says when a copy or a product is done: at once,
-// or as late as the waits allow. A barrier is a pointer to the runner's Phases in the kernel's 8 bytes; a product reads
-// its operand's bytes through the same swizzle.
+// Hopper's asynchronous instructions on the CPU. The schedule (runner.hpp) determines when a copy or a product
+// completes: at once, or as late as the waits allow. A barrier is a pointer to the runner's Phases in the kernel's 8
+// bytes; a product reads its operand's bytes through the same swizzle.
 #pragma once
 #include "cuda_on_cpu.hpp"
 
 struct MBarrier {
-    cuda_on_cpu::Phases* phases;  // of this block; made anew by init
+    cuda_on_cpu::Phases* phases;  // of this block; recreated by init
 };
 
 TO_RUNNER void mbarrier_init(MBarrier* b, int arrivals) { b->phases = cuda_on_cpu::phases(b, arrivals); }
@@ -70,7 +70,7 @@ void wgmma_of_warp(const cuda_on_cpu::WarpProduct& p) {
     }
 }
 
-// A lane gives where its registers are. The first one of its warp to go on issues the product for all.
+// A lane passes the location of its registers. The first lane of its warp to resume issues the product for all.
 template <bool ADD, int COUNT>
 void wgmma(float (&d)[COUNT], const uint32_t (&a)[4], SharedMatrix b) {
     WgmmaLane own{a, d, false};

@@ -1,17 +1,18 @@
-// Which accesses of a launch come before which: the happens-before of Lamport's clocks, with one clock for each thread.
+// The happens-before order of a launch's accesses, by Lamport clocks, with one clock per thread.
 //
-// The block's barrier orders all threads, __syncwarp the lanes of a warp; named barriers, mbarriers and waits for copies
-// those that take part. Shuffles order nothing, but they hand on what a lane has learned from a strong operation.
+// The block's barrier orders all threads, __syncwarp the lanes of a warp; named barriers, mbarriers and waits for
+// copies order their participants. Shuffles order nothing, but they pass on what a lane has learned from a strong
+// operation.
 //
-// Thread blocks are ordered by an atomic operation that follows a fence, and one that comes later at the same address:
-// what the first thread knew at its fence comes before all that the second thread does from there on. (A fence of the
-// second thread is not required, since CUDA's own examples have none.) Without a fence, an atomic operation orders nothing
-// but the operations at its own address, which follow from the value that it returns (checks.hpp).
+// Thread blocks are ordered by an atomic operation after a fence, and a later one at the same address: everything
+// visible to the first thread at its fence is ordered before everything that the second thread does from there on. (A
+// fence of the second thread is not required, since CUDA's own examples have none.) Without a fence, an atomic
+// operation only orders the operations at its own address, which follow from the value that it returns (checks.hpp).
 #pragma once
 
 namespace cuda_on_cpu {
 
-// By thread of a block: the time up to which its accesses are known. Behind the threads come copies.
+// For each thread of a block: the time up to which its accesses are known. Copies come after the threads.
 typedef std::vector<uint32_t> Clock;
 typedef std::map<uint32_t, Clock> Others;  // by number of the thread block
 
@@ -23,7 +24,7 @@ inline void join(Others& to, const Others& from) {
     for (const auto& [block, clock] : from) join(to[block], clock);
 }
 
-// What a thread knows of its own block and of others.
+// What a thread knows about its own block and others.
 struct Knowledge {
     Clock own;
     Others others;
@@ -39,18 +40,18 @@ struct Knowledge {
 enum Scope : uint32_t { OF_BLOCK = 0, OF_GPU = 1 };
 constexpr Scope SCOPES[] = {OF_BLOCK, OF_GPU};
 
-// What threads hand on where they meet: what they know, and what fences have made known of that.
+// The knowledge that threads exchange at a synchronization: all they know, and the part that fences have published.
 struct Meeting {
     Knowledge known, fenced[2];
 };
 
-// What atomic operations at an address have made known: to threads of the same block, and to those of others.
+// The knowledge published by atomic operations at an address: to threads of the same block, and to those of others.
 struct Published {
     std::map<uint32_t, Knowledge> in_block;
     Others on_gpu;
 };
 
-// A copy that is under way counts as a thread of its own, so that even the thread that began it has to wait for it.
+// A copy in flight counts as a thread of its own, so that even the thread that began it must wait for it.
 constexpr uint32_t COPIES = 32;
 
 class Ordering {
@@ -65,7 +66,8 @@ class Ordering {
         threads_[t].known[t] = own_[t];
         return threads_[t].known;
     }
-    // Whether what a thread of the same block, or of another, did at a time comes before what thread `t` does now.
+    // Whether an access of a thread of the same block, or of another, at some time is ordered before the current one of
+    // thread `t`.
     bool knows(uint64_t t, uint32_t thread, uint32_t time) const {
         if (thread == t || base_[thread] >= time) return true;
         const Clock& known = threads_[t].known;
@@ -117,7 +119,7 @@ class Ordering {
         threads_[t].fenced[OF_BLOCK] = std::move(all);
         tick(t);
     }
-    // Before an atomic operation of thread `t`: it makes known what is fenced.
+    // Called before an atomic operation of thread `t`: it publishes what is fenced.
     void publish(uint64_t t, Scope scope, Published& there) const {
         for (const Knowledge* fenced : {&base_fenced_[OF_BLOCK], &threads_[t].fenced[OF_BLOCK]})
             if (!fenced->empty()) there.in_block[block_].join(*fenced);
@@ -127,7 +129,7 @@ class Ordering {
             join(there.on_gpu, fenced->others);
         }
     }
-    // After it: it knows what others have made known there. Whether that was anything.
+    // Called after it: the thread learns what others have published there. Returns whether that was anything.
     bool learn(uint64_t t, Scope scope, const Published& there) {
         bool learned = false;
         for (const auto& [block, clock] : there.on_gpu) {
@@ -142,10 +144,10 @@ class Ordering {
     }
 
   private:
-    // What a thread knows beyond what all threads of the block do.
+    // What a thread knows in addition to the common knowledge of the block.
     struct Thread {
         Clock known;
-        Knowledge learned;  // from strong operations: of its own block, this is a part of `known`
+        Knowledge learned;  // from strong operations; for its own block, a part of `known`
         Knowledge fenced[2];
     };
     static bool is_in(const Others& others, uint32_t block, uint32_t thread, uint32_t time) {

@@ -1,8 +1,9 @@
-// Inline PTX on the CPU: what hosts/ptx.py makes of asm statements calls these functions. A register is a word of 64 bits,
-// of which an instruction takes what its type says. PTX ISA 9.0, section 9.
+// Inline PTX on the CPU: the code that hosts/ptx.py generates for asm statements calls these functions. A register is a
+// 64-bit word, of which an instruction uses the bits of its type. PTX ISA 9.0, section 9.
 //
-// Bits are the card's, but of approximate functions (ex2, lg2, rcp, rsqrt, tanh, sin and cos), which are rounded correctly
-// or by the C library here, and of sums of matrix products of floats, which are added in double and rounded once.
+// The bits are those of the GPU, except for approximate functions (ex2, lg2, rcp, rsqrt, tanh, sin and cos), which are
+// correctly rounded or computed by the C library here, and for sums of floating-point matrix products, which are added
+// in double and rounded once.
 #pragma once
 #include "cuda_on_cpu.hpp"
 
@@ -34,7 +35,7 @@ struct b8 : u8 {};
 struct b16 : u16 {};
 struct b32 : u32 {};
 struct b64 : u64 {};
-// Of a register of 32 bits, a smaller signed number fills all: as ld and cvt leave it.
+// A smaller signed number in a 32-bit register is sign-extended: ld and cvt do so.
 template <class T>
 struct Signed : Plain<T> {
     static uint64_t put(T v) { return sizeof(T) < 4 ? (uint32_t)(int32_t)v : Plain<T>::put(v); }
@@ -45,13 +46,13 @@ struct s32 : Signed<int32_t> {};
 struct s64 : Signed<int64_t> {};
 struct f32 : Plain<float> {};
 struct f64 : Plain<double> {};
-// Halves are computed with in double, which holds their products.
+// Halves are computed in double, which holds their products.
 struct f16 {
     typedef double type;
     static constexpr int LANES = 1;
     static double get(uint64_t word) { return half_to_float((uint16_t)word); }
     static uint64_t put(double v) { return rounded_to_half(v); }
-    // to a float so that what is odd stays odd: rounding that to a half is rounding once
+    // to a float, keeping odd values odd: rounding that to a half is a single rounding
     static uint16_t rounded_to_half(double v) {
         float f = (float)v;
         if ((double)f != v && v == v && !std::isinf(f)) {
@@ -154,7 +155,7 @@ template <class V>
 V larger(V a, V b) {
     return a != a ? b : b != b ? a : a > b || (a == b && !std::signbit((double)a)) ? a : b;
 }
-// Of halves, whose product is exact in double: a sum that is not, is left odd, so that rounding it is rounding once.
+// For halves, whose product is exact in double: an inexact sum is left odd, so that it is rounded only once.
 template <class T, class V>
 V fused(V a, V b, V c) {
     if constexpr (std::is_same<V, double>::value && !std::is_same<T, f64>::value) {
@@ -202,7 +203,7 @@ CUDA_ON_CPU_BINARY(or_, a | b)
 CUDA_ON_CPU_BINARY(xor_, a ^ b)
 CUDA_ON_CPU_UNARY(not_, ~a)
 CUDA_ON_CPU_UNARY(cnot_, a == 0)
-// A shift by as many bits as there are, or more, leaves zeros, or signs.
+// A shift by at least the number of bits gives zeros, or sign bits.
 template <class T>
 uint64_t shl_(uint64_t x, uint64_t by) {
     return (uint32_t)by >= 8 * sizeof(typename T::type) ? 0 : T::put((typename T::type)(wide(T::get(x)) << (uint32_t)by));
@@ -268,7 +269,7 @@ inline uint64_t lop3(uint64_t a, uint64_t b, uint64_t c, uint64_t table) {
         if (table >> i & 1) d |= (uint32_t)((i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c));
     return d;
 }
-// A selector's highest bit copies the byte's sign.
+// A selector's highest bit replicates the byte's sign.
 inline uint64_t prmt(uint64_t a, uint64_t b, uint64_t selector) {
     const uint64_t both = (uint32_t)a | b << 32;
     uint32_t d = 0;
@@ -319,7 +320,7 @@ uint64_t dp2a(uint64_t a, uint64_t b, uint64_t c) {
         d += (uint32_t)((int)A::get(a >> 16 * i & 0xFFFF) * (int)B::get(b >> (16 * HIGH + 8 * i) & 0xFF));
     return d;
 }
-// Comparisons of floats are false where one is NaN, but of ne and those that end with u.
+// Comparisons of floats are false if one is NaN, except ne and those that end with u.
 template <class T>
 uint64_t compare(uint64_t x, uint64_t y, const char* how) {
     const auto a = T::get(x);
@@ -340,7 +341,8 @@ uint64_t compare(uint64_t x, uint64_t y, const char* how) {
 inline double rounded(double v, char mode) {
     return mode == 'z' ? std::trunc(v) : mode == 'm' ? std::floor(v) : mode == 'p' ? std::ceil(v) : std::nearbyint(v);
 }
-// MODE: n, z, m or p, to the nearest, towards zero, down, up. SATURATES: to what a float of 0…1, or the integer, holds.
+// MODE: n, z, m or p, to the nearest, towards zero, down, up. SATURATES: to the range 0…1 of a float, or that of the
+// integer.
 template <class TO, class OF, char MODE, bool SATURATES = false>
 uint64_t cvt(uint64_t x) {
     typedef typename TO::type V;
@@ -377,11 +379,11 @@ TO_RUNNER uint8_t* at(uint64_t address) {
 }
 inline uint64_t to_shared(uint64_t address) { return to_shared_address((const void*)(uintptr_t)address); }
 inline uint64_t of_shared(uint64_t address) { return (uint64_t)(uintptr_t)of_shared_address((uint32_t)address); }
-// What memory holds of a type.
+// The type in memory.
 template <class T>
 using Stored = std::conditional_t<std::is_base_of<f16, T>::value || std::is_base_of<bf16, T>::value,
                                   std::conditional_t<T::LANES == 2, uint32_t, uint16_t>, typename T::type>;
-// Where a vector of so many begins.
+// The start of a vector with that many elements.
 template <class T, int COUNT>
 TO_RUNNER uint8_t* vector(uint8_t* at) {
     must_align(at, COUNT * sizeof(Stored<T>));
@@ -404,7 +406,7 @@ TO_RUNNER void store(uint8_t* at, int i, uint64_t v) {
     if constexpr (std::is_same<V, typename T::type>::value) ((V*)at)[i] = T::get(v);
     else ((V*)at)[i] = (V)v;
 }
-// `bytes` to shared memory, of which those from `taken` on become zeros.
+// Copies `bytes` to shared memory; those from `taken` on become zeros.
 TO_RUNNER void copy_async(uint8_t* to, const uint8_t* from, uint64_t bytes, uint64_t taken, bool past_l1) {
     copy_later(to, from, bytes, bytes - (uint32_t)taken, past_l1);
 }
@@ -471,8 +473,8 @@ TO_RUNNER uint64_t shuffle(char way, uint32_t a, uint32_t b, uint32_t c, unsigne
 }
 
 // ---- matrices ------------------------------------------------------------------------------------------------------
-// Which elements a lane holds: PTX ISA, "Matrix Fragments for mma.m16n8k16" and the like. Of a row, a lane has words of
-// 32 bits 4·i + l%4; rows l/4 and l/4 + 8 in turn, then the next words.
+// The elements that a lane holds: PTX ISA, "Matrix Fragments for mma.m16n8k16" and the like. Of a row, a lane has the
+// 32-bit words 4·i + l%4; rows l/4 and l/4 + 8 in turn, then the next words.
 
 template <int COUNT, bool TRANSPOSED>
 TO_RUNNER void ldmatrix(uint32_t (&d)[4], const uint8_t* row) {

@@ -1,13 +1,13 @@
 // Runs the blocks of a launch of a kernel on the CPU.
 //
-// A block's threads run one after the other on one operating-system thread. A thread that reaches a barrier or a warp
-// exchange must wait for others that have not run yet, so each runs on a fiber: a stack of its own, switched by hand.
-// A fiber that never had to wait goes straight on with the next thread, so a kernel without barriers costs one
-// fiber a block and runs at the speed of plain calls. Blocks are spread over operating-system threads.
+// A block's threads run one after another on one operating-system thread. A thread that reaches a barrier or a warp
+// exchange must wait for others that have not run yet, so each runs on a fiber: a stack of its own, switched manually.
+// A fiber that never had to wait goes straight on with the next thread, so a kernel without barriers costs one fiber
+// per block and runs at the speed of plain calls. Blocks are spread over operating-system threads.
 //
-// A GPU promises no order of threads, warps and blocks, and an asynchronous copy may take until its wait. So a launch has
-// a schedule (Request). Ascending: thread 0 first, and all copies and products at once. Descending: the last thread and
-// block first, and copies and products as late as waits allow. Seeded: whenever there is a choice, it is drawn. A kernel
+// A GPU guarantees no order of threads, warps and blocks, and an asynchronous copy may take until its wait. So a launch
+// has a schedule (Request). Ascending: thread 0 first, and all copies and products at once. Descending: the last thread
+// and block first, and copies and products as late as waits allow. Seeded: every choice is pseudo-random. A kernel
 // without races gives the same bits in each.
 #pragma once
 #include "cuda_on_cpu.hpp"
@@ -26,8 +26,8 @@ namespace cuda_on_cpu {
 class BlockRunner;
 static PER_THREAD BlockRunner* runner = nullptr;
 
-// This library's zero-initialized thread-local variables, of this thread: the shared memory of its blocks, and elsewhere
-// than in a checked build the runner's own. Empty elsewhere than on Linux.
+// This library's zero-initialized thread-local variables of this thread: the shared memory of its blocks and, except in
+// a checked build, the runner's own. Empty except on Linux.
 struct Bytes {
     char* begin = nullptr;
     size_t size = 0;
@@ -127,7 +127,7 @@ struct Context {
         size = stack_size;
         fake_stack = nullptr;
 #if defined(__SANITIZE_ADDRESS__)
-        // Frames that never returned may have left their marks there.
+        // Frames that never returned may have left their poisoned redzones there.
         __asan_unpoison_memory_region(stack, stack_size);
 #endif
 #if defined(__x86_64__)
@@ -172,7 +172,7 @@ inline uint64_t mixed(uint64_t v) {
     return v ^ v >> 31;
 }
 
-// Draws by seed and position.
+// Pseudo-random choices by seed and position.
 struct Draw {
     uint64_t state = 0;
     uint64_t next() { return mixed(state += 0x9E3779B97F4A7C15); }
@@ -199,7 +199,7 @@ struct Barrier {
         release();
         return true;
     }
-    void leave() {  // an exited thread is not waited for
+    void leave() {  // nobody waits for an exited thread
         if (--alive > 0 && arrived == alive) release();
     }
     void release() {
@@ -222,27 +222,27 @@ struct Phases : Barrier {
 // Lanes that exchange values.
 struct Group : Barrier {
     // Two sets of slots: a lane may already write its next value while others still read this one's. The last slot says
-    // which lanes have given one; those of the others hold the schedule's fill.
+    // which lanes have passed one; the slots of the others hold the schedule's fill.
     uint64_t slots[2][33];
 #if defined(CUDA_ON_CPU_CHECKS)
     Way way = SYNC;  // what the first lane executes, and where
     uint32_t thread = 0, at = 0;
 #endif
 };
-// Lanes that ask which of them are at the same place.
+// Lanes that query which of them are at the same place.
 struct Asked : Barrier {
     uint32_t lanes = 0, found = 0;
     void answer() { found = lanes, lanes = 0, ++generation; }
 };
 struct Warp : Group {
-    uint32_t lanes = 0, exited = 0;  // that it began with, and of these; a bit each
+    uint32_t lanes = 0, exited = 0;  // present at its start, and exited since; one bit each
 };
 
 // A copy that is not done yet.
 struct Copy {
     void* to;
     const void* from;
-    uint64_t bytes, zeros;  // and how many of them, the last, become 0
+    uint64_t bytes, zeros;  // total size, and how many of the last become 0
     unsigned group;
     Phases* phases;              // of a bulk copy
     std::vector<uint8_t> taken;  // what it read when it was issued, if it did
@@ -264,7 +264,7 @@ struct Fiber {
     unsigned generation = 0;
     uint64_t thread = 0;
     bool idle = true;
-    uint64_t may_wait = 0;  // when it let others go on after a strong operation that changed nothing, above all ranks
+    uint64_t may_wait = 0;  // when it yielded after a strong operation that changed nothing, above all ranks
     std::vector<Copy> copies;
     unsigned copy_groups = 0, product_groups = 0;
 };
@@ -277,17 +277,17 @@ constexpr size_t STACK_BYTES = 512 << 10;
 constexpr size_t STACK_BYTES = 64 << 10;
 #endif
 
-// Dynamic shared memory: the most that any card gives a block, and what lies before and after it here.
+// Dynamic shared memory: the most that any GPU gives a block, and what precedes and follows it here.
 constexpr size_t MOST_SHARED = 232448, SHARED_GUARD = 4096;
 
-// A stack and its guard page are two mappings, of which Linux grants a process 65,530: with blocks of 1024 threads, 32
-// workers would need more. So workers are limited, not stacks unguarded.
+// A stack and its guard page are two mappings, of which Linux allows a process 65,530: with blocks of 1024 threads, 32
+// workers would need more. So the workers are limited, rather than leaving stacks unguarded.
 constexpr uint64_t MOST_FIBERS = 24000;
 
 constexpr size_t GUARD = 68 << 10;
 
-// Stacks outlive their launch: to map and unmap them took a quarter of the time of small launches. One pool for all
-// libraries of the process whose stacks have one size (an inline variable is), since mappings are few.
+// Stacks outlive their launch: mapping and unmapping them took a quarter of the time of small launches. One pool serves
+// all libraries of the process whose stacks have the same size (an inline variable does so), since mappings are scarce.
 template <size_t BYTES>
 class Stacks {
   public:
@@ -311,7 +311,7 @@ class Stacks {
 
   private:
     static constexpr int MOST_KEPT = 2048;
-    // a stack that nobody uses names the next, where it was used before
+    // an unused stack holds the pointer to the next one, in memory that was touched before
     static char*& next(char* stack) { return *(char**)(stack + BYTES - sizeof(char*)); }
     std::mutex mutex_;
     char* first_ = nullptr;
@@ -327,7 +327,7 @@ class BlockRunner {
     ~BlockRunner() {
         for (Fiber* f : fibers_) {
 #if defined(__SANITIZE_ADDRESS__)
-            // A fiber never returns, so its last frames keep their marks, and they would outlive the mapping.
+            // A fiber never returns, so its last frames keep their poisoned redzones, which would outlive the mapping.
             __asan_unpoison_memory_region(f->stack, STACK_BYTES);
 #endif
             stacks<STACK_BYTES>.give_back(f->stack);
@@ -362,12 +362,12 @@ class BlockRunner {
         make_order();
         ranked_ = seeded_ && draw_.once_in(2);
     }
-    // Runs it to its end, or until it WAITS for other blocks. STUCK where threads wait for a barrier that the others never
+    // Runs it to its end, or until it WAITS for other blocks. STUCK if threads wait for a barrier that the others never
     // reach.
     Outcome go_on() { return seeded_ ? run_as_drawn() : run_in_order(); }
 
     uint64_t number = 0;
-    // Of the running block, whether a thread has changed something by a strong operation since this was set to false.
+    // Whether a thread of the running block has changed something with a strong operation since this was set to false.
     bool changed = false;
 
     void wait(Barrier& barrier) {
@@ -376,12 +376,12 @@ class BlockRunner {
         f->generation = barrier.generation;
         if (barrier.arrive()) {
             if (__builtin_expect(!seeded_, 1) || draw_.once_in(2)) return;
-            f->generation = barrier.generation - 1;  // it may go on, but others may before
+            f->generation = barrier.generation - 1;  // it may resume, but others may do so first
         }
         f->context.switch_to(main_);
     }
 
-    // Of those that have given a value, any may go on first.
+    // Of those that have passed a value, any may resume first.
     const uint64_t* gather(Group& group, uint64_t value) {
         uint64_t* slots = group.slots[group.generation & 1];
         if (!group.arrived) memset(slots, (int)request_.fill, sizeof *group.slots), slots[32] = 0;
@@ -391,7 +391,7 @@ class BlockRunner {
         return slots;
     }
 
-    // The running thread's warp, or the lanes of it in a mask that leaves some out.
+    // The running thread's warp, or the lanes of it in a mask that excludes some.
     Group& group(uint32_t mask) {
         Warp& warp = this->warp();
         if (__builtin_expect((mask & warp.lanes) == warp.lanes, 1)) return warp;
@@ -400,7 +400,7 @@ class BlockRunner {
         if (fresh) found->second.alive = __builtin_popcount(mask & ~warp.exited);
         return found->second;
     }
-    // The lanes of the warp that come to the same place before nothing else of the block can go on.
+    // The lanes of the warp that reach the same place before nothing else of the block can run.
     uint32_t active(const void* place) {
         Asked& asked = asked_[{current_->thread / 32, place}];
         asked.lanes |= 1u << current_->thread % 32;
@@ -423,8 +423,8 @@ class BlockRunner {
         return count;
     }
 
-    // What loops over strong operations may wait for another thread, so now and then the others go on: those of the
-    // block, and where nothing changes for long, other blocks. In a drawn order other blocks may go on in any case.
+    // A loop over strong operations may be waiting for another thread, so from time to time the others run: those of
+    // the block and, if nothing changes for long, other blocks. In a seeded order other blocks may run in any case.
     void after_atomic(bool has_changed) {
         if (has_changed) changed = true, idle_ = 0;
         else ++idle_;
@@ -451,7 +451,7 @@ class BlockRunner {
         return named_[id & 15];
     }
     Warp& warp() { return warps_[current_->thread / 32]; }
-    // Of the running thread's warp, those that are not computed yet; none where all are computed at once.
+    // The products of the running thread's warp that are not computed yet; none if all are computed at once.
     std::vector<WarpProduct>* products() { return later_ ? &products_[current_->thread / 32] : nullptr; }
     int lane() const { return (int)(current_->thread % 32); }
     Fiber& fiber() { return *current_; }
@@ -459,12 +459,12 @@ class BlockRunner {
 
     std::map<const void*, Phases> phases;  // of the running block; the next one's init takes their places
 
-    // Whether what is asynchronous is done later than it is asked for.
+    // Whether asynchronous operations complete later than they are issued.
     bool later() { return request_.order == DESCENDING || (seeded_ && draw_.once_in(2)); }
     bool reads_at_once() { return seeded_ && draw_.once_in(2); }
     std::vector<Copy>& copies() { return copies_; }
 
-    // Does one of the bulk copies that are under way, if there is one.
+    // Completes one of the bulk copies in flight, if there is one.
     bool complete_a_copy() {
         if (copies_.empty()) return false;
         const size_t which = seeded_ ? draw_.below(copies_.size()) : copies_.size() - 1;
@@ -483,7 +483,7 @@ class BlockRunner {
         copy.phases->end_phase();
     }
 
-    // Of a fault in the kernel, on its fiber's stack or another: this thread never goes on.
+    // Handles a fault in the kernel, on its fiber's stack or another: this thread never resumes.
     bool in_kernel() const { return inside_; }
     const Request& request() const { return request_; }
     void stop(Outcome why) {
@@ -491,7 +491,7 @@ class BlockRunner {
         current_->context.switch_to(main_);
         abort();
     }
-    // What is no input and no variable of the running thread.
+    // Memory that is no input and no variable of the running thread.
     bool is_of_all(uint64_t at) const {
         const auto has = [&](const Range& range) { return !range.output && at - range.begin < range.size; };
         return at - (uint64_t)current_->stack >= STACK_BYTES &&
@@ -511,13 +511,13 @@ class BlockRunner {
 
     uint8_t* dynamic_shared() {
         if (!shared_) {
-            // further away than the guards lies memory that nobody may touch
+            // beyond the guards is memory that nobody may touch
             const auto room = [] {
                 return mmap(nullptr, SHARED_WALL + SHARED_ROOM + SHARED_WALL, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             };
             void* p = room();
             const uint32_t begin = (uint32_t)(uintptr_t)p;
-            // an address that was not converted is in neither of them
+            // an unconverted address is in neither of them
             if (p != MAP_FAILED && (near_variables(begin) || near_variables(begin + SHARED_WINDOW) ||
                                     near_variables(begin - SHARED_WINDOW))) {
                 void* const taken = p;
@@ -544,11 +544,11 @@ class BlockRunner {
     }
     Bytes variables;  // in shared memory
 
-    // What the block before has left is not what this one finds.
+    // The contents left by the previous block must not be visible to this one.
     void unset_dynamic_shared(size_t shared) {
         if (shared_) memset(shared_.get() + SHARED_GUARD, (int)request_.fill, std::min(shared, MOST_SHARED));
     }
-    // Whether no block has written outside the bytes of dynamic shared memory that it was given.
+    // Whether no block has written outside the dynamic shared memory that it was given.
     bool kept_within(size_t shared) const {
         if (!shared_) return true;
         const auto unset = [&](uint8_t byte) { return byte == request_.fill; };
@@ -560,7 +560,7 @@ class BlockRunner {
   private:
     static constexpr size_t SHARED_ROOM = SHARED_GUARD + MOST_SHARED + SHARED_GUARD;
     static constexpr size_t SHARED_WALL = 8 << 20;  // a multiple of any page's size
-    // Whether the lower halves of such addresses could be taken for those of variables in shared memory.
+    // Whether the lower halves of such addresses could be confused with those of variables in shared memory.
     bool near_variables(uint32_t begin) const {
         return (uint32_t)(uintptr_t)variables.begin + (uint32_t)variables.size - begin <
                SHARED_WALL + SHARED_ROOM + SHARED_WALL + (uint32_t)variables.size;
@@ -569,8 +569,8 @@ class BlockRunner {
         void operator()(uint8_t* p) const { munmap(p - SHARED_WALL, SHARED_WALL + SHARED_ROOM + SHARED_WALL); }
     };
 
-    // Starts threads one after the other; those that wait go on in the order in which they were started. What is
-    // asynchronous is done when nothing else can.
+    // Starts threads one after another; those that wait resume in the order in which they were started. Asynchronous
+    // operations complete when nothing else can run.
     Outcome run_in_order() {
         while (finished_ < threads_) {
             bool moved = false;
@@ -592,8 +592,8 @@ class BlockRunner {
         return DONE;
     }
 
-    // Whenever there is a choice, it is drawn. In half of the blocks some warps are always before others: they run as
-    // far ahead as barriers let them.
+    // Every choice is pseudo-random. In half of the blocks some warps always precede others: they run as far ahead as
+    // barriers let them.
     Outcome run_as_drawn() {
         while (finished_ < threads_) {
             if (!copies_.empty() && draw_.once_in(8)) complete_a_copy();
@@ -615,7 +615,7 @@ class BlockRunner {
         }
         return DONE;
     }
-    // Whether strong operations have changed nothing for so long that other blocks should go on.
+    // Whether strong operations have changed nothing for so long that other blocks should run.
     bool waits() {
         if (idle_ < IDLE || finished_ == threads_) return false;
         idle_ = 0;
@@ -640,7 +640,7 @@ class BlockRunner {
             fibers_.push_back(f);
         }
         Fiber* f = fibers_[used_++];
-        // stacks that begin at the same place of a page would share a few lines of the cache
+        // stacks that begin at the same offset in a page would share a few cache lines
         f->context.prepare(f->stack, STACK_BYTES - used_ % 16 * 256, &BlockRunner::fiber_main);
         f->idle = false;
         return f;
@@ -719,7 +719,7 @@ class BlockRunner {
     std::unique_ptr<uint8_t, Unmap> shared_;
 };
 
-// Whether other threads may write there, so that the running one may wait for it.
+// Whether other threads may write there, so that the running one may be waiting for it.
 inline bool is_of_all(uint64_t at) { return runner && runner->in_kernel() && runner->is_of_all(at); }
 
 // ---- what kernels call ---------------------------------------------------------------------------------------------
@@ -789,7 +789,7 @@ IN_RUNNER const uint64_t* gather(uint64_t value, uint32_t mask, Way way) {
 IN_RUNNER uint64_t clock_now() {
     timespec now{};
     clock_gettime(CLOCK_MONOTONIC, &now);
-    runner->after_atomic(false);  // what waits for a time to pass lets others go on
+    runner->after_atomic(false);  // a thread that waits for time to pass yields
     return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 IN_RUNNER void may_wait(const void* at) {
@@ -902,12 +902,12 @@ IN_RUNNER void wait_products(unsigned pending) {
 
 // ---- launch --------------------------------------------------------------------------------------------------------
 
-// What a kernel does that ends a process elsewhere ends its launch here.
+// A fault of the kernel that would normally end a process ends its launch here.
 static PER_THREAD Report* crash_report = nullptr;
 constexpr int FAULTS[3] = {SIGSEGV, SIGBUS, SIGFPE};
 static struct sigaction actions_before[3];
 
-// Makes the page of sparse memory at an address, if it lies in some and is not there yet.
+// Creates the page of sparse memory at an address, if the address is in sparse memory and the page does not exist yet.
 inline bool make_page(const Request& request, Report& report, uint64_t address) {
     const uint64_t page = address / request.page * request.page;
     for (uint32_t i = 0; i < request.n_ranges; ++i) {
@@ -942,8 +942,8 @@ inline bool make_page(const Request& request, Report& report, uint64_t address) 
 inline void on_fault(int signal, siginfo_t* info, void* context) {
     if (runner && crash_report && signal == SIGSEGV && runner->request().most_made &&
         make_page(runner->request(), *crash_report, (uint64_t)info->si_addr))
-        return;  // the access is made again
-    if (!runner || !runner->in_kernel() || !crash_report) {  // none of ours: as if this handler were not here
+        return;  // the access is repeated
+    if (!runner || !runner->in_kernel() || !crash_report) {  // not ours: as if this handler were not installed
         for (int i = 0; i < 3; ++i)
             if (FAULTS[i] == signal) sigaction(signal, &actions_before[i], nullptr);
         return;
@@ -1004,7 +1004,7 @@ class HandlerStack {
     stack_t before_{};
 };
 
-// The numbers of the blocks in the order in which they run.
+// The block numbers in the order in which they run.
 inline std::vector<uint32_t> order_of_blocks(const Request& request, uint64_t blocks) {
     std::vector<uint32_t> order;
     if (request.order == ASCENDING || blocks > 1 << 22) return order;
@@ -1014,7 +1014,7 @@ inline std::vector<uint32_t> order_of_blocks(const Request& request, uint64_t bl
     return order;
 }
 
-// What a launch was given.
+// The arguments of a launch.
 struct Launched {
     Dim3 grid, block;
     size_t shared;
@@ -1027,8 +1027,8 @@ struct Launched {
     int workers;
 };
 
-// The blocks that one operating-system thread runs. A block that waits for others is put aside, and others begin or go on:
-// in ascending order as many as a GPU runs at once, in other orders as many as there is room for.
+// The blocks that one operating-system thread runs. A block that waits for others is set aside, and others begin or
+// resume: in ascending order as many as a GPU runs at once, in other orders as many as there is room for.
 class Blocks {
   public:
     Blocks(const Launched& launched, Report& report, std::atomic<uint64_t>& next)
@@ -1063,9 +1063,9 @@ class Blocks {
     }
 
   private:
-    // The multiprocessors of an H100: a block of a higher number than that of one that waits for it need not run before.
+    // The multiprocessors of an H100: a block need not run before one that waits for it and has a lower number.
     static constexpr uint64_t AT_ONCE = 132;
-    // So often all blocks that wait go on without anything that changes, before it is known that none ever ends.
+    // How often all waiting blocks resume without any change before they are known never to end.
     static constexpr uint64_t MOST_QUIET = 1000;
     struct Waiting {
         BlockRunner* runner;
@@ -1076,7 +1076,7 @@ class Blocks {
         runners_.push_back(std::make_unique<BlockRunner>(request_, launched_.body, launched_.argument));
         return runners_.back().get();
     }
-    // Makes it the running one, in shared memory that nothing has written.
+    // Makes it the running one, in unwritten shared memory.
     void take(BlockRunner* next) {
         if (library_.shared.size) memset(library_.shared.begin, (int)request_.fill, library_.shared.size);
         set(next);
@@ -1121,13 +1121,14 @@ class Blocks {
         set(next.runner);
         blockIdx = gridDim.at(runner->number);
         CHECKED(checks.go_on_with(runner->number);)
-        if (launched_.workers > 1) std::this_thread::yield();  // another one may have to change something
+        if (launched_.workers > 1) std::this_thread::yield();  // another thread may have to change something
     }
     void end() {
         CHECKED(checks.end_block();)
         quiet_ = 0, turn_of_waiting_ = true;
     }
-    // Whether all that have begun wait, and no other can begin. In ascending order it is left to the time limit.
+    // Whether all blocks that have begun wait, and no other can begin. In ascending order, this is left to the time
+    // limit.
     bool stalled() {
         quiet_ = runner->changed ? 0 : quiet_ + 1;
         runner->changed = false;
@@ -1156,8 +1157,8 @@ uint8_t* shared_of_launch() { return runner->dynamic_shared(); }
 #endif
 
 #if defined(CUDA_ON_CPU_CHECKS)
-// What a launch finds in the opposite order, where an atomic operation may have been the first one by chance. Memory is
-// then as the launch left it.
+// The findings of a launch in the opposite order, where an atomic operation may have come first by chance. Memory
+// remains as the launch left it.
 inline void run_backwards(const Launched& forwards, Report& report) {
     if (forwards.request.order != ASCENDING || forwards.request.alone) return;
     const auto made = checks.undo();
@@ -1197,7 +1198,7 @@ IN_RUNNER int launch_blocks(Dim3 grid, Dim3 block, size_t shared, int threads, v
     for (int i = 1; i < workers; ++i)
         if (rank(i) > rank(worst)) worst = i;
     *report = reports[worst];
-    // what was found before the launch ended holds for a GPU too
+    // findings from before the launch ended also hold for a GPU
     const int outcome = outcomes[worst];
     return (outcome == DONE || outcome == UNLIKE_A_GPU) && report->n_findings ? FOUND : outcome;
 }

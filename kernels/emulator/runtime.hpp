@@ -1,5 +1,5 @@
-// What functions of the host in a kernel's file name of CUDA's runtime, so that they are read: none is called, and the bodies
-// of those that launch kernels are taken out (hosts/for_cpu.py).
+// Names of CUDA's runtime for host functions in a kernel's file, so that they compile: none is called, and the bodies
+// of those that launch kernels are removed (hosts/for_cpu.py).
 #pragma once
 #include "cuda_on_cpu.hpp"
 

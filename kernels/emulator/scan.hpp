@@ -1,8 +1,9 @@
-// One pass over the blocks of a tensor on the CPU: is every block's decode llama.cpp's, and what do the blocks hold?
+// One pass over the blocks of a tensor on the CPU: whether every block decodes as in llama.cpp, and statistics of the
+// blocks.
 //
-// Compiled once per type, with the macros of the type's record as the kernels are (formats/format.cuh). The blocks go
-// through the very `unpack` and `value` that the kernels use; llama.cpp's `to_float` comes as a pointer. A batch stays in
-// the first cache from llama.cpp's decode to ours: the file is read from memory once.
+// Compiled once per type, with the macros of the type's record like the kernels (formats/format.cuh). The blocks go
+// through the same `unpack` and `value` as in the kernels; llama.cpp's `to_float` is passed as a pointer. A batch stays
+// in the first-level cache from llama.cpp's decode to ours: the file is read from memory once.
 #pragma once
 #include <cerrno>
 #include <unistd.h>
@@ -16,17 +17,17 @@ namespace scan {
 
 constexpr int MAX_RULES = 8;
 constexpr int MAX_BAD = 21;  // positions kept of each kind of bad block: those a report lists, and one more
-// Runs of zero bytes are reported from this length on: a page of memory, the least that a file system leaves out. Whole
-// rows of zeros are no run up to this number: neurons that never fire, tokens that were never trained.
+// Runs of zero bytes are reported from this length on: a page of memory, the smallest hole in a file. Whole rows of
+// zeros count as no run up to this number: neurons that never fire, tokens that were never trained.
 constexpr int64_t RUN_BYTES = 4096, DEAD_ROWS = 16;
 // Bytes that repeat are found up to this period.
 constexpr int MAX_PERIOD = 64;
 
-// What a scan adds up. `harness/gguf_verify/llama/worker/tensor_scan.py` has the same struct.
+// The totals of a scan. `harness/gguf_verify/llama/worker/tensor_scan.py` has the same struct.
 struct Tally {
     int64_t blocks, zero_scales, zero_blocks, subnormal_scales, negative_scales;
     int64_t not_finite, differing;                                 // bad blocks
-    int64_t first_not_finite[MAX_BAD], first_differing[MAX_BAD];   // their numbers, counted from the first row
+    int64_t first_not_finite[MAX_BAD], first_differing[MAX_BAD];   // their indices, counted from the first row
     int64_t first_subnormal;
     int64_t obeying[MAX_RULES];     // blocks with a scale that obey each rule
     int64_t codes[256];             // by code, signed ones from -128
@@ -36,10 +37,10 @@ struct Tally {
     int64_t runs;                          // of zero bytes between those
     int64_t first_runs[MAX_BAD][2];        // start and stop, counted in bytes from the tensor's first
     int64_t repeats;                       // runs of bytes that repeat and are not zero; short ones only at buffers' ends
-    int64_t first_repeats[MAX_BAD][2];     // likewise
+    int64_t first_repeats[MAX_BAD][2];     // start and stop, as above
 };
 
-// A rule about which codes a block holds, as bits of its presence mask: all of these, one of these, none of these.
+// A rule for the codes in a block, as bits of its presence mask: all of these, one of these, none of these.
 struct Rule {
     uint32_t all, any, none;
     bool obeyed(uint32_t present) const {
@@ -74,8 +75,8 @@ inline void widen(float& least, float& most, float value) {
     if (value > most) most = value;
 }
 
-// Rows are told apart by this; equal ones are compared byte for byte afterwards. (Multiply and fold, in lanes that do not
-// wait for each other; no secret.)
+// Rows are distinguished by this hash; rows with equal hashes are compared byte for byte afterwards. (Multiply and
+// fold, in independent lanes; not cryptographic.)
 struct HashLane {
     uint64_t a, b;
     void take(uint64_t x, uint64_t y) {
@@ -111,7 +112,7 @@ inline bool zero_line(const uint8_t* p) {
     return !(words[0] | words[1] | words[2] | words[3] | words[4] | words[5] | words[6] | words[7]);
 }
 
-// The first byte from `i` on that is not zero, or `n`; and where the zeros that end at `i` begin, at least `low`.
+// The first non-zero byte from `i` on, or `n`; and the start of the zeros that end at `i`, at least `low`.
 inline int64_t zeros_until(const uint8_t* p, int64_t i, int64_t n) {
     while (i + 64 <= n && zero_line(p + i)) i += 64;
     while (i < n && !p[i]) ++i;
@@ -124,12 +125,12 @@ inline int64_t zeros_from(const uint8_t* p, int64_t low, int64_t i) {
     return i;
 }
 
-// Finds runs of zero bytes in a piece of a tensor that comes in buffers, one after the other. A run of RUN_BYTES holds a
-// whole line of 64 bytes at a multiple of half of that: one line in 32 is looked at.
+// Finds runs of zero bytes in a piece of a tensor that arrives in buffers, one after another. A run of RUN_BYTES
+// contains a whole line of 64 bytes at a multiple of half its length: one line in 32 is checked.
 struct ZeroRuns {
     Tally& tally;
-    const int64_t row_bytes, first;  // byte of the tensor that the piece starts with
-    int64_t at, open;                // byte that comes next, and where the run that reaches it began, or -1
+    const int64_t row_bytes, first;  // offset of the piece in the tensor
+    int64_t at, open;                // next byte, and start of the run that reaches it, or -1
 
     ZeroRuns(Tally& tally, int64_t row_bytes, int64_t first)
         : tally(tally), row_bytes(row_bytes), first(first), at(first), open(first) {}
@@ -177,7 +178,7 @@ struct ZeroRuns {
     }
 };
 
-// The smallest number of bytes after which the 64 bytes at `p` repeat, up to MAX_PERIOD; 0 where they do not. It reads 128.
+// The smallest period of the 64 bytes at `p`, up to MAX_PERIOD; 0 if there is none. It reads 128 bytes.
 inline int period_of(const uint8_t* p) {
     uint64_t word, later;
     memcpy(&word, p, 8);
@@ -188,11 +189,11 @@ inline int period_of(const uint8_t* p) {
     return 0;
 }
 
-// Finds runs of bytes that repeat with a short period in a piece of a tensor. Lines are looked at as for zeros. What goes
-// on in the next buffer is found there again, and joined.
+// Finds runs of bytes that repeat with a short period in a piece of a tensor. Lines are sampled as for zeros. A run
+// that continues in the next buffer is found there again, and joined.
 struct Repeats {
     Tally& tally;
-    int64_t at;  // byte that comes next
+    int64_t at;  // next byte
 
     void keep(int64_t start, int64_t stop) {
         int64_t (&last)[2] = tally.first_repeats[tally.repeats ? (tally.repeats < MAX_BAD ? tally.repeats : MAX_BAD) - 1 : 0];
@@ -289,8 +290,8 @@ inline void decode(Batch& batch, int64_t n) {
 }
 
 #ifdef __AVX512F__
-// `differing` for formats of few codes: the values of all codes are made once for those that share a scale, and looked
-// up.
+// `differing` for formats with few codes: the values of all codes are computed once for those that share a scale, and
+// looked up.
 inline uint32_t looked_up_differing(const Batch& batch, int64_t n) {
     __m512i differs = _mm512_setzero_si512();
     for (int64_t j = 0; j < n; ++j)
@@ -307,7 +308,7 @@ inline uint32_t looked_up_differing(const Batch& batch, int64_t n) {
                 differs = _mm512_ternarylogic_epi32(differs, ours, theirs, 0xF6);  // differs | (ours ^ theirs)
             }
         }
-    Lanes outside = {};  // bits that no code has: such a one would be taken for another code
+    Lanes outside = {};  // bits that no code has: such a code would be read as another
 #pragma GCC unroll 4
     for (int64_t s = 0; s < n * SLICES; ++s) outside |= lanes_of(batch.q[0] + s * QK) - (uint8_t)CODE_LOW;
     outside &= (uint8_t)-CODES;
@@ -315,7 +316,7 @@ inline uint32_t looked_up_differing(const Batch& batch, int64_t n) {
 }
 #endif
 
-// Not 0 where a bit of n blocks' values differs, or where that has to be looked at.
+// Not 0 if a bit of n blocks' values differs, or if that must be checked.
 inline uint32_t differing(Batch& batch, int64_t n) {
 #ifdef __AVX512F__
     if constexpr (CODES <= 16) return looked_up_differing(batch, n);
@@ -328,7 +329,7 @@ inline uint32_t differing(Batch& batch, int64_t n) {
     return differs;
 }
 
-// In phases over a batch, since a wide load that follows the narrow stores that it reads from has to wait for them.
+// In phases over a batch, since a wide load stalls on narrow stores to the same place.
 inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_float, const Rule* rules, int n_rules,
                         Tally& t, Counts& counts) {
     const FORMAT* block = (const FORMAT*)p;
@@ -365,7 +366,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         counts.add(batch.q, n, t);
     }
     if (wanted && !in_sets) find_codes(batch.q, n, wanted, batch.present);
-    // Almost always all blocks are sound and have a normal scale: that takes loops without branches.
+    // Almost always all blocks are valid and have a normal scale: this case uses loops without branches.
     constexpr uint32_t INFINITE = 0x7F800000;
     const uint32_t normal = bits_of(FORMAT::NORMAL);
     uint32_t least = INFINITE, most = 0, negative = 0;
@@ -381,7 +382,7 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
         least_m = m < least_m ? m : least_m;
         most_m = m > most_m ? m : most_m;
     }
-    for (int64_t j = 0; j < n; ++j) special |= zero_block(batch.theirs[j], 8);  // 8 zeros make it a suspect
+    for (int64_t j = 0; j < n; ++j) special |= zero_block(batch.theirs[j], 8);  // 8 zeros mean that it must be checked
     if (special) {
         decode(batch, n);
         if (wanted && in_sets) find_codes(batch.q, n, wanted, batch.present);
@@ -467,8 +468,8 @@ inline void scan_blocks(const uint8_t* p, int64_t n, int64_t first, ToFloat to_f
 
 }  // namespace scan
 
-// Adds `n` blocks to the tally, the first of which is the tensor's block number `first`. `to_float` may be null for a
-// type that has none.
+// Adds `n` blocks to the tally; the first of them is block number `first` of the tensor. `to_float` may be null for a
+// type without one.
 extern "C" void scan_tensor(const uint8_t* p, int64_t n, int64_t first, scan::ToFloat to_float,
                             const scan::Rule* rules, int n_rules, scan::Tally* tally) {
     using namespace scan;
@@ -485,9 +486,10 @@ extern "C" void hash_rows(const uint8_t* rows, int64_t n_rows, int64_t row_bytes
     for (int64_t r = 0; r < n_rows; ++r) hashes[r] = scan::row_hash(rows + r * row_bytes, row_bytes);
 }
 
-// `scan_tensor` over `nbytes` of a file from `offset` on, in pieces of `step` bytes that stay in the second cache; and of
-// each piece, if it is of whole rows and `hashes` is not null, the rows' hashes; and the blocks of the numbers `drawn`
-// that it holds, to their places in `blocks`; and its runs of bytes that are zero or repeat. Returns 0, an errno, or -1 where the file has shrunk.
+// Runs `scan_tensor` over `nbytes` of a file from `offset` on, in pieces of `step` bytes that stay in the second-level
+// cache. Also stores the row hashes of each piece, if it consists of whole rows and `hashes` is not null; the blocks
+// with the numbers `drawn`, at their places in `blocks`; and runs of bytes that are zero or repeat. Returns 0, an
+// errno, or -1 if the file has shrunk.
 extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, uint8_t* buffer, int64_t step,
                          scan::ToFloat to_float, const scan::Rule* rules, int n_rules, scan::Tally* tally,
                          int64_t row_bytes, uint64_t* hashes, const int64_t* drawn, int64_t n_drawn, uint8_t* blocks) {
@@ -516,8 +518,8 @@ extern "C" int scan_file(int fd, int64_t offset, int64_t nbytes, int64_t first, 
     return 0;
 }
 
-// How many rows equal an earlier one. `order` sorts the rows by (hash, number). The first such row and the one that it
-// equals go to `pair`.
+// The number of rows that equal an earlier one. `order` sorts the rows by (hash, number). The first such row and the
+// one that it equals are stored in `pair`.
 extern "C" int64_t count_duplicates(const uint8_t* rows, int64_t n_rows, int64_t row_bytes, const uint64_t* hashes,
                                     const int64_t* order, int64_t* pair) {
     int64_t found = 0, first = 0;

@@ -1,16 +1,16 @@
-// Which codes the blocks of a batch hold, and how often each occurs. A part of scan.hpp, for types that have codes.
+// The codes in the blocks of a batch, and their frequencies. A part of scan.hpp, for types with codes.
 #pragma once
 
 namespace scan {
 
-// Codes are counted from this one; `BlockFormat.low` and `bits` of gguf_verify.formats say the same.
+// The lowest code; `BlockFormat.low` and `bits` of gguf_verify.formats must agree.
 #ifndef CODE_LOW
 #error "compile with -DCODE_LOW and -DCODE_BITS"
 #endif
 constexpr int CODES = 1 << CODE_BITS;
 
 constexpr int VALUES = FORMAT::VALUES, SLICES = VALUES / QK, BYTES = sizeof(FORMAT);
-constexpr int BATCH = VALUES <= 256 ? 2048 / VALUES : 8;  // blocks: 2,048 values stay in the first cache
+constexpr int BATCH = VALUES <= 256 ? 2048 / VALUES : 8;  // blocks: 2,048 values stay in the first-level cache
 
 typedef uint8_t Lanes __attribute__((vector_size(QK)));
 
@@ -20,7 +20,7 @@ inline Lanes lanes_of(const int8_t* slice) {
     return lanes;
 }
 
-// Not 0 where one of the lanes, which are 0 or 255, is set.
+// Not 0 if one of the lanes, which are 0 or 255, is set.
 inline uint32_t any(Lanes lanes) {
 #ifdef __AVX2__
     return (uint32_t)_mm256_movemask_epi8((__m256i)lanes);
@@ -32,8 +32,8 @@ inline uint32_t any(Lanes lanes) {
 #endif
 }
 
-// Which of the codes in `wanted` each of n blocks holds. Bit c is code c, where there are 32 codes at most. Of signed
-// bytes: bit 0 is -128, bit 1 -127, bit 2 127, bit 3 any other.
+// The codes in `wanted` that each of n blocks holds. Bit c is code c, if there are at most 32 codes. For signed bytes:
+// bit 0 is -128, bit 1 -127, bit 2 127, bit 3 any other.
 inline void find_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t wanted, uint32_t (&present)[BATCH]) {
     constexpr int8_t NAMED[3] = {-128, -127, 127};
     uint32_t found[BATCH];
@@ -56,7 +56,7 @@ inline void find_codes(const int8_t (*q)[VALUES], int64_t n, uint32_t wanted, ui
     }
 }
 
-// Counts of all codes from `C` on, so many at a time that the counters stay in registers.
+// Counts of all codes from `C` on, as many at a time as keeps the counters in registers.
 template <int C>
 inline void count_lanes(const int8_t (*slice)[QK], int64_t slices, uint32_t* codes) {
     constexpr int SOME = CODES - C < 8 ? CODES - C : 8;
@@ -76,7 +76,7 @@ constexpr bool COUNTS_BITS = CODE_BITS < 8 && BATCH * VALUES % 512 == 0;
 
 typedef uint64_t Row __attribute__((vector_size(64)));
 
-// Rows i and i + S of 8, in which a bit and the one S above it change places.
+// Swaps, in rows i and i + S of 8, a bit with the one S above it.
 template <int S>
 inline void exchange(Row (&rows)[8]) {
     constexpr uint64_t MASK = S == 4 ? 0x0F0F0F0F0F0F0F0Fu : S == 2 ? 0x3333333333333333u : 0x5555555555555555u;
@@ -89,7 +89,7 @@ inline void exchange(Row (&rows)[8]) {
     }
 }
 
-// The codes of a batch as planes, one of each bit. Bit i of byte c of a plane's row is of code 64·i + c of 512.
+// The codes of a batch as bit planes. Bit i of byte c of a plane's row belongs to code 64·i + c of 512.
 struct Planes {
     static constexpr int GROUPS = BATCH * VALUES / 512;
     Row of_bit[8][GROUPS];
@@ -107,7 +107,7 @@ struct Planes {
 
 constexpr bool FINDS_HOLDERS = COUNTS_BITS && VALUES == QK && BATCH == 64;
 
-// The blocks of a batch that hold a code, as a set: a bit for each block, in the same order for all codes.
+// The blocks of a batch that hold a code, as a set: one bit per block, in the same order for all codes.
 inline uint64_t holders(const Planes& planes, uint32_t code) {
     static_assert(!FINDS_HOLDERS || Planes::GROUPS == 4, "16 blocks of 32 codes in a group");
     __m512i of_all = _mm512_setzero_si512();
@@ -115,7 +115,8 @@ inline uint64_t holders(const Planes& planes, uint32_t code) {
     for (int g = 0; g < 4; ++g) {
         Row found = code & 1 ? planes.of_bit[0][g] : ~planes.of_bit[0][g];
         for (int b = 1; b < CODE_BITS; ++b) found &= code >> b & 1 ? planes.of_bit[b][g] : ~planes.of_bit[b][g];
-        // Bytes 0 to 31 are of eight blocks, a bit each, and bytes 32 to 63 of eight others: either half becomes a byte.
+        // Bytes 0 to 31 hold a bit for each of eight blocks, and bytes 32 to 63 for eight others: each half becomes a
+        // byte.
         __m512i half = (__m512i)found;
         half = _mm512_or_si512(half, _mm512_shuffle_i64x2(half, half, 0xB1));
         half = _mm512_or_si512(half, _mm512_shuffle_epi32(half, (_MM_PERM_ENUM)0x4E));
@@ -127,8 +128,8 @@ inline uint64_t holders(const Planes& planes, uint32_t code) {
     return (uint64_t)_mm_cvtsi128_si64(_mm512_cvtepi64_epi8(of_all));
 }
 
-// Codes counted by their bits: the places in all planes of a set are the codes that have all the bits of that set, and
-// the counts of all sets give those of all codes.
+// Codes counted by their bits: the number of positions set in all planes of a subset is the number of codes with all
+// these bits, and the numbers for all subsets give the count of each code.
 struct BitCounts {
     static constexpr int GROUPS = Planes::GROUPS;
     Row of_set[CODES] = {};
@@ -190,7 +191,7 @@ struct Counts {
     void add(const int8_t (*q)[VALUES], int64_t n, Tally& t) {
         const int64_t slices = n * SLICES;
         const int8_t(*slice)[QK] = (const int8_t(*)[QK])q;
-        if constexpr (CODES > 32) {  // four tables, since increments of one counter wait for each other
+        if constexpr (CODES > 32) {  // four tables, since increments of one counter are dependent
             for (int64_t j = 0; j < slices; ++j)
                 for (int i = 0; i < QK; i += 4)
                     for (int k = 0; k < 4; ++k) ++codes[k][(uint8_t)(slice[j][i + k] - CODE_LOW)];
@@ -210,7 +211,7 @@ struct Counts {
     }
 };
 
-// How many blocks of a whole batch obey a rule; `holding` has the set of blocks that hold each code.
+// The number of blocks of a whole batch that obey a rule; `holding` has the set of blocks that hold each code.
 inline int64_t obeying(const Rule& rule, const uint64_t (&holding)[32]) {
     uint64_t all = ~(uint64_t)0, some = rule.any ? 0 : all, one = 0;
     for (uint32_t left = rule.all; left; left &= left - 1) all &= holding[__builtin_ctz(left)];

@@ -1,7 +1,7 @@
-// What the CPU host takes from the C++ standard library and the system, by itself: it is most of a kernel's source, so
-// the harness has it compiled once for all kernels, where the compiler can.
+// The C++ standard library and system headers of the CPU host, separately: they are most of a kernel's source, so the
+// harness precompiles them once for all kernels, if the compiler can.
 #pragma once
-// <cmath> has lrint and lround of a float by the processor's instruction: here by what conversions.hpp defines.
+// <cmath> implements lrint and lround of a float with the processor's instruction; here, conversions.hpp replaces them.
 extern "C" __attribute__((visibility("hidden"))) long long cuda_on_cpu_lrint(double x) noexcept;
 extern "C" __attribute__((visibility("hidden"))) long long cuda_on_cpu_lround(double x) noexcept;
 constexpr long long gguf_verify_lrint(double x) {

@@ -1,20 +1,21 @@
-// Which places of a kernel its threads come to, for lanes that a warp's instruction names and that do not execute it.
+// The places of a kernel that its threads reach, to find lanes that a warp instruction names but that do not execute
+// it.
 //
-// All lanes of a mask must execute the instruction, but those that have exited (Programming Guide, "Warp Shuffle
-// Functions"). Whether a lane has exited, or has only gone round the instruction and exits later, the order of threads
-// does not tell: on a GPU, either may happen first. So the code tells. Where a lane came, after its last such
-// instruction, to a place that the lanes which execute this one come to only later, the two ways meet behind the
-// instruction: the lane went round it. A lane that has returned shares nothing with them but the return.
+// All lanes of a mask must execute the instruction, except those that have exited (Programming Guide, "Warp Shuffle
+// Functions"). The order of threads does not show whether a lane has exited, or only bypassed the instruction and exits
+// later: on a GPU, either may happen first. So the code decides. If a lane, after its last such instruction, reached a
+// place that the lanes executing this one reach only later, the two paths join after the instruction: the lane bypassed
+// it. A lane that has returned shares only the return with them.
 #pragma once
 
 namespace cuda_on_cpu {
 
-// A lane that an instruction at `at` names, and that went round it.
+// A lane that an instruction at `at` names, and that bypassed it.
 struct LeftOut {
     uint32_t thread, at;
 };
 
-// A place is where a block of instructions begins, or memory is accessed, or a function returns to; in whichever calls.
+// A place is the start of a basic block, a memory access, or a return address, together with its call stack.
 class Trails {
   public:
     void begin(uint64_t threads) {
@@ -24,15 +25,15 @@ class Trails {
     void arrive(uint32_t thread) {
         ++trails_[thread].instructions;
     }
-    // The lanes that have exited did not execute the instruction at `at`, and it names them.
+    // Lanes that have exited without executing the instruction at `at`, which names them.
     void without(uint32_t thread, uint32_t exited, uint32_t at) {
         Trail& t = trails_[thread];
         for (uint32_t lane = 0; lane < 32; ++lane)
             if ((exited & ~t.missing) >> lane & 1) t.left_out.push_back({thread / 32 * 32 + lane, at});
         t.missing |= exited;
     }
-    // The thread comes to a place; a lane that has been there and went round an instruction, or null. The place where a
-    // lane was last is none: it returns there, as all do.
+    // The thread reaches a place; returns a lane that has been there and bypassed an instruction, or null. The place
+    // where a lane was last does not count: it returns there, like all.
     const LeftOut* reach(uint32_t thread, uint32_t at) {
         Trail& t = trails_[thread];
         if (t.calls.empty()) return nullptr;  // the kernel has returned
@@ -49,7 +50,7 @@ class Trails {
         const uint64_t outer = t.calls.empty() ? 0 : t.calls.back().all;
         t.calls.push_back({outer * 0x9E3779B97F4A7C15 + from + 1, from});
     }
-    // Where the call is that ends; null: the kernel's own.
+    // The call site of the ending call; null: the kernel itself.
     const void* leave(uint32_t thread) {
         Trail& t = trails_[thread];
         if (t.calls.empty()) return nullptr;
@@ -62,8 +63,8 @@ class Trails {
         uint64_t all;
         uint32_t from;
     };
-    // Places, and after how many instructions of the warp a thread was there last: a table of a power of two slots, at
-    // most half of them in use.
+    // Places, and after how many warp instructions a thread was there last: a table of a power of two slots, at most
+    // half of them in use.
     class Places {
       public:
         void clear() { slots_.assign(64, {}), used_ = 0; }

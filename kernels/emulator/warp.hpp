@@ -1,6 +1,6 @@
 // Warp functions of CUDA C++ (Programming Guide, "Warp Vote", "Warp Match", "Warp Reduce" and "Warp Shuffle Functions";
 // which lane a shuffle reads: PTX ISA, shfl.sync). A mask that names every lane of the warp stands for those that have
-// not exited; another one for the lanes that it names.
+// not exited; any other mask for the lanes that it names.
 #pragma once
 #include "cuda_on_cpu.hpp"
 
@@ -27,7 +27,7 @@ TO_RUNNER T __shfl_sync(unsigned mask, T v, int lane, int width = 32) {
     return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE, mask, v, source, width);
 }
 
-// A lane of an earlier part of the warp can be read, one of a later part cannot.
+// A lane of an earlier part of the warp can be read, but not one of a later part.
 template <class T>
 TO_RUNNER T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32) {
     const int self = cuda_on_cpu::lane(), source = self ^ (lanes & 31);
@@ -46,7 +46,7 @@ TO_RUNNER T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32) {
     return cuda_on_cpu::shuffled(cuda_on_cpu::SHUFFLE_UP, mask, v, source >= (self & ~(width - 1)) ? source : self, width);
 }
 
-// Forms before CUDA 9, for all lanes.
+// The functions of before CUDA 9, for all lanes.
 template <class T>
 TO_RUNNER T __shfl(T v, int lane, int width = 32) {
     return __shfl_sync(~0u, v, lane, width);

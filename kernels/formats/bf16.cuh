@@ -1,5 +1,5 @@
-// BF16: a weight is a bfloat16, the high half of a float. Its products have a definition too: activations are rounded to
-// bfloat16, and a product is exact in float32.
+// BF16: a weight is a bfloat16, the high half of a float. Its products also have a definition: activations are rounded
+// to bfloat16, and a product is exact in float32.
 #pragma once
 #include "../common.cuh"
 

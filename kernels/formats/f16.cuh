@@ -1,5 +1,5 @@
-// F16: a weight is a half. Its products have a definition too: activations are rounded to half, and a product is exact in
-// float32.
+// F16: a weight is a half. Its products also have a definition: activations are rounded to half, and a product is exact
+// in float32.
 #pragma once
 #include "../common.cuh"
 

@@ -1,4 +1,4 @@
-// F32: a weight is a float of 32 bits. Its products have a definition too: activations stay as they are, and a product is
+// F32: a weight is a 32-bit float. Its products also have a definition: activations stay unchanged, and a product is
 // part of a fused multiply-add.
 #pragma once
 #include "../common.cuh"

@@ -1,5 +1,5 @@
-// The grid of IQ1_S and IQ1_M: entries of eight -1, 0 or 1. An eighth is added to each or subtracted, so eight times
-// that is the code: -9, -7, -1, 1, 7 or 9.
+// The grid of IQ1_S and IQ1_M: entries of eight values -1, 0 or 1. An eighth is added to each or subtracted, so eight
+// times the result is the code: -9, -7, -1, 1, 7 or 9.
 #pragma once
 #include "../common.cuh"
 #include "grid.cuh"

@@ -1,4 +1,4 @@
-// The codes of IQ4_NL and IQ4_XS: a nibble is an index into 16 values that lie closer together around zero.
+// The codes of IQ4_NL and IQ4_XS: a nibble is an index into 16 values that are denser around zero.
 #pragma once
 #include "../common.cuh"
 #include "tables/kvalues.cuh"

@@ -1,5 +1,5 @@
 // MXFP4: w[i] = 2^(e-128)·q[i], q = twice an E2M1 (e2m1.cuh). The scale is half of the standard's 2^(e-127), and not
-// NaN where e = 255: so llama.cpp decodes it, though its check of a file (ggml_validate_row_data) refuses it.
+// NaN for e = 255: llama.cpp decodes it in this way, although its check of a file (ggml_validate_row_data) refuses it.
 //
 //   byte   0    1 … 16
 //          e    qs          qs[j]:  7 6 5 4 │ 3 2 1 0
@@ -14,14 +14,14 @@ struct MXFP4 {
 
     static constexpr int VALUES = 32, GROUP = 32;
     static constexpr Minimum MINIMUM = Minimum::NONE;
-    static constexpr float NORMAL = 0x1p-126f;  // below it, e = 0 and 1, d is a subnormal float
+    static constexpr float NORMAL = 0x1p-126f;  // below it (e = 0 and 1) d is a subnormal float
     static constexpr bool STORES_M = false;
 
-    __device__ float scale(int, int) const {  // 2^-128 and 2^-127 have no exponent of their own
+    __device__ float scale(int, int) const {  // 2^-128 and 2^-127 are subnormal
         return __uint_as_float(e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23);
     }
     __device__ float minimum(int, int) const { return 0.0f; }
-    __device__ float stored_scale() const {  // NaN where e stands for it, infinite where a value is
+    __device__ float stored_scale() const {  // NaN if e encodes it, infinite if a value is
         if (e == 255) return __uint_as_float(0x7FC00000u);
         if (e < 253) return scale(0, 0);  // 12·2^124 is a float
         float most = 0.0f;

@@ -4,8 +4,8 @@
 //          d, byte g: 7 │ 6 5 4 3  │ 2 1 0     qs, of each 8 bytes j, p = 0…3:  7 6 5 4    │ 3 2 1 0
 //                     - │ exponent │ mantissa                                   x[16p+8+j] │ x[16p+j]
 //
-// A scale is half of an unsigned float with exponents of bias 7 (UE4M3). As llama.cpp decodes it, the high bit does not
-// count, but for 0x7F: that is 0 and not NaN, while 0xFF is 240.
+// A scale is half of an unsigned float with exponents of bias 7 (UE4M3). In llama.cpp's decoding the high bit is
+// ignored, except for 0x7F: that is 0 and not NaN, while 0xFF is 240.
 #pragma once
 #include "../common.cuh"
 #include "e2m1.cuh"
@@ -16,7 +16,7 @@ struct alignas(4) NVFP4 {
 
     static constexpr int VALUES = 64, GROUP = 16;
     static constexpr Minimum MINIMUM = Minimum::NONE;
-    static constexpr float NORMAL = 0x1p-10f;  // the least scale: none is a subnormal number where it is multiplied
+    static constexpr float NORMAL = 0x1p-10f;  // the least scale: none is subnormal when multiplied
     static constexpr bool STORES_M = false;
 
     __device__ float scale(int s, int h) const { return scale_of(2 * s + h); }
@@ -29,7 +29,7 @@ struct alignas(4) NVFP4 {
         return __uint_as_float((bits << 20) + (119u << 23));  // 127 - 7, less 1 for the half
     }
 
-    __device__ float stored_scale() const {  // the greatest: 0 where the block is
+    __device__ float stored_scale() const {  // the greatest: 0 if the block is zero
         float most = 0.0f;
         for (int g = 0; g < 4; ++g) most = scale_of(g) > most ? scale_of(g) : most;
         return most;

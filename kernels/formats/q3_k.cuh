@@ -20,8 +20,8 @@ struct Q3_K {
     static constexpr float NORMAL = HALF_NORMAL;
     static constexpr bool STORES_M = false;
 
-    // Four low bits in the nibbles of bytes 0…7: of groups 0…7 the low ones. Two high bits in bytes 8…11, of which each
-    // holds those of four groups, g % 4.
+    // The four low bits are in the nibbles of bytes 0…7: the low nibbles for groups 0…7. The two high bits are in bytes
+    // 8…11, each of which holds those of four groups with the same g % 4.
     __device__ int scale_of(int g) const {
         return (scales[g % 8] >> g / 8 * 4 & 15) | (scales[8 + g % 4] >> g / 4 * 2 & 3) << 4;
     }

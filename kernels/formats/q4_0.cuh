@@ -1,4 +1,4 @@
-// Q4_0: w[i] = d·(q[i] - 8). Codes stay 0..15 here; the -8 reaches a term once, as -8 times the sum s.
+// Q4_0: w[i] = d·(q[i] - 8). Codes stay 0..15 here; the -8 enters a term once, as -8 times the sum s.
 //
 //   byte   0 1   2 … 17
 //          d     qs          qs[j]:  7 6 5 4 │ 3 2 1 0

@@ -18,7 +18,8 @@ struct alignas(4) Q4_K {
     static constexpr float NORMAL = HALF_NORMAL;
     static constexpr bool STORES_M = true;
 
-    // llama.cpp's get_scale_min_k4: of groups 0…3 six bits together, of 4…7 four in a nibble and two above the others
+    // llama.cpp's get_scale_min_k4: for groups 0…3 six contiguous bits, for 4…7 four in a nibble and two above the
+    // others
     __device__ int scale_of(int g) const {
         return g < 4 ? scales[g] & 63 : (scales[g + 4] & 15) | (scales[g - 4] >> 6) << 4;
     }

@@ -1,5 +1,5 @@
-// TQ1_0: w[i] = d·(t[i] - 1), t = 0, 1 or 2: 256 values. A byte is a fraction byte/256, and holds up to five values as
-// its first digits in base 3.
+// TQ1_0: w[i] = d·(t[i] - 1), t = 0, 1 or 2: 256 values. A byte represents the fraction byte/256, and holds up to five
+// values as its first digits in base 3.
 //
 //   byte   0 … 31                     32 … 47                      48 … 51                   52 53
 //          qs, byte l:                qs, byte 32+l:               qh, byte l:               d

@@ -1,4 +1,4 @@
-// TQ2_0: w[i] = d·(q[i] - 1), 256 values, in two halves of 128. (q = 3 does not occur where llama.cpp quantized.)
+// TQ2_0: w[i] = d·(q[i] - 1), 256 values, in two halves of 128. (q = 3 does not occur in files quantized by llama.cpp.)
 //
 //   byte   0 … 63                             64 65
 //          qs, of each 32 bytes l:            d

@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t load_word_2(const void* bytes, int j) {
 
 __device__ __forceinline__ uint32_t load_word_4(const void* bytes, int j) { return ((const uint32_t*)bytes)[j]; }
 
-// Four bytes a - b at once, without borrows between them: codes less their zero point. Bytes of a and b below 128.
+// Four bytes a - b at once, without borrows between them: codes minus their zero point. Bytes of a and b are below 128.
 __device__ __forceinline__ int subtract_bytes(uint32_t a, uint32_t b) {
     return (int)(((a | 0x80808080) - b) ^ 0x80808080);
 }
@@ -29,9 +29,9 @@ __device__ __forceinline__ uint32_t spread_high_bits(uint32_t nibble) {
            (nibble << 25 & 0x10000000);
 }
 
-// What a table, whose entries the compiler knows, holds at eight nibbles: of the low ones of four bytes in `low`, of the
-// high ones in `high`. A GPU selects bytes: it looks up four among eight values at a time, so each is looked up in both
-// halves of the table, and its own highest bit says which one it was.
+// Looks up eight nibbles in a table whose entries are compile-time constants: the low nibbles of four bytes into `low`,
+// the high ones into `high`. A GPU selects bytes among eight values, four at a time, so each nibble is looked up in
+// both halves of the table, and its highest bit then selects the result.
 __device__ __forceinline__ void look_up(const int8_t (&table)[16], uint32_t nibbles, int& low, int& high) {
     uint32_t found[2] = {};
 #ifdef __CUDACC__

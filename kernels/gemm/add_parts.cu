@@ -1,5 +1,5 @@
-// The sums of parts of rows (split-K) become outputs: part after part, in ascending order. A part has as many sums as
-// there are outputs, filled up to a multiple of four.
+// Adds the sums of parts of rows (split-K) to outputs: part after part, in ascending order. A part has as many sums as
+// there are outputs, padded to a multiple of four.
 #include "async.cuh"
 
 __device__ __forceinline__ float4 added(float4 a, float4 b) {
@@ -18,7 +18,7 @@ extern "C" __global__ void add_parts(const float4* __restrict__ sums,  // (parts
 #pragma unroll 4
             for (int64_t p = 1; p < parts; ++p) sum = added(sum, sums[p * fours + i]);
             ((float4*)y)[i] = sum;
-        } else {  // nothing has written the rest of the last four
+        } else {  // the rest of the last four is unwritten
             for (int64_t j = 4 * i; j < outputs; ++j) {
                 float sum = ((const float*)sums)[j];
                 for (int64_t p = 1; p < parts; ++p) sum = __fadd_rn(sum, ((const float*)(sums + p * fours))[j]);

@@ -1,5 +1,5 @@
-// The tensor cores' integer product of 16 × 32 and 32 × 8 codes, held by a warp: lane l has, of row l/4 (and l/4 + 8)
-// of A and of column l/4 of B, the codes 4c … 4c+3 and 16+4c …, c = l%4, in one word each, and gets 4 sums.
+// The tensor cores' integer product of 16 × 32 and 32 × 8 codes, held by a warp: lane l has, for row l/4 (and l/4 + 8)
+// of A and for column l/4 of B, the codes 4c … 4c+3 and 16+4c …, c = l%4, in one word each, and gets 4 sums.
 //
 //     a[0] row l/4, codes 4c…    a[1] row l/4 + 8, codes 4c…    a[2] row l/4, codes 16+4c…    a[3] row l/4 + 8, 16+4c…
 //     b[0] codes 4c…             b[1] codes 16+4c…
@@ -17,7 +17,7 @@ __device__ __forceinline__ void mma(int (&d)[4], const uint32_t (&a)[4], const u
         "{%10, %10, %10, %10};"
         : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(start));
-#else  // sm_75 has a quarter of it: 8 rows, 16 codes
+#else  // sm_75 has a quarter of this instruction: 8 rows, 16 codes
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int e[2];
@@ -68,7 +68,7 @@ struct MmaLane {
     bool done;
 };
 
-// A lane gives where its registers are. The first one to go on computes for all.
+// A lane passes the location of its registers. The first lane to resume computes for all.
 inline void mma(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], int start) {
     MmaLane own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}, {}, false};
     const uint64_t* lanes = cuda_on_cpu::gather((uint64_t)(uintptr_t)&own);

@@ -1,6 +1,6 @@
-// What exact products do in float32 where they are computed on a card: sums in a declared order, and conversions. CuPy's
-// own kernels would flush subnormal numbers to zero. The formulas stay in NumPy's words (`gguf_verify.semantics`); here
-// is only what `semantics/rounding.py` does too, and the bits are the same.
+// Steps of exact products that need float32, for products computed on a GPU: sums in a declared order, and conversions.
+// CuPy's own kernels would flush subnormal numbers to zero. The formulas stay in NumPy (`gguf_verify.semantics`); this
+// file only has what `semantics/rounding.py` does too, with the same bits.
 #include "common.cuh"
 
 constexpr int THREADS = 256;
@@ -10,13 +10,13 @@ __device__ __forceinline__ int64_t thread_number() { return (int64_t)blockIdx.x 
 // product + acc with one rounding to float32: float64 rounds to odd first (Boldo and Melquiond, 2008).
 __device__ __forceinline__ float add_rounded(double product, float acc) {
     const double a = acc, total = product + a, back = total - product;
-    const double error = (product - (total - back)) + (a - back);  // exact (Knuth's TwoSum); NaN where total is not finite
+    const double error = (product - (total - back)) + (a - back);  // exact (Knuth's TwoSum); NaN if total is not finite
     long long bits = __double_as_longlong(total);
     if ((error > 0 || error < 0) && !(bits & 1)) bits += (error > 0) == (total > 0) ? 1 : -1;
     return (float)__longlong_as_double(bits);
 }
 
-// Of each output, products of one stream or two in turn, added to `start` in ascending steps.
+// For each output, products of one stream or of two alternating ones, added to `start` in ascending steps.
 extern "C" __global__ void __launch_bounds__(THREADS)
     chain(const double* __restrict__ first,   // (steps, size)
           const double* __restrict__ second,  // (steps, size), used where there are two streams

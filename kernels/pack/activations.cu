@@ -1,11 +1,11 @@
-// Activations → tiled activations (packed.cuh), from Q8_1 or, quantized on the way, from float32: 128 bytes in, 68 to 80
+// Activations → tiled activations (packed.cuh), from Q8_1 or, with quantization, from float32: 128 bytes in, 68 to 80
 // out. A warp writes a stage (two blocks) of four tokens; four lanes share a block. Lane c has the values 4c…4c+3 and
-// 16+4c…16+4c+3: a word of each of the block's four pieces of 16 bytes. After four exchanges each lane has a piece.
+// 16+4c…16+4c+3: a word of each of the block's four 16-byte pieces. After four exchanges each lane has a piece.
 #include "async.cuh"
 #include "packed.cuh"
 #include "quantize/q8_1.cuh"
 
-// Which row of x a token is. EXPERTS: that of a slot, of which each row has `of_row`, or none (routing.cu).
+// The row of x for a token. EXPERTS: that of a slot, of which each row has `of_row`, or none (routing.cu).
 struct Routing {
 #ifdef EXPERTS
     const int32_t* slots;
@@ -23,7 +23,7 @@ struct Routing {
 #define ROUTING M, Routing {}
 #endif
 
-// Of a lane: its token and block, and where they go.
+// The token and block of a lane, and their destination.
 struct Place {
     int64_t token, from;
     int block, c;
@@ -40,7 +40,7 @@ struct Place {
     }
 };
 
-// All lanes of a warp take part.
+// All lanes of a warp must call it.
 __device__ __forceinline__ void write(const Place& at, const float (&q)[8], uint16_t d, uint16_t s) {
     using namespace packed;
     uint32_t words[4];
@@ -87,11 +87,11 @@ __device__ __forceinline__ void write(const Place& at, const float (&q)[8], uint
             scale, z_of<FORMAT>(d_a, half_to_float(s), Z_GROUPS == 2 ? codes[h] : __fadd_rn(codes[0], codes[1]))};
 }
 
-// Warp i of a grid of blocks [fours of tokens, warps]: body(place) for its stages of its four tokens.
+// Warp i of a grid of blocks [groups of four tokens, warps]: body(place) for its stages of its four tokens.
 template <class Body>
 __device__ __forceinline__ void for_places(uint8_t* out, int64_t M, int64_t blocks, int64_t stages, int64_t tokens,
                                            const Routing& routing, const Body& body) {
-    wait_for_last_launch();  // what it reads, or what it overwrites, may be in use until then
+    wait_for_last_launch();  // its inputs, or the memory that it overwrites, may be in use until then
     let_next_launch_start();
     const int64_t fours = (tokens + TOKENS - 1) / TOKENS * (TOKENS / 4), warps = (int64_t)gridDim.y * (blockDim.x / 32);
     for (int64_t four = blockIdx.x; four < fours; four += gridDim.x)

@@ -1,18 +1,18 @@
-// Activations → tiles of halves for `wgmma` (hopper.cuh, SharedMatrix): TOKENS of them and 64 values a chunk, whose
-// rows of 128 bytes have the pieces of 16 bytes c at c ^ (token % 8). The values of a fragment's k lie where
-// gemm/f16/halves.cuh has a weight's: of each 16 the words 4c, 4c+1 of four lanes c, then the words 4c+2, 4c+3. So a
-// lane reads four values, and two lanes exchange a word. Tokens past M and values past K are zero.
+// Activations → tiles of halves for `wgmma` (hopper.cuh, SharedMatrix): a chunk has TOKENS tokens and 64 values, in
+// rows of 128 bytes whose 16-byte pieces c are at c ^ (token % 8). The values of a fragment's k are in the same order
+// as those of a weight in gemm/f16/halves.cuh: of each 16 the words 4c, 4c+1 of four lanes c, then the words 4c+2,
+// 4c+3. So a lane reads four values, and two lanes exchange a word. Tokens past M and values past K are zero.
 #include "async.cuh"
 #include "formats/words.cuh"
 
 constexpr int AT_ONCE = 4;  // stages
 
-// body(from, words): the values from … from+3 of x into two words. A thread block takes 8 tokens and 8 stages at a
-// time: its two halves have every other stage, 16 lanes a token's 64 values.
+// body(from, words): the values from … from+3 of x into two words. A thread block processes 8 tokens and 8 stages at a
+// time: its two halves have alternate stages, 16 lanes a token's 64 values.
 template <class Body>
 __device__ __forceinline__ void for_words(uint8_t* out, int64_t M, int64_t K, int64_t stages, const Body& body) {
     let_next_launch_start();
-    wait_for_last_launch();  // what it reads, or what it overwrites, may be in use until then
+    wait_for_last_launch();  // its inputs, or the memory that it overwrites, may be in use until then
     const int lane = threadIdx.x % 16, half = threadIdx.x / 128, step = 2 * AT_ONCE;
     const int64_t token = (int64_t)blockIdx.x * 8 + threadIdx.x / 16 % 8, tile = token / TOKENS;
     const int row = (int)(token % TOKENS), piece = lane / 4 * 2 + lane % 2;

@@ -1,9 +1,9 @@
-// Which tokens each expert multiplies, on the card: the slots of all tokens (token m's t-th expert is slot m·top_k + t)
-// by expert, each expert's filled up to whole tiles of TOKENS. A thread block has an expert. All blocks count the slots
-// of all experts, so that none waits for another: there are few.
+// The tokens of each expert, on the GPU: the slots of all tokens (token m's t-th expert is slot m·top_k + t) sorted by
+// expert, each expert's slots padded to whole tiles of TOKENS. A thread block has one expert. All blocks count the
+// slots of all experts, so that none waits for another: there are few slots.
 //
-//     slots[capacity]             by expert, in ascending order; `used`, which is no slot, where a tile is filled up
-//     experts[capacity / TOKENS]  the expert of a tile; -1 behind the last one
+//     slots[capacity]             by expert, in ascending order; padding is `used`, which is no slot
+//     experts[capacity / TOKENS]  the expert of a tile; -1 after the last one
 #include "async.cuh"
 
 constexpr int MOST_EXPERTS = 1024;

@@ -15,7 +15,7 @@ extern "C" __global__ void pack(const FORMAT* __restrict__ w,  // (N, slices / (
     for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         const int64_t tile = chunk / padded, slice = chunk % padded;
         const int s = (int)(slice % SLICES);
-        // where the codes, … of this thread, or of all, begin
+        // the start of the codes, … of this thread, or of all
         uint8_t* to = STRIPS ? out + ((tile * 4 + warp) * padded + slice) * PART : out + chunk * CHUNK;
         const int at = STRIPS ? thread % 32 : thread;
         const int high_at = STRIPS ? PART_HIGH : HIGH_AT, d_at = STRIPS ? PART_D : D_AT, m_at = STRIPS ? PART_M : M_AT;
@@ -40,7 +40,7 @@ extern "C" __global__ void pack(const FORMAT* __restrict__ w,  // (N, slices / (
                 for (int h = 0; h < SLICE_GROUPS; ++h) {
                     const int place = (h * QUADS + at / 4) * 4 + 2 * t + r;
                     const float d = there ? b->scale(s, h) : 0.0f, m = there && HAS_M ? b->minimum(s, h) : 0.0f;
-                    if (HALF_SCALES) {  // of which these floats are the values
+                    if (HALF_SCALES) {  // these floats are values of halves
                         ((uint16_t*)(to + d_at))[place] = float_to_half(d);
                         if (HAS_M) ((uint16_t*)(to + m_at))[place] = float_to_half(m);
                     } else {

@@ -1,4 +1,4 @@
-// Does nothing: what a launch takes by itself, in a graph of launches that may overlap.
+// Does nothing: measures the time of a launch alone, in a graph of launches that may overlap.
 #include "async.cuh"
 
 extern "C" __global__ void empty() {

@@ -1,7 +1,7 @@
-// One instruction of tensor cores, mma.sync.m16n8k16, of operands that the host chooses: d = a·wᵀ + c.
+// One tensor-core instruction, mma.sync.m16n8k16, on operands chosen by the host: d = a·wᵀ + c.
 //
 // a[16][16] and w[8][16] are the bits of halves (mma_f16) or of bfloat16 (mma_bf16), c[16][8] and d[16][8] are float32.
-// `gguf_verify.semantics.tensor_cores.probed` finds L and F of a card with it. Launch one warp.
+// `gguf_verify.semantics.tensor_cores.probed` uses it to find L and F of a GPU. Launch one warp.
 
 // Lane l holds rows l/4 and l/4 + 8 of a, c and d, row l/4 of w, and columns 2·(l%4), 2·(l%4) + 1, those of a and w
 // also 8 further on (PTX ISA, "Matrix Fragments for mma.m16n8k16").

@@ -1,10 +1,11 @@
-// What the definition q8_1 demands of Hopper's tensor cores and lanes for many tokens, and nothing else.
+// The instructions that the definition q8_1 requires of Hopper's tensor cores and lanes for many tokens, and nothing
+// else.
 //
-// For a slice of 32 values, 64 rows by TOKENS tokens need two `wgmma` into sums that begin at zero, since a slice has its
-// own scales, and then two or three float operations an output (`add_term`), for which each sum must be in a register. The
-// operands are loaded once, or all but the tokens' scales, of which each slice has others: a lane has outputs of a quarter
-// of the tokens. The loop has no unpacking and no barriers. A kernel that multiplies halves so has these instructions, the
-// loads, and more. `python -m tools.measure bench kernels` times them.
+// For a slice of 32 values, 64 rows by TOKENS tokens need two `wgmma` into sums that begin at zero, since a slice has
+// its own scales, and then two or three float operations per output (`add_term`), for which each sum must be in a
+// register. The operands are loaded once, or all except the tokens' scales, which differ between slices: a lane has
+// outputs of a quarter of the tokens. The loop has no unpacking and no barriers. A kernel that multiplies halves in
+// this way has these instructions, the loads, and more. `python -m tools.measure bench kernels` times them.
 //
 //     TOKENS         32, 64 or 128, the columns of a product
 //     TILES          1 or 2 of 64 rows, of a warpgroup
@@ -31,8 +32,8 @@ struct Format {
     static constexpr float ZERO = 8.0f;
 };
 
-// As wgmma<false>, as `add` is never true. But the compiler does not know that, which leaves out products whose sums it
-// sees replaced.
+// Like wgmma<false>, since `add` is never true. But the compiler does not know that; it removes products whose sums are
+// overwritten.
 #ifdef __CUDACC__
 #define OUT_4(I) "+f"(d[I]), "+f"(d[I + 1]), "+f"(d[I + 2]), "+f"(d[I + 3])
 #define OUT_16(I) OUT_4(I), OUT_4(I + 4), OUT_4(I + 8), OUT_4(I + 12)
@@ -57,7 +58,7 @@ __device__ __forceinline__ void replace(float (&d)[64], const uint32_t (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "r"((int)add));
 }
 #endif
-template <int SUMS>  // of other sizes, and on the CPU
+template <int SUMS>  // for other sizes, and on the CPU
 __device__ __forceinline__ void replace(float (&d)[SUMS], const uint32_t (&a)[4], SharedMatrix b, bool) {
     wgmma<false>(d, a, b);
 }
@@ -69,7 +70,7 @@ struct Lane {
     SharedMatrix b;
     float dw[TILES][2], mw[TILES][2], d[COUNT / 4][2], z[LOADED ? COUNT / 4 : 2][2];  // held, z is of the first 16 tokens
 
-    // Slices take turns between two.
+    // Two slices alternate.
     __device__ __forceinline__ void multiply(Outputs& sums, int slice) const {
         wgmma_begin();
 #pragma unroll
@@ -104,8 +105,8 @@ struct Lane {
         }
     }
 
-    // Then the rows have other scales, without which the compiler would multiply scales once for all slices. An integer
-    // addition a row stands for their loads.
+    // Then the rows get different scales, since otherwise the compiler would multiply scales once for all slices. One
+    // integer addition per row stands for their loads.
     __device__ __forceinline__ void add_terms(Outputs& acc, const Outputs& sums) {
 #pragma unroll
         for (int t = 0; t < TILES; ++t) {
@@ -163,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
     }
 
     Outputs acc = {}, sums[2] = {};
-    // No product is pending between turns: the compiler would serialize products that outlive one.
+    // No product is pending between iterations: the compiler would serialize products that outlive one.
     if (HERE == Arrangement::PRODUCTS || (HERE == Arrangement::APART && group < MULTIPLIERS)) {
         for (int64_t turn = 0; turn < turns; ++turn) {
 #pragma unroll
@@ -176,7 +177,8 @@ extern "C" __global__ void __launch_bounds__(WARPGROUPS * 128, 1)
         for (int i = 0; i < TILES * COUNT; ++i)
             acc[i / COUNT][i % COUNT] = __fadd_rn(sums[0][i / COUNT][i % COUNT], sums[1][i / COUNT][i % COUNT]);
     } else if (HERE == Arrangement::TERMS_ALONE || HERE == Arrangement::APART) {
-        // Outputs and what stands for sums are added to each other in turn: so no term is the same in every slice.
+        // Outputs and the stand-ins for sums are added to each other in turn, so that no term is the same in every
+        // slice.
 #pragma unroll
         for (int i = 0; i < TILES * COUNT; ++i) {
             const int t = i / COUNT, k = i % COUNT;

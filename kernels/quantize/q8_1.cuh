@@ -1,16 +1,16 @@
 // The quantizer of semantics q8_1 (llama.cpp v0.5.0, ggml-cuda/quantize.cu, quantize_q8_1): d = max|x|/127,
 // q = round-half-away(x/d) with d before its rounding to half, s = half(Σ x) of the raw values.
 //
-// The order of the sum is part of the semantics: values 16 apart are added, then 8, 4, 2 and 1 apart, as lanes of a warp
-// with a value each would. Here four lanes share a block, and lane c has the values 4c…4c+3 and 16+4c…16+4c+3: two loads
-// of 16 bytes. Each addition is made by one lane, where that warp makes it 32, 16, 8, 4, 2 times.
+// The order of the sum is part of the semantics: values 16 apart are added, then 8, 4, 2 and 1 apart, as lanes of a
+// warp with a value each would. Here four lanes share a block, and lane c has the values 4c…4c+3 and 16+4c…16+4c+3: two
+// 16-byte loads. Each addition is done by one lane, where that warp would do it 32, 16, 8, 4, 2 times.
 //
-// Beyond llama.cpp, so that every input has defined codes: NaN and values over a zero d give code 0, and codes are
-// clamped to ±127 (only a subnormal d can need it).
+// In addition to llama.cpp, so that every input has defined codes: NaN and values over a zero d give code 0, and codes
+// are clamped to ±127 (only a subnormal d can need it).
 #pragma once
 #include "common.cuh"
 
-// Codes of a lane's eight values, as floats; d as it is before it is rounded to half.
+// Codes of a lane's eight values, as floats; d before it is rounded to half.
 struct Quantized {
     float q[8], d, s;
 };
@@ -20,13 +20,13 @@ __device__ __forceinline__ float exact_code(float v, float d) {
     return q == q ? (float)(int8_t)fminf(fmaxf(q, -127.0f), 127.0f) : 0.0f;
 }
 
-// All 32 lanes of a warp take part.
+// All 32 lanes of a warp must call it.
 __device__ __forceinline__ Quantized quantized(const float4 (&x)[2], int c) {
     const float v[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
     Quantized out;
     float amax = fabsf(v[0]);
 #pragma unroll
-    for (int i = 1; i < 8; ++i) amax = fmaxf(amax, fabsf(v[i]));  // NaN does not count, unless there is nothing else
+    for (int i = 1; i < 8; ++i) amax = fmaxf(amax, fabsf(v[i]));  // NaN is ignored, unless there is nothing else
     amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 1));
     amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFF, amax, 2));
 
@@ -42,9 +42,10 @@ __device__ __forceinline__ Quantized quantized(const float4 (&x)[2], int c) {
     out.s = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFF, sum, 1));
     out.d = __fdiv_rn(amax, 127.0f);
 
-    // One division a block, not one a value. With u = 2^-24, x·(1/d) and the quotient rounded are each within 2u and u of
-    // x/d, relative, so at most 3·127·u < 2^-15 apart: where the first is not that close to a half both round to the same
-    // integer, which adding and subtracting 1.5·2^23 finds. It is at most 127. A NaN among the values shows in the sum.
+    // One division per block, not one per value. With u = 2^-24, x·(1/d) and the rounded quotient are each within 2u
+    // and u of x/d, relative, so at most 3·127·u < 2^-15 apart: if the first is not that close to a half-integer, both
+    // round to the same integer, which is found by adding and subtracting 1.5·2^23. It is at most 127. A NaN among the
+    // values shows in the sum.
     const float over_d = __fdiv_rn(1.0f, out.d), integers = 12582912.0f;
     float worst = 0.0f;
 #pragma unroll
@@ -60,7 +61,7 @@ __device__ __forceinline__ Quantized quantized(const float4 (&x)[2], int c) {
     return out;
 }
 
-// Four codes as signed bytes: the lowest of an integer above 1.5·2^23.
+// Four codes as signed bytes: the lowest byte of an integer above 1.5·2^23.
 __device__ __forceinline__ uint32_t four_bytes(const float* q) {
     uint32_t bits[4];
 #pragma unroll

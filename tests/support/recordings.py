@@ -67,13 +67,13 @@ def failing() -> Report:
     faults = (
         FaultMatch("activations-interleaved", "the activations' codes are not read in the order of the values",
                    "the codes of Q8_1 are sequential: code k belongs to value k", 0.9999, 0.2, True),
-        FaultMatch("nibbles-in-pairs", "the nibbles of a byte are taken for neighbouring values",
+        FaultMatch("nibbles-in-pairs", "the nibbles of a byte are read as neighbouring values",
                    "the low nibble of byte j is value j, its high nibble value j + 16", 0.9999, 0.2, True),
     )  # fmt: skip
     lines = tuple(f"{f.words} (explains 99.99 % of the error). Fix: {f.fix}" for f in faults)
     layers.diagnosis = msgspec.structs.replace(
         layers.diagnosis, verdict="known fault", faults=faults,
-        lines=(*lines, "these faults predict the same outputs on these data: it is one of them"),
+        lines=(*lines, "these faults predict the same outputs on these data; the fault is one of them"),
     )  # fmt: skip
     report.rungs[1].diagnosis = LocatedDiagnosis(
         tensor=layers.diagnosis.tensor, where=layers.diagnosis.where, who="kernel on one block of K", row=17, token=0,

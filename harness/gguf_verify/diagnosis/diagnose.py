@@ -95,7 +95,7 @@ class Diagnosis:
             share = "" if np.isnan(f.explained) else f" (explains {_share(f.explained)} of the error)"
             lines.append(f"{meant}{f.words}{where}{share}. Fix: {f.fix}")
         if len({f.id for f in self.faults if not np.isnan(f.explained)}) > 1:
-            lines.append("these faults predict the same outputs on these data: it is one of them")
+            lines.append("these faults predict the same outputs on these data; the fault is one of them")
         if not lines:
             near = ""
             if self.nearest is not None and self.nearest.explained >= RIVAL:  # a smaller fraction would mislead
@@ -115,9 +115,14 @@ def most(fmt: WeightFormat, rows: Bytes) -> tuple[int, int]:
 
 
 def diagnose(
-    y: Floats, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], blocks: Sequence[int] = (),
+    y: Floats,
+    fmt: WeightFormat,
+    semantics: Semantics,
+    rows: Bytes,
+    x: npt.NDArray[Any],
+    blocks: Sequence[int] = (),
     threads: int = 1,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """Diagnose outputs float32[M, N], if they are wrong.
 
     Args:
@@ -141,9 +146,7 @@ def diagnose(
     tokens, few = most(fmt, rows)
     if len(rows) > few or len(x) > tokens:
         keep = slice(tokens)
-        return diagnose(
-            np.ascontiguousarray(y[keep, :few]), fmt, semantics, rows[:few], x[keep], blocks, threads
-        )  # fmt: skip
+        return diagnose(np.ascontiguousarray(y[keep, :few]), fmt, semantics, rows[:few], x[keep], blocks, threads)
     if not y.size:
         return Diagnosis(0, 0)
     y = np.ascontiguousarray(y, np.float32)
@@ -174,9 +177,14 @@ def diagnose(
 
 
 def _of_fused(
-    y: Floats, fmt: BlockFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], blocks: Sequence[int],
+    y: Floats,
+    fmt: BlockFormat,
+    semantics: Semantics,
+    rows: Bytes,
+    x: npt.NDArray[Any],
+    blocks: Sequence[int],
     threads: int,
-) -> Diagnosis:  # fmt: skip
+) -> Diagnosis:
     """Diagnose a kernel with an epilogue."""
     tokens, few = most(fmt, rows)
     y, rows, x = np.ascontiguousarray(y[:tokens, :few], np.float32), rows[:few], x[:tokens]
@@ -231,10 +239,13 @@ def _search(
     named = [f for f in fits if _named_alone(f) and (apart or f.contradicted <= 1 - NEARLY)]
     if not named:
         named = [
-            f for f in fits
-            if (apart or f.contradicted <= 1 - NEARLY) and f.within >= NEARLY and f.match.explained >= EXPLAINED
+            f
+            for f in fits
+            if (apart or f.contradicted <= 1 - NEARLY)
+            and f.within >= NEARLY
+            and f.match.explained >= EXPLAINED
             and not any(share >= RIVAL for other, share in best.items() if other != f.match.id)
-        ]  # fmt: skip
+        ]
     if not named:
         read_off = fitted(y, case, bad)
         if read_off is not None:
@@ -261,9 +272,13 @@ def _named_alone(fit: _Fit) -> bool:
 
 
 def _of(
-    fault: Fault, y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64],
+    fault: Fault,
+    y: Floats,
+    case: Case,
+    bad: npt.NDArray[np.bool_],
+    exact: npt.NDArray[np.float64],
     only: Collection[str] | None = None,
-) -> Iterator[_Fit]:  # fmt: skip
+) -> Iterator[_Fit]:
     """Yield the fits of a fault's variants, or of some of them."""
     for which, made in fault.of(case, only):
         predicted = made if isinstance(made, Predicted) else made.predicted()
@@ -274,9 +289,7 @@ def _of(
             yield _Fit(fault, match, residual, within, contradicted, which)
 
 
-def _of_many(
-    y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]
-) -> Iterator[_Fit]:  # fmt: skip
+def _of_many(y: Floats, case: Case, bad: npt.NDArray[np.bool_], exact: npt.NDArray[np.float64]) -> Iterator[_Fit]:
     """Yield the fits of faults with many variants, of those variants that fit a few of the outputs."""
     rows, tokens = (np.sort(np.argsort(-bad.sum(axis=axis), kind="stable")[:MOST_TRIED]) for axis in (0, 1))
     at = np.ix_(tokens, rows)

@@ -144,7 +144,7 @@ class Experiments:
             return None
         if all(y.tobytes() == found[0].tobytes() for y in found[1:]):
             return None
-        words = "the outputs depend on the order in which threads run, or on memory that no thread has written"
+        words = "the outputs depend on the order in which threads run, or on uninitialised memory"
         return name_of(KernelFinding("changing", words))
 
     def checked(self) -> FaultMatch | None:
@@ -171,9 +171,11 @@ class Experiments:
             if found is not None:
                 return (self.checked() or found,)
             for experiment, calls in (
-                (self._tokens, self._of_tokens()), (self._rows, self._of_rows()), (self._columns, self._of_columns()),
+                (self._tokens, self._of_tokens()),
+                (self._rows, self._of_rows()),
+                (self._columns, self._of_columns()),
                 (self._series, iter([(self.rows, self.x)])),
-            ):  # fmt: skip
+            ):
                 right = [case for call in calls if (case := self._right(*call)) is not None]
                 if all(any(explanation.shows(case) for case in right) for explanation in left):
                     window = experiment()
@@ -359,7 +361,7 @@ class Experiments:
         if not same(0, 0) or same(1, 1) or not same(1, 0) or same(2, 2):
             return None
         if same(2, 0):
-            words = f"{what} are kept for each shape: later calls of the same shape get those of the first"
+            words = f"{what} are cached by shape: later calls of the same shape use those of the first"
             return observed("cached-by-shape", words)
         if same(2, 1):
             return observed("stale-workspace", f"the {what} are those of the call before")
@@ -383,7 +385,7 @@ class Experiments:
                     f"what the first call of some rows and columns sets up is kept: a call with {then} tokens is wrong "
                     f"after one with {first}, and right without"
                 )
-                return observed("cached-by-shape", words, "key what is kept by the number of tokens too")
+                return observed("cached-by-shape", words, "include the number of tokens in the cache key")
         return None
 
     def _turned(self, of: npt.NDArray[Any], by: int, form: WeightFormat | None) -> npt.NDArray[Any]:

@@ -88,9 +88,7 @@ def case_of(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: npt.NDArray
     if semantics.oracle is not None or semantics.epilogue is not None or not isinstance(fmt, BlockFormat):
         return None
     values = x if x.dtype == np.float32 else None
-    return Case(
-        semantics, fmt, np.ascontiguousarray(rows), semantics.bytes_of(x) if values is not None else x, values
-    )  # fmt: skip
+    return Case(semantics, fmt, np.ascontiguousarray(rows), semantics.bytes_of(x) if values is not None else x, values)
 
 
 @dataclass(frozen=True)

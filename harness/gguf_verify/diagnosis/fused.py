@@ -28,7 +28,7 @@ from .operands import Bytes, Floats
 
 def faults_of(
     y: Floats, fmt: BlockFormat, semantics: Semantics, rows: Bytes, x: Bytes, threads: int = 1
-) -> tuple[FaultMatch, ...]:  # fmt: skip
+) -> tuple[FaultMatch, ...]:
     """Return the faults that explain all outputs float32[M, N].
 
     Args:
@@ -69,7 +69,7 @@ def _variants(operations: tuple[Operation, ...]) -> Iterator[tuple[str, tuple[Op
         if behind:
             yield f"{behind[0].name} comes before {one.name}", (*before, behind[0], one, *behind[1:])
     if len(operations) > 1:
-        yield "nothing is done behind the product", ()
+        yield "no fused operation is applied", ()
     for gate in (o for o in OPERATIONS.values() if o.place is None and any(p.place is None for p in operations)):
         other = tuple(gate if one.place is None else one for one in operations)
         if other != operations:

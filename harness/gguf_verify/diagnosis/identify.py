@@ -51,9 +51,14 @@ def called(semantics: Semantics, fmt: WeightFormat) -> str:
 
 
 def identify_kernel(
-    declared: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats, y: Floats, threads: int = 1,
+    declared: Semantics,
+    fmt: WeightFormat,
+    rows: Bytes,
+    x: Floats,
+    y: Floats,
+    threads: int = 1,
     own: Semantics | None = None,
-) -> Identification:  # fmt: skip
+) -> Identification:
     """Apply `identify`; if no definition fits with its own quantizer, also with the quantizer of the declared one.
 
     A kernel may get blocks and then compute another definition with them. A kernel that gets values of 16 bits computes
@@ -175,9 +180,7 @@ def _rounded_as(declared: Semantics | None, semantics: Semantics) -> Semantics:
     return replace(semantics, accumulation=sums, output=declared.output, epilogue=declared.epilogue)
 
 
-def _of_16_bit_kernels(
-    own: Semantics, plain: Sequence[Semantics], pairs: Sequence[Semantics]
-) -> list[list[Semantics]]:  # fmt: skip
+def _of_16_bit_kernels(own: Semantics, plain: Sequence[Semantics], pairs: Sequence[Semantics]) -> list[list[Semantics]]:
     """Return definitions that only kernels with some declared 16-bit type, besides Q8_1's halves, may compute.
 
     Ordered by the width of their bound: sums in tensor cores, in half, and weights decoded in steps of a declared type.
@@ -190,9 +193,7 @@ def _of_16_bit_kernels(
     if inner.accumulation is IN_FLOAT32:
         for sums in _NARROW_SUMS:
             may = [s for s in plain if s.inside is None and (sums != "tensor" or _of_16_bits(s))]
-            found.append(
-                [replace(s, name=f"{s.name}{_IN}{sums}", accumulation=accumulation_of(sums)) for s in may]
-            )  # fmt: skip
+            found.append([replace(s, name=f"{s.name}{_IN}{sums}", accumulation=accumulation_of(sums)) for s in may])
     found.append([s for s in pairs if s.term.steps and s.term.weights in types and s.encoding is inner.encoding])
     return found
 

@@ -54,11 +54,11 @@ class Blame:
     def advice(self) -> str:
         """Advice for a failure without a wrong block."""
         if not self.again:
-            return "it is right when the kernel runs again: look for races and for memory that is not initialised"
+            return "it is right when the kernel runs again: look for races and uninitialised memory"
         if self.first is None:
             return (
-                "it is wrong even where the token's activations are all zero: look at where outputs are written, and "
-                "from which token they are read"
+                "it is wrong even where the token's activations are all zero: check where outputs are written, and "
+                "which token they are read from"
             )
         return (
             f"no single block is wrong; the sum is wrong from block {self.first} on: look at the accumulation over K, "
@@ -87,9 +87,14 @@ def along_k(blames: Iterable[Blame]) -> Iterator[str]:
 
 
 def blame(
-    kernel: Kernel, weights: Weights, rows: npt.NDArray[np.uint8], n: int, x: npt.NDArray[Any], m: int,
+    kernel: Kernel,
+    weights: Weights,
+    rows: npt.NDArray[np.uint8],
+    n: int,
+    x: npt.NDArray[Any],
+    m: int,
     order: Order | None = None,
-) -> Blame | None:  # fmt: skip
+) -> Blame | None:
     """Find the block of K that makes the output of weight row n and token m wrong; None if that is impossible.
 
     Args:

@@ -32,175 +32,246 @@ class ObservedFault:
     how: str
 
 
-_CHECKED = "A launch with guards and checks, under other orders of threads, shows it."
-_CALLS = "Further calls on the same operands, with other numbers of tokens, rows or columns, show it."
-_SERIES = "A series of calls with other operands or sizes shows it."
-_OUTPUTS = "No fault of the catalogue explains the outputs, and they have this in common."
-_FITTED = "The outputs are a sum of the product's parts with other factors, which are fitted to them."
-_BYTES = "The bytes of the kernel's quantizer are those that such a quantizer writes."
-_LARGE = "Single thread blocks of large launches, which run by themselves, show it."
+_CHECKED = "Detected by a launch with guards and checks, under different orders of threads."
+_CALLS = "Detected by further calls on the same operands, with different numbers of tokens, rows or columns."
+_SERIES = "Detected by a series of calls with different operands or sizes."
+_OUTPUTS = "Reported if no fault of the catalogue explains the outputs, and they have this in common."
+_FITTED = "Detected by fitting the outputs as a sum of the product's parts with different factors."
+_BYTES = "Detected by comparing the bytes of the kernel's quantizer with those of such a quantizer."
+_LARGE = "Detected by running single thread blocks of large launches."
 
 OBSERVED = {
     fault.id: fault
     for fault in (
         ObservedFault(
-            "data-race", "threads access the same memory, one of them writes, and nothing orders the accesses",
+            "data-race",
+            "threads access the same memory, one of them writes, and nothing orders the accesses",
             "put a barrier, or the wait for a copy, between the two accesses; between thread blocks, a fence and a "
-            "flag that one waits for, or a launch of its own; before a bulk copy over what threads have read, also a "
-            "fence of proxies", _CHECKED,
-        ),
-        ObservedFault(
-            "outside-buffers", "a thread reads or writes outside the kernel's buffers",
-            "check the bounds of what the last row, block or tile accesses", _CHECKED,
-        ),
-        ObservedFault(
-            "uninitialized-memory", "memory is read that nothing has written",
-            "write shared memory, or wait for the copy, before it is read, also where a tile is not full", _CHECKED,
-        ),
-        ObservedFault(
-            "misaligned-access", "an address is not a multiple of the size of what is loaded or stored there",
-            "load in units that the address is a multiple of", _CHECKED,
-        ),
-        ObservedFault(
-            "signed-overflow", "the result of signed arithmetic does not fit its type", "compute in a wider type",
+            "flag that one waits for, or a separate launch; before a bulk copy that overwrites memory that threads "
+            "have read, also a proxy fence",
             _CHECKED,
         ),
         ObservedFault(
-            "undefined-shift", "a value is shifted by a negative number of bits, or by as many as it has or more",
-            "mask the number of bits, or shift a wider type", _CHECKED,
+            "outside-buffers",
+            "a thread reads or writes outside the kernel's buffers",
+            "check the bounds of what the last row, block or tile accesses",
+            _CHECKED,
         ),
         ObservedFault(
-            "division-by-zero", "an integer is divided by zero", "handle a divisor of zero before the division",
+            "uninitialized-memory",
+            "uninitialised memory is read",
+            "write shared memory, or wait for the copy, before it is read, also where a tile is not full",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "misaligned-access",
+            "an address is not a multiple of the size of what is loaded or stored there",
+            "load in units to which the address is aligned",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "signed-overflow",
+            "the result of signed arithmetic does not fit its type",
+            "compute in a wider type",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "undefined-shift",
+            "a value is shifted by a negative number of bits, or by at least its width",
+            "mask the number of bits, or shift a wider type",
+            _CHECKED,
+        ),
+        ObservedFault(
+            "division-by-zero",
+            "an integer is divided by zero",
+            "handle a divisor of zero before the division",
             _CHECKED,
         ),
         ObservedFault(
             "warp-mask",
             "not all lanes that a warp instruction needs execute it: those of its mask, and a shuffle's source",
-            "let every lane that the mask names execute the instruction, or compute the mask with __ballot_sync before "
-            "the branch; read only lanes of the mask that execute the shuffle", _CHECKED,
+            "make every lane that the mask names execute the instruction, or compute the mask with __ballot_sync "
+            "before the branch; read only lanes of the mask that execute the shuffle",
+            _CHECKED,
         ),
         ObservedFault(
-            "illegal-operand", "an instruction is given a number or an address that it cannot have",
+            "illegal-operand",
+            "an instruction is given a number or an address that it does not accept",
             "copy 4, 8 or 16 bytes by cp.async.ca, 16 by cp.async.cg, and multiples of 16 by a bulk copy; a named "
             "barrier is one of 0 to 15, of whole warps; an instruction that names a space (ld.shared, ld.global, "
-            "__ldg) takes addresses in it, and an atomic one none in local memory", _CHECKED,
+            "__ldg) takes addresses in it, and an atomic one none in local memory",
+            _CHECKED,
         ),
         ObservedFault(
-            "false-assumption", "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "
-            "__builtin_unreachable) is not so", "promise what holds in every launch, or nothing", _CHECKED,
+            "false-assumption",
+            "what the kernel promises the compiler (__builtin_assume, __builtin_assume_aligned, "
+            "__builtin_unreachable) is not so",
+            "promise what holds in every launch, or nothing",
+            _CHECKED,
         ),
         ObservedFault(
-            "impossible-launch", "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",
+            "impossible-launch",
+            "no GPU runs the launch: it exceeds a limit of CUDA or of the kernel",
             "launch fewer threads or less shared memory, change the kernel's __launch_bounds__, or launch whole "
-            "clusters of at most 8 thread blocks", _CHECKED,
-        ),
-        ObservedFault(
-            "divergent-barrier", "some threads of a block never reach a barrier at which others wait",
-            "let all threads of a block reach the same barriers", _CHECKED,
-        ),
-        ObservedFault(
-            "input-written", "the kernel writes into its inputs", "write into the output and shared memory alone",
+            "clusters of at most 8 thread blocks",
             _CHECKED,
         ),
         ObservedFault(
-            "unwritten", "outputs were never written",
-            "every output needs a thread: check the grid and the bounds of the last tile", _CHECKED,
-        ),
-        ObservedFault(
-            "not-deterministic", "the same call gives other outputs when it is made again",
-            "look for races, and for memory that is not initialised", _CHECKED,
-        ),
-        ObservedFault(
-            "address-dependent", "the outputs depend on where in memory the operands begin",
-            "assume no more than that an operand begins at a multiple of 16 bytes, or of its declared alignment",
+            "divergent-barrier",
+            "some threads of a block never reach a barrier at which others wait",
+            "make all threads of a block reach the same barriers",
             _CHECKED,
         ),
         ObservedFault(
-            "window-of-m", "only calls of some numbers of tokens M are wrong",
-            "check what is chosen by M: which kernel, its tile, its grid, its shared memory", _CALLS,
+            "input-written",
+            "the kernel writes into its inputs",
+            "write only to the output and shared memory",
+            _CHECKED,
         ),
         ObservedFault(
-            "window-of-n", "only calls of some numbers of rows N are wrong",
-            "check what is chosen by N: which kernel, its tile, its grid, its shared memory", _CALLS,
+            "unwritten",
+            "outputs were never written",
+            "every output needs a thread: check the grid and the bounds of the last tile",
+            _CHECKED,
         ),
         ObservedFault(
-            "window-of-k", "only calls of large K are wrong",
-            "check what is chosen by K: which kernel, its stages, its grid, its shared memory", _CALLS,
+            "not-deterministic",
+            "the same call gives different outputs when it is repeated",
+            "look for races, and for uninitialised memory",
+            _CHECKED,
         ),
         ObservedFault(
-            "window-of-routings", "only some ways to send tokens to experts are wrong",
-            "check how ids become rows of activations, experts of weights and rows of the output", _CALLS,
+            "address-dependent",
+            "the outputs depend on where in memory the operands begin",
+            "assume only that an operand begins at a multiple of 16 bytes, or of its declared alignment",
+            _CHECKED,
         ),
         ObservedFault(
-            "partial-tile", "rows or tokens past the last whole tile are wrong",
-            "round the number of tiles up, and check the bounds within the last", _CALLS,
+            "window-of-m",
+            "only calls of some numbers of tokens M are wrong",
+            "check what depends on M: the choice of the kernel, its tile, its grid, its shared memory",
+            _CALLS,
         ),
         ObservedFault(
-            "cached-by-shape", "what one call sets up is kept for later calls of the same shape, which need their own",
-            "key a cache by contents, or drop it when the operands change", _SERIES,
+            "window-of-n",
+            "only calls of some numbers of rows N are wrong",
+            "check what depends on N: the choice of the kernel, its tile, its grid, its shared memory",
+            _CALLS,
         ),
         ObservedFault(
-            "stale-workspace", "a call computes with what the call before left in a workspace",
-            "fill the workspace before it is read, on the same stream", _SERIES,
+            "window-of-k",
+            "only calls of large K are wrong",
+            "check what depends on K: the choice of the kernel, its stages, its grid, its shared memory",
+            _CALLS,
         ),
         ObservedFault(
-            "epilogue", "an operation behind the product is left out, done twice or done in another order",
-            "compare what the kernel does behind its product with the declared epilogue", _OUTPUTS,
+            "window-of-routings",
+            "only some routings of tokens to experts are wrong",
+            "check how ids become rows of activations, experts of weights and rows of the output",
+            _CALLS,
         ),
         ObservedFault(
-            "constant-factor", "all outputs are the right ones times one factor",
-            "look for a factor that is applied to every scale or output, or left out", _OUTPUTS,
+            "partial-tile",
+            "rows or tokens past the last whole tile are wrong",
+            "round the number of tiles up, and check the bounds within the last",
+            _CALLS,
         ),
         ObservedFault(
-            "term-factor", "a term of the product has a wrong factor: the codes' term, the offset or the minimum",
-            "compare the factor of each term with the definition: what a single thread of another kernel adds is only "
-            "its share of a term", _FITTED,
+            "cached-by-shape",
+            "data that one call sets up is wrongly reused by later calls of the same shape",
+            "key the cache by contents, or clear it when the operands change",
+            _SERIES,
         ),
         ObservedFault(
-            "code-bits", "bits of the codes count more or less than they should",
-            "check the masks and shifts that put a code together, and its offset", _FITTED,
+            "stale-workspace",
+            "a call uses data that the previous call left in a workspace",
+            "fill the workspace before it is read, on the same stream",
+            _SERIES,
         ),
         ObservedFault(
-            "code-values", "codes stand for other values than they should",
-            "compare the table of values, or the masks and shifts that make a value of a code", _FITTED,
+            "epilogue",
+            "a fused operation is omitted, applied twice or applied in a different order",
+            "compare the kernel's fused operations with the declared epilogue",
+            _OUTPUTS,
         ),
         ObservedFault(
-            "position-factor", "some values of each block are skipped, or count several times",
-            "check the loop over the values of a block, and the masks of packed words", _FITTED,
+            "constant-factor",
+            "all outputs are wrong by the same factor",
+            "look for a factor that is applied to every scale or output, or omitted",
+            _OUTPUTS,
         ),
         ObservedFault(
-            "block-factor", "some groups or blocks are skipped, or count several times",
-            "check the loop over blocks, its first and last step, and the index of their scales", _FITTED,
+            "term-factor",
+            "a term of the product has a wrong factor: the codes' term, the offset or the minimum",
+            "compare the factor of each term with the definition: in other kernels a single thread adds only its "
+            "share of a term",
+            _FITTED,
         ),
         ObservedFault(
-            "rows-exchanged", "outputs are those of other rows",
-            "check the index of rows, and in which order they lie in memory", _OUTPUTS,
+            "code-bits",
+            "bits of the codes count more or less than they should",
+            "check the masks and shifts that put a code together, and its offset",
+            _FITTED,
         ),
         ObservedFault(
-            "tokens-exchanged", "outputs are those of other tokens",
-            "check the index of tokens, and in which order they lie in memory", _OUTPUTS,
+            "code-values",
+            "codes decode to wrong values",
+            "compare the table of values, or the masks and shifts that turn a code into a value",
+            _FITTED,
         ),
         ObservedFault(
-            "scale-reciprocal", "the scale of activations is multiplied by a reciprocal, not divided",
-            "d = max/127, by division", _BYTES,
+            "position-factor",
+            "some values of each block are skipped, or count several times",
+            "check the loop over the values of a block, and the masks of packed words",
+            _FITTED,
         ),
         ObservedFault(
-            "sum-order", "the values of s are added in another order",
-            "add lanes at distance 16, 8, 4, 2 and 1, in float32", _BYTES,
+            "block-factor",
+            "some groups or blocks are skipped, or count several times",
+            "check the loop over blocks, its first and last step, and the index of their scales",
+            _FITTED,
+        ),
+        ObservedFault(
+            "rows-exchanged",
+            "outputs are those of other rows",
+            "check the index of rows, and their order in memory",
+            _OUTPUTS,
+        ),
+        ObservedFault(
+            "tokens-exchanged",
+            "outputs are those of other tokens",
+            "check the index of tokens, and their order in memory",
+            _OUTPUTS,
+        ),
+        ObservedFault(
+            "scale-reciprocal",
+            "the scale of activations is computed with a reciprocal instead of a division",
+            "d = max/127, by division",
+            _BYTES,
+        ),
+        ObservedFault(
+            "sum-order",
+            "the values of s are added in a different order",
+            "add lanes at distance 16, 8, 4, 2 and 1, in float32",
+            _BYTES,
         ),
         ObservedFault("sum-missing", "s is not stored: it is zero", "store s = Σ x of the raw values", _BYTES),
         ObservedFault("sum-of-magnitudes", "s is Σ |x|", "store s = Σ x of the raw values", _BYTES),
         ObservedFault(
-            "index-past-2^31", "an index or a count overflows 32 bits in large products",
-            "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication", _LARGE,
+            "index-past-2^31",
+            "an index or a count overflows 32 bits in large products",
+            "count and index values and bytes in 64 bits: long long or int64_t, before the multiplication",
+            _LARGE,
         ),
         ObservedFault(
-            "launch-past-limit", "CUDA refuses the launch of a large product",
+            "launch-past-limit",
+            "CUDA refuses the launch of a large product",
             "count tokens or rows in the grid's x, of which there are 2^31 - 1 (65,535 in y and z), or in tiles; a "
-            "block has up to 1,024 threads and 227 KiB of shared memory", _LARGE,
+            "block has up to 1,024 threads and 227 KiB of shared memory",
+            _LARGE,
         ),
     )
-}  # fmt: skip
+}
 
 
 def observed(

@@ -45,8 +45,9 @@ def _pattern(bad: Bools, blocks: Sequence[int]) -> Iterator[str]:
     if bad.mean() >= _FULL:
         yield f"{share}: everywhere"
     elif of_rectangle >= _FULL:
-        about = [f"{kind} {_which(any_of)}" for kind, any_of in (("rows", rows), ("tokens", tokens))
-                 if not any_of.all()]  # fmt: skip
+        about = [
+            f"{kind} {_which(any_of)}" for kind, any_of in (("rows", rows), ("tokens", tokens)) if not any_of.all()
+        ]
         yield f"{share}: " + (" × ".join(about) if about else "nearly everywhere")
     elif (lanes := _lanes(bad)) is not None:
         yield f"{share}: lanes {ranges(lanes)} of each warp of {_WARP} outputs"

@@ -34,9 +34,9 @@ class _Deviation:
     fix: str
 
 
-_TIES = _Deviation("quantizer-ties", "halves are rounded to even", "round halves away from zero")
+_TIES = _Deviation("quantizer-ties", "ties are rounded to even", "round ties away from zero")
 _TRUNCATES = "quantizer-truncates"
-_NEAREST = "round x/d to nearest, halves away from zero"
+_NEAREST = "round x/d to nearest, ties away from zero"
 #: Conversions of a ratio to a code; the first one is the definition's.
 _ROUNDINGS: tuple[tuple[_Deviation | None, Callable[[Floats], Floats]], ...] = (
     (None, round_half_away),
@@ -53,13 +53,13 @@ _ROUNDINGS: tuple[tuple[_Deviation | None, Callable[[Floats], Floats]], ...] = (
     ),
 )
 _RECIPROCAL = "quantizer-reciprocal"
-_DIVIDE = "divide by d: a product with its reciprocal is rounded otherwise where x/d is near a half"
+_DIVIDE = "divide by d: a product with its reciprocal rounds differently where x/d is near a tie"
 _BY_128 = _Deviation("scale-by-128", "the scale of activations is max/128", "d = max/127")
 _FLUSHED = _Deviation(
     "subnormals-flushed", "half scales below 2^-14 are stored as zero", "convert to half exactly, without -ftz=true"
 )
 _STORED = _Deviation(
-    "scale-rounding", "codes are made with d after it was rounded to half", "quantize with d as a float32"
+    "scale-rounding", "codes are computed from d after it was rounded to half", "quantize with d as a float32"
 )
 _SUM_OF_CODES = "s is the sum of the raw values, rounded to half"
 
@@ -105,7 +105,7 @@ def _scales(blocks: Floats) -> Iterator[tuple[list[_Deviation], Floats]]:
     exact = d.astype(np.float64)
     near = d.astype(np.float16)
     low = np.where(near.astype(np.float64) > exact, np.nextafter(near, np.float16(0)), near)
-    cut = _Deviation("scale-rounding", "d is cut to half, not rounded", "round d to the nearest half")
+    cut = _Deviation("scale-rounding", "d is truncated to half, not rounded", "round d to the nearest half")
     yield [cut], low.astype(np.float32)
     bits = d.view(np.uint32)
     bfloat = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1) & np.uint32(0xFFFF0000)).view(np.float32)
@@ -178,11 +178,11 @@ def diagnose_quantizer(semantics: Semantics, x: Floats, got: Bytes, expected: By
     for what, deviations in found:
         if deviations:
             either = " or ".join(dict.fromkeys(d.words for d in deviations))
-            lines.append(f"the quantizer of activations: {either}. Fix: {deviations[0].fix}")
+            lines.append(f"the activation quantizer: {either}. Fix: {deviations[0].fix}")
         else:
-            lines.append(f"the quantizer of activations: unknown: no fault of the catalogue gives its {what}")
+            lines.append(f"the activation quantizer: unknown: no fault of the catalogue gives its {what}")
     if bad.any() and not found:
-        lines.append("the quantizer of activations: unknown: too few blocks are wrong, or of another form")
+        lines.append("the activation quantizer: unknown: too few blocks are wrong, or of a different form")
     where = pattern(bad)
     lines += [line.replace("outputs", "blocks").replace("rows", "blocks of K") for line in where]
     faults = {d.id: d for _, deviations in found for d in deviations}
@@ -218,7 +218,7 @@ def _found(form: BlockFormat, blocks: Floats, got: Bytes, expected: Bytes) -> li
         what = "a scale that is NaN" if nan else f"the codes {', '.join(map(str, sorted(codes)))}"
         words = f"a block whose d is zero gets {what}, as of a division by zero"
         by_zero = nan or codes <= _OF_NAN
-        deviations = [_Deviation("zero-block", words, "where d is zero, all codes are zero")] if by_zero else []
+        deviations = [_Deviation("zero-block", words, "if d is zero, store codes of 0")] if by_zero else []
         found.append(("blocks without a scale", deviations))
     return found
 

@@ -17,9 +17,16 @@ from .operands import Bytes, Floats
 
 
 def diagnose_kernel(
-    kernel: Kernel, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any], y: Floats,
-    at: tuple[int, int], threads: int = 1, blocks: Sequence[int] = (),
-) -> Diagnosis:  # fmt: skip
+    kernel: Kernel,
+    fmt: WeightFormat,
+    semantics: Semantics,
+    rows: Bytes,
+    x: npt.NDArray[Any],
+    y: Floats,
+    at: tuple[int, int],
+    threads: int = 1,
+    blocks: Sequence[int] = (),
+) -> Diagnosis:
     """Diagnose the kernel's outputs y float32[M, N].
 
     The first rows and tokens are multiplied again, so that strides and tiles are those of a whole product. If these

@@ -30,7 +30,7 @@ _SAME = "one expert for all tokens"
 
 def routing_fault(
     kernel: Kernel, fmt: WeightFormat, semantics: Semantics, rows: Bytes, x: npt.NDArray[Any]
-) -> FaultMatch | None:  # fmt: skip
+) -> FaultMatch | None:
     """Return the fault, if some routings are correct and others wrong; otherwise None.
 
     Args:
@@ -42,8 +42,10 @@ def routing_fault(
     taken = kernel.takes_experts
     if taken is None:
         return None
-    n, m = (extent.up(size) or extent.down(size) or 0 for extent, size in ((kernel.domain.n, _ROWS),
-                                                                           (kernel.domain.m, _TOKENS)))  # fmt: skip
+    n, m = (
+        extent.up(size) or extent.down(size) or 0
+        for extent, size in ((kernel.domain.n, _ROWS), (kernel.domain.m, _TOKENS))
+    )
     count, top_k = taken.usual()
     if not m or not n or count < 2:
         return None
@@ -55,8 +57,9 @@ def routing_fault(
     whole = product(semantics, fmt, weights, of_slots, keys=keys_of_slots(of_slots, np.arange(m * top_k)))
     same = Routing(np.full((m, top_k), 1, np.int32), count)
     calls = {_SAME: same} | {how: routed(how, m, top_k, count, 1) for how in ROUTINGS}
-    outputs = {how: _outputs(kernel, fmt, weights, encoded, routing, taken.own_activations)
-               for how, routing in calls.items()}  # fmt: skip
+    outputs = {
+        how: _outputs(kernel, fmt, weights, encoded, routing, taken.own_activations) for how, routing in calls.items()
+    }
     wrong = {how: bad for how, y in outputs.items() if (bad := _wrong_slots(y, calls[how], whole))}
     right = [how for how in calls if how not in wrong]
     for how, slots in wrong.items():
@@ -65,13 +68,13 @@ def routing_fault(
             return of_others
     if not wrong or not right:
         return None
-    words = f"only some ways to send tokens to experts are wrong: {'; '.join(wrong)}. Right: {'; '.join(right)}"
+    words = f"only some routings of tokens to experts are wrong: {'; '.join(wrong)}. Right: {'; '.join(right)}"
     return observed("window-of-routings", words)
 
 
 def _outputs(
     kernel: Kernel, fmt: WeightFormat, weights: Bytes, x: Bytes, routing: Routing, own: bool
-) -> npt.NDArray[np.float32]:  # fmt: skip
+) -> npt.NDArray[np.float32]:
     """Return the outputs float32[slots, N]."""
     m, top_k = routing.ids.shape
     given = np.repeat(x, top_k, axis=0) if own else x
@@ -89,9 +92,11 @@ def _wrong_slots(y: npt.NDArray[np.float32], routing: Routing, whole: Product) -
 
 
 def _operands_of_others(
-    y: npt.NDArray[np.float32], routing: Routing, wrong: list[int],
+    y: npt.NDArray[np.float32],
+    routing: Routing,
+    wrong: list[int],
     operands: tuple[Semantics, WeightFormat, Bytes, Bytes],
-) -> FaultMatch | None:  # fmt: skip
+) -> FaultMatch | None:
     """Return the fault that every wrong slot has its own product with another slot's fused operands; None if not."""
     semantics, fmt, weights, of_slots = operands
     if not isinstance(semantics.epilogue, Epilogue):
@@ -113,5 +118,5 @@ def _operands_of_others(
     some = ", ".join(f"slot {slot} gets that of {other}" for slot, other in sorted(found.items())[:3])
     words = f"{' and '.join(names)} is another slot's, the product before it is right: {some}"
     return observed(
-        "epilogue", words, "index it by the slot, which the sorted ids hold, not by the place in their list"
+        "epilogue", words, "index it by the slot, which the sorted ids hold, not by the position in their list"
     )

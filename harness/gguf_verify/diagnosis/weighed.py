@@ -276,9 +276,11 @@ def _of_bits_and_pairs(case: Case) -> Sequence[Part]:
         values = _product(case, (stored >> one & stored >> other & 1).astype(np.float64))
         which = f"bits {one} and {other} of the codes"
         return Part(
-            f"{which} both set", values, 0.0,
+            f"{which} both set",
+            values,
+            0.0,
             lambda c: f"{which} count {abs(c):g} {'more' if c > 0 else 'less'} where both are set",
-        )  # fmt: skip
+        )
 
     return [*bits, *starmap(pair, combinations(range(case.fmt.bits), 2))] if bits else ()
 
@@ -365,9 +367,12 @@ def _along(case: Case, place: npt.NDArray[np.intp], name: str, whole: bool) -> S
         but = "" if whole or not p.m.any() else ", but for {} minimum or offset,"
         one, many = name + but.format("its"), name.replace(" {}", "s {}", 1) + but.format("their")
         return Part(
-            str(at), only, 1.0, lambda c: f"{one.format(at)} counts {c:g} times",
+            str(at),
+            only,
+            1.0,
+            lambda c: f"{one.format(at)} counts {c:g} times",
             lambda which, c: f"{many.format(which)} count {c:g} times",
-        )  # fmt: skip
+        )
 
     return [*map(part, range(n)), *([] if whole else _minimum(case))]
 

@@ -40,17 +40,27 @@ SIGN_BYTES = Field("signs", "u1", 32, "signs of 8 values each: bit j negates val
 #: The grid that IQ1_S and IQ1_M share.
 IQ1_GRID = Grid("IQ1_S", 2048, 8)
 IQ1_TABLE = KernelTable(
-    "iq1", "uint32_t IQ1_GRID[2048]", "the grid of IQ1_S", "entries plus 1, a nibble each: 0..3 low, 4..7 high",
-    lambda: words(_in_nibbles(IQ1_GRID.entries())), IQ1_GRID.count,
-)  # fmt: skip
+    "iq1",
+    "uint32_t IQ1_GRID[2048]",
+    "the grid of IQ1_S",
+    "entries plus 1, a nibble each: 0..3 low, 4..7 high",
+    lambda: words(_in_nibbles(IQ1_GRID.entries())),
+    IQ1_GRID.count,
+)
 KSIGNS = KernelTable(
-    "ksigns", "uint8_t KSIGNS[128]", "ksigns", "sign bytes of 7 bits: bit j negates value j of 8",
+    "ksigns",
+    "uint8_t KSIGNS[128]",
+    "ksigns",
+    "sign bytes of 7 bits: bit j negates value j of 8",
     lambda: (f"{v:#04x}" for v in grids.ksigns()),
-)  # fmt: skip
+)
 KVALUES = KernelTable(
-    "kvalues", "int8_t KVALUES[16]", "IQ4_NL.kvalues", "values of the codes of IQ4_NL and IQ4_XS",
+    "kvalues",
+    "int8_t KVALUES[16]",
+    "IQ4_NL.kvalues",
+    "values of the codes of IQ4_NL and IQ4_XS",
     lambda: (str(v) for v in grids.kvalues()),
-)  # fmt: skip
+)
 
 
 def _in_nibbles(entries: npt.NDArray[np.int8]) -> npt.NDArray[np.uint32]:

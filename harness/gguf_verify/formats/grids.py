@@ -59,9 +59,13 @@ class Grid:
             return list(pairs(packed) if self.size == 8 else words(packed[:, 0]))
 
         return KernelTable(
-            self.name.lower(), f"uint32_t {self.name}_GRID{shape}", f"the grid of {self.name}",
-            "magnitudes, four to a word", entries, self.count,
-        )  # fmt: skip
+            self.name.lower(),
+            f"uint32_t {self.name}_GRID{shape}",
+            f"the grid of {self.name}",
+            "magnitudes, four to a word",
+            entries,
+            self.count,
+        )
 
 
 @cache

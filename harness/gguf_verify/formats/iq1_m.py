@@ -101,7 +101,7 @@ IQ1_M = BlockFormat(
     make_finite=_make_finite,
     slow_decode=_slow_decode,
     llama=LlamaProducts(
-        cpu="q8_k_cpu", mmvq="q8_1", no_mmq="there is no MMQ of this type: it is dequantized for cuBLAS"
+        cpu="q8_k_cpu", mmvq="q8_1", no_mmq="MMQ does not exist for this type: it is dequantized for cuBLAS"
     ),
     tables=(IQ1_TABLE,),
 )

@@ -157,9 +157,12 @@ class _Checks:
         if recipes and not self.present(recipes):
             largest = max(self.tensors.values(), key=lambda t: t.nbytes)
             yield self.at_tensor(
-                "file-name", largest, largest.described[2],
-                f"a tensor of {' or '.join(recipes)}, as the file name {printable(name, 120)} says", self.holds(),
-            )  # fmt: skip
+                "file-name",
+                largest,
+                largest.described[2],
+                f"a tensor of {' or '.join(recipes)}, as the file name {printable(name, 120)} says",
+                self.holds(),
+            )
 
     # -- counts and dimensions ----------------------------------------------------------------------------------
 
@@ -188,8 +191,9 @@ class _Checks:
         yield from wrong
         embedding = self.tensors.get("token_embd.weight")
         if length is not None and embedding is not None and embedding.k != length:
-            yield self.at_key("embedding-length", key, f"{embedding.k}, the row length of token_embd.weight",
-                              f"{length}")  # fmt: skip
+            yield self.at_key(
+                "embedding-length", key, f"{embedding.k}, the row length of token_embd.weight", f"{length}"
+            )
 
     def vocabulary_size(self) -> Iterator[Finding]:
         embedding = self.tensors.get("token_embd.weight")
@@ -197,18 +201,27 @@ class _Checks:
         tokens = self.model.metadata.get("tokenizer.ggml.tokens")
         if isinstance(tokens, Strings):
             if rows is not None and len(tokens) != rows:
-                yield self.at_key("vocabulary-size", "tokenizer.ggml.tokens",
-                                  f"{rows} tokens, the rows of token_embd.weight", f"{len(tokens)}")  # fmt: skip
+                yield self.at_key(
+                    "vocabulary-size",
+                    "tokenizer.ggml.tokens",
+                    f"{rows} tokens, the rows of token_embd.weight",
+                    f"{len(tokens)}",
+                )
             for name in ("scores", "token_type"):
                 values = self.model.metadata.get(f"tokenizer.ggml.{name}")
                 if isinstance(values, np.ndarray) and len(values) != len(tokens):
-                    yield self.at_key("vocabulary-size", f"tokenizer.ggml.{name}",
-                                      f"{len(tokens)} values, one a token", f"{len(values)}")  # fmt: skip
+                    yield self.at_key(
+                        "vocabulary-size",
+                        f"tokenizer.ggml.{name}",
+                        f"{len(tokens)} values, one a token",
+                        f"{len(values)}",
+                    )
         size, wrong = self.integer(self.key("vocab_size"))
         yield from wrong
         if size is not None and rows is not None and size != rows:
-            yield self.at_key("vocabulary-size", self.key("vocab_size"), f"{rows}, the rows of token_embd.weight",
-                              f"{size}")  # fmt: skip
+            yield self.at_key(
+                "vocabulary-size", self.key("vocab_size"), f"{rows}, the rows of token_embd.weight", f"{size}"
+            )
 
     def feed_forward_length(self) -> Iterator[Finding]:
         key = self.key("feed_forward_length")
@@ -220,8 +233,12 @@ class _Checks:
         for layer, tensor in self.layers("ffn_down"):
             length = self.of_layer(key, layer)
             if length is not None and tensor.k != length:
-                yield self.at_key("feed-forward-length", key, f"{tensor.k}, the row length of {tensor.name}",
-                                  f"{length} for layer {layer}")  # fmt: skip
+                yield self.at_key(
+                    "feed-forward-length",
+                    key,
+                    f"{tensor.k}, the row length of {tensor.name}",
+                    f"{length} for layer {layer}",
+                )
                 return
 
     def head_count(self) -> Iterator[Finding]:
@@ -240,8 +257,12 @@ class _Checks:
             length = width // heads if length is None else length
             if tensor.n_rows != heads_kv * length:
                 at = names[1] if names[1] in self.model.metadata else names[0]
-                yield self.at_key("head-count", at, f"{tensor.n_rows} rows of {tensor.name} in heads of {length}",
-                                  f"{heads_kv} heads for layer {layer}")  # fmt: skip
+                yield self.at_key(
+                    "head-count",
+                    at,
+                    f"{tensor.n_rows} rows of {tensor.name} in heads of {length}",
+                    f"{heads_kv} heads for layer {layer}",
+                )
                 return
 
     def expert_count(self) -> Iterator[Finding]:
@@ -253,8 +274,9 @@ class _Checks:
         for name in ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"):
             for _, tensor in self.layers(name):
                 if len(tensor.shape) == 3 and tensor.shape[2] != count:
-                    yield self.at_key("expert-count", key, f"{tensor.shape[2]}, the last dimension of {tensor.name}",
-                                      f"{count}")  # fmt: skip
+                    yield self.at_key(
+                        "expert-count", key, f"{tensor.shape[2]}, the last dimension of {tensor.name}", f"{count}"
+                    )
                     return
 
     def layers(self, name: str) -> Iterator[tuple[int, Tensor]]:

@@ -75,21 +75,44 @@ _POSITIONS = 2.0**31
 
 _COUNT = Domain("there is at least one", 1)
 _SIZE = Domain("it counts something", 0)
-_EPSILON = Domain("it is added to the mean square of a row, which is about 1: ggml asserts that it is not negative, "
-                  "and models have from 1e-12 to 1e-2", 0, 0.1, open=True)  # fmt: skip
-_BASE = Domain("at each position, the rotary embedding turns pair i of n by the power -2i/n of it, and float32 does "
-               "not tell the turns of smaller ones apart", 1 / _PRECISION)  # fmt: skip
-_FACTOR = Domain("llama.cpp multiplies or divides by it, and takes 0 for none; other values overflow or vanish in "
-                 "float32, as norms square", 1 / _SQUARE, _SQUARE, zero=True)  # fmt: skip
-_SCALING = Domain("the rotary embedding divides positions by it, 0 means none, and with other values float32 does not "
-                  "tell positions apart", 1 / _PRECISION, _PRECISION * _POSITIONS, zero=True,
-                  at_most="context_length", times=_PRECISION)  # fmt: skip
-_CAP = Domain("llama.cpp divides by it for tanh and multiplies with it, and takes 0 for none; softmax does not tell "
-              "smaller numbers apart", 1 / _PRECISION, 1 / _NORMAL, zero=True)  # fmt: skip
+_EPSILON = Domain(
+    "it is added to the mean square of a row, which is about 1: ggml asserts that it is not negative, "
+    "and models have from 1e-12 to 1e-2",
+    0,
+    0.1,
+    open=True,
+)
+_BASE = Domain(
+    "at each position, the rotary embedding turns pair i of n by the power -2i/n of it, and float32 does "
+    "not tell the turns of smaller ones apart",
+    1 / _PRECISION,
+)
+_FACTOR = Domain(
+    "llama.cpp multiplies or divides by it, and takes 0 for none; other values overflow or vanish in "
+    "float32, as norms square",
+    1 / _SQUARE,
+    _SQUARE,
+    zero=True,
+)
+_SCALING = Domain(
+    "the rotary embedding divides positions by it, 0 means none, and with other values float32 does not "
+    "tell positions apart",
+    1 / _PRECISION,
+    _PRECISION * _POSITIONS,
+    zero=True,
+    at_most="context_length",
+    times=_PRECISION,
+)
+_CAP = Domain(
+    "llama.cpp divides by it for tanh and multiplies with it, and takes 0 for none; softmax does not tell "
+    "smaller numbers apart",
+    1 / _PRECISION,
+    1 / _NORMAL,
+    zero=True,
+)
 _CLAMP = Domain("llama.cpp limits values to it, and takes 0 for none", 1 / _SQUARE, zero=True)
 _TURNS = Domain("YaRN takes the logarithm of its reciprocal", 0, open=True)
-_ROTATED = Domain("ggml turns pairs of a head's values, and 0 means none", 0, even=True,
-                  at_most="attention.key_length")  # fmt: skip
+_ROTATED = Domain("ggml turns pairs of a head's values, and 0 means none", 0, even=True, at_most="attention.key_length")
 _EXPERTS = Domain("some of the experts are chosen", 0, at_most="expert_count")
 
 #: Domains by the last parts of keys.

@@ -76,9 +76,15 @@ class Layout:
     """
 
     def __init__(
-        self, mapped: Mapped, header_end: int, alignment: int, alignment_at: Range | None, infos: list[Info],
-        ranges: ByteMap, findings: Findings,
-    ) -> None:  # fmt: skip
+        self,
+        mapped: Mapped,
+        header_end: int,
+        alignment: int,
+        alignment_at: Range | None,
+        infos: list[Info],
+        ranges: ByteMap,
+        findings: Findings,
+    ) -> None:
         self.mapped = mapped
         self.bytes = mapped.read()
         self.view = self.bytes.data
@@ -100,10 +106,21 @@ class Layout:
         if self.data_offset > self.size:
             at = self.alignment_at
             if at is not None and self.alignment > self.size:
-                refuse("alignment-huge", at.start, at.stop, f"an alignment within the file's {self.size} bytes",
-                       f"alignment {self.alignment}", at.owner)  # fmt: skip
-            refuse("truncated", self.header_end, self.size, f"the data from byte {self.data_offset}",
-                    "the file ends in the padding before them")  # fmt: skip
+                refuse(
+                    "alignment-huge",
+                    at.start,
+                    at.stop,
+                    f"an alignment within the file's {self.size} bytes",
+                    f"alignment {self.alignment}",
+                    at.owner,
+                )
+            refuse(
+                "truncated",
+                self.header_end,
+                self.size,
+                f"the data from byte {self.data_offset}",
+                "the file ends in the padding before them",
+            )
         room = self.size - self.data_offset
         follows = 0  # where the next tensor's data start if contiguous
         for info in self.infos:
@@ -112,21 +129,34 @@ class Layout:
             if cut:
                 start = min(self.data_offset + info.offset, self.size)
                 refuse(
-                    "data-truncated", start, self.size, f"{size} bytes of {quoted(info.name)} from byte "
-                    f"{self.data_offset + info.offset}", f"the file ends at byte {self.size}", info.name,
-                )  # fmt: skip
+                    "data-truncated",
+                    start,
+                    self.size,
+                    f"{size} bytes of {quoted(info.name)} from byte {self.data_offset + info.offset}",
+                    f"the file ends at byte {self.size}",
+                    info.name,
+                )
             if info.offset + size > room:
                 at = info.described[3]
                 wraps = ", which wraps past 2^64" if self.data_offset + info.offset + size >> 64 else ""
                 refuse(
-                    "offset-outside", at.start, at.stop,
+                    "offset-outside",
+                    at.start,
+                    at.stop,
                     f"an offset up to {max(room - size, 0)}, for the {size} bytes of {quoted(info.name)}",
-                    f"offset {info.offset}{wraps}", info.name,
-                )  # fmt: skip
+                    f"offset {info.offset}{wraps}",
+                    info.name,
+                )
             if info.offset % self.alignment:
                 at = info.described[3]
-                refuse("offset-misaligned", at.start, at.stop, f"a multiple of {self.alignment} as the offset of "
-                        f"{quoted(info.name)}", f"offset {info.offset}", info.name)  # fmt: skip
+                refuse(
+                    "offset-misaligned",
+                    at.start,
+                    at.stop,
+                    f"a multiple of {self.alignment} as the offset of {quoted(info.name)}",
+                    f"offset {info.offset}",
+                    info.name,
+                )
             info.start = self.data_offset + info.offset
             follows = align(info.offset + size, self.alignment)
             self.located.append(info)
@@ -149,9 +179,13 @@ class Layout:
         padded = align(cursor, self.alignment)
         if last is not None and cursor < padded and self.size < padded:
             self.warn(
-                "padding-cut", cursor, self.size, f"padding after {quoted(last.name)} up to byte {padded}",
-                f"the file ends at byte {self.size}", last.name,
-            )  # fmt: skip
+                "padding-cut",
+                cursor,
+                self.size,
+                f"padding after {quoted(last.name)} up to byte {padded}",
+                f"the file ends at byte {self.size}",
+                last.name,
+            )
         self.fill_to(self.size, cursor, last, trailing=True)
 
     def check_overlap(self, ordered: list[Info]) -> None:
@@ -165,10 +199,13 @@ class Layout:
                 self.located.clear()  # it is unknown which bytes belong to which tensor
                 at = late.described[3]
                 refuse(
-                    "overlap", at.start, at.stop,
+                    "overlap",
+                    at.start,
+                    at.stop,
                     f"{quoted(late.name)} outside bytes {early.start} to {early.stop} of {quoted(early.name)}",
-                    f"bytes {late.start} to {late.stop}", late.name,
-                )  # fmt: skip
+                    f"bytes {late.start} to {late.stop}",
+                    late.name,
+                )
             reach = info
 
     def check_order(self) -> None:
@@ -177,9 +214,14 @@ class Layout:
             if info.start < reached:
                 at = info.described[3]
                 self.warn(
-                    "offset-order", at.start, at.stop, f"data of {quoted(info.name)} after those of the tensor before, "
-                    f"offset {reached - self.data_offset} or more", f"offset {info.offset}", info.name,
-                )  # fmt: skip
+                    "offset-order",
+                    at.start,
+                    at.stop,
+                    f"data of {quoted(info.name)} after those of the tensor before, "
+                    f"offset {reached - self.data_offset} or more",
+                    f"offset {info.offset}",
+                    info.name,
+                )
             reached = max(reached, align(info.stop, self.alignment))
 
     def fill_to(self, stop: int, cursor: int, last: Info | None, trailing: bool = False) -> None:
@@ -200,15 +242,26 @@ class Layout:
         if last is not None and not last.nbytes and last.start == padded:
             at = last.described[1]
             self.warn(
-                "zero-with-data", padded, stop, f"no data for {quoted(last.name)}, of {at.note} elements",
-                f"{stop - padded} bytes at its offset", last.name,
-            )  # fmt: skip
+                "zero-with-data",
+                padded,
+                stop,
+                f"no data for {quoted(last.name)}, of {at.note} elements",
+                f"{stop - padded} bytes at its offset",
+                last.name,
+            )
         elif trailing:
-            self.warn("trailing", padded, stop, f"the end of the file at byte {padded}", f"{stop - padded} more bytes",
-                      owner)  # fmt: skip
+            self.warn(
+                "trailing", padded, stop, f"the end of the file at byte {padded}", f"{stop - padded} more bytes", owner
+            )
         else:
-            self.warn("gap", padded, stop, f"the next tensor at byte {padded}", f"{stop - padded} bytes that no tensor "
-                      "owns", owner)  # fmt: skip
+            self.warn(
+                "gap",
+                padded,
+                stop,
+                f"the next tensor at byte {padded}",
+                f"{stop - padded} bytes that no tensor owns",
+                owner,
+            )
 
     def check_padding(self, start: int, stop: int, owner: str) -> None:
         # Check in pieces and skip the holes of a sparse file, since a huge alignment makes huge padding.
@@ -225,5 +278,11 @@ class Layout:
             if at < stop:
                 at = self.mapped.next_data(at)
         if first >= 0:
-            self.warn("nonzero-padding", first, final, f"zeros from byte {start} to {stop}",
-                      f"0x{self.bytes[first]:02x} at byte {first}", owner)  # fmt: skip
+            self.warn(
+                "nonzero-padding",
+                first,
+                final,
+                f"zeros from byte {start} to {stop}",
+                f"0x{self.bytes[first]:02x} at byte {first}",
+                owner,
+            )

@@ -130,10 +130,12 @@ class Model:
     def info(self, wait: bool = True) -> FileInfo:
         """Return the report's entry for the model's file; unless `wait`, without digests that are not ready."""
         return FileInfo(
-            path=str(self.path), size=self.size, sha256=self.sha256() if wait or self.hashed else (),
+            path=str(self.path),
+            size=self.size,
+            sha256=self.sha256() if wait or self.hashed else (),
             architecture=self.architecture or "",
             tensor_types=dict(Counter(t.type.name for t in self.tensors.values())),
-        )  # fmt: skip
+        )
 
     @property
     def changed(self) -> bool:
@@ -146,7 +148,7 @@ class Model:
         Reads the files again. Raises ValueError if `sha256` was never called.
         """
         if not self._digests:
-            raise ValueError("there is no digest to compare with")
+            raise ValueError("no digest to compare with")
         changed = "{} was written to, cut or replaced"
         for part in self.parts:  # all of them first, which is fast
             if part.mapped.changed:
@@ -237,15 +239,21 @@ def _split_count(first: GgufFile) -> int:
         name = PART_NAME.fullmatch(first.path.name)
         start = f"{name['prefix']}-00001-of-{name['count']}.gguf" if name else "it"
         raise _refuse(
-            first, "split-first", "split.no", f"the first part; open {printable(start)}",
+            first,
+            "split-first",
+            "split.no",
+            f"the first part; open {printable(start)}",
             "no split.no" if number is None else f"part {number + 1} of {count}",
-        )  # fmt: skip
+        )
     name = PART_NAME.fullmatch(first.path.name)
     if name is None or int(name["no"]) != 1 or int(name["count"]) != count:
         raise _refuse(
-            first, "split-inconsistent", "split.count", f"a file name that ends in -00001-of-{count:05d}.gguf",
+            first,
+            "split-inconsistent",
+            "split.count",
+            f"a file name that ends in -00001-of-{count:05d}.gguf",
             f"part 1 of {count} in a file named otherwise",
-        )  # fmt: skip
+        )
     return count
 
 
@@ -283,8 +291,9 @@ def _check_total(parts: list[GgufFile]) -> None:
     key = "split.tensors.count"
     expected, found = _integer(parts[0], key), sum(len(part.tensors) for part in parts)
     if expected is not None and expected != found:
-        raise _refuse(parts[0], "split-inconsistent", key, f"{found} as {key}, which all parts hold",
-                      f"{key} {expected}")  # fmt: skip
+        raise _refuse(
+            parts[0], "split-inconsistent", key, f"{found} as {key}, which all parts hold", f"{key} {expected}"
+        )
 
 
 def _merged(parts: list[GgufFile]) -> dict[str, Tensor]:
@@ -294,9 +303,13 @@ def _merged(parts: list[GgufFile]) -> dict[str, Tensor]:
             if name in tensors:
                 at = tensor.described[0]
                 again = finding(
-                    "duplicate-tensor", at.start, at.stop, "each tensor in one part",
-                    f"the name '{printable(name)}' again, from part {tensors[name].part + 1}", name,
-                )  # fmt: skip
+                    "duplicate-tensor",
+                    at.start,
+                    at.stop,
+                    "each tensor in one part",
+                    f"the name '{printable(name)}' again, from part {tensors[name].part + 1}",
+                    name,
+                )
                 raise RefusedFile(part.path, replace(again, part=part.part))
             tensors[name] = tensor
     return tensors

@@ -166,9 +166,13 @@ class _Parser:
         """Read the number at the cursor and advance. `what` and `owner` name it in a message."""
         if self.size - self.pos < layout.size:
             refuse(
-                "truncated", self.pos, self.size, f"{layout.size} bytes of {_of(what, owner)}",
-                f"the file ends after {self.size - self.pos}", owner,
-            )  # fmt: skip
+                "truncated",
+                self.pos,
+                self.size,
+                f"{layout.size} bytes of {_of(what, owner)}",
+                f"the file ends after {self.size - self.pos}",
+                owner,
+            )
         value: int = layout.unpack_from(self.view, self.pos)[0]
         self.pos += layout.size
         return value
@@ -180,9 +184,13 @@ class _Parser:
         remain = self.size - self.pos
         if length > min(remain, MAX_STRING):
             refuse(
-                "string-length", start, self.pos, f"at most {min(remain, MAX_STRING)} bytes of {_of(what, owner)}",
-                f"a length of {length}", owner,
-            )  # fmt: skip
+                "string-length",
+                start,
+                self.pos,
+                f"at most {min(remain, MAX_STRING)} bytes of {_of(what, owner)}",
+                f"a length of {length}",
+                owner,
+            )
         self.pos += length
         return self.pos - length, self.pos
 
@@ -280,9 +288,12 @@ class _Parser:
         if count > room:
             signed = f" (-{(1 << 64) - count} to llama.cpp)" if count > INT64_MAX else ""
             refuse(
-                f"{what}-count", start, self.pos, f"at most {room} {what}s, which take {smallest} bytes each",
+                f"{what}-count",
+                start,
+                self.pos,
+                f"at most {room} {what}s, which take {smallest} bytes each",
                 f"a count of {count}{signed}",
-            )  # fmt: skip
+            )
         if count > left:
             others = f", {limit - left} of them in other parts" if left < limit else ""
             refuse(f"{what}-count", start, self.pos, f"at most {limit} {what}s{others}", f"a count of {count}")
@@ -300,9 +311,12 @@ class _Parser:
         if length > self.budget.key_bytes:
             before = MAX_KEY_BYTES - self.budget.key_bytes
             refuse(
-                "metadata-size", start, stop, f"at most {MAX_KEY_BYTES} bytes of keys in all",
+                "metadata-size",
+                start,
+                stop,
+                f"at most {MAX_KEY_BYTES} bytes of keys in all",
                 f"{length} bytes after {before} before them: {self.shown(at, stop)}",
-            )  # fmt: skip
+            )
         self.budget.key_bytes -= length
         key, clean = self.decoded(at, stop)
         if "\0" in key:
@@ -310,9 +324,13 @@ class _Parser:
         if key in self.metadata:
             first = self.values[key].start
             refuse(
-                "duplicate-key", start, self.pos, "each key once", f"the key {quoted(key)} again, whose value "
-                f"stands at byte {first} already", key,
-            )  # fmt: skip
+                "duplicate-key",
+                start,
+                self.pos,
+                "each key once",
+                f"the key {quoted(key)} again, whose value is at byte {first} already",
+                key,
+            )
         if length > MAX_KEY:
             self.warn("long-key", start, stop, f"at most {MAX_KEY} bytes of key", f"{length} bytes: {quoted(key)}", key)
         self.own(start, "key", key)
@@ -335,8 +353,14 @@ class _Parser:
     def value_type(self, what: str, key: str) -> int:
         kind = self.number(U32, f"the {what}", key)
         if kind >= len(TYPE_NAMES):
-            refuse("value-type", self.pos - 4, self.pos, f"a number from 0 to {len(TYPE_NAMES) - 1}",
-                   f"{what} {kind} of {quoted(key)}", key)  # fmt: skip
+            refuse(
+                "value-type",
+                self.pos - 4,
+                self.pos,
+                f"a number from 0 to {len(TYPE_NAMES) - 1}",
+                f"{what} {kind} of {quoted(key)}",
+                key,
+            )
         return kind
 
     def scalar(self, kind: int, key: str) -> object:
@@ -382,17 +406,27 @@ class _Parser:
             here = self.pos
             kind, count = self.array_head(key)
             if not self.budget.nested:
-                refuse("metadata-size", here, self.pos, f"at most {MAX_NESTED} arrays in arrays",
-                       f"one more in {quoted(key)}", key)  # fmt: skip
+                refuse(
+                    "metadata-size",
+                    here,
+                    self.pos,
+                    f"at most {MAX_NESTED} arrays in arrays",
+                    f"one more in {quoted(key)}",
+                    key,
+                )
             self.budget.nested -= 1
             if kind != ARRAY:
                 items.append(self.elements(kind, count, key))
                 continue
             if len(stack) + 1 == MAX_NESTING:
                 refuse(
-                    "nested-too-deep", here, self.pos, f"arrays at most {MAX_NESTING} deep in {quoted(key)}",
-                    f"arrays in one that is {MAX_NESTING} deep", key,
-                )  # fmt: skip
+                    "nested-too-deep",
+                    here,
+                    self.pos,
+                    f"arrays at most {MAX_NESTING} deep in {quoted(key)}",
+                    f"arrays in one that is {MAX_NESTING} deep",
+                    key,
+                )
             child: list[object] = []
             items.append(child)
             stack.append((child, count))
@@ -409,14 +443,24 @@ class _Parser:
         room = min((self.size - self.pos) // smallest, MAX_ELEMENTS)
         if count > room:
             refuse(
-                "array-length", start, self.pos, f"at most {room} elements of {TYPE_NAMES[kind]} in {quoted(key)}",
-                f"a count of {count}", key,
-            )  # fmt: skip
+                "array-length",
+                start,
+                self.pos,
+                f"at most {room} elements of {TYPE_NAMES[kind]} in {quoted(key)}",
+                f"a count of {count}",
+                key,
+            )
         if kind == STRING:
             if count > self.budget.strings:
                 before = MAX_STRINGS - self.budget.strings
-                refuse("metadata-size", start, self.pos, f"at most {MAX_STRINGS} strings in arrays in all",
-                       f"{count} in {quoted(key)} after {before} before them", key)  # fmt: skip
+                refuse(
+                    "metadata-size",
+                    start,
+                    self.pos,
+                    f"at most {MAX_STRINGS} strings in arrays in all",
+                    f"{count} in {quoted(key)} after {before} before them",
+                    key,
+                )
             self.budget.strings -= count
         return kind, count
 
@@ -445,9 +489,13 @@ class _Parser:
         more = f" and {count - 1} more" if count > 1 else ""
         if count:
             self.warn(
-                "bool-value", first, first + 1, f"0 or 1 for each element of {quoted(key)}",
-                f"the bool {self.bytes[first]} in element {first - start}{more}", key,
-            )  # fmt: skip
+                "bool-value",
+                first,
+                first + 1,
+                f"0 or 1 for each element of {quoted(key)}",
+                f"the bool {self.bytes[first]} in element {first - start}{more}",
+                key,
+            )
 
     def strings(self, count: int, key: str) -> Strings:
         begin = self.pos
@@ -464,9 +512,13 @@ class _Parser:
         if bad:
             i, start, stop = worst
             self.warn(
-                "bad-utf8", start, stop, f"each element of {quoted(key)} in UTF-8",
-                f"{self.shown(start, stop)} in element {i}" + (f" and {bad - 1} more" if bad > 1 else ""), key,
-            )  # fmt: skip
+                "bad-utf8",
+                start,
+                stop,
+                f"each element of {quoted(key)} in UTF-8",
+                f"{self.shown(start, stop)} in element {i}" + (f" and {bad - 1} more" if bad > 1 else ""),
+                key,
+            )
         return Strings(self.keep(begin, self.pos, key), count, index)
 
     def walk(self, first: int, last: int, key: str) -> list[int]:
@@ -479,17 +531,25 @@ class _Parser:
         for i in range(first, last):
             if size - pos < 8:
                 refuse(
-                    "truncated", pos, size, f"the length of element {i} of {quoted(key)}",
-                    f"the file ends after {size - pos} bytes of it", key,
-                )  # fmt: skip
+                    "truncated",
+                    pos,
+                    size,
+                    f"the length of element {i} of {quoted(key)}",
+                    f"the file ends after {size - pos} bytes of it",
+                    key,
+                )
             length = length_of(view, pos)[0]
             start = pos + 8
             if length > size - start or length > MAX_STRING:
                 self.pos = start
                 refuse(
-                    "string-length", pos, start, f"at most {min(size - start, MAX_STRING)} bytes of element {i} of "
-                    f"{quoted(key)}", f"a length of {length}", key,
-                )  # fmt: skip
+                    "string-length",
+                    pos,
+                    start,
+                    f"at most {min(size - start, MAX_STRING)} bytes of element {i} of {quoted(key)}",
+                    f"a length of {length}",
+                    key,
+                )
             heads.append(pos)
             pos = start + length
         self.pos = pos
@@ -537,8 +597,9 @@ class _Parser:
         if value == 0 or value & (value - 1):
             refuse("alignment-value", at.start, at.stop, f"a power of two as {key}", f"alignment {value}", key)
         if value % ALIGNED_TO:
-            self.warn("alignment-small", at.start, at.stop, f"a multiple of {ALIGNED_TO} as {key}",
-                      f"alignment {value}", key)  # fmt: skip
+            self.warn(
+                "alignment-small", at.start, at.stop, f"a multiple of {ALIGNED_TO} as {key}", f"alignment {value}", key
+            )
         self.alignment = value
 
     # -- tensors ------------------------------------------------------------------------------------------------
@@ -584,17 +645,24 @@ class _Parser:
         at, stop = self.string("a tensor's name")
         if stop - at > MAX_TENSOR_NAME:
             refuse(
-                "long-tensor-name", start, stop, f"at most {MAX_TENSOR_NAME} bytes of tensor name",
+                "long-tensor-name",
+                start,
+                stop,
+                f"at most {MAX_TENSOR_NAME} bytes of tensor name",
                 f"{stop - at} bytes: {self.shown(at, stop)}",
-            )  # fmt: skip
+            )
         name, clean = self.decoded(at, stop)
         if "\0" in name:
             refuse("nul-in-name", start, stop, "a tensor name without NUL", f"the name {quoted(name)}", name)
         if name in self.infos:
             refuse(
-                "duplicate-tensor", start, self.pos, "each tensor once",
-                f"the name {quoted(name)} again, from byte {self.infos[name].described[0].start}", name,
-            )  # fmt: skip
+                "duplicate-tensor",
+                start,
+                self.pos,
+                "each tensor once",
+                f"the name {quoted(name)} again, from byte {self.infos[name].described[0].start}",
+                name,
+            )
         if not name:
             self.warn("empty-tensor-name", start, self.pos, "a tensor name of at least one byte", "an empty name")
         if not clean:
@@ -613,22 +681,38 @@ class _Parser:
         start = self.pos
         count = self.number(U32, "the number of dimensions", name)
         if count > MAX_DIMENSIONS:
-            refuse("too-many-dimensions", start, self.pos, f"at most {MAX_DIMENSIONS} of {quoted(name)}",
-                    f"{count} dimensions", name)  # fmt: skip
+            refuse(
+                "too-many-dimensions",
+                start,
+                self.pos,
+                f"at most {MAX_DIMENSIONS} of {quoted(name)}",
+                f"{count} dimensions",
+                name,
+            )
         shape = []
         for i in range(count):
             size = self.number(U64, "a dimension", name)
             if size > INT64_MAX:
                 refuse(
-                    "negative-dimension", self.pos - 8, self.pos, f"a dimension from 0 to 2^63 - 1 of {quoted(name)}",
-                    f"{size - (1 << 64)} as dimension {i}", name,
-                )  # fmt: skip
+                    "negative-dimension",
+                    self.pos - 8,
+                    self.pos,
+                    f"a dimension from 0 to 2^63 - 1 of {quoted(name)}",
+                    f"{size - (1 << 64)} as dimension {i}",
+                    name,
+                )
             shape.append(size)
         # A zero dimension hides an overflow of the others from a plain product, but not from code that multiplies in a
         # different order.
         if prod(max(size, 1) for size in shape) > INT64_MAX:
-            refuse("dimensions-overflow", start + 4, self.pos, f"fewer than 2^63 elements in {quoted(name)}",
-                    " x ".join(map(str, shape)), name)  # fmt: skip
+            refuse(
+                "dimensions-overflow",
+                start + 4,
+                self.pos,
+                f"fewer than 2^63 elements in {quoted(name)}",
+                " x ".join(map(str, shape)),
+                name,
+            )
         self.own(start, "dimensions", name, tuple(shape))
         return tuple(shape), start
 
@@ -646,12 +730,22 @@ class _Parser:
             # Either the dimension or the type is wrong; the finding shows the range of the dimension.
             first, stop = (dimensions + 4, dimensions + 12) if shape else (dimensions, start)
             refuse(
-                "partial-block", first, stop,
-                f"rows of {quoted(name)} in whole blocks of {kind.block_size} ({kind.name})", f"rows of {row}", name,
-            )  # fmt: skip
+                "partial-block",
+                first,
+                stop,
+                f"rows of {quoted(name)} in whole blocks of {kind.block_size} ({kind.name})",
+                f"rows of {row}",
+                name,
+            )
         if prod(max(size, 1) for size in shape) // kind.block_size * kind.block_bytes > INT64_MAX:
-            refuse("dimensions-overflow", dimensions + 4, start, f"fewer than 2^63 bytes in {quoted(name)}",
-                   f"{' x '.join(map(str, shape))} of {kind.name}", name)  # fmt: skip
+            refuse(
+                "dimensions-overflow",
+                dimensions + 4,
+                start,
+                f"fewer than 2^63 bytes in {quoted(name)}",
+                f"{' x '.join(map(str, shape))} of {kind.name}",
+                name,
+            )
         return kind
 
 

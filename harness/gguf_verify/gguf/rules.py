@@ -44,7 +44,7 @@ _WRITER = "The program that wrote the file has a bug, or the file was altered by
 _DAMAGED = "The file was damaged, or crafted to harm its readers."
 _AGAIN = "Download or convert the file again."
 _REWRITE = "Write the file again with gguf-py or llama.cpp's own tools."
-_DISTRUST = "Do not load the file; ask whoever published it for a sound one."
+_DISTRUST = "Do not load the file; ask the publisher for a valid one."
 _KEY = "Correct the key with gguf-py's gguf_set_metadata.py or gguf_new_metadata.py."
 
 _RULES = (
@@ -71,19 +71,18 @@ _RULES = (
     ),
     Rule(
         5, "tensor-count", "refuse",
-        "so many tensors cannot stand in the bytes that are there, or no model has so many: a mixture of experts with "
-        "a tensor for each expert has some 75,000",
+        "the file has too few bytes for that many tensors, or no model has that many: a mixture of experts with a "
+        "tensor for each expert has some 75,000",
         _DAMAGED, _DISTRUST,
     ),
     Rule(
         6, "key-count", "refuse",
-        "so many keys cannot stand in the bytes that are there, or no model has so many: known ones have fewer than "
-        "100",
+        "the file has too few bytes for that many keys, or no model has that many: known ones have fewer than 100",
         _DAMAGED, _DISTRUST,
     ),
     Rule(
         7, "metadata-size", "refuse",
-        "no model's metadata are so large, and to keep them would take memory without bound",
+        "no model's metadata are so large, and keeping them would take unbounded memory",
         _DAMAGED, _DISTRUST,
     ),
     # keys and values
@@ -101,7 +100,7 @@ _RULES = (
         _WRITER, "Give the key a shorter name.",
     ),
     Rule(
-        13, "duplicate-key", "refuse", "which of the values counts depends on the reader",
+        13, "duplicate-key", "refuse", "readers differ in which of the values they use",
         "A tool added a key that was there already, or someone wants two readers to see two models.",
         "Keep one of the values and write the file again with gguf-py.",
     ),
@@ -155,7 +154,7 @@ _RULES = (
     ),
     # tensor descriptions
     Rule(
-        30, "empty-tensor-name", "warning", "nothing can ask for a tensor without a name",
+        30, "empty-tensor-name", "warning", "a tensor without a name cannot be looked up",
         _WRITER, "Name the tensor, or leave it out.",
     ),
     Rule(
@@ -163,7 +162,7 @@ _RULES = (
         "A converter kept the long names of another framework.", "Map the names to llama.cpp's and convert again.",
     ),
     Rule(
-        32, "duplicate-tensor", "refuse", "which of the tensors is meant depends on the reader",
+        32, "duplicate-tensor", "refuse", "readers differ in which of the tensors they use",
         "A tool added a tensor that was there already, or someone wants two readers to see two models.",
         "Keep one of the tensors and write the file again.",
     ),
@@ -230,23 +229,23 @@ _RULES = (
         "The writer did not pad the last tensor, or the file was cut there.", _REWRITE,
     ),
     Rule(
-        48, "trailing", "warning", "bytes after the last tensor are read by nobody, and could hide anything",
+        48, "trailing", "warning", "no reader uses bytes after the last tensor, so they could hide anything",
         "Something was appended to the file, such as a signature, an archive or a payload.",
         "Look at the bytes; cut the file where the last tensor's padding ends.",
     ),
     Rule(
         49, "nonzero-padding", "warning",
-        "padding is zero by specification; other bytes are read by nobody, and could hide anything",
+        "padding is zero by specification; no reader uses other bytes, so they could hide anything",
         "The writer left uninitialised memory in the padding, or something was hidden there.", _REWRITE,
     ),
     # split files
     Rule(
-        60, "split-first", "refuse", "the metadata stand in the first part, and llama.cpp starts from it only",
+        60, "split-first", "refuse", "the metadata are in the first part, and llama.cpp can only start from it",
         "A later part of a split model was named.", "Name the first part, which ends in -00001-of-… .",
     ),
     Rule(
         61, "split-part-missing", "refuse", "the tensors of a missing part cannot be verified",
-        "Not all parts were downloaded, or they lie in another folder.", "Put all parts beside the first one.",
+        "Not all parts were downloaded, or some are in another folder.", "Put all parts into the first one's folder.",
     ),
     Rule(
         62, "split-inconsistent", "refuse", "the parts do not belong together",
@@ -325,9 +324,9 @@ _RULES = (
     ),
     Rule(
         94, "key-unknown", "warning",
-        "llama.cpp has no code for such a value: it refuses the file, or takes no notice of the value",
+        "llama.cpp has no code for such a value: it refuses the file, or ignores the value",
         "The file was made by a newer program, or the key was edited or damaged.",
-        "Use a newer llama.cpp; else correct the key by the model's own configuration.",
+        "Use a newer llama.cpp; otherwise correct the key to match the model's own configuration.",
     ),
     Rule(
         95, "chat-template", "warning",
@@ -348,7 +347,7 @@ _RULES = (
         "Check the source model; keep this tensor in BF16 or F32.",
     ),
     Rule(
-        102, "decode-differs", "error", "the block means something else to us than to llama.cpp",
+        102, "decode-differs", "error", "this project and llama.cpp decode the block differently",
         "This project or this build of llama.cpp decodes the type wrongly.",
         "Report it with the block's bytes, which the finding shows.",
     ),
@@ -406,7 +405,7 @@ _RULES = (
     ),
     Rule(
         112, "reader-verdict", "note", "a reader's verdict is not ours; another finding says what is wrong",
-        "Readers are stricter or laxer about the same fault.", "Cure the other finding.",
+        "Readers are stricter or laxer about the same fault.", "Fix the other finding.",
     ),
     Rule(
         113, "reader-differs", "error", "two readers see different tensors in the same bytes",
@@ -415,7 +414,7 @@ _RULES = (
     ),
     Rule(
         114, "reader-broke", "warning",
-        "a reader that crashes on a file can be made to by whoever made it",
+        "a file's author can make a reader crash if it crashes on such a file",
         "The reader has a bug that this file meets.",
         "Report it to the reader's authors, and do not load the file with it.",
     ),
@@ -423,7 +422,7 @@ _RULES = (
         115, "llama-architecture", "warning",
         "llama.cpp has no code for the architecture, so it loads nothing of the file",
         "The architecture is newer than this llama.cpp, belongs to another program, or is misspelt.",
-        "Use the program that the file was made for, or a newer llama.cpp; else correct general.architecture.",
+        "Use the program that the file was made for, or a newer llama.cpp; otherwise correct general.architecture.",
     ),
     # content, compared with the rest of it
     Rule(
@@ -480,7 +479,7 @@ _RULES = (
     ),
     Rule(
         126, "source-outlier", "warning",
-        "an importance matrix weighs all rows alike, so blocks are rarely so unlike the others of their tensor",
+        "an importance matrix weights all rows equally, so blocks rarely differ so much from others of their tensor",
         "A scale may be damaged by less than can be proven, or a few weights are much larger than the others.",
         "Give the importance matrix with --imatrix, which proves each byte.",
     ),

@@ -96,7 +96,7 @@ class ByteMap(Sequence[Range]):
 
     def add_info(
         self, start: int, dimensions: int, stop: int, name: str, shape: tuple[int, ...], type_name: str, offset: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Append the four ranges of a tensor's description.
 
         They are its name from byte `start`, its dimensions from byte `dimensions`, its type, and its offset up to byte

@@ -61,9 +61,15 @@ class Compiled(NamedTuple):
 
 
 def author_cubin(
-    root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author,
-    lines: bool = False, by: str = "",
-) -> Compiled:  # fmt: skip
+    root: Path,
+    file: str,
+    sm: str,
+    defines: dict[str, str],
+    entries: Sequence[str],
+    author: Author,
+    lines: bool = False,
+    by: str = "",
+) -> Compiled:
     """Compile the kernels of a source for a GPU.
 
     Args:
@@ -162,7 +168,7 @@ def _accepted_by(
 
 def _device_code(
     by: str, root: Path, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author
-) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+) -> tuple[bytes, dict[str, str]]:
     """Return the cubin of a source without its host code, which NVRTC refuses.
 
     Host code that NVRTC reports is removed, so its use in a kernel becomes an error. Raises EnvironmentFault, _Lacking.
@@ -213,9 +219,15 @@ def _without(root: Path, file: str, host: Collection[tuple[str, int, bool]]) -> 
 
 
 def _kept(
-    root: Path, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool, with_nvcc: bool,
+    root: Path,
+    sm: str,
+    defines: dict[str, str],
+    entries: Sequence[str],
+    author: Author,
+    lines: bool,
+    with_nvcc: bool,
     file: str = OF_NVRTC,
-) -> Compiled:  # fmt: skip
+) -> Compiled:
     major, minor = (0, 0) if with_nvcc else nvrtc.version()
     name = f"nvcc {nvcc.version()}" if with_nvcc else f"NVRTC {major}.{minor}"
     used, left = (nvcc if with_nvcc else nvrtc).used_flags(author)
@@ -238,7 +250,7 @@ def _kept(
         if nvrtc.cubin_key(root, file, sm, defines, lines, folders, not with_nvcc) == key:
             kept((*key, *more), ".names", json.dumps(names).encode())
             return Compiled(kept((*key, *more), ".cubin", cubin), names, compilation)
-    raise EnvironmentFault("the sources of a kernel change while they are compiled")
+    raise EnvironmentFault("the sources of a kernel changed during compilation")
 
 
 def _names(said: bytes | None, cubin: bytes, entries: Sequence[str]) -> dict[str, str] | None:

@@ -230,9 +230,14 @@ class Host(ABC):
         raise NotImplementedError
 
     def build_all(
-        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        self,
+        root: Path,
+        file: str,
+        entries: Sequence[str],
+        defines: dict[str, str],
+        schedule: Schedule | None = None,
         author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+    ) -> tuple[dict[str, Artefact], Compilation]:
         """Compile several kernels of one foreign source at once, with its author's options, without loading.
 
         An entry is a function's name, possibly in a namespace, and with a template's arguments. Raises
@@ -299,7 +304,7 @@ class Host(ABC):
 
         Raises EnvironmentFault if this host cannot.
         """
-        raise EnvironmentFault("outputs and scratch memory that hold something before a launch cannot be checked here")
+        raise EnvironmentFault("outputs and scratch memory with initial contents cannot be checked here")
 
     @abstractmethod
     def launch(
@@ -313,9 +318,15 @@ class Host(ABC):
         """
 
     def launch_alone(
-        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
+        self,
+        kernel: Any,
+        grid: Grid,
+        block: Grid,
+        args: Sequence[Any],
+        shared: int,
+        number: int,
         before: Sequence[Before] = (),
-    ) -> Written:  # fmt: skip
+    ) -> Written:
         """Run only thread block `number` of a grid, counted along x first, after some of earlier launches.
 
         Arguments are `Sparse` or NumPy scalars; one is the output. Writes of other blocks are missing. Raises
@@ -368,7 +379,7 @@ def outside(whole: npt.NDArray[np.uint8], name: str = "output", fill: int = _GUA
 
 def _outside(
     first: npt.NDArray[np.uint8], last: npt.NDArray[np.uint8], name: str = "output", fill: int = _GUARD_FILL
-) -> str | None:  # fmt: skip
+) -> str | None:
     before, after = ((part != fill).sum() for part in (first, last))
     if before or after:
         return f"the kernel wrote outside its {name}: {before} bytes before, {after} after"

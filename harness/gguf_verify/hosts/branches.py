@@ -38,9 +38,12 @@ class _Branch:
 
 
 def not_compiled(
-    texts: Mapping[str, str], main: str, defined: Mapping[str, str], find: Callable[[str, str], str | None],
+    texts: Mapping[str, str],
+    main: str,
+    defined: Mapping[str, str],
+    find: Callable[[str, str], str | None],
     shown: Callable[[str], str],
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Return branches with code that are skipped, each as `#if CONDITION at FILE:LINE`.
 
     Args:
@@ -56,9 +59,12 @@ def not_compiled(
 
 class _Reader:
     def __init__(
-        self, texts: Mapping[str, str], macros: dict[str, str | None], find: Callable[[str, str], str | None],
+        self,
+        texts: Mapping[str, str],
+        macros: dict[str, str | None],
+        find: Callable[[str, str], str | None],
         shown: Callable[[str], str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._texts, self._macros, self._find, self._shown = texts, macros, find, shown
         self.found: list[str] = []
         self._once: set[str] = set()
@@ -114,9 +120,7 @@ class _Reader:
             value = rest[word.end() :]
             self._macros[word[0]] = None if value.startswith("(") else value.strip()
 
-    def _condition(
-        self, kind: str, rest: str, token: Token, lines: Lines, branches: list[_Branch], live: bool
-    ) -> None:  # fmt: skip
+    def _condition(self, kind: str, rest: str, token: Token, lines: Lines, branches: list[_Branch], live: bool) -> None:
         line = lines.at(token.start)
         if kind in ("if", "ifdef", "ifndef"):
             branch = _Branch(live)

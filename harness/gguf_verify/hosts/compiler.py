@@ -120,9 +120,15 @@ def _run(
         return foreign.run(command, folder, shown)
     environment = {**os.environ, "TMPDIR": str(scratch.top())}
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
-        env=environment, process_group=0,
-    )  # fmt: skip
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+        process_group=0,
+    )
     try:
         out, errors = process.communicate()
     except BaseException:
@@ -147,7 +153,7 @@ def cpu_name() -> str:
 
 def build(
     root: Path, unit: str, options: Sequence[str] = (), rebuild: bool = False, how: Compile | None = None
-) -> bytes:  # fmt: skip
+) -> bytes:
     """Return the shared library of a translation unit, compiled unless the cache has it.
 
     Args:
@@ -241,7 +247,7 @@ def _bound(root: Path, unit: str, options: Sequence[str], how: Compile) -> Built
         if all(_unchanged(path, before, start) for path in built.files):
             return built
         known |= set(built.files)
-    raise EnvironmentFault("the sources of a kernel change while they are compiled")
+    raise EnvironmentFault("the sources of a kernel changed during compilation")
 
 
 def _unchanged(path: str, before: dict[str, str | None], start: int) -> bool:
@@ -295,7 +301,7 @@ def precompiled(flags: Sequence[str] = (), foreign: bool = False) -> Path | None
     return header
 
 
-#: Entry of the cache → this process's copy of the header, beside which its precompiled form lies.
+#: Entry of the cache → this process's copy of the header; the precompiled form is next to it.
 _copies: dict[tuple[str, ...], Path] = {}
 
 
@@ -452,9 +458,14 @@ def runner_object(root: Path, checked: bool) -> bytes:
 
 
 def _linked(
-    root: Path, unit: str, options: Sequence[str], runner: str, options_of_runner: Sequence[str], link: Sequence[str],
+    root: Path,
+    unit: str,
+    options: Sequence[str],
+    runner: str,
+    options_of_runner: Sequence[str],
+    link: Sequence[str],
     checked: bool = False,
-) -> Built:  # fmt: skip
+) -> Built:
     emulator = emulator_of(root, FOREIGN in unit)
     content_of_runner = build(emulator, runner, options_of_runner, how=_object)
     read = _listed(_build_key(emulator, runner, options_of_runner, _object)) or ()

@@ -277,9 +277,14 @@ class CpuHost(Host):
         return Artefact(entry, {"code": (build_checked if checked else build)(root, unit, options)})
 
     def build_all(
-        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        self,
+        root: Path,
+        file: str,
+        entries: Sequence[str],
+        defines: dict[str, str],
+        schedule: Schedule | None = None,
         author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+    ) -> tuple[dict[str, Artefact], Compilation]:
         author = author or Author()
         checked = schedule is not None and schedule.checked
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
@@ -354,9 +359,15 @@ class CpuHost(Host):
         self._launch(kernel, grid, block, args, shared, buffers, self._request(buffers))
 
     def _launch(
-        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int,
-        buffers: Sequence[Buffer | SparseBuffer], request: Request,
-    ) -> LaunchReport:  # fmt: skip
+        self,
+        kernel: Any,
+        grid: Grid,
+        block: Grid,
+        args: Sequence[Any],
+        shared: int,
+        buffers: Sequence[Buffer | SparseBuffer],
+        request: Request,
+    ) -> LaunchReport:
         if (refused := kernel.limits.refused(grid, block, shared)) is not None:
             raise KernelFinding("limit", f"no GPU runs the launch: {refused}")
         cells = [np.array(np.uint64(a.address) if isinstance(a, Buffer | SparseBuffer) else a) for a in args]
@@ -374,9 +385,15 @@ class CpuHost(Host):
         return not self._flags and self.schedule is None  # a sanitizer has its own handlers of faults
 
     def launch_alone(
-        self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
+        self,
+        kernel: Any,
+        grid: Grid,
+        block: Grid,
+        args: Sequence[Any],
+        shared: int,
+        number: int,
         before: Sequence[Before] = (),
-    ) -> Written:  # fmt: skip
+    ) -> Written:
         launches = (*before, Before(kernel, grid, block, args, shared, (number,)))
         sparse = {a.what: a for launch in launches for a in launch.args if isinstance(a, Sparse)}
         room = [-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + _APART for a in sparse.values()]
@@ -413,9 +430,7 @@ class CpuHost(Host):
             raise KernelFault(f"the kernel writes past the end of its {output.what} ({output.size:,} bytes)")
         return written
 
-    def _raise(
-        self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int
-    ) -> None:  # fmt: skip
+    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int) -> None:
         """Raise KernelFault if a launch failed."""
         if outcome == _TOO_MUCH:
             raise EnvironmentFault(f"a thread block accesses more than {MOST_ALONE >> 20} MiB")
@@ -509,9 +524,7 @@ class CheckedHost(CpuHost):
             raise findings.finding(suspects)
         self.unset = tuple(dict.fromkeys((*self.unset, *(f.unset for f in suspects))))
 
-    def _raise(
-        self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int
-    ) -> None:  # fmt: skip
+    def _raise(self, outcome: int, report: LaunchReport, buffers: Sequence[Buffer | SparseBuffer], shared: int) -> None:
         if outcome != _FOUND:
             return super()._raise(outcome, report, buffers, shared)
         library: str = self._now.library

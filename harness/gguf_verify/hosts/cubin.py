@@ -47,7 +47,7 @@ def _sections(cubin: bytes) -> list[tuple[int, ...]]:
         size, count = struct.unpack_from("<HH", cubin, 58)
         return [struct.unpack_from("<IIQQQQIIQQ", cubin, at + i * size) for i in range(min(count, _MOST_SECTIONS))]
     except (struct.error, ValueError):
-        raise EnvironmentFault("a compiler made no cubin that can be read") from None
+        raise EnvironmentFault("a compiler produced no readable cubin") from None
 
 
 def _symbols(cubin: bytes, sections: Sequence[tuple[int, ...]]) -> list[tuple[str, int]]:
@@ -65,7 +65,7 @@ def _symbols(cubin: bytes, sections: Sequence[tuple[int, ...]]) -> list[tuple[st
                 found.append((text, info & 15))
         return found
     except (struct.error, IndexError):
-        raise EnvironmentFault("a compiler made no cubin that can be read") from None
+        raise EnvironmentFault("a compiler produced no readable cubin") from None
 
 
 def marks(entries: Sequence[str]) -> str:

@@ -117,9 +117,14 @@ class CupyHost(Host):
         driver = self._cupy.cuda.runtime.driverGetVersion()
         major, minor = nvrtc.version()
         return HostInfo(
-            name=self.name, device=name, sm=self.sm, driver=f"{driver // 1000}.{driver % 1000 // 10}",
-            nvrtc=f"{major}.{minor}", cupy=self._cupy.__version__, chosen=self.chosen,
-        )  # fmt: skip
+            name=self.name,
+            device=name,
+            sm=self.sm,
+            driver=f"{driver // 1000}.{driver % 1000 // 10}",
+            nvrtc=f"{major}.{minor}",
+            cupy=self._cupy.__version__,
+            chosen=self.chosen,
+        )
 
     def processes_beside(self) -> int:
         return room(self._cupy) // _PROCESS
@@ -158,9 +163,14 @@ class CupyHost(Host):
         return Artefact(entry, parts)
 
     def build_all(
-        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        self,
+        root: Path,
+        file: str,
+        entries: Sequence[str],
+        defines: dict[str, str],
+        schedule: Schedule | None = None,
         author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+    ) -> tuple[dict[str, Artefact], Compilation]:
         author, checked = author or Author(), schedule is not None
         cubin, names, compilation = author_cubin(root, file, self.sm, defines, entries, author, checked)
         parts = {"code": cubin}
@@ -184,7 +194,7 @@ class CupyHost(Host):
                 return made
             if nvrtc.cubin_key(root, file, target, defines, lines) == key:
                 return kept(key, ".cubin", made)
-        raise EnvironmentFault("the sources of a kernel change while they are compiled")
+        raise EnvironmentFault("the sources of a kernel changed during compilation")
 
     @contextmanager
     def _faults(self) -> Iterator[None]:

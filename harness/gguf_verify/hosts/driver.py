@@ -59,7 +59,7 @@ def resident_blocks(function: int, threads: int, shared: int, processors: int) -
     """Return the blocks of a CUfunction that a GPU with this many multiprocessors holds at a time.
 
     With clusters it counts whole ones, and has them balanced: blocks of one cluster that share a multiprocessor are
-    slower (one H100, N = 14336, K = 4096: eight tokens of Q4_1 17.0 in place of 19.2 µs, four of Q4_K 16.5 in place of
+    slower (one H100, N = 14336, K = 4096: eight tokens of Q4_1 17.0 instead of 19.2 µs, four of Q4_K 16.5 instead of
     17.4). Raises KernelFault if the driver refuses.
     """
     count, width = c.c_int(), c.c_int()
@@ -69,8 +69,13 @@ def resident_blocks(function: int, threads: int, shared: int, processors: int) -
         config = _Config((c.c_uint * 3)(width.value, 1, 1), (c.c_uint * 3)(threads, 1, 1), shared, None, None, 0)
         _ask("cuOccupancyMaxActiveClusters", c.byref(count), c.c_void_p(function), c.byref(config))
         return max(1, count.value) * width.value
-    _ask("cuOccupancyMaxActiveBlocksPerMultiprocessor", c.byref(count), c.c_void_p(function), c.c_int(threads),
-         c.c_size_t(shared))  # fmt: skip
+    _ask(
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor",
+        c.byref(count),
+        c.c_void_p(function),
+        c.c_int(threads),
+        c.c_size_t(shared),
+    )
     return max(1, count.value) * processors
 
 
@@ -119,8 +124,14 @@ class Walled:
         wall, room = page.value, -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         inside = max(1, -(-room // wall)) * wall
         start, handle = c.c_uint64(), c.c_uint64()
-        _call("cuMemAddressReserve", c.byref(start), c.c_size_t(inside + 2 * wall), c.c_size_t(0), c.c_uint64(0),
-              c.c_uint64(0))  # fmt: skip
+        _call(
+            "cuMemAddressReserve",
+            c.byref(start),
+            c.c_size_t(inside + 2 * wall),
+            c.c_size_t(0),
+            c.c_uint64(0),
+            c.c_uint64(0),
+        )
         begin = c.c_uint64(start.value + wall)
         _call("cuMemCreate", c.byref(handle), c.c_size_t(inside), c.byref(where), c.c_uint64(0))
         _call("cuMemMap", begin, c.c_size_t(inside), c.c_size_t(0), handle, c.c_uint64(0))

@@ -57,7 +57,7 @@ def _read(content: bytes) -> Elf:
     try:
         return Elf(content)
     except (struct.error, IndexError, ValueError):
-        raise EnvironmentFault("a compiler made no object that can be read") from None
+        raise EnvironmentFault("a compiler produced no readable object file") from None
 
 
 def _padded(of: Elf) -> list[Symbol]:

@@ -59,8 +59,15 @@ def without_host_code(text: str, functions: Collection[int], variables: Collecti
 
 
 class _Text:
-    def __init__(self, text: str, file: str, into: ForCpu, first_line: int = 1, macro: bool = False,
-                 emptied: str = "{ __builtin_trap(); }") -> None:  # fmt: skip
+    def __init__(
+        self,
+        text: str,
+        file: str,
+        into: ForCpu,
+        first_line: int = 1,
+        macro: bool = False,
+        emptied: str = "{ __builtin_trap(); }",
+    ) -> None:
         self._emptied = emptied
         self.text, self.file, self.into, self.first_line = text, file, into, first_line
         self.tokens = tokens_of(text, not macro)
@@ -244,9 +251,10 @@ class _Text:
         line = self._line(self.tokens[at])
         parts = split(self.tokens[i + 1 : end], ":")
         code = ptx.translated(
-            parts[0], [[self._operand(o) for o in split(part, ",") if o] for part in parts[1:3]],
+            parts[0],
+            [[self._operand(o) for o in split(part, ",") if o] for part in parts[1:3]],
             lambda instruction: self.into.symbol(instruction, self.file, line),
-        )  # fmt: skip
+        )
         self.edits.append(Edit(self.tokens[at].start, self.tokens[end].end, code))
         return end + 1
 

@@ -58,9 +58,7 @@ class ForeignSource:
         """Note that a compiler has read unknown files."""
         self.opened.add(f"what {compiler} read")
 
-    def run(
-        self, command: Sequence[str], folder: Path, shown: Sequence[Path] = ()
-    ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+    def run(self, command: Sequence[str], folder: Path, shown: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
         """Run a command that reads the source in a sandbox that only permits writes into a folder.
 
         It may read `shown`, even below the user's own folders. `stderr` of the result is the beginning of both output

@@ -203,7 +203,7 @@ def _limits(compiled: bytes) -> dict[str, LaunchLimits]:
     try:
         return _limits_of_kernels(Elf(compiled))
     except (struct.error, IndexError, ValueError):
-        raise EnvironmentFault("a compiler made no object that can be read") from None
+        raise EnvironmentFault("a compiler produced no readable object file") from None
 
 
 def _limits_of_kernels(of: Elf) -> dict[str, LaunchLimits]:

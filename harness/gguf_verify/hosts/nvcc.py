@@ -92,9 +92,14 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
 
 
 def compile_cubin(
-    root: Path, file: str, sm: str, defines: Mapping[str, str], entries: Sequence[str], author: Author,
+    root: Path,
+    file: str,
+    sm: str,
+    defines: Mapping[str, str],
+    entries: Sequence[str],
+    author: Author,
     lines: bool = False,
-) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+) -> tuple[bytes, dict[str, str]]:
     """Compile `root/file` for `sm` (such as "90"); return the cubin and the name of each kernel in it.
 
     Raises EnvironmentFault with the compiler's errors.

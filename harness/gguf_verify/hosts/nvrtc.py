@@ -142,7 +142,7 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
 
 def compile_kernels(
     root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool = False
-) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+) -> tuple[bytes, dict[str, str]]:
     """Compile a foreign source with its author's flags; return the cubin and the name of each kernel in it.
 
     Raises EnvironmentFault with the compiler's errors.
@@ -168,9 +168,14 @@ def foreign_headers() -> dict[str, str]:
 
 
 def cubin_key(
-    root: Path, file: str, sm: str, defines: dict[str, str], lines: bool = False, folders: Sequence[str] = (),
+    root: Path,
+    file: str,
+    sm: str,
+    defines: dict[str, str],
+    lines: bool = False,
+    folders: Sequence[str] = (),
     by_nvrtc: bool = True,
-) -> tuple[str, ...] | None:  # fmt: skip
+) -> tuple[str, ...] | None:
     """Return the key of everything that `compile_cubin` depends on; None if not all files are known.
 
     It consists of the arguments, NVRTC's version and flags, and the content of every file that it may read.
@@ -198,9 +203,14 @@ def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> byte
 
 
 def _compiled(
-    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
+    root: Path,
+    file: str,
+    architecture: str,
+    defines: dict[str, str],
+    what: str,
+    more: Sequence[str] = (),
     entries: Sequence[str] | None = None,
-) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+) -> tuple[bytes, dict[str, str]]:
     """Compile a source; return the output, and the names of the entries in it.
 
     Without entries, this project's flags are used; a foreign source has its author's flags in `more`.
@@ -242,13 +252,19 @@ def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
             return {entry: str(names[entry]) for entry in entries}
     except (ValueError, RecursionError, KeyError):
         pass
-    raise EnvironmentFault("NVRTC's process did not say what kernels are called")
+    raise EnvironmentFault("NVRTC's process did not return the names of kernels")
 
 
 def compiled_here(
-    root: Path, file: str, architecture: str, defines: dict[str, str], what: str, more: Sequence[str] = (),
-    entries: Sequence[str] | None = None, tables: Mapping[str, str] | None = None,
-) -> tuple[bytes, dict[str, str]]:  # fmt: skip
+    root: Path,
+    file: str,
+    architecture: str,
+    defines: dict[str, str],
+    what: str,
+    more: Sequence[str] = (),
+    entries: Sequence[str] | None = None,
+    tables: Mapping[str, str] | None = None,
+) -> tuple[bytes, dict[str, str]]:
     """Compile in this process to `what`: "CUBIN" or "PTX".
 
     `tables` are headers by name → text (None: this project's). The other arguments are those of `_compiled`. Raises

@@ -22,9 +22,15 @@ def main() -> int:
     asked = json.loads(request.read_text())
     try:
         content, names = compiled_here(
-            Path(asked["root"]), asked["file"], asked["architecture"], asked["defines"], asked["what"],
-            asked["options"], asked["entries"], asked["headers"],
-        )  # fmt: skip
+            Path(asked["root"]),
+            asked["file"],
+            asked["architecture"],
+            asked["defines"],
+            asked["what"],
+            asked["options"],
+            asked["entries"],
+            asked["headers"],
+        )
     except EnvironmentFault as error:
         made.write_text("\n".join([str(error), *error.details]))
         return EXIT_ENVIRONMENT

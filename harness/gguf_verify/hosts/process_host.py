@@ -150,9 +150,14 @@ class ProcessHost(Host):
         return self._inner.build(root, file, entry, defines, schedule)
 
     def build_all(
-        self, root: Path, file: str, entries: Sequence[str], defines: dict[str, str], schedule: Schedule | None = None,
+        self,
+        root: Path,
+        file: str,
+        entries: Sequence[str],
+        defines: dict[str, str],
+        schedule: Schedule | None = None,
         author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:  # fmt: skip
+    ) -> tuple[dict[str, Artefact], Compilation]:
         return self._inner.build_all(root, file, entries, defines, schedule, author)
 
     def load_placed(self, placed: Placed) -> _Held:
@@ -212,9 +217,15 @@ class ProcessHost(Host):
         return self._inner.runs_alone
 
     def launch_alone(
-        self, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int, number: int,
+        self,
+        kernel: _Held,
+        grid: Grid,
+        block: Grid,
+        args: Sequence[Any],
+        shared: int,
+        number: int,
         before: Sequence[Before] = (),
-    ) -> Written:  # fmt: skip
+    ) -> Written:
         if before:
             raise EnvironmentFault("earlier launches cannot run by single thread blocks here")
         n, made = self._launch("alone", kernel, grid, block, args, shared, self._time_limit, number=number)
@@ -224,9 +235,16 @@ class ProcessHost(Host):
         return Written(raw[: 8 * n].view(np.int64), raw[8 * n :].view(np.uint32))
 
     def _launch(
-        self, ask: str, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int, limit: float,
+        self,
+        ask: str,
+        kernel: _Held,
+        grid: Grid,
+        block: Grid,
+        args: Sequence[Any],
+        shared: int,
+        limit: float,
         **more: Any,
-    ) -> tuple[int, Bytes | None]:  # fmt: skip
+    ) -> tuple[int, Bytes | None]:
         if self._hangs >= _MOST_HANGS:
             raise NotRun(f"the kernel was not run: it exceeded the time limit {_MOST_HANGS} times before")
         with self._asking:
@@ -281,9 +299,13 @@ class ProcessHost(Host):
         return made
 
     def _ask(
-        self, request: dict[str, Any], array: Bytes | None = None, handle: int | None = None, nbytes: int = 0,
+        self,
+        request: dict[str, Any],
+        array: Bytes | None = None,
+        handle: int | None = None,
+        nbytes: int = 0,
         limit: float | None = None,
-    ) -> tuple[int, Bytes | None]:  # fmt: skip
+    ) -> tuple[int, Bytes | None]:
         """Send a request; return its answer, a number and bytes. Raises KernelFault, EnvironmentFault."""
         process = self._process
         assert process is not None

@@ -44,10 +44,15 @@ def on_host(found: KernelSpec | Family, host: Host) -> ShippedKernel | FamilyOnH
 
 @contextmanager
 def open_kernel(
-    kernel: Candidate | str | Callable[..., Any], host: Host | str, threads: int = 0, time_limit: float = TIME_LIMIT,
-    verbose: bool = False, further: Further | None = None, wanted: frozenset[str] | None = None,
+    kernel: Candidate | str | Callable[..., Any],
+    host: Host | str,
+    threads: int = 0,
+    time_limit: float = TIME_LIMIT,
+    verbose: bool = False,
+    further: Further | None = None,
+    wanted: frozenset[str] | None = None,
     progress: Callable[[str], None] | None = None,
-) -> Iterator[Candidate]:  # fmt: skip
+) -> Iterator[Candidate]:
     """Open the candidate that a run verifies, as a context manager that lasts as long as the run.
 
     Args:

@@ -75,7 +75,7 @@ class Grouped:
         Raises UsageError if the rows are not `count` matrices of equal size; KernelFault.
         """
         if not 1 <= count <= MOST_EXPERTS or len(rows) % count:
-            raise UsageError(f"{len(rows)} rows are not the matrices of 1 to {MOST_EXPERTS} experts")
+            raise UsageError(f"{len(rows)} rows are not equal matrices of 1 to {MOST_EXPERTS} experts")
         n, k = len(rows) // count, rows.shape[1] // fmt.block_bytes * fmt.block_size
         filled = np.zeros((count, -(-n // ROWS) * ROWS, rows.shape[1]), np.uint8)
         filled[:, :n] = rows.reshape(count, n, -1)
@@ -112,7 +112,7 @@ class Grouped:
 
     def multiply_blocks(
         self, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool = False
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Like `multiply`, from activations that are Q8_1 blocks. Raises KernelFault."""
         self._multiply("tile", weights, x, ids, out, m, top_k, own)
 
@@ -129,7 +129,7 @@ class Grouped:
 
     def _multiply(
         self, entry: str, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         if self.decodes(m * top_k, weights.count):
             self._decode(entry == "quantize_tiled", weights, x, ids, out, m, top_k, own)
             return
@@ -170,7 +170,7 @@ class Grouped:
 
     def _decode(
         self, values: bool, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool
-    ) -> None:  # fmt: skip
+    ) -> None:
         of, host, slots = weights.strips, self.host, m * top_k
         site, fmt = DECODE.site(host, kernel_root()), of.fmt
         assert isinstance(fmt, BlockFormat)

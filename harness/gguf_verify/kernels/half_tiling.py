@@ -82,7 +82,7 @@ class HalfTiling:
 
     def gemm(
         self, site: Site, weights: Weights, chunk: int, w: Any, x: Any, out: Any, m: int, overlaps: bool = True
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Compute `out` from weights in chunks and activations in tiles.
 
         Args:

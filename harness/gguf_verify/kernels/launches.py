@@ -75,8 +75,10 @@ def needed(grid: Grid, needs: Needs, at: Grid) -> list[int]:
 
     `at` is the position of that block in the grid.
     """
-    x, y, z = (range(size) if of is None else range(at[of], min(at[of] + 1, size))
-               for size, of in zip(grid, needs, strict=True))  # fmt: skip
+    x, y, z = (
+        range(size) if of is None else range(at[of], min(at[of] + 1, size))
+        for size, of in zip(grid, needs, strict=True)
+    )
     return [a + grid[0] * (b + grid[1] * c) for c in z for b in y for a in x]
 
 

@@ -31,7 +31,7 @@ def whole_rows(rows: npt.NDArray[Any], fmt: WeightFormat) -> None:
 
 def fitting(
     x: npt.NDArray[Any], weights: Weights, blocks: BlockFormat | None, quantized: bool, value_bytes: int = 4
-) -> None:  # fmt: skip
+) -> None:
     """Check that activations have as many columns as the weights. Raises UsageError.
 
     Args:

@@ -24,7 +24,7 @@ from .launches import Foresight, Launched, Placeholder, Recorder, SparseProduct,
 from .operands import fitting, whole_blocks, whole_rows
 from .spec import KernelSpec
 
-#: The kernels for weights that are not quantized, by type; they stand in beside every kernel.
+#: The kernels for weights that are not quantized, by type, whichever kernel is under test.
 ELEMENT_KERNELS: dict[str, KernelSpec] = {
     name: KernelSpec(
         f"{fmt.llama.cpu}_elements", "gemm/elements/01_naive.cu", fmt.llama.cpu, ASCENDING, "one thread an output"
@@ -149,18 +149,23 @@ class ShippedKernel(Kernel):
         return self._alone(self.quantizer_launch(m, k), values, {"activations": values}, sizes, number)
 
     def _alone(
-        self, launched: Launched | str | None, of: object, contents: dict[str, npt.NDArray[Any]],
-        sizes: dict[str, int], number: int,
-    ) -> Written:  # fmt: skip
+        self,
+        launched: Launched | str | None,
+        of: object,
+        contents: dict[str, npt.NDArray[Any]],
+        sizes: dict[str, int],
+        number: int,
+    ) -> Written:
         assert isinstance(launched, Launched)
         if self._contents is None or self._contents[0] is not of:
             self._contents = of, {what: self.host.upload(content, what) for what, content in contents.items()}
         held = self._contents[1]
         args = [
             Sparse(sizes[a.what], held.get(a.what), a.what, "input" if a.what in held else "output")
-            if isinstance(a, Placeholder) else a
+            if isinstance(a, Placeholder)
+            else a
             for a in launched.args
-        ]  # fmt: skip
+        ]
         return self.host.launch_alone(launched.kernel, launched.grid, launched.block, args, launched.shared, number)
 
     def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:

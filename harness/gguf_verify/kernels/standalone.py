@@ -66,7 +66,7 @@ class _Paper(Host):
         self, kernel: Any, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
         if grid[0] >= 1 << 31 or max(grid[1:]) >= 1 << 16:  # CUDA Programming Guide, compute capabilities
-            raise UsageError(f"no card launches so many thread blocks: {' × '.join(map(str, grid))}")
+            raise UsageError(f"no GPU can launch that many thread blocks: {' × '.join(map(str, grid))}")
         self.launched.append(Launched(grid, block, shared, kernel, tuple(args)))
 
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
@@ -104,7 +104,7 @@ class Exported:
     @classmethod
     def of(
         cls, spec: KernelSpec, fmt: BlockFormat, m: int, n: int, k: int, sm: str, root: Path | None = None
-    ) -> Exported:  # fmt: skip
+    ) -> Exported:
         """Create an export.
 
         Raises UsageError if the kernel does not cover the type, or the shape is invalid; EnvironmentFault if it does
@@ -144,9 +144,14 @@ class Exported:
         call = _Call(places, {**scratch, taken: "weights", given: "x", out: "y"})
         parts.append(call.function(_MULTIPLY, product.launched))
         before = _BEFORE.format(
-            name=name, m=self.m, n=self.n, k=self.k, weights=of_file.nbytes, packed=packed.nbytes if packed else 0,
+            name=name,
+            m=self.m,
+            n=self.n,
+            k=self.k,
+            weights=of_file.nbytes,
+            packed=packed.nbytes if packed else 0,
             scratch=total,
-        )  # fmt: skip
+        )
         return self._head(name, packed) + before + "\n".join(parts) + f"\n}}  // namespace gguf::{name}\n"
 
     def sources(self) -> list[Source]:

@@ -33,9 +33,15 @@ _FORMULAS = 2.0**-19
 
 
 def computed_on(
-    device: Device, semantics: Semantics, fmt: BlockFormat, w: Bytes, outputs: int, there: Callable[[Any], Product],
-    here: Callable[[Bytes], Product], parts_of_row: int = 1,
-) -> Product:  # fmt: skip
+    device: Device,
+    semantics: Semantics,
+    fmt: BlockFormat,
+    w: Bytes,
+    outputs: int,
+    there: Callable[[Any], Product],
+    here: Callable[[Bytes], Product],
+    parts_of_row: int = 1,
+) -> Product:
     """Compute the product of weights uint8[N, row bytes] on a device, some rows at a time.
 
     Its sums and outputs are float32.
@@ -76,9 +82,7 @@ def _compare(semantics: Semantics, fmt: BlockFormat, there: Product, here: Produ
         raise differs(f"sums in a declared order {what}")
 
 
-def compare_sums(
-    semantics: Semantics, fmt: BlockFormat, there: Doubles, here: Product, k: int, nb: int
-) -> Doubles:  # fmt: skip
+def compare_sums(semantics: Semantics, fmt: BlockFormat, there: Doubles, here: Product, k: int, nb: int) -> Doubles:
     """Compare the device's exact sums [M, n] of K values in nb terms with NumPy's product.
 
     Returns the allowed difference. Raises EnvironmentFault.

@@ -97,7 +97,7 @@ def _judged(y: Floats, p: Product, errors: ErrorsOf, tokens: Index, rows: Index)
         underflow = p.underflow if isinstance(p.underflow, float) else get(p.underflow)[at]
         alone = Product(
             exact, lost.tolerance, lost.tolerance, None, scale=scale, columns=p.columns, underflow=underflow
-        )  # fmt: skip
+        )
         found = power(alone)
         together = found.lacking
         if together:

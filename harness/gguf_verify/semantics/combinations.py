@@ -81,9 +81,7 @@ class Combinations:
             outputs: each within 2·(n + 8)·2^-53·Σ|term| of n terms (Higham, §3.1, for two orders).
     """
 
-    def __init__(
-        self, fmt: BlockFormat, w: Bytes, seed: int, threads: int = 1, device: Device | None = None
-    ) -> None:  # fmt: skip
+    def __init__(self, fmt: BlockFormat, w: Bytes, seed: int, threads: int = 1, device: Device | None = None) -> None:
         self._fmt, self._w, self._threads, self._device = fmt, w, threads, device
         rng = np.random.default_rng(seed)
         drawn = rng.integers(0, 256, (COUNT, -(-len(w) // 8)), np.uint8)
@@ -224,7 +222,7 @@ class Combinations:
 
     def _added(
         self, screen: Screen, start: int, rows: Array | Placed, signs: Array
-    ) -> Iterator[tuple[int, Array, Array | None]]:  # fmt: skip
+    ) -> Iterator[tuple[int, Array, Array | None]]:
         """Yield the combinations of some rows, with signs float64[COUNT, n], by number of their group."""
         with np.errstate(all="ignore"):
             weights, least = screen.weights(rows)

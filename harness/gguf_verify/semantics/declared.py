@@ -39,9 +39,15 @@ VALUES = ("float32", "float16", "bfloat16")
 
 
 def declared(
-    name: str = "", *, activations: str = "", term: str = "", takes: str = "",
-    accumulates: str | Mapping[str, Any] = "float32", output: str = "float32", epilogue: Sequence[str] = (),
-) -> Semantics:  # fmt: skip
+    name: str = "",
+    *,
+    activations: str = "",
+    term: str = "",
+    takes: str = "",
+    accumulates: str | Mapping[str, Any] = "float32",
+    output: str = "float32",
+    epilogue: Sequence[str] = (),
+) -> Semantics:
     """Compose the definition of a declaration.
 
     Args:
@@ -100,9 +106,12 @@ def composed(encoding: Encoding, term: Term) -> Semantics:
         if known.encoding is encoding and known.term is term:
             return known
     return Semantics(
-        name=f"{encoding.name} × {term.name}", title=f"{term.title}; activations: {encoding.title}",
-        source="a declaration", encoding=encoding, term=term,
-    )  # fmt: skip
+        name=f"{encoding.name} × {term.name}",
+        title=f"{term.title}; activations: {encoding.title}",
+        source="a declaration",
+        encoding=encoding,
+        term=term,
+    )
 
 
 def declaration(semantics: Semantics) -> str:
@@ -163,9 +172,7 @@ def _handed(semantics: Semantics, takes: str) -> Semantics:
         raise ValueError(f"takes {ascii(takes)[:60]} is not one of {may}")
     if encoding.dtype == "float32":  # the kernel multiplies the values that it gets
         other = composed(ENCODINGS[takes], semantics.term)
-        return replace(
-            other, accumulation=semantics.accumulation, output=semantics.output, epilogue=semantics.epilogue
-        )  # fmt: skip
+        return replace(other, accumulation=semantics.accumulation, output=semantics.output, epilogue=semantics.epilogue)
     return quantized_inside(semantics, ENCODINGS[takes])
 
 

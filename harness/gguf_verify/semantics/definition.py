@@ -41,9 +41,15 @@ class Epilogue(Protocol):
     """Operations that a kernel fuses behind its product."""
 
     def applied(
-        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Callable[[Bytes], Product], *,
+        self,
+        product: Product,
+        fmt: BlockFormat,
+        w: Bytes,
+        x: Bytes,
+        multiply: Callable[[Bytes], Product],
+        *,
         operands: Mapping[str, npt.NDArray[Any]] | None = None,
-    ) -> Product:  # fmt: skip
+    ) -> Product:
         """Apply the operations to the product of weights uint8[N, row bytes] and activations.
 
         Args:
@@ -202,6 +208,13 @@ def quantized_inside(semantics: Semantics, takes: Encoding | None = None) -> Sem
 def by_oracle(oracle: Oracle, takes: Semantics) -> Semantics:
     """Return a definition given by an oracle, for kernels that take the activations of another definition."""
     return Semantics(
-        name=OWN, title="what an oracle of its author says", source="its author", encoding=takes.encoding,
-        term=takes.term, accumulation=takes.accumulation, output=takes.output, epilogue=takes.epilogue, oracle=oracle,
-    )  # fmt: skip
+        name=OWN,
+        title="what an oracle of its author says",
+        source="its author",
+        encoding=takes.encoding,
+        term=takes.term,
+        accumulation=takes.accumulation,
+        output=takes.output,
+        epilogue=takes.epilogue,
+        oracle=oracle,
+    )

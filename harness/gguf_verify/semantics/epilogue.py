@@ -97,9 +97,14 @@ class Epilogue:
         return ", ".join(operation.title for operation in self.operations)
 
     def operands(
-        self, fmt: BlockFormat, w: Bytes, x: Bytes, output_dtype: str = "float32", neutral: bool = False,
+        self,
+        fmt: BlockFormat,
+        w: Bytes,
+        x: Bytes,
+        output_dtype: str = "float32",
+        neutral: bool = False,
         dtypes: Mapping[str, str] | None = None,
-    ) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
+    ) -> dict[str, npt.NDArray[Any]]:
         """Return the operands to pass: name → array.
 
         Args:
@@ -131,9 +136,15 @@ class Epilogue:
         return found
 
     def applied(
-        self, product: Product, fmt: BlockFormat, w: Bytes, x: Bytes, multiply: Multiply | None = None,
-        operations: Sequence[Operation] | None = None, operands: Mapping[str, npt.NDArray[Any]] | None = None,
-    ) -> Product:  # fmt: skip
+        self,
+        product: Product,
+        fmt: BlockFormat,
+        w: Bytes,
+        x: Bytes,
+        multiply: Multiply | None = None,
+        operations: Sequence[Operation] | None = None,
+        operands: Mapping[str, npt.NDArray[Any]] | None = None,
+    ) -> Product:
         """Return the fused result, its bound and its spread, before the output's rounding.
 
         Args:
@@ -175,9 +186,12 @@ class Epilogue:
 
 
 def filled_up(
-    operands: Mapping[str, npt.NDArray[Any]], tokens: Sequence[int] | Index, rows: Sequence[int] | Index,
-    row_bytes: int, experts: npt.NDArray[np.integer[Any]] | None = None,
-) -> dict[str, npt.NDArray[Any]]:  # fmt: skip
+    operands: Mapping[str, npt.NDArray[Any]],
+    tokens: Sequence[int] | Index,
+    rows: Sequence[int] | Index,
+    row_bytes: int,
+    experts: npt.NDArray[np.integer[Any]] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
     """Return the operands of a call with other tokens and rows than those that they were made for.
 
     Args:

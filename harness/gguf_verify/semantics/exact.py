@@ -95,9 +95,16 @@ _OWN_TERM, _OWN_VALUES = 32, 1 << 24
 
 @counted("exact product")
 def product(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
-    device: Device | None = None, keys: Bytes | None = None, operands: Mapping[str, npt.NDArray[Any]] | None = None,
-) -> Product:  # fmt: skip
+    semantics: Semantics,
+    fmt: WeightFormat,
+    w: Bytes,
+    x: Bytes,
+    order: Order | None = None,
+    threads: int = 1,
+    device: Device | None = None,
+    keys: Bytes | None = None,
+    operands: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> Product:
     """Compute the product of weights and activations in a GEMM's own layout.
 
     Args:
@@ -157,9 +164,14 @@ def _placeable(semantics: Semantics) -> bool:
 
 
 def unstored(
-    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int,
+    semantics: Semantics,
+    fmt: BlockFormat,
+    w: Bytes,
+    x: Bytes,
+    order: Order | None,
+    threads: int,
     device: Device | None = None,
-) -> Product:  # fmt: skip
+) -> Product:
     """Compute the product before any fused operation, and before it is rounded to the type of the output."""
     if order is not None and semantics.accumulation.name != "float32" and not semantics.order_known:
         raise ValueError(f"no definition states the order {order} of sums in {semantics.accumulation}")
@@ -178,9 +190,14 @@ def unstored(
     if device is not None:
         there = prepared.on(device)
         return computed_on(
-            device, semantics, fmt, w, 8 * m * nb, lambda rows: tile(semantics, fmt, rows, there, order),
+            device,
+            semantics,
+            fmt,
+            w,
+            8 * m * nb,
+            lambda rows: tile(semantics, fmt, rows, there, order),
             lambda rows: tile(semantics, fmt, rows, prepared, order),
-        )  # fmt: skip
+        )
     step = _rows_of_tile(m * nb, n, threads)
     spans = [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
@@ -206,9 +223,14 @@ def _block_tile(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activations
 
 
 def each_block(
-    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, order: Order | None, threads: int = 1,
+    semantics: Semantics,
+    fmt: BlockFormat,
+    w: Bytes,
+    x: Bytes,
+    order: Order | None,
+    threads: int = 1,
     device: Device | None = None,
-) -> list[Product] | None:  # fmt: skip
+) -> list[Product] | None:
     """Compute the products of each block along K alone, as if each were a call: a list of products [M, N].
 
     Args:
@@ -236,9 +258,15 @@ def each_block(
     if device is not None:
         there = prepared.on(device), of_parts.on(device)
         made = computed_on(
-            device, semantics, fmt, w, 16 * m * units * in_block, lambda rows: tile(rows, *there),
-            lambda rows: tile(rows, prepared, of_parts), units,
-        ).placed(get)  # fmt: skip
+            device,
+            semantics,
+            fmt,
+            w,
+            16 * m * units * in_block,
+            lambda rows: tile(rows, *there),
+            lambda rows: tile(rows, prepared, of_parts),
+            units,
+        ).placed(get)
     else:
         made = concatenated(each(one, range(0, n, step), threads))
     return [made.rows(np.arange(u * m, (u + 1) * m)) for u in range(units)]
@@ -280,7 +308,7 @@ def _sum_of(t: Terms, semantics: Semantics, fmt: BlockFormat, x: Activations, or
     spread = spread_of(term, carried, lanes, roundings, accumulation, partial)
     made = Product(
         exact, bound, spread + lost, result, scale=np.sqrt(lanes.sum(axis=0)), underflow=_underflow(accumulation, t)
-    )  # fmt: skip
+    )
     return held(made, size, accumulation)
 
 
@@ -301,9 +329,7 @@ def _underflow(accumulation: Accumulation, t: Terms) -> Doubles | float:
     return lost
 
 
-def _lost(
-    accumulation: Accumulation, scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles
-) -> Doubles | float:  # fmt: skip
+def _lost(accumulation: Accumulation, scale: Doubles, codes: Floats, d_w: Doubles, d_a: Doubles) -> Doubles | float:
     """Return the possible underflow loss of products of d_w, d_a and sums of codes, [M, n] from [nb, M, n].
 
     In half a product of one scale and a sum of codes may underflow even if the product of both scales does not.

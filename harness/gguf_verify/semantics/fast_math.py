@@ -62,10 +62,13 @@ class Agreement:
 
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(
-            self.codes + other.codes, self.ambiguous + other.ambiguous, self.differing + other.differing,
-            self.scales + other.scales, self.differing_scales + other.differing_scales,
+            self.codes + other.codes,
+            self.ambiguous + other.ambiguous,
+            self.differing + other.differing,
+            self.scales + other.scales,
+            self.differing_scales + other.differing_scales,
             self.unexplained or other.unexplained,
-        )  # fmt: skip
+        )
 
     @property
     def per_million(self) -> float:
@@ -105,9 +108,13 @@ def compare_activations(semantics: Semantics, x: Floats, theirs: Bytes) -> Agree
         same = (got["s"].view(np.uint16) == expected["s"].view(np.uint16)) | ~np.isfinite(expected["s"])
         unexplained = _first(~same, "sum")
     return Agreement(
-        int(known.sum()) * QK, int(ambiguous.sum()), int(differs.sum()), int(known.sum()),
-        int((other_scale & ~wrong_scale).sum()), unexplained,
-    )  # fmt: skip
+        int(known.sum()) * QK,
+        int(ambiguous.sum()),
+        int(differs.sum()),
+        int(known.sum()),
+        int((other_scale & ~wrong_scale).sum()),
+        unexplained,
+    )
 
 
 def _first(wrong: npt.NDArray[np.bool_], what: str) -> tuple[int, int, str] | None:

@@ -79,9 +79,7 @@ class Judgement:
         Doubtful elements of rows bool[N] that were wrong there are failures, the others are cleared.
         """
         none = np.zeros_like(self.suspected)
-        return replace(
-            self, bad=(self.bad & ~self.suspected) | (self.doubtful & wrong), suspected=none, doubtful=none
-        )  # fmt: skip
+        return replace(self, bad=(self.bad & ~self.suspected) | (self.doubtful & wrong), suspected=none, doubtful=none)
 
     @property
     def verified(self) -> bool:
@@ -167,9 +165,7 @@ class _ByLanes:
     spread: Doubles
 
     @classmethod
-    def of(
-        cls, doubtful: npt.NDArray[np.bool_], difference: Doubles, p: Product, slack: Doubles | None
-    ) -> _ByLanes:  # fmt: skip
+    def of(cls, doubtful: npt.NDArray[np.bool_], difference: Doubles, p: Product, slack: Doubles | None) -> _ByLanes:
         """Judge the doubtful outputs, those with the largest errors first.
 
         If one is wrong, the others need not be excused: they stay suspicions, and so do those in excess of the limit.
@@ -193,9 +189,7 @@ class _ByLanes:
         return cls(wrong, suspected & ~wrong, spread)
 
 
-def _doubtful(
-    y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None
-) -> npt.NDArray[np.intp]:  # fmt: skip
+def _doubtful(y: npt.NDArray[np.float32], p: Product, slack: npt.NDArray[np.float64] | None) -> npt.NDArray[np.intp]:
     """Return the rows of weights with an element that does not pass, and the `_LOOKED_AT` with the largest scores."""
     screen = Product(p.exact, p.bound, p.spread, p.ordered, limit=p.limit)
     doubtful = np.asarray(judge(y, screen, slack).bad.any(axis=0))

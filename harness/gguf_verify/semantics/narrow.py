@@ -88,9 +88,14 @@ def stored(p: Product, output: str) -> Product:
         if p.ordered is not None:
             ordered = narrow.rounded(p.ordered).astype(np.float32)
         return replace(
-            p, exact=exact, bound=p.bound + step, spread=p.spread + step / p.limit, ordered=ordered,
-            errors=loosened_errors(p.errors, step), underflow=p.underflow + narrow.underflow,
-        )  # fmt: skip
+            p,
+            exact=exact,
+            bound=p.bound + step,
+            spread=p.spread + step / p.limit,
+            ordered=ordered,
+            errors=loosened_errors(p.errors, step),
+            underflow=p.underflow + narrow.underflow,
+        )
 
 
 def stored_value(exact: Doubles, output: str) -> Doubles:

@@ -53,7 +53,7 @@ class Placed:
 
 def parts(
     device: Device, fmt: BlockFormat, w: Bytes, step: int, of_blocks: bool
-) -> Iterator[tuple[int, Bytes, Array | Placed | None]]:  # fmt: skip
+) -> Iterator[tuple[int, Bytes, Array | Placed | None]]:
     """Yield weights uint8[N, row bytes] with their copy on a device, `step` rows at a time: (first row, rows, copy).
 
     The copy is None if the device would flush their scales to zero, so that NumPy must compute their product.

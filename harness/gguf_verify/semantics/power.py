@@ -121,7 +121,5 @@ def power(p: Product, slack: Array | None = None) -> Power:
             least = np.maximum(least, p.scale * (_OF_FEW if outputs < FEW else _CANCELLED))
         if slack is not None:
             tolerance = tolerance + slack
-        weak, hidden = (
-            int((counted & ~(tolerance < size)).sum()) for size in (SHARE * least, share_of_block(p))
-        )  # fmt: skip
+        weak, hidden = (int((counted & ~(tolerance < size)).sum()) for size in (SHARE * least, share_of_block(p)))
     return Power(outputs, weak, int(underflows.sum()), hidden)

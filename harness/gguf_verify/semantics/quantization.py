@@ -122,8 +122,9 @@ def check_bytes(
         check.ambiguous = int((ambiguous & known & finite[..., None]).sum())
     at = np.nonzero((got != expected).any(axis=-1) & finite)
     if len(at[0]):
-        _compare(made, check, at, blocks[at], got[at], expected[at], (known[at], ambiguous[at]), ordered, fast_math,
-                 most)  # fmt: skip
+        _compare(
+            made, check, at, blocks[at], got[at], expected[at], (known[at], ambiguous[at]), ordered, fast_math, most
+        )
     return check
 
 
@@ -174,9 +175,17 @@ def _roles(made: Encoding) -> list[tuple[str, npt.NDArray[np.intp], bool, int]]:
 
 
 def _compare(
-    made: Encoding, check: QuantizerCheck, at: tuple[npt.NDArray[np.intp], ...], x: Floats, got: Bytes,
-    expected: Bytes, of_codes: tuple[Bools, Bools], ordered: bool, fast_math: bool, most: int,
-) -> None:  # fmt: skip
+    made: Encoding,
+    check: QuantizerCheck,
+    at: tuple[npt.NDArray[np.intp], ...],
+    x: Floats,
+    got: Bytes,
+    expected: Bytes,
+    of_codes: tuple[Bools, Bools],
+    ordered: bool,
+    fast_math: bool,
+    most: int,
+) -> None:
     """Compare blocks that differ: x[n, values], bytes[n, block bytes]."""
     assert made.format is not None
     ours, theirs = made.format.view(expected), made.format.view(got)
@@ -250,7 +259,7 @@ def _of_codes(made: Encoding, x: Floats, codes: npt.NDArray[np.int8], got: npt.N
 
 def _told(
     x: Floats, theirs: np.void, ours: np.void, bad: list[tuple[str, npt.NDArray[np.intp], Bools]], i: int
-) -> tuple[str, float, float]:  # fmt: skip
+) -> tuple[str, float, float]:
     """Return the first fault in a block, in words, with the numbers got and expected."""
     for name, members, part in bad:
         if not part[i].any():

@@ -53,9 +53,7 @@ def exact_result(
     return stored_value(_exact(semantics, fmt, w, x, threads, device), semantics.output)
 
 
-def _exact(
-    semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int, device: Device | None
-) -> Doubles:  # fmt: skip
+def _exact(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Bytes, threads: int, device: Device | None) -> Doubles:
     if semantics.inside is not None:
         inside = semantics.inside
         return _exact(inside, fmt, w, inside.bytes_of(semantics.values_of(x)), threads, device)

@@ -72,9 +72,14 @@ _ROUNDED = 2.0**-20
 
 @counted("exact product")
 def screened(
-    semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, order: Order | None = None, threads: int = 1,
+    semantics: Semantics,
+    fmt: WeightFormat,
+    w: Bytes,
+    x: Bytes,
+    order: Order | None = None,
+    threads: int = 1,
     device: Device | None = None,
-) -> Product:  # fmt: skip
+) -> Product:
     """Compute a product that is at least as strict as `exact.product`, and can compute that one for rows that fail.
 
     Args:
@@ -103,9 +108,14 @@ def screened(
             return made if order is None else replace(made, ordered=_in_order(inner, fmt, rows, x, order))
 
         made = computed_on(
-            device, inner, fmt, w, 4 * len(x), lambda rows: whole(rows, screen_there, there),
+            device,
+            inner,
+            fmt,
+            w,
+            4 * len(x),
+            lambda rows: whole(rows, screen_there, there),
             lambda rows: whole(rows, screen, prepared),
-        )  # fmt: skip
+        )
     else:
         made = concatenated(_parts(screen.product, w, max(1, _VALUES // (nb * values)), threads))
         if order is not None:
@@ -302,7 +312,7 @@ def _placed(screen: S, device: Device, *names: str) -> S:
 
 def _lowered(
     exact: Doubles, size: Doubles, carried: Doubles, lanes: Doubles, nb: int, added: int, roundings: int, summed: int
-) -> Product:  # fmt: skip
+) -> Product:
     """Return the product [M, n] of these sums.
 
     Args:

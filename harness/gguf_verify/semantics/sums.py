@@ -124,7 +124,7 @@ class Product:
         underflow = self.underflow if isinstance(self.underflow, float) else self.underflow[there]
         return Product(
             exact, bound, spread, ordered, other, of_lanes, self.limit, scale, errors, self.columns, underflow
-        )  # fmt: skip
+        )
 
     def at(self, tokens: Rows, rows: Rows) -> Product:
         """Return the product of single outputs, one for each token and row, as [1, outputs]; only of NumPy arrays."""
@@ -140,7 +140,7 @@ class Product:
         more = slack if isinstance(slack, float) else put(slack, self.bound)
         return replace(
             self, bound=self.bound + more, spread=self.spread + more, errors=loosened_errors(self.errors, slack)
-        )  # fmt: skip
+        )
 
     @property
     def in_order(self) -> Product:
@@ -159,9 +159,14 @@ class Product:
         scale = None if self.scale is None else move(self.scale)
         underflow = self.underflow if isinstance(self.underflow, float) else move(self.underflow)
         return replace(
-            self, exact=move(self.exact), bound=move(self.bound), spread=move(self.spread), ordered=ordered,
-            scale=scale, underflow=underflow,
-        )  # fmt: skip
+            self,
+            exact=move(self.exact),
+            bound=move(self.bound),
+            spread=move(self.spread),
+            ordered=ordered,
+            scale=scale,
+            underflow=underflow,
+        )
 
     def settled(self, rows: Rows) -> Product:
         """Return the same, with the product itself at some rows of the weights.
@@ -236,9 +241,13 @@ def walk(term: Doubles) -> tuple[Doubles, Doubles]:
 
 
 def spread_of(
-    term: Doubles, carried: Doubles, lanes: Doubles, roundings: int, accumulation: Accumulation = IN_FLOAT32,
+    term: Doubles,
+    carried: Doubles,
+    lanes: Doubles,
+    roundings: int,
+    accumulation: Accumulation = IN_FLOAT32,
     partial: Doubles | None = None,
-) -> Doubles:  # fmt: skip
+) -> Doubles:
     """Compute the spread [M, n] from [nb, M, n].
 
     Args:

@@ -39,7 +39,7 @@ def probed(multiply: Multiply, m: int = 16, n: int = 8, k: int = 16) -> tuple[in
         a, w = np.tile(_halves(row)[0], (m, 1)), np.tile(_halves(row)[1], (n, 1))
         y = np.asarray(multiply(a, w, np.full((m, n), accumulator, np.float32)), np.float32)
         if y.shape != (m, n) or not (y == y[0, 0]).all():
-            raise ValueError("equal rows and columns give different outputs: that is no matrix product")
+            raise ValueError("equal rows and columns give different outputs: this is no matrix product")
         return float(y[0, 0])
 
     fraction = 0
@@ -50,7 +50,7 @@ def probed(multiply: Multiply, m: int = 16, n: int = 8, k: int = 16) -> tuple[in
             break
         fraction = bits
     else:
-        raise ValueError(f"nothing is cut off down to 2^-{_MOST_FRACTION}: that adds in another way")
+        raise ValueError(f"nothing is cut off down to 2^-{_MOST_FRACTION}: the sums are computed in a different way")
     for place in range(2, k):
         row = np.zeros(k)
         row[0], row[1], row[place] = 1, -1, 2.0 ** -(fraction + 1)

@@ -126,9 +126,13 @@ class Terms:
 
 
 def in_order(
-    semantics: Semantics, fmt: BlockFormat, scales: tuple[Doubles, Doubles], x: Activations, order: Order,
+    semantics: Semantics,
+    fmt: BlockFormat,
+    scales: tuple[Doubles, Doubles],
+    x: Activations,
+    order: Order,
     sums: Callable[[slice], Doubles],
-) -> Floats:  # fmt: skip
+) -> Floats:
     """Return the bits of a declared order, float32[M, n], some terms at a time, so that their arrays stay in the cache.
 
     Args:

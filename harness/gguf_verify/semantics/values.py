@@ -172,10 +172,12 @@ def value_errors(semantics: Semantics, fmt: BlockFormat, w: Bytes, a: Doubles) -
         made = made.loosened(alignment_of_subnormals(a, values, narrow, semantics.accumulation, off))
     if off is None:
         return made
-    by_block = np.stack([
-        np.abs(a[:, start : start + fmt.block_size]) @ off[:, start : start + fmt.block_size].T
-        for start in range(0, a.shape[1], fmt.block_size)
-    ])  # fmt: skip
+    by_block = np.stack(
+        [
+            np.abs(a[:, start : start + fmt.block_size]) @ off[:, start : start + fmt.block_size].T
+            for start in range(0, a.shape[1], fmt.block_size)
+        ]
+    )
     slack = by_block.sum(axis=0) * (1 + semantics.accumulation.growth(a.shape[1]))
     if not semantics.term.steps:
         return made.loosened(slack)
@@ -196,9 +198,7 @@ def values_in_order(semantics: Semantics, fmt: BlockFormat, w: Bytes, x: Activat
     return multiply_adds(contiguous(x.q.T), contiguous(values.T))
 
 
-def of_values(
-    a: Doubles, w: Doubles, size: int, accumulation: Accumulation, ordered: Floats | None = None
-) -> Product:  # fmt: skip
+def of_values(a: Doubles, w: Doubles, size: int, accumulation: Accumulation, ordered: Floats | None = None) -> Product:
     """Compute the product of values float64[M, K] and float64[n, K], with `size` values in a term."""
     by_block = a.reshape(len(a), -1, size).transpose(1, 0, 2)
     w_by_block = w.reshape(len(w), -1, size).transpose(1, 2, 0)
@@ -216,9 +216,7 @@ def of_values(
     lost = lost + _of_flushed_operands(a, w, accumulation.flushed)
     bound = accumulation.growth(a.shape[1]) * magnitude + lost
     underflow = a.shape[1] * accumulation.underflow if accumulation.name == "float16" else 0.0
-    made = Product(
-        exact, bound, spread + lost, ordered, scale=np.sqrt(lanes.sum(axis=0)), underflow=underflow
-    )  # fmt: skip
+    made = Product(exact, bound, spread + lost, ordered, scale=np.sqrt(lanes.sum(axis=0)), underflow=underflow)
     return held(made, magnitude, accumulation)
 
 

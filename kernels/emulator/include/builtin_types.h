@@ -1,3 +1,3 @@
-// CUDA's <builtin_types.h>: what nvcc knows without it.
+// CUDA's <builtin_types.h>, whose contents nvcc provides without it.
 #pragma once
 #include "../cuda_on_cpu.hpp"

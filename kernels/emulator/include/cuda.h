@@ -1,5 +1,5 @@
-// What kernels take from CUDA's <cuda.h> is what nvcc knows without it: the emulator's own. Functions of the host name
-// the driver's types; none of its functions is called.
+// CUDA's <cuda.h>: what kernels use from it is built into nvcc, and into the emulator. Host functions name the driver's
+// types; none of its functions is called.
 #pragma once
 #include "../cuda_on_cpu.hpp"
 

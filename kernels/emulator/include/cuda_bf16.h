@@ -1,5 +1,5 @@
-// CUDA's <cuda_bf16.h>: __nv_bfloat16 and __nv_bfloat162, with the bits of the hardware but for the functions that are
-// approximate there (docs/platforms.md).
+// CUDA's <cuda_bf16.h>: __nv_bfloat16 and __nv_bfloat162, with the bits of the hardware except for the functions that
+// are approximate there (docs/cuda-functions.md).
 #pragma once
 #include "cuda_fp16.h"
 

@@ -1,5 +1,5 @@
 // CUDA's <cuda_fp8.h>: e4m3 and e5m2, with the bits of the hardware (PTX ISA, "cvt" to and from .e4m3x2 and .e5m2x2).
-// Only conversions: CUDA has no arithmetic of them either.
+// Only conversions: CUDA has no arithmetic for them either.
 #pragma once
 #include "cuda_bf16.h"
 
@@ -11,7 +11,8 @@ enum __nv_fp8_interpretation_t { __NV_E4M3, __NV_E5M2 };
 
 namespace cuda_on_cpu {
 
-// As the formats of cuda_narrow.hpp; what is too large becomes INFINITE, which e4m3 has not: there it is the NaN.
+// Like the formats of cuda_narrow.hpp; values that are too large become INFINITE, which in e4m3 is the NaN, since it
+// has no infinity.
 struct E4m3Format {
     static constexpr int DIGITS = 4, LEAST = -6;
     static constexpr uint16_t INFINITE = 0x7F, LARGEST = 0x7E;
@@ -21,7 +22,7 @@ struct E5m2Format {
     static constexpr uint16_t INFINITE = 0x7C, LARGEST = 0x7B;
 };
 
-// Of a NaN, `of_nan`.
+// Returns `of_nan` for a NaN.
 template <class Format>
 uint8_t byte_of(double value, bool saturates, uint8_t of_nan) {
     if (value != value) return of_nan;
@@ -33,12 +34,12 @@ inline uint8_t byte_of(double value, __nv_saturation_t saturation, __nv_fp8_inte
     return as == __NV_E5M2 ? byte_of<E5m2Format>(value, saturates, of_nan) : byte_of<E4m3Format>(value, saturates, of_nan);
 }
 
-// Bits of the half that has the value of a byte.
+// The bits of the half with the value of a byte.
 inline uint16_t half_of_byte(uint8_t byte, __nv_fp8_interpretation_t as) {
     const uint32_t size = byte & 0x7F;
     if (size > (as == __NV_E5M2 ? E5m2Format::INFINITE : E4m3Format::LARGEST)) return NARROW_NAN;
     if (as == __NV_E5M2) return (uint16_t)(byte << 8);
-    const float value = __uint_as_float(size << 20) * 0x1p120f;  // exponents count from -7, a float's from -127
+    const float value = __uint_as_float(size << 20) * 0x1p120f;  // the exponent bias is 7, a float's 127
     return (uint16_t)(HalfFormat::nearest(value) | (byte & 0x80) << 8);
 }
 

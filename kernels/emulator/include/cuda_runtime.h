@@ -1,3 +1,3 @@
-// What kernels take from CUDA's <cuda_runtime.h> is what nvcc knows without it: the emulator's own.
+// CUDA's <cuda_runtime.h>: what kernels use from it is built into nvcc, and into the emulator.
 #pragma once
 #include "../cuda_on_cpu.hpp"

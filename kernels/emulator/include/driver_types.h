@@ -1,3 +1,3 @@
-// CUDA's <driver_types.h>: what nvcc knows without it.
+// CUDA's <driver_types.h>, whose contents nvcc provides without it.
 #pragma once
 #include "../cuda_on_cpu.hpp"

@@ -1,3 +1,3 @@
-// CUDA's <host_defines.h>: what nvcc knows without it.
+// CUDA's <host_defines.h>, whose contents nvcc provides without it.
 #pragma once
 #include "../cuda_on_cpu.hpp"

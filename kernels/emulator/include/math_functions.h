@@ -1,3 +1,3 @@
-// What kernels take from CUDA's <math_functions.h> is what nvcc knows without it: the emulator's own.
+// CUDA's <math_functions.h>: what kernels use from it is built into nvcc, and into the emulator.
 #pragma once
 #include "../cuda_on_cpu.hpp"

@@ -1,3 +1,3 @@
-// CUDA's <sm_80_rt.h>: what nvcc knows without it.
+// CUDA's <sm_80_rt.h>, whose contents nvcc provides without it.
 #pragma once
 #include "../cuda_on_cpu.hpp"

@@ -1,3 +1,3 @@
-// What kernels take from CUDA's <vector_types.h> is what nvcc knows without it: the emulator's own.
+// CUDA's <vector_types.h>: what kernels use from it is built into nvcc, and into the emulator.
 #pragma once
 #include "../cuda_on_cpu.hpp"

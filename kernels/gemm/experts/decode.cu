@@ -1,15 +1,15 @@
 // Mixtures of experts with few tokens: one launch of q8_1/10_decode.cu for all slots (a slot is the pair of a token and
-// one of its experts), each by its expert's weights, with the same number of thread blocks. pack/routing.cu, which 07
-// needs, would be a launch of its own, and so would be tiling the activations. The bits are those of 10.
+// one of its experts), each with its expert's weights and the same number of thread blocks. pack/routing.cu, which 07
+// needs, would be a separate launch, and so would tiling the activations. The bits are those of 10.
 //
 // An expert's weights are read again for each of its slots. A version that shared them between two slots of an expert
-// was slower where an expert has less than one slot on average: 28.3 µs in place of 16.7 (128 experts, 8 of a token,
-// N = 768, K = 2048, 8 tokens, Q4_0, one H200).
+// was slower when an expert has less than one slot on average: 28.3 µs instead of 16.7 (128 experts, 8 per token, N =
+// 768, K = 2048, 8 tokens, Q4_0, one H200).
 #include "common.cuh"
 
 #define EXPERTS
 
-// What 10 asks of a thread block's tokens: here, one slot.
+// The interface that 10 needs for a thread block's tokens: here, one slot.
 struct Share {
     int64_t first_strip, slot, of_row;  // of_row: slots of a row of x
     static constexpr int tokens = 1;

@@ -3,7 +3,7 @@
 //
 //     w[k] = half(d·q + m)        y[m][n] = Σ_k w[n][k]·x[m][k]
 //
-// What remains. As in f32/01_naive.cu: every thread reads and unpacks its row of W alone.
+// What remains. As in f32/01_naive.cu, every thread reads and unpacks its own row of W.
 #include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const FORMAT* __restrict__ w,    // (N, K/VALUES)

@@ -1,19 +1,19 @@
 // 02 mma: tensor cores. A warp computes 16 rows by TOKENS tokens; weights of any type become halves in registers,
-// straight from the file's blocks, and 4 or 8 warps share the tokens' halves in shared memory.
+// directly from the file's blocks, and 4 or 8 warps share the tokens' halves in shared memory.
 //
-// What is new. In 01 each output reads and unpacks its row of W by itself. Here a weight is unpacked once for TOKENS
-// tokens, and an instruction of a warp does 2048 products, with sums in float32 that stay where they are. A fragment's
-// k is any permutation of the values, the same for both operands: lane c takes the values 4c…4c+3 of each 16, as the
-// types' headers give codes.
+// What is new. In 01 each output reads and unpacks its own row of W. Here a weight is unpacked once for TOKENS tokens,
+// and a warp instruction computes 2048 products, with float32 sums that stay in place. The k of a fragment is any
+// permutation of the values, the same for both operands: lane c takes the values 4c…4c+3 of each 16, in the order in
+// which the types' headers give codes.
 //
-// What remains. Warps wait for the blocks of W that they read, for each other at barriers, and for conversions of
+// What remains. Warps wait for the blocks of W that they read, for each other at barriers, and for the conversion of
 // codes.
 #include "formats/format.cuh"
 #include "gemm/f16/mma.cuh"
 #include "gemm/f16/words.cuh"
 
 constexpr int WARPS = TOKENS == 8 ? 4 : 8, STEP = 128;
-constexpr int STRIDE = STEP + 16;  // of halves: what 16 lanes read, 8 bytes each, lies in all banks
+constexpr int STRIDE = STEP + 16;  // in halves: 16 lanes that read 8 bytes each use all banks
 
 // Fragments of two rows of a slice, [16 values].
 __device__ __forceinline__ void fragments(const FORMAT* const (&blocks)[2], int s, int c, uint32_t (&a)[2][4]) {

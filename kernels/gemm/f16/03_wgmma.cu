@@ -1,29 +1,30 @@
-// 03 wgmma, for Hopper (sm_90a): as 02, but no warp waits for operands, and the sums stay in the tensor cores.
+// 03 wgmma, for Hopper (sm_90a): like 02, but no warp waits for operands, and the tensor cores accumulate the sums.
 //
-// What is new. Sums of halves need nothing between one product and the next: the instruction stream holds what turns
-// codes into halves, and four products a stage.
+// What is new. Sums of halves need nothing between one product and the next: the instruction stream consists of the
+// conversion of codes to halves, and four products per stage.
 //
 //   - Weights are packed once and activations are tiled (pack/halves.cu, pack/half_activations.cu). A producer warp
 //     keeps a ring of slots filled by bulk copies; consumers release slots by barriers in shared memory.
-//   - A warpgroup multiplies 64 rows by up to 256 tokens, so a weight is unpacked once for all of these.
+//   - A warpgroup multiplies 64 rows by up to 256 tokens, so a weight is unpacked once for all of them.
 //   - With few tokens, K_GROUPS warpgroups share a tile: each takes one stage of a slot, and their sums are added at
 //     the end in the order of the groups.
-//   - A thread block takes one tile after the other, so that the next one's operands come while outputs are written.
-//   - Where rows and tokens are few, tiles do not fill the card. Then rows are cut in parts, too: a thread block has
+//   - A thread block computes one tile after another, so that the operands of the next one arrive while outputs are
+//     written.
+//   - With few rows and tokens, the tiles do not fill the GPU. Then rows are also split into parts: a thread block has
 //     one tile of a part, and add_parts.cu adds the parts. N = 4096 makes 64 tiles for 132 multiprocessors; two parts
-//     take 12.8 µs in place of 14.4 (Q4_K, 64 tokens, one H200), four and more are no faster.
+//     take 12.8 µs instead of 14.4 (Q4_K, 64 tokens, one H200), four and more are no faster.
 //   - Launches overlap: the ring is filled with weights while the activations of the same product are prepared. 14.3 µs
-//     in place of 15.7 (Q4_K, N = 4096, 64 tokens), 26.7 in place of 28.7 (N = 14336).
+//     instead of 15.7 (Q4_K, N = 4096, 64 tokens), 26.7 instead of 28.7 (N = 14336).
 //   - Rows are packed such that a thread has two neighbours, so outputs are written in pairs (pipeline.cuh).
 //
-// PIPELINED: the next stage's fragments are made while products are computed. That takes 16 registers more. It pays
-// with tiles of 128 tokens, and with 256 where scales are float32: a weight then takes twice the instructions
+// PIPELINED: the fragments of the next stage are prepared while products are computed. This takes 16 more registers. It
+// is faster with tiles of 128 tokens, and with 256 if scales are float32: a weight then takes twice the instructions
 // (halves.cuh).
 //
-// What remains. With few tokens it does not wait for memory: Q8_0, of twice the bytes, takes as long as Q4_0. Of Q4_0 a
+// What remains. With few tokens it is not memory-bound: Q8_0, with twice the bytes, takes as long as Q4_0. For Q4_0 a
 // warp needs 118 instructions for 64 values of its 16 rows, and 69 of them unpack codes. With thousands of tokens the
-// card's power is the limit, and the rounding of float32 activations takes 25 of 219 µs (4096 tokens, N = 4096, Q4_0).
-// Slower versions: four warpgroups of 128 tokens, whose registers hold the fragments of half a stage (38.0 µs in place
+// power of the GPU is the limit, and rounding float32 activations takes 25 of 219 µs (4096 tokens, N = 4096, Q4_0).
+// Slower variants: four warpgroups of 128 tokens, whose registers hold the fragments of half a stage (38.0 µs instead
 // of 33.1, 512 tokens, N = 4096, Q8_0), and other orders of the tiles.
 #include "halves.cuh"
 
@@ -44,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
     barriers.init();
 
     const Problem p(M, N, stages);
-    // the same in all lanes: the compiler keeps in uniform registers what depends on it
+    // the same in all lanes: the compiler keeps values that depend on it in uniform registers
     const int group = __shfl_sync(0xFFFFFFFF, threadIdx.x / WARPGROUP, 0), thread = threadIdx.x % WARPGROUP;
     if (group == GROUPS) {
         if (TRADES_REGISTERS) fewer_registers<24>();
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
     uint32_t a[4][4], others[4][4];
     Slot slot(0);
 
-    // The fragments of this group's stage in slot i of a row; zeros, where the last slot has none for it.
+    // The fragments of this group's stage in slot i of a row; zeros if the last slot has none for it.
     const auto fill = [&](uint32_t (&fragments)[4][4], int i) {
         barriers.wait(slot);
         if (K_GROUPS == 1 || i + 1 < slots || k_group < left) {
@@ -88,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(pipeline::THREADS, CTAS) gemm(
         wgmma_ready(acc);
         barriers.release(at);
     };
-    // Multiplies a stage, and makes the fragments of the next one meanwhile.
+    // Multiplies a stage and meanwhile prepares the fragments of the next one.
     const auto step = [&](uint32_t (&now)[4][4], uint32_t (&next)[4][4], int i) {
         const int at = slot.at;
         multiply(now);

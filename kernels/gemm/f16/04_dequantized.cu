@@ -1,12 +1,12 @@
 // 04 dequantized, for Hopper (sm_90a): W becomes halves in memory once, and both operands of `wgmma` come from shared
 // memory.
 //
-// What is new. Nothing but products is left for the consumers: four instructions a stage, and one stage is always
-// pending while the next one's products are issued. With thousands of tokens 03 would unpack each weight for every 256
-// of them.
+// What is new. The consumers do nothing but products: four instructions per stage, and one stage is always pending
+// while the products of the next one are issued. With thousands of tokens, 03 would unpack each weight once per 256 of
+// them.
 //
-// What it costs. Halves are written and read again: of Q4_0, 4 bytes a weight beside 0.56, so it is for many tokens
-// alone.
+// What it costs. Halves are written and read again: for Q4_0, 4 bytes per weight in addition to 0.56, so it is only for
+// many tokens.
 #include "halves.cuh"
 
 #define WEIGHT_CHUNK 8192
@@ -16,7 +16,7 @@
 extern "C" __global__ void __launch_bounds__(128) dequantize(const uint8_t* __restrict__ w,  // (chunks)
                                                           uint8_t* __restrict__ out,     // (chunks, 64, 64) halves
                                                           int64_t chunks) {
-    __shared__ __align__(16) uint8_t tile[WEIGHT_CHUNK];  // so that lanes write 16 bytes side by side
+    __shared__ __align__(16) uint8_t tile[WEIGHT_CHUNK];  // so that lanes write adjacent 16-byte pieces
     const int thread = threadIdx.x, warp = thread / 32, g = thread % 32 / 4, c = thread % 4;
     for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
         halves::Part of_w;

@@ -1,23 +1,24 @@
-// Weights as halves in registers, and the layout in which they come: the codes of GGUF blocks beside scales and minima
-// that are multiplied out. gguf_verify/kernels/halves.py reads it back and compares it with the file.
+// Weights as halves in registers, and their packed layout: the codes of GGUF blocks beside premultiplied scales and
+// minima. gguf_verify/kernels/halves.py decodes it and compares it with the file.
 //
-// Packed weights: tiles of 64 rows, a chunk a tile and stage of 64 values. Rows past N and values past K have scale 0.
-// A code is stored without its type's lowest one, CODE_LOW, as CODE_BITS bits. Thread 32w + 4g + c of a warpgroup has,
-// of the rows 16w + 2g + r (r = 0, 1) and of both slices s, the values 4c…4c+3 and 16+4c…16+4c+3:
+// Packed weights: tiles of 64 rows, one chunk per tile and stage of 64 values. Rows past N and values past K have scale
+// 0. A code is stored minus its type's lowest code, CODE_LOW, as CODE_BITS bits. Thread 32w + 4g + c of a warpgroup
+// has, for the rows 16w + 2g + r (r = 0, 1) and both slices s, the values 4c…4c+3 and 16+4c…16+4c+3:
 //
 //     chunk (tile, stage)   codes, 4 bits   [128 threads]{word of (s, r) = (0, 0), (0, 1), (1, 0), (1, 1)}
 //                                           nibbles i and i + 4 of a word: values 2i and 2i + 1 of its eight
 //                           codes, 8 bits   [s][128 threads]{four of r = 0, other four, four of r = 1, other four}
-//                           scales          [w][g]{d[r][s][group], then m likewise}: halves where a block's scale is
-//                                           stored as a half and serves as it is, else float32
+//                           scales          [w][g]{d[r][s][group], then m likewise}: halves if a block's scale is
+//                                           stored as a half and used unchanged, otherwise float32
 //
-// A weight is d·q + m, rounded once to half, as llama.cpp's to_float followed by a conversion gives it:
+// A weight is d·q + m, rounded once to half, equal to llama.cpp's to_float followed by a conversion:
 //
-//   - With scales of halves, one instruction multiplies (HMUL2) or multiplies and adds (HFMA2) two codes, which are
-//     exact halves. It rounds the exact result once. to_float is exact there, or (Q4_1, Q5_1) itself rounded, which may
-//     be seen in a half only at a tie; the definition allows both.
-//   - Others are computed in float32. A product d·q is exact there: d has at most 11 + 8 bits, a code so few that both
-//     have 24 at most. So a fused multiply-add gives to_float's bits, and the conversion rounds them.
+//   - With half scales, one instruction multiplies (HMUL2) or multiplies and adds (HFMA2) two codes, which are exact
+//     halves. It rounds the exact result once. to_float is exact there, or (Q4_1, Q5_1) itself rounded, which can
+//     affect a half only at a tie; the definition allows both.
+//   - The others are computed in float32. A product d·q is exact there: d has at most 11 + 8 bits, and codes are so
+//     short that both together have at most 24. So a fused multiply-add gives to_float's bits, and the conversion
+//     rounds them.
 #pragma once
 #include "formats/format.cuh"
 #include "words.cuh"
@@ -72,7 +73,7 @@ struct Part {
         }
     }
 
-    // Codes of half h of slice s and row r as exact halves: pairs 2·odd, 2·odd + 1 of four.
+    // Codes of half h of slice s and row r as exact halves: pairs 2·odd and 2·odd + 1 of four.
     __device__ __forceinline__ uint32_t code_pair(int s, int r, int h, int odd) const {
         if constexpr (NIBBLES) {
             const uint32_t word = s ? (r ? codes[0].w : codes[0].z) : (r ? codes[0].y : codes[0].x);

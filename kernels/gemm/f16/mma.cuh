@@ -1,5 +1,5 @@
-// The tensor cores' product of 16 × 16 and 16 × 8 halves, added to float32 sums, held by a warp: lane l has, with g =
-// l/4 and c = l%4, of row g (and g + 8) of A and of column g of B two halves a word.
+// The tensor cores' product of 16 × 16 and 16 × 8 halves, added to float32 sums, held by a warp: with g = l/4 and c =
+// l%4, lane l has two halves per word of row g (and g + 8) of A and of column g of B.
 //
 //     a[0] row g, k = 2c, 2c+1    a[1] row g + 8, likewise    a[2] row g, k = 2c+8, 2c+9    a[3] row g + 8, likewise
 //     b[0] k = 2c, 2c+1           b[1] k = 2c+8, 2c+9
@@ -29,7 +29,7 @@ struct HalfMmaLane {
     bool done;
 };
 
-// A lane gives where its registers are. The first one to go on computes for all; sums are rounded to float32.
+// A lane passes the location of its registers. The first lane to resume computes for all; sums are rounded to float32.
 inline void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     HalfMmaLane own{a, b, d, false};
     const uint64_t* lanes = cuda_on_cpu::gather((uint64_t)(uintptr_t)&own);

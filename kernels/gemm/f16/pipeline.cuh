@@ -1,9 +1,9 @@
-// What 03 and 04 share: tiles of outputs that thread blocks take one after the other, a ring of slots of operands in
-// shared memory that one thread keeps filled by bulk copies, and the writing of outputs.
-// Rows may be cut in parts, one for each number of a thread block's second dimension.
+// The common code of 03 and 04: tiles of outputs that thread blocks compute one after another, a ring of operand slots
+// in shared memory that one thread keeps filled with bulk copies, and the writing of outputs. Rows may be split into
+// parts, one per index of the grid's second dimension.
 //
 // Macros: TOKENS (8 … 256) and ROW_GROUPS · 64 rows of a tile, K_GROUPS stages of 64 values in a slot, SLOTS, CTAS
-// thread blocks a multiprocessor. WEIGHT_CHUNK bytes of weights are a stage of 64 rows.
+// thread blocks per multiprocessor. A stage of 64 rows has WEIGHT_CHUNK bytes of weights.
 #pragma once
 #include "../../async.cuh"
 #include "wgmma.cuh"
@@ -23,7 +23,7 @@ struct Problem {
     int64_t M, N, stages, slots, tiles64, row_tiles, token_tiles, tiles;
     int first, count;  // the slots of this thread block's part of a row
 
-    // The activations have whole slots of stages. A row is cut in gridDim.y parts, of which none is empty.
+    // The activations have whole slots of stages. A row is split into gridDim.y parts, none of them empty.
     __device__ Problem(int64_t m, int64_t n, int64_t of_row) : M(m), N(n), stages(of_row) {
         slots = (stages + K_GROUPS - 1) / K_GROUPS, tiles64 = (N + ROWS - 1) / ROWS;
         row_tiles = (tiles64 + ROW_GROUPS - 1) / ROW_GROUPS;
@@ -33,7 +33,7 @@ struct Problem {
     }
 };
 
-// Which rows and tokens a tile has. Tiles with successive numbers share rows and tokens: eight tiles of rows by all
+// The rows and tokens of a tile. Tiles with successive numbers share rows and tokens: eight tiles of rows by all
 // tokens, then the next eight.
 struct Tile {
     int64_t rows, tokens;  // tile of ROW_GROUPS · 64 rows, tile of TOKENS
@@ -45,7 +45,7 @@ struct Tile {
     }
 };
 
-// A place in the ring, and the parity of the phase that it is in.
+// A position in the ring, and the parity of its current phase.
 struct Slot {
     int at = 0, parity;
 
@@ -56,7 +56,7 @@ struct Slot {
     }
 };
 
-// `full` ends with a slot's bytes, `empty` when the consumers have read them.
+// `full` completes when a slot's bytes have arrived, `empty` when the consumers have read them.
 struct Barriers {
     MBarrier *full, *empty;
 
@@ -66,12 +66,12 @@ struct Barriers {
         mbarrier_init_done();
     }
     __device__ __forceinline__ void wait(const Slot& slot) const { mbarrier_wait(&full[slot.at], slot.parity); }
-    // By every lane: racecheck cannot follow one for its warp.
+    // Called by every lane: racecheck cannot follow one lane acting for its warp.
     __device__ __forceinline__ void release(int slot) const { mbarrier_arrive(&empty[slot]); }
 };
 
-// Fills the ring for all tiles of this thread block; one thread calls it. The first weights may come before the last
-// launch has ended: its results are activations.
+// Fills the ring for all tiles of this thread block; called by one thread. The first weights may arrive before the
+// previous launch has ended: its results are activations.
 __device__ __forceinline__ void produce(const Problem& p, const uint8_t* w, const uint8_t* x, uint8_t* ring,
                                         const Barriers& barriers) {
     const auto take_weights = [&](const Tile& tile, int i, int at) {
@@ -105,8 +105,8 @@ __device__ __forceinline__ void produce(const Problem& p, const uint8_t* w, cons
     }
 }
 
-// The outputs of a warpgroup: acc as `wgmma` has them, except that rows g and g + 8 of a warp's 16 are rows 2g and
-// 2g + 1 of W (halves.cuh). Those of a part lie behind those of the part before it.
+// The outputs of a warpgroup: acc in the layout of `wgmma`, except that rows g and g + 8 of a warp's 16 are rows 2g and
+// 2g + 1 of W (halves.cuh). The outputs of a part follow those of the previous part.
 __device__ __forceinline__ void write(const Problem& p, const Tile& tile, int row_group, const float (&acc)[COUNT],
                                       float* y) {
     const int thread = threadIdx.x % WARPGROUP;

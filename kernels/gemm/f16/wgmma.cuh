@@ -1,4 +1,4 @@
-// `wgmma` of halves with more widths than hopper.cuh has, and with both operands in shared memory (PTX ISA 9.0, section
+// `wgmma` of halves with more widths than in hopper.cuh, and with both operands in shared memory (PTX ISA 9.0, section
 // 9.7.15.5). The order of rows, columns and registers is that of hopper.cuh.
 #pragma once
 #include "../../hopper.cuh"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void wgmma(float (&d)[128], const uint32_t (&a)[4], S
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor), "n"((int)ADD));
 }
 
-// The first operand from shared memory, too: 64 rows of 64 halves, in the layout of the second.
+// The first operand is also in shared memory: 64 rows of 64 halves, in the layout of the second.
 template <bool ADD>
 __device__ __forceinline__ void wgmma(float (&d)[128], SharedMatrix a, SharedMatrix b) {
     asm volatile(
@@ -70,7 +70,7 @@ __device__ __forceinline__ void wgmma(float (&d)[128], SharedMatrix a, SharedMat
 #undef OUT_16
 #undef OUT_64
 #else
-// As wgmma_of_warp of hopper_on_cpu.hpp, with the 16 rows of a in shared memory, where p.a[0] says.
+// Like wgmma_of_warp of hopper_on_cpu.hpp, with the 16 rows of a in shared memory, at the address in p.a[0].
 template <bool ADD, int COUNT>
 void wgmma_of_shared(const cuda_on_cpu::WarpProduct& p) {
     uint32_t fragments[32][4];

@@ -3,7 +3,7 @@
 #include "../../formats/words.cuh"
 
 #ifdef __CUDACC__
-// word & mask | bits: one instruction, where the compiler makes two of two constants.
+// word & mask | bits as one instruction; for two constants the compiler generates two.
 __device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t mask, uint32_t bits) {
     uint32_t two;
     asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(two) : "r"(word), "r"(mask), "r"(bits));
@@ -21,7 +21,8 @@ __device__ __forceinline__ uint32_t multiply_add_halves(uint32_t a, uint32_t b, 
 }
 #else
 inline uint32_t masked(uint32_t word, uint32_t mask, uint32_t bits) { return (word & mask) | bits; }
-// One rounding of a·b + c: doubles hold it, since codes are integers, and a float takes it with its last bit sticky.
+// One rounding of a·b + c: doubles hold it, since codes are integers, and it is converted to a float with a sticky last
+// bit.
 inline uint16_t multiply_add_half(uint16_t a, uint16_t b, uint16_t c) {
     const double exact = (double)half_to_float(a) * half_to_float(b) + half_to_float(c);
     float near = (float)exact;

@@ -1,8 +1,8 @@
-// 02 tiled: as 01, but a block of 16 × 16 threads first copies four slices (128 values) of its 16 tokens and its 16
-// rows of W into shared memory, where W's values are already dequantized.
+// 02 tiled: like 01, but a block of 16 × 16 threads first copies four slices (128 values) of its 16 tokens and its 16
+// rows of W into shared memory, with the values of W already dequantized.
 //
 // What is new. In 01 each output reads its row of W and its row of X (with Q4_0, 18 + 128 bytes for 32 products) and
-// dequantizes W's row by itself: each product comes with an unpacking, a conversion and a multiplication. Here each byte
+// dequantizes its own row of W: each product includes an unpacking, a conversion and a multiplication. Here each byte
 // is read from global memory, and each weight is dequantized, once for 16 outputs: (16·18 + 16·128) / 256 = 9.1 bytes
 // for 32 products.
 //
@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) gemm(const FORMAT* __restri
                                                        float* __restrict__ y,         // (M, N)
                                                        int64_t M, int64_t N, int64_t K) {
     constexpr int SLICES = FORMAT::VALUES / QK, TOKENS = 16, ROWS = 16, STEP = 128;
-    __shared__ float wv[ROWS][STEP + 1], xv[TOKENS][STEP + 1];  // an odd stride: 16 rows lie in 16 banks
+    __shared__ float wv[ROWS][STEP + 1], xv[TOKENS][STEP + 1];  // an odd stride: 16 rows use 16 banks
 
     const int tid = threadIdx.x, row = tid % ROWS, token = tid / ROWS;
     const int load_row = tid / 16, load_slice = tid / 4 % 4, j = tid % 4;  // 16 threads read 4 slices of a row

@@ -2,7 +2,7 @@
 //
 // What is new. In 02 each product loads two floats from shared memory. Here a thread loads 8 + 4 floats for 32
 // products, in 3 loads of 16 bytes: 1 load for 11 products, so most of the issued instructions are multiply-adds.
-// Activations are loaded from global memory 16 bytes at a time, too: rows of K floats, K a multiple of 32, start at
+// Activations are also loaded from global memory 16 bytes at a time: rows of K floats, K a multiple of 32, start at
 // multiples of 128 bytes. A tile reads (128·18 + 64·128) / 8192 = 1.3 bytes of global memory for 32 products of Q4_0, a
 // seventh of 02.
 //

@@ -1,5 +1,5 @@
-// 01 naive: one thread for each output element, semantics q8_1. It is the reference of all later steps:
-// y[m,n] = Σ accumulate(...) over slices of 32 in ascending k. Every thread reads its whole rows of W and X by itself.
+// 01 naive: one thread for each output element, semantics q8_1. It is the reference for all later steps: y[m,n] = Σ
+// accumulate(...) over slices of 32 in ascending k. Every thread reads its own rows of W and X completely.
 #include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

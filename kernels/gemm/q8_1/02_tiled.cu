@@ -1,4 +1,4 @@
-// 02 tiled: as 01, but a block of 16 × 16 threads first copies four slices (128 values) of its 16 tokens and its 16
+// 02 tiled: like 01, but a block of 16 × 16 threads first copies four slices (128 values) of its 16 tokens and its 16
 // rows of W into shared memory.
 //
 // What is new. In 01 each output reads its row of W and its row of X: with Q4_0, 18 + 36 bytes for 32 products. It also
@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) gemm(const FORMAT* __restri
                                                        float* __restrict__ y,         // (M, N)
                                                        int64_t M, int64_t N, int64_t K) {
     constexpr int SLICES = FORMAT::VALUES / QK, TOKENS = 16, ROWS = 16, STEP = 4;
-    constexpr int WORDS = sizeof(Q8_1) / 4;  // 9, an odd stride: 16 rows lie in 16 banks
+    constexpr int WORDS = sizeof(Q8_1) / 4;  // 9, an odd stride: 16 rows use 16 banks
     __shared__ uint32_t wq[STEP][ROWS][WORDS];    // 8 words of codes
     __shared__ uint32_t xq[STEP][TOKENS][WORDS];  // d and s, 8 words of codes
     __shared__ Scales<FORMAT> scales[STEP][ROWS];

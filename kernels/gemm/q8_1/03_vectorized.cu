@@ -1,4 +1,4 @@
-// 03 vectorized: as 02, but a thread computes 4 × 4 outputs of a tile of 64 tokens × 64 rows and reads 16 codes from
+// 03 vectorized: like 02, but a thread computes 4 × 4 outputs of a tile of 64 tokens × 64 rows and reads 16 codes from
 // shared memory at a time.
 //
 // What is new. In 02 each product loads two bytes from shared memory. Here a thread loads 16 codes of each of 4 rows
@@ -6,12 +6,11 @@
 // bytes from words in registers, 8 for 16 multiply-adds. A tile reads (64·18 + 64·36) / 4096 = 0.8 bytes of global
 // memory for 32 products of Q4_0, a quarter of 02.
 //
-// What alignment allows. Loads of 16 bytes are possible only in shared memory, whose layout is ours. In global memory
+// What alignment allows. Loads of 16 bytes are possible only in shared memory, whose layout is free. In global memory
 // an activation block has 36 bytes and starts at a multiple of 4. So 32 lanes load adjacent words, which takes as many
-// transactions as wider loads would. Blocks of W are aligned to words (Q4_1, Q5_1) or halves of words (Q4_0, Q5_0,
-// Q8_0).
+// transactions as wider loads would. Blocks of W are aligned to words (Q4_1, Q5_1) or half words (Q4_0, Q5_0, Q8_0).
 //
-// Shared memory holds a slice as two planes of 16 codes a row, so 8 lanes that read 8 rows use 32 different banks.
+// Shared memory holds a slice as two planes of 16 codes per row, so 8 lanes that read 8 rows use 32 different banks.
 #include "formats/format.cuh"
 
 extern "C" __global__ void __launch_bounds__(256, 2) gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

@@ -1,6 +1,6 @@
-// 04 DP4A: as 01, with four products an instruction. A slice's codes are unpacked, four to a 32-bit word (two masks for
-// eight 4-bit codes), and multiplied by __dp4a: 8 of these replace 32 multiply-adds. The integer sum is exact in any
-// order, so the result has the bits of 01.
+// 04 DP4A: like 01, with four products per instruction. A slice's codes are unpacked, four to a 32-bit word (two masks
+// for eight 4-bit codes), and multiplied by __dp4a: 8 of these replace 32 multiply-adds. The integer sum is exact in
+// any order, so the result has the bits of 01.
 #include "formats/format.cuh"
 
 extern "C" __global__ void gemm(const FORMAT* __restrict__ w,  // (N, K/VALUES)

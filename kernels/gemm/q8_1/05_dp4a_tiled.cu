@@ -1,11 +1,12 @@
 // 05 DP4A tiled: 03's shared memory and register tile with 04's instruction.
 //
-// What is new. 04 does four products an instruction, but each thread reads and unpacks its rows alone: 54 bytes from
-// the caches for 8 instructions. 03 shares, but needs a multiply-add and half an extraction a product. Here a thread
-// has 4 rows × 4 tokens of a tile of 64 × 64: for a slice it loads 16 times 16 bytes from shared memory and issues 128
-// __dp4a for 512 products, so arithmetic is the bottleneck. Global memory is read as in 03.
+// What is new. 04 does four products per instruction, but each thread reads and unpacks its own rows: 54 bytes from the
+// caches for 8 instructions. 03 shares, but needs one and a half instructions per product: a multiply-add, and an
+// extraction for every two. Here a thread has 4 rows × 4 tokens of a tile of 64 × 64: for a slice it loads 16 times 16
+// bytes from shared memory and issues 128 __dp4a for 512 products, so arithmetic is the bottleneck. Global memory is
+// read as in 03.
 //
-// Besides the products, each output takes a term for each slice: the conversion of its sum and two or three float
+// Besides the products, each output needs a term for each slice: the conversion of its sum and two or three float
 // operations. Conversions run at an eighth to a quarter of the rate of additions; INTEGER_BASE avoids them.
 #include "formats/format.cuh"
 

@@ -1,30 +1,30 @@
-// 06 tensor cores: as 05, with mma.sync instead of __dp4a.
+// 06 tensor cores: like 05, with mma.sync instead of __dp4a.
 //
-// What is new. One instruction of a warp multiplies 16 rows × 8 tokens × 32 codes (on sm_75 a quarter of that): 4096
+// What is new. One warp instruction multiplies 16 rows × 8 tokens × 32 codes (on sm_75 a quarter of that): 4096
 // products, where a warp's __dp4a does 128. A block of 16 warps computes 128 × 128 outputs, each warp 32 rows × 32
 // tokens. For a slice of 32 values a warp issues 8 mma, 8 loads of 8 bytes for their operands and 8 for scales, so
-// products are no longer the bottleneck. The terms of the slice are, which no tensor core adds in the declared
-// order: 32 outputs a lane, 3 or 4 float operations each (with sums that start at INTEGER_BASE), so some 130 issue
-// slots for 8 mma. An SM issues 4 a cycle: with 132 SMs at 1.755 GHz the ceiling is about 450 TFLOP/s (2·M·N·K a
+// products are no longer the bottleneck. The terms of the slice are, which tensor cores cannot add in the declared
+// order: 32 outputs per lane, 3 or 4 float operations each (with sums that start at INTEGER_BASE), so some 130 issue
+// slots for 8 mma. An SM issues 4 per cycle: with 132 SMs at 1.755 GHz the ceiling is about 450 TFLOP/s (2·M·N·K per
 // product). A tile reads (128·18 + 128·36) / 16384 = 0.4 bytes of global memory for 32 products of Q4_0.
 //
 // The next slice's tile is loaded into registers while this one is multiplied. Shared memory has room for two tiles, so
-// one barrier a slice suffices. Larger pieces for each warp (64 × 32) would need fewer loads a product, but do not fit
-// into 128 registers.
+// one barrier per slice suffices. Larger tiles for each warp (64 × 32) would need fewer loads per product, but do not
+// fit into 128 registers.
 //
-// Where 16 values share a scale, a product of the tensor cores is 16 codes long, and there are twice as many terms.
+// If 16 values share a scale, a product of the tensor cores is 16 codes long, and there are twice as many terms.
 //
 // Shared memory holds the words c and c + 4 of a row (codes 4c… and 16+4c…) next to each other: lane c of a row needs
-// just these, in one load of 8 bytes, and 16 lanes use 32 banks.
+// exactly these, in one load of 8 bytes, and 16 lanes use 32 banks.
 #include "formats/format.cuh"
 #include "gemm/mma.cuh"
 
 constexpr int TERMS = Scales<FORMAT>::GROUPS, Z_GROUPS = FORMAT::MINIMUM == Minimum::MEETS_CODES ? TERMS : 1;
 
-// What the terms need of a token and slice, from its halves d and s: d, and z of each group that has its own.
+// The values that the terms need of a token and slice, from its halves d and s: d, and z of each group with its own.
 __device__ __forceinline__ void token_scales(float2 (&of)[Z_GROUPS], uint32_t ds, uint32_t low, uint32_t high) {
     int codes[2] = {};
-    if (FORMAT::MINIMUM == Minimum::MEETS_CODES) {  // of the four lanes that have a token's codes
+    if (FORMAT::MINIMUM == Minimum::MEETS_CODES) {  // over the four lanes that have a token's codes
         codes[0] = __dp4a((int)low, 0x01010101, 0), codes[1] = __dp4a((int)high, 0x01010101, 0);
 #pragma unroll
         for (int h = 0; h < 2; ++h)
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restri
     const int slices = (int)(K / QK);
     const uint32_t tiles_m = (uint32_t)((M + TOKENS - 1) / TOKENS);
     const int64_t m0 = (int64_t)(blockIdx.x % tiles_m) * TOKENS, n0 = (int64_t)(blockIdx.x / tiles_m) * ROWS;
-    // What this thread loads: a quarter of a row of W and of X; one in four the scales of either.
+    // The loads of this thread: a quarter of a row of W and of X; one thread in four also loads the scales of either.
     const int load_row = tid / 4, quarter = tid % 4;
     const FORMAT* w_from = w + (n0 + load_row < N ? n0 + load_row : N - 1) * (slices / SLICES);
     const Q8_1* x_from = x + (m0 + load_row < M ? m0 + load_row : M - 1) * slices;
@@ -85,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restri
             }
 #pragma unroll
             for (int i = 0; i < OF_ROWS; ++i) {
-                if (Z_GROUPS == 2) __syncwarp();  // z of all tokens do not fit in registers: they are read anew
+                if (Z_GROUPS == 2) __syncwarp();  // the z of all tokens do not fit in registers: they are reread
                 const int row = warp_row + 16 * i + r;
                 const uint2 upper = wq[now][row][c], lower = wq[now][row + 8][c];
                 const uint32_t rows[4] = {upper.x, lower.x, upper.y, lower.y};
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) gemm(const FORMAT* __restri
                 for (int h = 0; h < Z_GROUPS; ++h) ((float2*)ds[next][h])[load_row] = of_token[h];
             }
         }
-        __syncthreads();  // the next slice is there, and nobody reads this one any more
+        __syncthreads();  // the next slice has arrived, and this one is no longer read
     }
     const int row = warp_row + r, rows_left = N - n0 < ROWS ? (int)(N - n0) : ROWS;
 #pragma unroll

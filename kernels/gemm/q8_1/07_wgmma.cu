@@ -1,39 +1,40 @@
-// 07 pipelined tensor cores, for Hopper (sm_90a): as 06, but no warp waits for operands, and the tensor cores return
+// 07 pipelined tensor cores, for Hopper (sm_90a): like 06, but no warp waits for operands, and the tensor cores return
 // float32.
 //
-// A slice of 32 values costs a lane two or three float operations an output, whatever multiplies the codes; twice as many
-// where no more than 16 values share a scale. These bound a multiprocessor of 128 lanes, not its tensor cores. So
-// everything else must leave the instruction stream:
+// A slice of 32 values costs a lane two or three float operations per output, whatever multiplies the codes; twice as
+// many if at most 16 values share a scale. These limit a multiprocessor of 128 lanes, not its tensor cores. So
+// everything else must be removed from the instruction stream:
 //
-//   - `wgmma` takes its second operand from shared memory, where the copy engine has put it; one instruction multiplies
-//     64 rows by half of the tokens. 06 spends an mma, and loads of fragments, on 16 × 8 outputs.
+//   - `wgmma` reads its second operand from shared memory, where the copy engine has put it; one instruction multiplies
+//     64 rows by half of the tokens. 06 needs an mma, and loads of fragments, for 16 × 8 outputs.
 //   - Halves replace bytes: codes are integers, sums of 32 products stay below 2^24, and float32 sums of integers are
-//     exact in any order. The sum arrives as the float that accumulate() takes; 06 converts each sum.
-//   - Weights are packed and activations are tiled (packed.cuh): a lane gets its fragment with one load of 16 bytes, and
-//     one mask turns a 4-bit code into a half. Codes and scales of every type were unpacked before.
-//   - A producer warp keeps a ring of stages of two slices filled by bulk copies. Consumers synchronize with it only by
-//     barriers in shared memory. It gives up its registers to them.
+//     exact in any order. The sum is already the float that accumulate() takes; 06 converts each sum.
+//   - Weights are packed and activations are tiled (packed.cuh): a lane gets its fragment with one load of 16 bytes,
+//     and one mask turns a 4-bit code into a half. Codes and scales of every type were unpacked beforehand.
+//   - A producer warp keeps a ring of stages of two slices filled with bulk copies. Consumers synchronize with it only
+//     by barriers in shared memory. It releases its registers to them.
 //   - The terms of half of the tokens are added while the products of the other half are computed. Types without z and
-//     with one scale a slice have registers for 128 tokens instead, so that weights are unpacked half as often.
+//     with one scale per slice have registers for 128 tokens instead, so that weights are unpacked half as often.
 //
-// A multiprocessor needs, for a stage and 256 rows by 64 tokens of Q4_0: 9.2 KB of weights and 9.2 KB of activations for
-// 2.1 MFLOP; 512 cycles of the tensor cores; 800 instructions a scheduler, 512 of them for terms; 16 loads of 16 bytes of
-// scales a warp, at 4 cycles each whatever the lanes share: 512 cycles. Measured on one H200 (M = N = K = 4096): 427 µs.
-// A version that computes no products while it adds terms takes 455 µs: 244 without terms, 275 without products, 400
-// without the loads of scales. It issues an instruction in 49 % of its 1,600 cycles a stage; float operations fill 33 %,
-// tensor cores 32 %, loads from shared memory 54 %. So products and terms hardly overlap, and no unit is full.
-// Three variants were slower: warpgroups that take turns by barriers, more warps on smaller tiles, and scales that a
-// further product hands out instead of loads. Two more were no better with 512 tokens and N = 14336: a warpgroup on four
-// tiles of rows and half of the tokens, which halves the loads of scales (242 µs for 207, Q4_0), and two stages an
-// iteration, so that products are pending between them (245 µs; MXFP4 4 % faster, but slower than with 128 tokens).
+// A multiprocessor needs, for a stage and 256 rows by 64 tokens of Q4_0: 9.2 KB of weights and 9.2 KB of activations
+// for 2.1 MFLOP; 512 cycles of the tensor cores; 800 instructions per scheduler, 512 of them for terms; 16 loads of 16
+// bytes of scales per warp, at 4 cycles each whatever the lanes share: 512 cycles. Measured on one H200 (M = N = K =
+// 4096): 427 µs. A version that computes no products while it adds terms takes 455 µs: 244 without terms, 275 without
+// products, 400 without the loads of scales. It issues an instruction in 49 % of its 1,600 cycles per stage; float
+// operations fill 33 %, tensor cores 32 %, loads from shared memory 54 %. So products and terms hardly overlap, and no
+// unit is saturated. Three variants were slower: warpgroups that take turns by barriers, more warps on smaller tiles,
+// and scales that an additional product distributes instead of loads. Two more were no better with 512 tokens and N =
+// 14336: a warpgroup on four tiles of rows and half of the tokens, which halves the loads of scales (242 µs instead of
+// 207, Q4_0), and two stages per iteration, so that products are pending between them (245 µs; MXFP4 4 % faster, but
+// slower than with 128 tokens).
 //
-// The order is that of 01, and so are the bits.
+// The order and the bits are those of 01.
 #include "async.cuh"
 #include "packed.cuh"
 
-// A step is the values of a stage under one scale: a slice, or half of one. Both tiles of 64 rows of a warpgroup multiply
-// one piece of the tokens at a time. Where registers allow, a second piece is multiplied while the terms of the first are
-// added; with one operation a term less they suffice for twice the tokens instead.
+// A step is the values of a stage under one scale: a slice, or half of one. Both tiles of 64 rows of a warpgroup
+// multiply one piece of the tokens at a time. If registers allow, a second piece is multiplied while the terms of the
+// first are added; for terms with one operation less, the registers suffice for twice the tokens instead.
 constexpr int STEPS = 2 * packed::SLICE_GROUPS, PRODUCTS = 2 / packed::SLICE_GROUPS;  // of 16 values, of a step
 constexpr int BUFFERS = TOKENS == 64 ? 2 : 1, PIECES = TOKENS >= 64 ? 2 : 1, PIECE = TOKENS / PIECES, UNITS = STEPS * PIECES;
 constexpr int COUNT = PIECE / 2, CONSUMERS = WARPGROUPS * 128, PRODUCERS = CTAS == 1 ? 128 : 32;  // a lane's outputs
@@ -44,7 +45,7 @@ constexpr int WEIGHTS_AT = (TOKEN_BYTES + 127) / 128 * 128, SLOT = (WEIGHTS_AT +
 #endif
 static_assert(STAGES * SLOT * CTAS <= 200 * 1024 && STAGES > 1, "the ring fits in shared memory");
 
-// d and z of a lane's tokens of a piece, two of every eight.
+// d and z of a lane's tokens of a piece: two of every eight.
 struct TokenScales {
     float d[COUNT / 4][2], z[COUNT / 4][2];
 
@@ -171,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
             if (PRODUCTS == 2) wgmma<true>(sums[buffer][t], a[k][t][PRODUCTS - 1], part(b, 0, 16));
         }
         wgmma_commit();
-        // before the wait for the products, where registers allow: shared memory is slow while these run
+        // before the wait for the products, if registers allow: shared memory is slow while these run
         if (COUNT < 32) scales[buffer].load(stage + TOKENS * 128, step, piece * PIECE, c);
     };
     const auto finish = [&](int u) {
@@ -206,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, CTAS)
                 finish(u);
             }
         }
-        mbarrier_arrive(&empty[slot]);  // by every lane: one for its warp is no faster, and racecheck cannot follow it
+        mbarrier_arrive(&empty[slot]);  // every lane arrives: one per warp is no faster, and racecheck cannot follow it
         slot = slot + 1 == STAGES ? 0 : slot + 1;
         parity ^= slot == 0;
         stage = ring + slot * SLOT;

@@ -1,26 +1,26 @@
-// 08 decode: a few tokens, whose product takes the time of reading W once. 2·M operations a weight of 4.5 bits leave all
-// units but memory idle: 33 MB of Q4_0 (N = 14336, K = 4096) take 8 µs at 4.1 TB/s. In that time each of 132
-// multiprocessors issues at most some 140 instructions for 32 of its blocks. So the number of instructions matters too,
-// and so does the time before the first byte is requested and after the last one has arrived:
+// 08 decode: a few tokens, where a product takes the time of reading W once. 2·M operations per weight of 4.5 bits
+// leave all units except memory idle: 33 MB of Q4_0 (N = 14336, K = 4096) take 8 µs at 4.1 TB/s. In that time each of
+// 132 multiprocessors issues at most some 140 instructions for 32 of its blocks. So the number of instructions matters
+// too, and so does the time before the first byte is requested and after the last one has arrived:
 //
 //   - Weights are packed in strips of 32 rows (packed.cuh): what a warp reads at a time is contiguous, one instruction
 //     (hopper.cuh) copies it into the warp's own ring, and no warp waits for another warp's copies.
-//   - The launch may overlap the one before (griddepcontrol): it requests weights while that one still runs, and then
+//   - The launch may overlap the previous one (griddepcontrol): it requests weights while that one still runs, and then
 //     waits for its end, since x may be its result. The next launch may start once x has arrived, not earlier, or x
 //     would queue behind that launch's weights.
-//   - The thread blocks of a cluster quantize x together on the way (activations.cuh): a launch of its own would take
-//     longer.
-//   - There are as many thread blocks as can be resident; each goes on to further strips.
+//   - The thread blocks of a cluster quantize x together in the same launch (activations.cuh): a separate launch would
+//     take longer.
+//   - There are as many thread blocks as can be resident; each continues with further strips.
 //
-// With up to four tokens, the warps of a thread block share a strip and read different parts of K. Yet an output's terms
-// are added in ascending k, as in 01. Only that addition is a chain, of one or two operations a block: all warps compute
-// terms in any order and store them in shared memory, and one more warp for each token adds them, a lane for each row,
-// while the others compute the next ones. The tensor cores' eight columns are four blocks by two tokens, so that no lane
-// has to select or exchange anything.
+// With up to four tokens, the warps of a thread block share a strip and read different parts of K. Still, an output's
+// terms are added in ascending k, as in 01. Only that addition is a dependent chain, of one or two operations per
+// block: all warps compute terms in any order and store them in shared memory, and one more warp for each token adds
+// them, one lane per row, while the others compute the next ones. The tensor cores' eight columns are four blocks by
+// two tokens, so that no lane needs to select or exchange anything.
 //
 // Instructions of a warp for four blocks of a strip and one token of Q4_0: 7 loads, 48 to unpack, 8 to place x in its
-// columns, 8 products, 16 for terms; the adding warp needs two more a term. With copies, barriers and the quantizer, a
-// product takes 80 instructions for each block of a strip.
+// columns, 8 products, 16 for terms; the adding warp needs two more per term. With copies, barriers and the quantizer,
+// a product takes 80 instructions for each block of a strip.
 #include "../../async.cuh"
 #include "../../packed.cuh"
 #include "activations.cuh"
@@ -28,22 +28,22 @@
 
 using namespace packed;
 
-// z of a block from its half s: no type here makes it of codes.
+// z of a block from its half s: for no type here does it depend on the codes.
 __device__ __forceinline__ float z_from(uint16_t s) { return z_of<FORMAT>(0.0f, half_to_float(s), 0.0f); }
 
 #if TOKENS <= 4
 constexpr int BLOCKS = 4, ROUND = WARPS * BLOCKS, HALF = ROUND / 2;  // of a warp and round; of a round; of half the warps
 constexpr int WALKERS = TOKENS, THREADS = (WARPS + WALKERS) * 32, OF_HALF = (WARPS / 2 + WALKERS) * 32;
 constexpr int SLOT = BLOCKS * PART;  // a warp's share of a round
-constexpr int TERM_ROW = 36;         // from a block's 32 terms to the next one's, so that no two lanes meet in a bank
+constexpr int TERM_ROW = 36;         // stride between blocks' 32 terms, which avoids bank conflicts
 constexpr int TERMS_AT = WARPS * STAGES * SLOT, MINIMA_AT = TERMS_AT + TOKENS * ROUND * TERM_ROW * 8;
 constexpr int SCALES_AT = MINIMA_AT + (HAS_M ? TOKENS * ROUND * TERM_ROW * 4 : 0);
 constexpr int X_AT = SCALES_AT + TOKENS * X_BLOCKS * 8;
 static_assert(X_BLOCKS % ROUND == 0 && WARPS % 2 == 0, "parts of x are whole rounds");
-enum { FULL = 1, EMPTY = 3 };  // barriers, one each half of the warps
+enum { FULL = 1, EMPTY = 3 };  // barriers, one for each half of the warps
 
 // A lane's part of a block of a strip: rows t, r (packed.cuh). Lanes of odd g read the two halves of 8-bit codes in the
-// other order, so that eight lanes read from all banks: their tiles t are exchanged.
+// opposite order, so that eight lanes read from all banks: their tiles t are exchanged.
 __device__ __forceinline__ Part part_of(const uint8_t* block, int lane) {
     uint4 words[WORDS];
 #pragma unroll
@@ -55,7 +55,7 @@ __device__ __forceinline__ Part part_of(const uint8_t* block, int lane) {
     return p;
 }
 
-// Codes and scales of `count` blocks of each token of x, in shared memory, as a lane wants them:
+// Codes and scales of `count` blocks of each token of x, in shared memory, in the layout for lanes:
 // codes[TOKENS][X_BLOCKS][4] {values 4c…, values 16+4c…}, scales[TOKENS][X_BLOCKS] {d, z}.
 template <bool VALUES>
 __device__ __forceinline__ void take_tokens(uint2* codes, float2* scales, const void* x, int tokens, int64_t blocks,
@@ -185,7 +185,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
                 for (int e = 0; e < (TOKENS == 1 ? 1 : 2); ++e) {
                     const float2 scale = scales[(token + e) * X_BLOCKS + first + c];
 #pragma unroll
-                    for (int i = 0; i < 2; ++i) {  // tile i ^ other; of odd g they are stored the other way round
+                    for (int i = 0; i < 2; ++i) {  // tile i ^ other; for odd g they are stored in the opposite order
                         const int t = i ^ other, place = (token + e) * (ROUND * TERM_ROW) + out + (t ^ (g & 1)) * 2;
                         const float v0 = above_base(sums[i][e]), v1 = above_base(sums[i][2 + e]);
                         const float d0 = half_of(d, t, 0), d1 = half_of(d, t, 1);
@@ -256,9 +256,10 @@ extern "C" __global__ void IN_CLUSTERS __launch_bounds__(THREADS, 1)
     run<true>(w, x, y, M, N, blocks);
 }
 #else
-// Five to sixteen tokens have so many terms that passing them through shared memory would cost more than all the rest. So
-// a warp has eight rows of a strip and all of K, the sums stay in registers, and a loop gives the order. The tokens are
-// the tensor cores' rows. The next launch may start only at the end: its blocks would be placed unevenly beside these.
+// Five to sixteen tokens have so many terms that passing them through shared memory would cost more than everything
+// else. So a warp has eight rows of a strip and all of K, the sums stay in registers, and a loop gives the order. The
+// tokens are the tensor cores' rows. The next launch may start only at the end: its blocks would be placed unevenly
+// beside these.
 constexpr int BLOCKS = 8, GROUPS = TOKENS / 8, X_BYTES = TOKENS * 40;  // of a block of x: codes, then d and z
 constexpr int STAGE_W = BLOCKS * PART, STAGE = STAGE_W + BLOCKS * X_BYTES;
 
@@ -334,11 +335,11 @@ extern "C" __global__ void __launch_bounds__(128)
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32, g = lane / 4, c = lane % 4;
     const int nb = (int)blocks, steps = (nb + BLOCKS - 1) / BLOCKS;
     const uint32_t strips = (uint32_t)((N + ROWS - 1) / ROWS * 4);
-    const int64_t strip = blockIdx.x % strips, tile = blockIdx.x / strips;  // in x, for y has no more than 65,535
+    const int64_t strip = blockIdx.x % strips, tile = blockIdx.x / strips;  // in x, since y is limited to 65,535
     const uint8_t* weights = w + strip * ((blocks + 1) / 2 * 2) * PART;
     const uint8_t* tokens = x + tile * blocks * X_BYTES;
     const auto count = [&](int step) { return nb - step * BLOCKS < BLOCKS ? nb - step * BLOCKS : BLOCKS; };
-    // Part of a stage, of so many bytes a block, by one thread or by all.
+    // Part of a stage, of some bytes per block, copied by one thread or by all.
     const auto take = [&](int step, int at, const uint8_t* from, int bytes) {
         if (step >= steps) return;
         uint8_t* to = ring + step % STAGES * STAGE + at;
@@ -365,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(128)
         take(i, STAGE_W, tokens, X_BYTES);
         if (!BULK_COPIES) async_commit();
     }
-    if (BULK_COPIES) __syncthreads();  // the barriers are there
+    if (BULK_COPIES) __syncthreads();  // the barriers are initialised
 
     float acc[GROUPS][4] = {};  // tokens g and g + 8, rows 2c and 2c+1 of eight
     int parity = 0;
@@ -399,11 +400,11 @@ extern "C" __global__ void __launch_bounds__(128)
         }
 }
 
-// Activations as `gemm` wants them, from values or from Q8_1: tiles of TOKENS, chunks of a block,
+// Activations in the layout for `gemm`, from values or from Q8_1: tiles of TOKENS, one chunk per block,
 //
 //     chunk    codes[8 g][4 c][low of token g, of token g + 8, high of g, of g + 8] words    scales[TOKENS]{d, z}
 //
-// (of 8 tokens: low and high of token g). Four threads a block.
+// (with 8 tokens: low and high of token g). Four threads per block.
 template <bool VALUES>
 __device__ __forceinline__ void tile_tokens(const void* x, uint8_t* out, int64_t M, int64_t blocks) {
     wait_for_last_launch();

@@ -1,12 +1,12 @@
-// 09 split-K: 07 for products that are too small to fill the card. N = 4096 and 64 tokens make 32 tiles of 128 rows on 132
-// multiprocessors, and each tile needs all of K. So rows are cut in parts of PART_STAGES · 64 values, which are summed at
-// the same time and added afterwards. With few tokens a block waits more than it adds, so three or four blocks of one
-// warpgroup share a multiprocessor.
+// 09 split-K: 07 for products that are too small to fill the GPU. N = 4096 and 64 tokens make 32 tiles of 128 rows on
+// 132 multiprocessors, and each tile needs all of K. So rows are split into parts of PART_STAGES · 64 values, which are
+// summed at the same time and added afterwards. With few tokens a block waits more than it computes, so three or four
+// blocks of one warpgroup share a multiprocessor.
 //
-// The order differs, and it is declared: each part in ascending k as in 01, then the parts in ascending order. It depends
-// on K alone, so the bits do not depend on the number of tokens. The cost: the sums of every part are written and read
-// once, 8 bytes for each output and part: 2 of 16 µs for 64 tokens and N = 4096. A version without the second kernel, in
-// which the last block of a tile to finish adds the parts, took 20 µs.
+// The order differs, and it is declared: each part in ascending k as in 01, then the parts in ascending order. It
+// depends only on K, so the bits do not depend on the number of tokens. The cost: the sums of every part are written
+// and read once, 8 bytes for each output and part: 2 of 16 µs for 64 tokens and N = 4096. A version without the second
+// kernel, in which the last block of a tile to finish adds the parts, took 20 µs.
 #include "07_wgmma.cu"
 
 __device__ __forceinline__ float4 added(float4 a, float4 b) {
@@ -24,7 +24,7 @@ extern "C" __global__ void add_parts(const float4* __restrict__ sums,  // (parts
 #pragma unroll 4
             for (int64_t p = 1; p < parts; ++p) sum = added(sum, sums[p * fours + i]);
             ((float4*)y)[i] = sum;
-        } else {  // nothing has written the rest of the last four
+        } else {  // the rest of the last four is unwritten
             for (int64_t j = 4 * i; j < outputs; ++j) {
                 float sum = ((const float*)sums)[j];
                 for (int64_t p = 1; p < parts; ++p) sum = __fadd_rn(sum, ((const float*)(sums + p * fours))[j]);

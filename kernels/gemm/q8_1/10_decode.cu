@@ -1,21 +1,21 @@
-// 10 decode, weights of any type: a few tokens, whose product takes the time of reading W once. 08 keeps tensor cores
-// busy that a few tokens do not need, with a layout that fits codes of 4, 5 and 8 bits alone. Here nothing is known of a
-// type but its header in formats/:
+// 10 decode, weights of any type: a few tokens, where a product takes the time of reading W once. 08 uses tensor cores,
+// which a few tokens do not need, with a layout that only fits codes of 4, 5 and 8 bits. Here only the header of a type
+// in formats/ is used:
 //
-//   - A lane has a row. What 32 lanes read of a block lies side by side (interleaved.cuh), so that copies are bulk
-//     copies and no two lanes meet in a bank; a lane copies its block into registers and unpacks it there, by functions
-//     of the type, at places that the compiler knows. A grid that codes are looked up in is in shared memory.
+//   - A lane has a row. What 32 lanes read of a block is contiguous (interleaved.cuh), so that copies are bulk copies
+//     without bank conflicts; a lane copies its block into registers and unpacks it there, by functions of the type, at
+//     compile-time indices. A grid for the lookup of codes is in shared memory.
 //   - The warps of a thread block have different units of K, of UNIT values. A unit's products are integers (__dp4a),
-//     exact in any order, and wait in registers (as terms, where there is room) until it is the unit's turn: the sums of
-//     32 rows so far are a baton that goes from warp to warp. Only the warp that has it adds, in ascending k, as 01 does:
-//     one or two operations in a chain for each 32 or 16 values.
+//     exact in any order, and wait in registers (as terms, if there is room) until it is the unit's turn: the sums of
+//     32 rows so far are a baton that is passed from warp to warp. Only the warp that holds it adds, in ascending k, as
+//     in 01: one or two dependent operations for each 32 or 16 values.
 //   - Everything else is as in 08: each warp keeps its own ring filled, launches overlap, the thread blocks of a
-//     cluster quantize x together on the way, and thread blocks go on to further strips.
+//     cluster quantize x together in the same launch, and thread blocks continue with further strips.
 //
-// NVRTC 13 makes a loop of 443 instructions for a unit of Q4_0 and one token (sm_90; IQ2_XXS 950, IQ4_XS 969, MXFP4
+// NVRTC 13 generates a loop of 443 instructions for a unit of Q4_0 and one token (sm_90; IQ2_XXS 950, IQ4_XS 969, MXFP4
 // 1,015). With N = 14336 and K = 4096 there are 14 units for each scheduler of 132 multiprocessors: 13,000 instructions
-// of IQ2_XXS, in the 6,500 cycles that its 15 MB take at 4.1 TB/s. Measured on one H200 (M = 1): Q4_K 10.2 µs, Q6_K 14.9
-// (48 MB), Q2_K 12.9 (19 MB), IQ2_XXS 12.4 (15 MB). So instructions bound the types of few bits.
+// of IQ2_XXS, in the 6,500 cycles that its 15 MB take at 4.1 TB/s. Measured on one H200 (M = 1): Q4_K 10.2 µs, Q6_K
+// 14.9 (48 MB), Q2_K 12.9 (19 MB), IQ2_XXS 12.4 (15 MB). So types with few bits are limited by instructions.
 #include "../../async.cuh"
 #include "../../interleaved.cuh"
 #include "activations.cuh"
@@ -34,7 +34,7 @@ constexpr int GRID_AT = X_AT + TOKENS * X_SLICES * 32;
 static_assert(interleaved::entries_of<FORMAT>(0) == GRID_ENTRIES, "the harness gives the grid another room");
 static_assert(UNIT % FORMAT::VALUES == 0 && X_SLICES % ROUND == 0, "parts of x are whole rounds");
 
-// x in shared memory: its codes, its scales {d, s} and, where minima are multiplied by them, the sums of its codes.
+// x in shared memory: its codes, its scales {d, s} and, if minima are multiplied by them, the sums of its codes.
 struct Activations {
     uint4* codes;    // [TOKENS][X_SLICES][2], of 16 values each
     float2* scales;  // [TOKENS][X_SLICES]
@@ -57,7 +57,7 @@ struct Term {
     }
 };
 
-// A thread block's first strip, and its tokens: which row of x each one is, and of y. gemm/experts/decode.cu has others.
+// A thread block's first strip, and its tokens: the row of x and of y for each. gemm/experts/decode.cu defines others.
 #ifndef EXPERTS
 struct Share {
     int64_t first_strip, first_token;
@@ -216,8 +216,8 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
                     for (int h = 0; h < H_OF; ++h) terms[token][s][h] = term_of(token, s, h);
         }
 
-        // Its turn. Who has a strip's last unit gives the baton to the warp that begins the next strip, and both may be
-        // the same one.
+        // Its turn. The warp with a strip's last unit passes the baton to the one that begins the next strip, and both
+        // may be the same.
         const bool begins = unit == 0, ends = unit == units - 1;
         if (begins ? step > 0 && (units - 1) % WARPS != 0 : true) barrier_sync(1 + warp, 64);
         float acc[TOKENS];

@@ -1,25 +1,26 @@
-// 11 columns: three to eight tokens. With them 08 and 10 no longer wait for memory but for instructions: 08 passes each
-// term through shared memory to the warps that add, or (5 to 16 tokens) has four warps a thread block and a launch more
-// for the activations. Here the tokens are the columns of the tensor cores' product, and an output has one place:
+// 11 columns: three to eight tokens. With them 08 and 10 are limited not by memory but by instructions: 08 passes each
+// term through shared memory to the warps that add, or (5 to 16 tokens) has four warps per thread block and another
+// launch for the activations. Here the tokens are the columns of the tensor cores' product, and an output stays in one
+// place:
 //
 //   - The layout is that of 08, strips of 32 rows. Two warps share a slot of the ring and have 16 rows of it each, so a
 //     warp's product of a block is one `mma`: 16 rows by eight columns, of which TOKENS differ. A lane gets the sums of
-//     two rows and two tokens, and makes terms of them in registers.
+//     two rows and two tokens, and computes their terms in registers.
 //   - The pairs of warps have different units of K, of BLOCKS blocks. As in 10, the sums of the rows so far are a baton
-//     that goes from pair to pair, and only who has it adds, in ascending k, as 01 does.
-//   - The thread blocks of a cluster quantize x together on the way, launches overlap, and thread blocks go on to further
-//     strips.
+//     that is passed from pair to pair, and only its holder adds, in ascending k, as in 01.
+//   - The thread blocks of a cluster quantize x together in the same launch, launches overlap, and thread blocks
+//     continue with further strips.
 //
-// No wait is for ever. Units follow one another as their terms are added, strip after strip; each waits for the baton of
-// the one before it and for its weights. Their copy begins once both warps have read what was in its place, of an earlier
-// unit of the same pair, and they do that before they wait for that unit's baton. So the first unit that is not done yet
-// has all that it waits for. Parts of x are replaced between rounds, when all units of the round before are done or need
-// nothing but batons.
+// There is no deadlock. The terms of units are added in order, strip after strip; each unit waits for the baton of the
+// previous one and for its weights. Their copy begins once both warps have read the slot's previous contents, from an
+// earlier unit of the same pair, which they do before they wait for that unit's baton. So the first unfinished unit has
+// everything that it waits for. Parts of x are replaced between rounds, when all units of the previous round are done
+// or need nothing but batons.
 //
-// Measured on one H100 (K = 4096, µs, in parentheses what 08 takes): M = 8, N = 4096: Q4_0 8.7 (11.9), Q5_0 9.4 (12.8),
-// Q4_1 10.0 (13.0); N = 14336: Q4_0 16.4 (20.1), Q8_0 24.1 (27.8), Q4_1 17.8 (22.8). M = 4: Q4_1 16.3 (18.5) and, with
-// N = 4096, 8.6 (9.1). Minima take more registers, so their types have thread blocks of eight warps, two to a
-// multiprocessor; the others have sixteen, one to a multiprocessor.
+// Measured on one H100 (K = 4096, µs, in parentheses the time of 08): M = 8, N = 4096: Q4_0 8.7 (11.9), Q5_0 9.4
+// (12.8), Q4_1 10.0 (13.0); N = 14336: Q4_0 16.4 (20.1), Q8_0 24.1 (27.8), Q4_1 17.8 (22.8). M = 4: Q4_1 16.3 (18.5)
+// and, with N = 4096, 8.6 (9.1). Minima take more registers, so their types have thread blocks of eight warps, two per
+// multiprocessor; the others have sixteen, one per multiprocessor.
 #include "../../async.cuh"
 #include "../../packed.cuh"
 #include "activations.cuh"
@@ -36,7 +37,7 @@ static_assert(BULK_COPIES, "the copies of a slot are awaited by two warps");
 static_assert(X_BLOCKS % ROUND == 0 && WARPS % 2 == 0, "parts of x are whole rounds");
 static_assert(TOKENS == 2 || TOKENS == 4 || TOKENS == 8, "columns repeat the tokens");
 
-// z of a block from its half s: no type here makes it of codes.
+// z of a block from its half s: for no type here does it depend on the codes.
 __device__ __forceinline__ float z_from(uint16_t s) { return z_of<FORMAT>(0.0f, half_to_float(s), 0.0f); }
 
 // `count` blocks of each token from block `first` on, of `tokens` tokens; the others are zero:
@@ -94,7 +95,7 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
     using Cluster = Sharers<VALUES ? CLUSTER : 1>;
     Cluster::begin();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-    // lanes of other rows read the two tiles in the other order, so that eight lanes read from all banks
+    // lanes of other rows read the two tiles in the opposite order, so that eight lanes read from all banks
     const int half = warp % 2, slot = warp / 2, t = half ^ (BYTES ? g & 1 : g >> 1 & 1);
     const int nb = (int)blocks, units = (nb + BLOCKS - 1) / BLOCKS, rounds = (units + SLOTS - 1) / SLOTS;
     const int64_t strips = (N + ROWS - 1) / ROWS * 4, padded = (blocks + 1) / 2 * 2;
@@ -183,8 +184,8 @@ __device__ __forceinline__ void run(const uint8_t* __restrict__ w, const void* _
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&empty[stage]);
 
-        // Its turn. Who has a strip's last unit gives the baton to the pair that begins the next strip, and both may be
-        // the same one.
+        // Its turn. The pair with a strip's last unit passes the baton to the one that begins the next strip, and both
+        // may be the same.
         const bool begins = unit == 0, ends = unit == units - 1;
         if (begins ? step > 0 && (units - 1) % SLOTS != 0 : true) barrier_sync(1 + slot, 128);
         const float4 baton = begins ? float4{} : batons[half * 32 + lane];

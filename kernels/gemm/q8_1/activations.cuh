@@ -1,13 +1,13 @@
-// A few tokens of x into shared memory, for 08, 10 and 11: blocks of Q8_1 as they are, or values that are quantized on the
-// way. That takes the time of reading x and of some 150 instructions for eight values, in each thread block anew: of 8.2
-// µs for four tokens of Q4_0 and N = 4096 (K = 4096, H100, step 08) 1.8, and of 11.6 for eight tokens (step 11) 3.1. So the
-// thread blocks of a cluster quantize a share each, and store it in all of them.
+// A few tokens of x into shared memory, for 08, 10 and 11: Q8_1 blocks unchanged, or values that are quantized here.
+// That takes the time of reading x and of some 150 instructions for eight values, again in each thread block: 1.8 of
+// 8.2 µs for four tokens of Q4_0 and N = 4096 (K = 4096, H100, step 08), and 3.1 of 11.6 for eight tokens (step 11). So
+// the thread blocks of a cluster quantize a share each, and store it in all of them.
 #pragma once
 #include "../../cluster.cuh"
 #include "quantize/q8_1.cuh"
 
-// A lane's part of 32 values of x: codes of the values 4c…4c+3 and 16+4c…16+4c+3, the scales as halves; where they are
-// asked for, sums of the codes 0…15 and 16…31.
+// A lane's part of 32 values of x: codes of the values 4c…4c+3 and 16+4c…16+4c+3, the scales as halves; if requested,
+// sums of the codes 0…15 and 16…31.
 struct PartOfX {
     uint32_t low, high;
     uint16_t d, s;
@@ -17,13 +17,13 @@ struct PartOfX {
     __device__ __forceinline__ float sum() const { return half_to_float(s); }
 };
 
-// Where 32 values lie in x, counted in such blocks (negative: nowhere, they are zero), and their place in shared memory.
+// The index of 32 values in x, in blocks of 32 (negative: none, they are zero), and their position in shared memory.
 struct PlaceOfX {
     int64_t from;
     int to;
 };
 
-// Where what is at p in this thread block is in one that shares x with it.
+// The address in a block that shares x with this one of what is at p here.
 template <bool VALUES>
 struct Sharer {
     int block;
@@ -34,8 +34,8 @@ struct Sharer {
     }
 };
 
-// The i-th of `count` blocks of 32 values, for this cluster: clusters begin at different ones, or all would wait for the
-// same one.
+// The i-th of `count` blocks of 32 values, for this cluster: clusters begin at different ones, or all would wait for
+// the same one.
 template <bool VALUES>
 __device__ __forceinline__ int turned(int i, int count) {
     using Cluster = Sharers<VALUES ? CLUSTER : 1>;
@@ -43,8 +43,9 @@ __device__ __forceinline__ int turned(int i, int count) {
     return at < count ? at : at - count;
 }
 
-// All threads of the block take `blocks` times 32 values; four lanes share 32, and each requests its next part before it
-// quantizes one. More at once are no faster: this code runs once a launch, and the longer it is, the longer it is fetched.
+// All threads of the block process `blocks` times 32 values; four lanes share 32, and each requests its next part
+// before it quantizes one. More at once are no faster: this code runs once per launch, and longer code takes longer to
+// fetch.
 //
 //   place(i)                     PlaceOfX of block i, also for i past the last
 //   store(in, to, c, part)       stores lane c's part in one Sharer

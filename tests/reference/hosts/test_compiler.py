@@ -290,7 +290,7 @@ def test_a_source_that_changes_while_it_is_compiled(monkeypatch: pytest.MonkeyPa
     host = CpuHost(1)
     assert run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0)) == 9
     monkeypatch.setattr(compiler, "_unchanged", lambda *_: False)
-    with pytest.raises(EnvironmentFault, match="the sources of a kernel change while they are compiled"):
+    with pytest.raises(EnvironmentFault, match="the sources of a kernel changed during compilation"):
         CpuHost(1).load(root, "k.cu", "k", {"ANOTHER": "1"})
 
 

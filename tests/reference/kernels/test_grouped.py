@@ -83,5 +83,5 @@ def test_tiles_and_what_is_refused() -> None:
     tokens = [Grouped.tiling(fmt, slots, 8).tokens for slots in (1, 8 * 16, 8 * 16 + 1, 8 * 33, 8 * 1000)]
     assert tokens == [16, 16, 32, 32, 64]
     assert [Grouped.tiling(FORMATS[kind], 9, 8).groups for kind in ("Q4_K", "Q8_0")] == [1, 2]
-    with pytest.raises(UsageError, match="7 rows are not the matrices of 1 to 1024 experts"):
+    with pytest.raises(UsageError, match="7 rows are not equal matrices of 1 to 1024 experts"):
         Grouped(HOST).upload(fmt, np.zeros((7, 18), np.uint8), 2)

@@ -154,7 +154,7 @@ def test_every_id_has_one_explanation() -> None:
 def test_an_id_in_each_of_its_spellings(given: str) -> None:
     done = command_here("explain", given)
     assert done.returncode == 0
-    assert done.stdout.startswith("GGUF-013-duplicate-key (findings)\n  what  Which of the values counts")
+    assert done.stdout.startswith("GGUF-013-duplicate-key (findings)\n  what  Readers differ in which of the values")
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 

@@ -67,7 +67,7 @@ def test_a_call_at_another_shape(tmp_path: Path) -> None:
     found = diagnosed(run(Q4_0, altered_kernel(tmp_path, "q8_1_naive", NAIVE, "wb[b].unpack(s, q)", new), "layers"))
     assert [f.id for f in found.faults] == ["window-of-k"]
     assert "288 are wrong" in found.faults[0].words
-    assert "in the wrong calls, the last tile of K is the one before it" in found.faults[0].words
+    assert "in the wrong calls, the last tile of K holds the data of the one before it" in found.faults[0].words
     assert found.who.endswith("K=288")
 
 

@@ -37,7 +37,7 @@ def operands(*names: str) -> tuple[Semantics, Any, Any, dict[str, Any]]:
             lambda w, x, o: (multiplied(FMT, w, x) + o["bias"]) * o["scale"][0],
             "bias comes before scale",
         ),
-        (("scale", "bias"), lambda w, x, o: multiplied(FMT, w, x), "nothing is done behind the product"),
+        (("scale", "bias"), lambda w, x, o: multiplied(FMT, w, x), "no fused operation is applied"),
         (("accumulate",), lambda w, x, o: multiplied(FMT, w, x), "accumulate is left out"),
         (
             ("silu_gate",),

@@ -52,7 +52,7 @@ def test_another_quantizer_inside(name: str) -> None:
 def test_the_diagnosis_of_a_quantizer_inside() -> None:
     report = layers_of("truncates")
     assert report.rungs[0].diagnosis is not None
-    assert "quantizer of activations truncates" in " ".join(report.rungs[0].diagnosis.lines)
+    assert "activation quantizer truncates" in " ".join(report.rungs[0].diagnosis.lines)
 
 
 def test_a_kernel_given_blocks_is_not_said_to_quantize() -> None:

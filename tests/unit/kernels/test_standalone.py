@@ -93,7 +93,7 @@ def test_the_functions_launch_what_the_kernel_launches(name: str, kind: str, m: 
 def test_what_cannot_be_exported() -> None:
     with pytest.raises(UsageError, match="K is a multiple of 256 for Q4_K"):
         Exported.of(KERNELS["q8_1_naive"], FORMATS["Q4_K"], 1, 1, 32, "90")
-    with pytest.raises(UsageError, match="no card launches so many thread blocks"):
+    with pytest.raises(UsageError, match="no GPU can launch that many thread blocks"):
         Exported.of(KERNELS["q8_1_mma"], FORMATS["Q4_0"], 1 << 40, 1 << 20, 32, "90").text()
     with pytest.raises(EnvironmentFault, match="needs a GPU of sm_90a; this one is sm_80"):
         Exported.of(KERNELS["q8_1_wgmma"], FORMATS["Q4_0"], 1, 1, 32, "80")

@@ -327,8 +327,8 @@ def test_reports_of_graphs_are_kept_and_shown(tmp_path: Path) -> None:
         assert history.nights(1)[0].cells[wrong.key].graph is None
     assert [cell.graph is not None for cell in night.cells.values()] == [True, False]
     assert night.cells[wrong.key].graph == wrong.graph
-    written = of_night(NightReport((night,)))
-    assert [cell["graph"] for cell in written["night"]["cells"]] == [MISMATCH, None]
+    made = of_night(NightReport((night,)))
+    assert [cell["graph"] for cell in made["night"]["cells"]] == [MISMATCH, None]
     shown = html.render(NightReport((night,)))
     for words in ("first wrong element", "token 3, row 2", "got", "1.5", "t-operations-1", "ROPE"):
         assert words in shown

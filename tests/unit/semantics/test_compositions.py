@@ -206,7 +206,7 @@ def test_the_probe_finds_the_numbers_of_a_card() -> None:
         assert probed(instruction) == card
     with pytest.raises(ValueError, match="nothing is cut off"):
         probed(lambda a, w, c: (a.astype(np.float64) @ w.T + c).astype(np.float32))
-    with pytest.raises(ValueError, match="that is no matrix product"):
+    with pytest.raises(ValueError, match="this is no matrix product"):
         probed(lambda a, w, c: np.arange(c.size, dtype=np.float32).reshape(c.shape))
 
 

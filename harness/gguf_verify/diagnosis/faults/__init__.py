@@ -13,8 +13,8 @@ FAULTS: tuple[Fault, ...] = tuple(members(__name__, Fault))
 
 #: Faults that were considered and not included, with the reason.
 LEFT_OUT = {
-    "scale as max/7": "a choice of the quantizer of weights; a kernel that reads a file gets d from it, so no "
-    "output of its product can show it",
+    "scale as max/7": "a choice of the weight quantizer; a kernel reads d from the file, so no output of its "
+    "product can show it",
 }
 
 __all__ = ["FAULTS", "LEFT_OUT", "Case", "Fault"]

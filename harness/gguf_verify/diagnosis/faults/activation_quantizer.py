@@ -116,40 +116,40 @@ def _with_values(case: Case) -> bool:
 
 QUANTIZER_TIES = Fault(
     id="quantizer-ties",
-    words="the quantizer of activations rounds halves to even",
-    fix="round halves away from zero (roundf, not rintf)",
+    words="the activation quantizer rounds ties to even",
+    fix="round ties away from zero (roundf, not rintf)",
     applies=_with_values,
     variants=_other_rounding,
 )
 
 QUANTIZER_RECIPROCAL = Fault(
     id="quantizer-reciprocal",
-    words="the quantizer of activations multiplies by a reciprocal",
-    fix="divide by d: a product with its reciprocal is rounded otherwise where x/d is near a half",
+    words="the activation quantizer multiplies by a reciprocal",
+    fix="divide by d: a product with its reciprocal rounds differently where x/d is near a tie",
     applies=_with_values,
     variants=_reciprocal,
 )
 
 ZERO_BLOCK = Fault(
     id="zero-block",
-    words="a block of activations that are all zero gives NaN: 0/0",
-    fix="where max|x| is zero, d and all codes are zero",
+    words="an all-zero block of activations gives NaN: 0/0",
+    fix="if max|x| is zero, store d = 0 and codes of 0",
     applies=always,
     variants=_zero_block,
 )
 
 QUANTIZER_TRUNCATES = Fault(
     id="quantizer-truncates",
-    words="the quantizer of activations truncates",
-    fix="round x/d to nearest, halves away from zero",
+    words="the activation quantizer truncates",
+    fix="round x/d to nearest, ties away from zero",
     applies=_with_values,
     variants=_truncated,
 )
 
 SCALE_ROUNDING = Fault(
     id="scale-rounding",
-    words="the scale of activations is rounded to half at the wrong place",
-    fix="quantize with d as a float32, then store it as the definition has it",
+    words="the scale of activations is rounded to half at the wrong point",
+    fix="quantize with d as a float32, then round it as the definition does",
     applies=_with_values,
     variants=_scale_rounding,
 )

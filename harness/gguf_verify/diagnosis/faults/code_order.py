@@ -150,7 +150,7 @@ NIBBLES_SWAPPED = Fault(
 
 NIBBLES_IN_PAIRS = Fault(
     id="nibbles-in-pairs",
-    words="the nibbles of a byte are taken for neighbouring values",
+    words="the nibbles of a byte are read as neighbouring values",
     fix="the low nibble of byte j is value j, its high nibble value j + 16 (K-quants: j + 32)",
     applies=_has_nibbles,
     variants=_nibbles_in_pairs,

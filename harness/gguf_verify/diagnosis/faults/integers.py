@@ -50,9 +50,11 @@ def _narrow(case: Case) -> LazyVariants:
                     continue
 
                 def made(
-                    narrow: Callable[[Doubles], Doubles], together: Places = together, q: Doubles = q,
+                    narrow: Callable[[Doubles], Doubles],
+                    together: Places = together,
+                    q: Doubles = q,
                     rest: Doubles = rest,
-                ) -> Predicted:  # fmt: skip
+                ) -> Predicted:
                     return with_sums(sum(narrow(np.matmul(a[..., g], q[:, g])) for g in together) - rest)
 
                 def wrapped(v: Doubles, bits: int = bits) -> Doubles:
@@ -92,8 +94,8 @@ INTEGERS_TOO_NARROW = Fault(
 
 LEAST_CODE = Fault(
     id="least-code",
-    words="the code -128 is taken for another: it has no counterpart of the other sign in a byte",
-    fix="take magnitudes in a wider type, or keep the sign with one operand",
+    words="the code -128 is read as another: a byte cannot hold its negative",
+    fix="compute magnitudes in a wider type, or keep the sign with one operand",
     applies=lambda c: c.quantized or c.fmt.bits == 8,
     variants=_least,
 )

@@ -128,7 +128,7 @@ def _bits_elsewhere(case: Case) -> LazyVariants:
     if pieces:
         whole = np.concatenate([places.ravel() for places in pieces])
         in_memory = np.concatenate([places[np.argsort(places[:, 0])].ravel() for places in pieces])
-        yield "codes: one after the other as they lie in memory", partial(with_bits, whole, in_memory)
+        yield "codes: in the order of memory", partial(with_bits, whole, in_memory)
     for words, order in _orders(fmt.block_size) if len(pieces) > 1 else ():
         elsewhere = np.concatenate([places[order].ravel() for places in pieces])
         yield f"whole codes: {words}", partial(with_bits, whole, elsewhere)
@@ -144,7 +144,7 @@ def _pairing(case: Case) -> Variants:
 
 FIELD_OFFSET = Fault(
     id="field-offset",
-    words="a field of the weights' blocks is read from a wrong byte",
+    words="a field of the weights' blocks is read from the wrong byte",
     fix="check the struct's members against the format's layout (docs/formats.md)",
     applies=always,
     variants=_field_offset,
@@ -154,7 +154,7 @@ FIELD_OFFSET = Fault(
 
 BITS_ELSEWHERE = Fault(
     id="bits-elsewhere",
-    words="bits of the weights' blocks are read from a wrong place",
+    words="bits of the weights' blocks are read from the wrong place",
     fix="check masks, shifts and indices against the format's layout (docs/formats.md)",
     applies=always,
     variants=_bits_elsewhere,
@@ -168,7 +168,7 @@ BITS_ELSEWHERE = Fault(
 VALUES_PAIRED_WRONGLY = Fault(
     id="values-paired-wrongly",
     words="codes of weights are multiplied by the codes of other values",
-    fix="value k of a block of weights meets value k of the block of activations: check the indices of packed words",
+    fix="value k of a block of weights multiplies value k of the block of activations: check the index of packed words",
     applies=always,
     variants=_pairing,
     many=True,

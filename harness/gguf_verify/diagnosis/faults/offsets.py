@@ -101,7 +101,7 @@ MINIMUM_SIGN = Fault(
 
 SUM_OF_CODES = Fault(
     id="sum-of-codes",
-    words="s is made from the activations' codes",
+    words="s is computed from the activations' codes",
     fix="s is the sum of the raw values, rounded to half",
     applies=lambda c: c.meets_sum and c.semantics.raw_sum,
     variants=_sum_of_codes,

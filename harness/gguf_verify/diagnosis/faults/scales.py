@@ -163,7 +163,7 @@ GROUP_SCALES_IGNORED = Fault(
 
 SUBNORMALS_FLUSHED = Fault(
     id="subnormals-flushed",
-    words="subnormal scales are taken for zero",
+    words="subnormal scales are treated as zero",
     fix="convert halves exactly, and compile without -ftz=true",
     applies=always,
     variants=_flushed,

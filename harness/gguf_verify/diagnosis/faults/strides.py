@@ -78,7 +78,7 @@ ROW_STRIDE = Fault(
 BLOCK_STRIDE = Fault(
     id="block-stride",
     words="blocks are read as if the struct were padded",
-    fix="blocks lie one after the other without padding: check sizeof and alignment",
+    fix="blocks are contiguous, without padding: check sizeof and alignment",
     applies=always,
     variants=_block_stride,
 )

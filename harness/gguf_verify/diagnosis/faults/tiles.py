@@ -80,7 +80,7 @@ def _stale(case: Case) -> Variants:
 END_OF_K_DROPPED = Fault(
     id="end-of-k-dropped",
     words="the end of K is left out",
-    fix="let the loop over K cover its last tile",
+    fix="make the loop over K cover its last tile",
     applies=always,
     variants=_dropped,
 )
@@ -88,15 +88,15 @@ END_OF_K_DROPPED = Fault(
 END_OF_K_TWICE = Fault(
     id="end-of-k-twice",
     words="the end of K is added twice",
-    fix="let the parts of K that threads take not overlap",
+    fix="make the parts of K that threads process disjoint",
     applies=always,
     variants=_twice,
 )
 
 STALE_TILE = Fault(
     id="stale-tile",
-    words="the last tile of K is the one before it",
-    fix="load (and synchronize) before the last tile is used",
+    words="the last tile of K holds the data of the one before it",
+    fix="load the last tile (and synchronize) before it is used",
     applies=always,
     variants=_stale,
 )

@@ -159,9 +159,15 @@ def table_of(kernel: Any) -> dict[str, Any]:
 
 
 def kernel(
-    formats: Sequence[str] = (), semantics: str | Oracle = "", ordered: bool = False, out: bool = False,
-    pack: Function | None = None, takes: str = "", domain: dict[str, Any] | None = None, **more: Any,
-) -> Callable[[Function], Function]:  # fmt: skip
+    formats: Sequence[str] = (),
+    semantics: str | Oracle = "",
+    ordered: bool = False,
+    out: bool = False,
+    pack: Function | None = None,
+    takes: str = "",
+    domain: dict[str, Any] | None = None,
+    **more: Any,
+) -> Callable[[Function], Function]:
     """Declare a function as a kernel: see the docstring of this module and `Declaration`.
 
     Args:

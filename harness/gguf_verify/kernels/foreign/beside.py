@@ -81,8 +81,9 @@ class Beside:
         """
         return [
             Given(*layouts.further.get(name, Further()).operand(name, values, names))
-            for name, values in self.arrays.items() if name != "output"
-        ]  # fmt: skip
+            for name, values in self.arrays.items()
+            if name != "output"
+        ]
 
 
 #: The further operands of most calls: none.
@@ -97,7 +98,7 @@ def routed_beside(routing: Routing, taken: Taken, names: tuple[str, ...], fused:
 
 def fused_of_slots(
     epilogue: Epilogue | None, fmt: WeightFormat, rows: Bytes, x: Bytes, routing: Routing, output: str, neutral: bool
-) -> Arrays:  # fmt: skip
+) -> Arrays:
     """Return the operands of what is fused behind the products of experts; {} if nothing is.
 
     Args:

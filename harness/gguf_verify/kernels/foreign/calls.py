@@ -49,7 +49,7 @@ class Operands:
 
     def of_call(
         self, fmt: WeightFormat, x: Bytes, shape: tuple[int, int, int], beside: Beside = NOTHING
-    ) -> list[Given]:  # fmt: skip
+    ) -> list[Given]:
         """Return the operands of a product of loaded weights with activations uint8[M, row bytes].
 
         Args:

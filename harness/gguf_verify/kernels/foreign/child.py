@@ -191,9 +191,10 @@ R = TypeVar("R", bound=_Declared)
 
 
 def _serve(
-    link: Connection, make: Callable[[], R],
+    link: Connection,
+    make: Callable[[], R],
     answer: Callable[[R, dict[str, Any], dict[str, Mapped]], dict[str, Any]],
-) -> None:  # fmt: skip
+) -> None:
     end_with_parent()
     files: dict[int, int] = {}
     with contextlib.suppress(EOFError, OSError):

@@ -62,8 +62,9 @@ def _trace(said: object) -> tuple[TraceFrame, ...]:
     frames = said[-MOST_FRAMES:] if isinstance(said, list) else []
     return tuple(
         TraceFrame(printable(str(f[0]), 200), printable(str(f[1]), 100), f[2] is True)
-        for f in frames if isinstance(f, list) and len(f) == 3
-    )  # fmt: skip
+        for f in frames
+        if isinstance(f, list) and len(f) == 3
+    )
 
 
 class Conversation:
@@ -80,9 +81,15 @@ class Conversation:
     """
 
     def __init__(
-        self, who: str, name: str, start: Callable[[], ChildProcess], time_limit: float, start_limit: float,
-        fault: type[KernelFault] = KernelFault, opened: Opened | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        who: str,
+        name: str,
+        start: Callable[[], ChildProcess],
+        time_limit: float,
+        start_limit: float,
+        fault: type[KernelFault] = KernelFault,
+        opened: Opened | None = None,
+    ) -> None:
         self.who, self._name, self._start, self._fault = who, name, start, fault
         self._opened = Opened() if opened is None else opened
         self._time_limit, self._start_limit = time_limit, max(start_limit, time_limit)
@@ -140,9 +147,12 @@ class Conversation:
 
     @counted("foreign process")
     def ask(
-        self, question: dict[str, Any], files: Sequence[MemoryFile] = (), budget: Budget | None = None,
+        self,
+        question: dict[str, Any],
+        files: Sequence[MemoryFile] = (),
+        budget: Budget | None = None,
         may_lack: bool = False,
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Send a question and return its answer.
 
         Args:
@@ -196,7 +206,7 @@ class Conversation:
 
     def _exchange(
         self, budget: Budget, what: str, message: bytes | None = None, handles: Sequence[int] = ()
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         """Send a message, if there is one, and receive one.
 
         Raises KernelFault if none arrives in time or it is invalid.

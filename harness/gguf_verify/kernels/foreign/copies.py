@@ -59,9 +59,10 @@ class Copies:
         self.uncopied: tuple[Path, ...] = ()
         self.imported: tuple[Path, ...] = ()
         imported = tuple(
-            each for each in path
+            each
+            for each in path
             if each.is_dir() and each not in _uncopied and not holds_all(Path(os.path.realpath(each)))
-        )  # fmt: skip
+        )
         self.uncopied = tuple(set(path) - set(imported))
         try:
             try:
@@ -207,7 +208,7 @@ def _copy(asked: _Asked, copy: Path, whole: bool) -> None:
             raise UsageError(
                 f"{printable(str(error.filename or asked.folder), 200)}, a file of the kernel, cannot be read: "
                 f"{error.strerror}"
-            ) from None  # fmt: skip
+            ) from None
     raise UsageError(
         f"the kernel's folder {printable(str(asked.folder), 200)} holds more than {MOST_FILES:,} files or "
         f"{MOST_BYTES:,} bytes, or takes more than {MOST_SECONDS:g} s to copy; put the kernel into a separate folder"

@@ -56,7 +56,7 @@ class CudaSource:
 
     def __init__(
         self, path: Path, symbol: str, declared: CallDeclaration | None = None, declared_in: Path | None = None
-    ) -> None:  # fmt: skip
+    ) -> None:
         if symbol and not _NAME.fullmatch(symbol):
             raise UsageError(f"{ascii(symbol)[:60]} is not the name of a function")
         if declared is None:
@@ -293,8 +293,9 @@ def _declared_in(path: Path, symbol: str = "") -> str:
             raise UsageError(f"{nothing}; it has no function {symbol}; {there_is(symbol, list(written))}")
         raise UsageError(
             f"{nothing}: paste this block and correct it; `gguf-verify new-kernel` writes a whole kernel",
-            "no-declaration", ("", *proposed(symbol, written.get(symbol))),
-        )  # fmt: skip
+            "no-declaration",
+            ("", *proposed(symbol, written.get(symbol))),
+        )
     lines = found[1].splitlines() if found is not None else []
     return "\n".join(re.sub(r"^\s*//", "", line) for line in lines) if lines else read_text(sidecar)
 

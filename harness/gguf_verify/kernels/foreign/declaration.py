@@ -93,8 +93,10 @@ class Declaration:
         if self.ordered and not self.deterministic:
             raise UsageError("ordered = true contradicts deterministic = false")
         for what, value, known in (
-            ("output", self.output, HALVES), ("arrays", self.arrays, ARRAYS), ("device", self.device, DEVICES),
-        ):  # fmt: skip
+            ("output", self.output, HALVES),
+            ("arrays", self.arrays, ARRAYS),
+            ("device", self.device, DEVICES),
+        ):
             if value not in known:
                 raise UsageError(
                     f"{what} {shortened(value)}: {nearest(str(value), known)}it is one of {', '.join(known)}"
@@ -153,9 +155,14 @@ class Declaration:
             name, inside = (F32.name, self.given) if self.given in HALVES else (self.given, "")
         try:
             return declared(
-                name, activations=self.activations, term=self.term, takes=inside,
-                accumulates=self._accumulates, output=self.output, epilogue=fused,
-            )  # fmt: skip
+                name,
+                activations=self.activations,
+                term=self.term,
+                takes=inside,
+                accumulates=self._accumulates,
+                output=self.output,
+                epilogue=fused,
+            )
         except ValueError as error:
             raise UsageError(str(error)) from None
 
@@ -206,12 +213,20 @@ def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declarat
         accumulates = tuple(sorted(accumulates.items()))
     elif not isinstance(accumulates, str):
         raise UsageError("accumulates must be a name or a table")
-    texts = {key: str(said[key]) for key in ("takes", "activations", "term", "output", "computes", "arrays", "device")
-             if key in said}  # fmt: skip
+    texts = {
+        key: str(said[key])
+        for key in ("takes", "activations", "term", "output", "computes", "arrays", "device")
+        if key in said
+    }
     return Declaration(
-        strings(said.get("formats", []), "formats"), str(said.get("semantics", "")), said.get("ordered", False), out,
-        domain=domain_of(said.get("domain", {})), accumulates=accumulates,
-        epilogue=strings(said.get("epilogue", []), "epilogue"), layouts=layouts_of(said.get("operands", {})),
+        strings(said.get("formats", []), "formats"),
+        str(said.get("semantics", "")),
+        said.get("ordered", False),
+        out,
+        domain=domain_of(said.get("domain", {})),
+        accumulates=accumulates,
+        epilogue=strings(said.get("epilogue", []), "epilogue"),
+        layouts=layouts_of(said.get("operands", {})),
         more=tuple((key, said[key]) for key in _OF_OTHERS if key in said),
         deterministic=said.get("deterministic", True), **texts,
     )  # fmt: skip

@@ -221,9 +221,19 @@ def parse(text: str, named: bool = True, kind: str = "") -> CallDeclaration:
     texts = {key: strings(said.get(key, []), key) for key in ("flags", "include", "import", "load")}
     unpack, packed = _repacking(said, declared, code)
     return CallDeclaration(
-        declared, steps, macros, macros_of, oracle, code, texts["flags"], texts["include"], texts["import"],
-        texts["load"], unpack, packed,
-    )  # fmt: skip
+        declared,
+        steps,
+        macros,
+        macros_of,
+        oracle,
+        code,
+        texts["flags"],
+        texts["include"],
+        texts["import"],
+        texts["load"],
+        unpack,
+        packed,
+    )
 
 
 def _repacking(said: dict[str, Any], declared: Declaration, code: str) -> tuple[Step | None, Expression | None]:
@@ -302,9 +312,14 @@ def _step(table: object, declared: Declaration, code: str, named: bool) -> Step:
         what = "a function of a C library returns" if in_c else "returns is only for functions of a C library:"
         raise UsageError(f"{what} one of {', '.join(_RETURNS)}, not {ascii(returns)[:40]}")
     return Step(
-        symbols, parameters, _three(table["grid"]) if has_grid else None, _three(table.get("block", 1)),
-        Expression(table.get("shared", 0)), Expression(table["when"]) if "when" in table else None, returns,
-    )  # fmt: skip
+        symbols,
+        parameters,
+        _three(table["grid"]) if has_grid else None,
+        _three(table.get("block", 1)),
+        Expression(table.get("shared", 0)),
+        Expression(table["when"]) if "when" in table else None,
+        returns,
+    )
 
 
 def _parameter(said: str, declared: Declaration) -> str | Number:

@@ -68,9 +68,14 @@ class FunctionRunner:
         raise EnvironmentFault("the thread blocks of a library function cannot be run alone")
 
     def _call_c(self, function: Any, args: list[Any], arrays: dict[str, Any], returns: str | None) -> None:
-        given = [ctypes.c_void_p(self._frame.stream()) if arg == STREAM
-                 else ctypes.c_void_p(_address(arrays[arg])) if isinstance(arg, str) else _C[arg[0]](arg[1])
-                 for arg in args]  # fmt: skip
+        given = [
+            ctypes.c_void_p(self._frame.stream())
+            if arg == STREAM
+            else ctypes.c_void_p(_address(arrays[arg]))
+            if isinstance(arg, str)
+            else _C[arg[0]](arg[1])
+            for arg in args
+        ]
         function.restype = None if returns is None else _C[returns]
         code = function(*given)
         self._frame.wait()
@@ -78,8 +83,9 @@ class FunctionRunner:
             raise Fault(f"the kernel's function returned {code}, but 0 means success")
 
     def _call_operator(self, function: Any, args: list[Any], arrays: dict[str, Any], output: Mapped) -> None:
-        given = [self._frame.stream() if arg == STREAM else arrays[arg] if isinstance(arg, str) else arg[1]
-                 for arg in args]  # fmt: skip
+        given = [
+            self._frame.stream() if arg == STREAM else arrays[arg] if isinstance(arg, str) else arg[1] for arg in args
+        ]
         try:
             answer = function(*given)
             self._frame.wait()

@@ -78,18 +78,30 @@ class Launcher:
         roles: dict[str, Role] = {"output": "output", **dict.fromkeys(scratch, "scratch")}
         try:
             sparse = {
-                what: Sparse(size, _buffer(host, operands[what]) if what in operands else None, what,
-                             roles.get(what, "input"), zeros.get(what, 0), question["unit"] if what == "output" else 4)
+                what: Sparse(
+                    size,
+                    _buffer(host, operands[what]) if what in operands else None,
+                    what,
+                    roles.get(what, "input"),
+                    zeros.get(what, 0),
+                    question["unit"] if what == "output" else 4,
+                )
                 for what, size in question["sizes"].items()
-            }  # fmt: skip
+            }
             *before, last = (
-                Before(self._kernels[launch["kernel"]], tuple(launch["grid"]), tuple(launch["block"]),
-                       _arguments(launch, sparse), launch["shared"], launch["numbers"])
+                Before(
+                    self._kernels[launch["kernel"]],
+                    tuple(launch["grid"]),
+                    tuple(launch["block"]),
+                    _arguments(launch, sparse),
+                    launch["shared"],
+                    launch["numbers"],
+                )
                 for launch in question["launches"]
-            )  # fmt: skip
+            )
             written = host.launch_alone(
                 last.kernel, last.grid, last.block, last.args, last.shared, last.numbers[0], before
-            )  # fmt: skip
+            )
         except EnvironmentFault:
             raise
         except HarnessError as error:

@@ -114,9 +114,7 @@ class Layout:
     accumulate: bool = False
     alignment: int = ALIGNMENT
 
-    def operand(
-        self, name: str, role: Role, unit: Unit, rows: int, values: int, names: Mapping[str, int]
-    ) -> Operand:  # fmt: skip
+    def operand(self, name: str, role: Role, unit: Unit, rows: int, values: int, names: Mapping[str, int]) -> Operand:
         """Return the operand of a matrix [rows, values].
 
         Raises KernelFault if the declaration yields no valid layout at these sizes.
@@ -249,9 +247,10 @@ def layouts_of(said: object) -> Layouts:
     if matrices.get("output", Layout()).columns is not None:
         raise UsageError("an output can have a stride, but no columns of zeros")
     further = {
-        name: Further(**_typed(name, table, _OF_FURTHER)) for name, table in said.items()
+        name: Further(**_typed(name, table, _OF_FURTHER))
+        for name, table in said.items()
         if name not in MATRICES and table and not table.keys() - _OF_FURTHER.keys()
-    }  # fmt: skip
+    }
     own = {name: _own(name, said[name]) for name in said if name not in (*MATRICES, *further)}
     return Layouts(matrices, own, further)
 

@@ -90,9 +90,10 @@ class Named:
         folder = self.declaration.parent
         loaded = [os.path.abspath(put_in(path, folder)) for path in found.libraries]
         return replace(
-            found, modules=(*found.modules, *further.modules),
+            found,
+            modules=(*found.modules, *further.modules),
             libraries=(*loaded, *map(os.path.abspath, further.libraries)),
-        )  # fmt: skip
+        )
 
 
 def named(kernel: str, further: Further) -> Named:
@@ -142,9 +143,14 @@ def _of_declaration(path: Path) -> Named:
 
 
 def open_foreign(
-    kernel: Any, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False, further: Further | None = None,
-    wanted: frozenset[str] | None = None, progress: Callable[[str], None] | None = None,
-) -> ForeignKernel:  # fmt: skip
+    kernel: Any,
+    host: Host,
+    time_limit: float = TIME_LIMIT,
+    verbose: bool = False,
+    further: Further | None = None,
+    wanted: frozenset[str] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> ForeignKernel:
     """Open a foreign kernel: a name that `named` resolves, or a function or callable object with a declaration.
 
     Args:
@@ -181,9 +187,14 @@ def open_foreign(
 
 
 def _source(
-    found: Named, host: Host, time_limit: float, verbose: bool, further: Further, wanted: frozenset[str] | None,
+    found: Named,
+    host: Host,
+    time_limit: float,
+    verbose: bool,
+    further: Further,
+    wanted: frozenset[str] | None,
     progress: Callable[[str], None] | None,
-) -> ForeignKernel:  # fmt: skip
+) -> ForeignKernel:
     """Open a kernel in CUDA C++, which is compiled here."""
     given = None if found.declaration is None else found.call_declaration(further)
     cuda = CudaSource(found.path, found.symbol, given, found.declaration)
@@ -193,9 +204,14 @@ def _source(
         placed = {key: asdict(kernel) for key, kernel in kernels.all(wanted, progress).items()}
         asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
         source = File(
-            found.shown, asked, _oracle(cuda.oracle), close=cuda.close, on_host=True, shown=(cuda.built,),
+            found.shown,
+            asked,
+            _oracle(cuda.oracle),
+            close=cuda.close,
+            on_host=True,
+            shown=(cuda.built,),
             named=() if cuda.oracle is None else (cuda.oracle[0],),
-        )  # fmt: skip
+        )
         return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))
     except BaseException:
         cuda.close()
@@ -225,13 +241,14 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
         raise UsageError(f"it is larger than {_MOST_CODE:,} bytes")
     placed = {
         f"{fmt}/{name or found.symbol}": asdict(Placed(name or found.symbol, {"code": path}))
-        for fmt in declared.of.kinds for name in declared.symbols(fmt)
-    }  # fmt: skip
+        for fmt in declared.of.kinds
+        for name in declared.symbols(fmt)
+    }
     asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
     oracle = _oracle_of(found, declared)
     source = File(
         found.shown, asked, oracle, on_host=True, code=_binaries(found.path), named=(found.path, *_files_of(oracle))
-    )  # fmt: skip
+    )
     return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
 
 

@@ -30,10 +30,14 @@ class ForeignOracle:
     def __init__(self, source: Source, takes: Semantics, time_limit: float, verbose: bool) -> None:
         self._takes = takes
         self._conversation = Conversation(
-            "the kernel's oracle", source.name,
-            lambda: source.start(verbose, max(time_limit, 1.0), oracle=True), time_limit, source.start_limit,
-            OracleFault, source.opened,
-        )  # fmt: skip
+            "the kernel's oracle",
+            source.name,
+            lambda: source.start(verbose, max(time_limit, 1.0), oracle=True),
+            time_limit,
+            source.start_limit,
+            OracleFault,
+            source.opened,
+        )
         self._last: dict[str, tuple[bytes, Doubles]] = {}
         try:
             #: The names of the functions that it supplies.
@@ -66,7 +70,7 @@ class ForeignOracle:
 
     def _asked(
         self, question: dict[str, Any], given: npt.NDArray[np.uint8], dtype: str, shape: tuple[int, ...], k: int
-    ) -> Doubles:  # fmt: skip
+    ) -> Doubles:
         """Call a function twice and compare.
 
         Its last answer is cached, since products of one matrix follow each other.
@@ -82,8 +86,10 @@ class ForeignOracle:
         file = MemoryFile(2 * size)  # fresh memory for each call
         budget = self._conversation.budget()
         try:
-            first, out = (self._once(question, given, laid_out(wanted, file.number, start=at)[0], file, k, budget)
-                          for at in (0, size))  # fmt: skip
+            first, out = (
+                self._once(question, given, laid_out(wanted, file.number, start=at)[0], file, k, budget)
+                for at in (0, size)
+            )
         finally:
             self._conversation.forget(file)
             file.close()
@@ -96,9 +102,14 @@ class ForeignOracle:
         return out
 
     def _once(
-        self, question: dict[str, Any], given: npt.NDArray[np.uint8], operands: tuple[Operand, ...], file: MemoryFile,
-        k: int, budget: Budget,
-    ) -> Doubles:  # fmt: skip
+        self,
+        question: dict[str, Any],
+        given: npt.NDArray[np.uint8],
+        operands: tuple[Operand, ...],
+        file: MemoryFile,
+        k: int,
+        budget: Budget,
+    ) -> Doubles:
         """Call a function once; return a copy of its values, float64[n, L]."""
         copy, values = operands
         copy.bytes_in(file.bytes)[:] = given.reshape(-1)

@@ -80,10 +80,15 @@ class ForeignKernel(Kernel):
     """
 
     def __init__(
-        self, source: Source, host: Host, time_limit: float = TIME_LIMIT, verbose: bool = False,
-        cuda: tuple[CudaSource, CudaKernels] | None = None, plan: CallDeclaration | None = None,
+        self,
+        source: Source,
+        host: Host,
+        time_limit: float = TIME_LIMIT,
+        verbose: bool = False,
+        cuda: tuple[CudaSource, CudaKernels] | None = None,
+        plan: CallDeclaration | None = None,
         symbol: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.host = host
         self._source, self._time_limit, self._verbose = source, time_limit, verbose
         #: The declaration of launches, and the compiler of a kernel in CUDA C++.
@@ -102,9 +107,13 @@ class ForeignKernel(Kernel):
         self._oracle: ForeignOracle | None = None
         # A process that stops in the middle of a message must not block this one.
         self._conversation = Conversation(
-            "the kernel", source.name, lambda: source.start(verbose, max(time_limit, 1.0)), time_limit,
-            source.start_limit, opened=source.opened,
-        )  # fmt: skip
+            "the kernel",
+            source.name,
+            lambda: source.start(verbose, max(time_limit, 1.0)),
+            time_limit,
+            source.start_limit,
+            opened=source.opened,
+        )
         self._products, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
         try:
             said = self._conversation.begin()
@@ -251,13 +260,17 @@ class ForeignKernel(Kernel):
         # Zeroed scratch memory is sparse: a page of zeros that repeats.
         contents = {
             name: content[:_PAGE] if of.role == "scratch" else content
-            for name, (of, content) in own.items() if content is not None
-        }  # fmt: skip
+            for name, (of, content) in own.items()
+            if content is not None
+        }
         call = SparseCall(
-            {**product.contents, **contents}, {**product.sizes, **{name: of.nbytes for name, (of, _) in own.items()}},
-            product, frozenset(name for name, (of, _) in own.items() if of.role == "scratch"), product.zeros,
+            {**product.contents, **contents},
+            {**product.sizes, **{name: of.nbytes for name, (of, _) in own.items()}},
+            product,
+            frozenset(name for name, (of, _) in own.items() if of.role == "scratch"),
+            product.zeros,
             product.unit,
-        )  # fmt: skip
+        )
         written = self.alone_in(call, product.fmt.name, names, number, product.needs)
         output = self.declaration.output
         return Written(written.at, widened(written.words.view(dtype_of(output)), output).view(np.uint32))
@@ -279,7 +292,7 @@ class ForeignKernel(Kernel):
 
     def alone_in(
         self, call: SparseCall, fmt: str, names: Mapping[str, int], number: int, needs: Sequence[Needs] = ()
-    ) -> Written:  # fmt: skip
+    ) -> Written:
         """Return the writes of thread block `number` of a call's last launch. Raises KernelFault, EnvironmentFault.
 
         Args:
@@ -386,9 +399,14 @@ class ForeignKernel(Kernel):
         self._products.load(weights, self.walls, [given], asked, once=self._packs)
 
     def _embedded(
-        self, weights: Weights, experts: Experts, product_of: tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp]],
-        x: npt.NDArray[np.uint8], shape: tuple[int, int], fused: Fused | None,
-    ) -> npt.NDArray[np.float32]:  # fmt: skip
+        self,
+        weights: Weights,
+        experts: Experts,
+        product_of: tuple[npt.NDArray[np.uint8], npt.NDArray[np.intp]],
+        x: npt.NDArray[np.uint8],
+        shape: tuple[int, int],
+        fused: Fused | None,
+    ) -> npt.NDArray[np.float32]:
         """Make a plain product with weights that were loaded as experts.
 
         Args:
@@ -461,9 +479,15 @@ class ForeignKernel(Kernel):
         return np.stack([answer["output"] for answer in answers])
 
     def called(
-        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
-        more: Mapping[str, Any] | None = None, runs: Runs | None = None,
-    ) -> tuple[list[Arrays], dict[str, Any]]:  # fmt: skip
+        self,
+        products: Products,
+        fmt: str,
+        operands: list[Given],
+        names: Mapping[str, int],
+        unpacks: bool = False,
+        more: Mapping[str, Any] | None = None,
+        runs: Runs | None = None,
+    ) -> tuple[list[Arrays], dict[str, Any]]:
         """Make a call; return its outputs, once for each run whose bits may differ, and the process's last message.
 
         Args:
@@ -526,9 +550,13 @@ class ForeignKernel(Kernel):
     def beside(self, who: str) -> Products:
         """Start a further process of it, which the caller closes."""
         conversation = Conversation(
-            who, self._source.name, lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
-            self._time_limit, self._source.start_limit, opened=self._source.opened,
-        )  # fmt: skip
+            who,
+            self._source.name,
+            lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
+            self._time_limit,
+            self._source.start_limit,
+            opened=self._source.opened,
+        )
         return Products(conversation)
 
     @property
@@ -536,7 +564,7 @@ class ForeignKernel(Kernel):
         """Whether the bits of its outputs may differ between calls, which is then no fault.
 
         True if it declares so, or if it adds floats by atomic operations on a real GPU and declares no order. (The
-        emulator runs blocks one after the other.) All of its outputs are then judged by the bound.
+        emulator runs blocks one after another.) All of its outputs are then judged by the bound.
         """
         if not self.declaration.deterministic:
             return True

@@ -119,9 +119,13 @@ class Products:
         return same and self._held is not None and self._held.whose is whose and self._held.walls == walls
 
     def load(
-        self, whose: object, walls: tuple[Wall, ...], inputs: Sequence[Given], more: Mapping[str, Any],
+        self,
+        whose: object,
+        walls: tuple[Wall, ...],
+        inputs: Sequence[Given],
+        more: Mapping[str, Any],
         once: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Have the process load inputs, such as weights, for many calls.
 
         Args:
@@ -199,9 +203,13 @@ class Products:
             raise
 
     def _differ(
-        self, made: Sequence[Arrays], operands: Sequence[Given], more: Mapping[str, Any], of: tuple[Runs, Wall],
+        self,
+        made: Sequence[Arrays],
+        operands: Sequence[Given],
+        more: Mapping[str, Any],
+        of: tuple[Runs, Wall],
         budget: Budget,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raise KernelFinding if two runs gave different bits that must agree.
 
         Two more runs, with the operands at the addresses of the first, tell whether the addresses are the cause.
@@ -223,7 +231,7 @@ class Products:
 
     def _once(
         self, given: Sequence[Given], more: Mapping[str, Any], runs: Runs, at: tuple[Wall, int], budget: Budget
-    ) -> tuple[Arrays, dict[str, Any]]:  # fmt: skip
+    ) -> tuple[Arrays, dict[str, Any]]:
         """Make one run; return its outputs and the message of the process.
 
         Args:

@@ -79,8 +79,11 @@ class PythonRunner:
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
         shape, frame = Shape(self._fmt, *question["shape"]), self._calling
         output, out = operands["output"].operand, operands["output"].array
-        given = {name: frame.array(mapped) for name, mapped in operands.items()
-                 if name != "output" or self._out or output.filled}  # fmt: skip
+        given = {
+            name: frame.array(mapped)
+            for name, mapped in operands.items()
+            if name != "output" or self._out or output.filled
+        }
         more = self._others | {name: array for name, array in given.items() if name not in _MATRICES}
         if output.filled and not self._out:  # accumulation: the previous content is an operand
             more["output"] = given["output"]

@@ -18,8 +18,9 @@ from ...formats import FORMATS
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _KERNEL = re.compile(
     r"[^;{}()]{0,200}?(?:__launch_bounds__\s{0,9}\([^)]{0,200}\)[^;{}()]{0,200}?)?(?<![\w#])(\w{1,300})\s{0,9}"
-    r"\(([^;{}]{0,4000}?)\)\s{0,99}\{", re.S,
-)  # fmt: skip
+    r"\(([^;{}]{0,4000}?)\)\s{0,99}\{",
+    re.S,
+)
 _WORDS = re.compile(r"\b(?:const|volatile|struct|restrict|__restrict__|__restrict|__grid_constant__)\b")
 #: Integer types of C → those of a declaration.
 _INTEGERS = {

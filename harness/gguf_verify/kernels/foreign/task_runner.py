@@ -54,8 +54,9 @@ class TaskRunner:
                 return self._deliver(lambda: unpack(self._weights, shape), "unpack", operands)
             return self._packed(operands)
         matrices = ("weights", "activations", "output")
-        given = {name: self._calling.array(mapped) for name, mapped in operands.items()
-                 if name != "output" or self._out}  # fmt: skip
+        given = {
+            name: self._calling.array(mapped) for name, mapped in operands.items() if name != "output" or self._out
+        }
         first = given["activations"] if self._table["computes"] == "quantize" else self._weights
         more = {name: array for name, array in given.items() if name not in matrices}
         out = [given["output"]] if self._out else []
@@ -104,8 +105,10 @@ class TaskRunner:
             output, out = operands["output"].operand, operands["output"].array
             y, dtype = as_array(answer, output.dtype)
             if dtype != output.dtype or y.shape != out.shape:
-                found, expected = (f"{name}[{', '.join(map(str, sizes))}]" for name, sizes in (
-                    (dtype, y.shape), (output.dtype, out.shape)))  # fmt: skip
+                found, expected = (
+                    f"{name}[{', '.join(map(str, sizes))}]"
+                    for name, sizes in ((dtype, y.shape), (output.dtype, out.shape))
+                )
                 raise Fault(f"{who} returned {found}, expected {expected}")
             out[...] = y
             poison_answer(answer, y, [mapped.array for mapped in (*operands.values(), *self._held.values())])

@@ -117,16 +117,21 @@ class ForeignTask(Task):
         return [Given(*own.operand(name, names)) for name, own in self.declared.layouts.own.items()]
 
     def _call(
-        self, products: Products, fmt: str, operands: list[Given], names: Mapping[str, int], unpacks: bool = False,
+        self,
+        products: Products,
+        fmt: str,
+        operands: list[Given],
+        names: Mapping[str, int],
+        unpacks: bool = False,
         runs: Runs | None = None,
-    ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:  # fmt: skip
+    ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:
         """Make a call; return its output, if it has one, and the last message of the process."""
         made, said = self.kernel.called(products, fmt, [*operands, *self._own(names)], names, unpacks, runs=runs)
         return made[0].get("output"), said
 
     def _large(
         self, fmt: str, names: Mapping[str, int], contents: dict[str, Bytes], sizes: dict[str, int]
-    ) -> LargeCall | str:  # fmt: skip
+    ) -> LargeCall | str:
         """Return a call that is too large to make whole, or why it cannot be made. Raises KernelFault."""
         declares = self.kernel.declares
         launched = None if declares is None else declares.launched(names)

@@ -31,8 +31,9 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.M)
 #: The names that a paragraph of a header defines at its outermost level.
 _DEFINED = re.compile(
     r"^(?:__device__ |__forceinline__ |static |const |constexpr |inline |typedef )*"
-    r"(?:struct|enum class|[\w:]+[ \w]*?[ *&]) ?(\w+)(?=[;({ \[=])", re.M,
-)  # fmt: skip
+    r"(?:struct|enum class|[\w:]+[ \w]*?[ *&]) ?(\w+)(?=[;({ \[=])",
+    re.M,
+)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,12 @@ class Dequantized(Wgmma):
 
 
 STEP = KernelSpec(
-    "f16_dequantized", "gemm/f16/04_dequantized.cu", "f16", None,
-    "W4A16/W8A16, dequantized to halves in memory, pipelined tensor cores", Dequantized(), cards=Cards(exact="90a"),
+    "f16_dequantized",
+    "gemm/f16/04_dequantized.cu",
+    "f16",
+    None,
+    "W4A16/W8A16, dequantized to halves in memory, pipelined tensor cores",
+    Dequantized(),
+    cards=Cards(exact="90a"),
     declares=IN_TENSOR_CORES,
-)  # fmt: skip
+)

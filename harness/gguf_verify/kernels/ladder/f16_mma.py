@@ -30,6 +30,12 @@ class Mma(Launch):
 
 
 STEP = KernelSpec(
-    "f16_mma", "gemm/f16/02_mma.cu", "f16", None, "W4A16/W8A16 in halves, tensor cores", Mma(),
-    declares=IN_TENSOR_CORES, fastest=lambda problem: problem.on_gpu,
-)  # fmt: skip
+    "f16_mma",
+    "gemm/f16/02_mma.cu",
+    "f16",
+    None,
+    "W4A16/W8A16 in halves, tensor cores",
+    Mma(),
+    declares=IN_TENSOR_CORES,
+    fastest=lambda problem: problem.on_gpu,
+)

@@ -67,6 +67,13 @@ class Wgmma(Launch):
 
 
 STEP = KernelSpec(
-    "f16_wgmma", "gemm/f16/03_wgmma.cu", "f16", None, "W4A16/W8A16 in halves, pipelined tensor cores, packed weights",
-    Wgmma(), cards=Cards(exact="90a"), declares=IN_TENSOR_CORES, fastest=lambda problem: problem.on_gpu,
-)  # fmt: skip
+    "f16_wgmma",
+    "gemm/f16/03_wgmma.cu",
+    "f16",
+    None,
+    "W4A16/W8A16 in halves, pipelined tensor cores, packed weights",
+    Wgmma(),
+    cards=Cards(exact="90a"),
+    declares=IN_TENSOR_CORES,
+    fastest=lambda problem: problem.on_gpu,
+)

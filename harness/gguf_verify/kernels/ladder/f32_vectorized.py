@@ -20,6 +20,11 @@ def _fastest(problem: Problem) -> bool:
 
 
 STEP = KernelSpec(
-    "f32_vectorized", "gemm/f32/03_vectorized.cu", "f32", ASCENDING,
-    "W4A16/W8A16, tiles in registers, loads of 16 bytes", Tiles(_TOKENS, _ROWS), fastest=_fastest,
-)  # fmt: skip
+    "f32_vectorized",
+    "gemm/f32/03_vectorized.cu",
+    "f32",
+    ASCENDING,
+    "W4A16/W8A16, tiles in registers, loads of 16 bytes",
+    Tiles(_TOKENS, _ROWS),
+    fastest=_fastest,
+)

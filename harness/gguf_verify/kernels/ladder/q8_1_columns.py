@@ -86,7 +86,7 @@ class Columns(Packed):
 
     def _launch(
         self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]
-    ) -> None:  # fmt: skip
+    ) -> None:
         fmt, host = weights.fmt, site.host
         assert isinstance(fmt, BlockFormat)
         threads, shared = shape["WARPS"] * 32, self.shared(fmt, shape)
@@ -124,6 +124,13 @@ def _fastest(problem: Problem) -> bool:
 
 
 STEP = KernelSpec(
-    "q8_1_columns", "gemm/q8_1/11_columns.cu", "q8_1", ASCENDING, "W4A8/W8A8, tokens as columns of tensor cores",
-    Columns(), formats=LEGACY, cards=Cards(90), fastest=_fastest,
-)  # fmt: skip
+    "q8_1_columns",
+    "gemm/q8_1/11_columns.cu",
+    "q8_1",
+    ASCENDING,
+    "W4A8/W8A8, tokens as columns of tensor cores",
+    Columns(),
+    formats=LEGACY,
+    cards=Cards(90),
+    fastest=_fastest,
+)

@@ -98,7 +98,7 @@ class Decode(Interleaved):
 
     def _launch(
         self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]
-    ) -> None:  # fmt: skip
+    ) -> None:
         fmt, host = weights.fmt, site.host
         assert isinstance(fmt, BlockFormat)
         threads, shared = shape["WARPS"] * 32, self.shared(fmt, shape)
@@ -131,6 +131,11 @@ def _fastest(problem: Problem) -> bool:
 
 
 STEP = KernelSpec(
-    "q8_1_decode", "gemm/q8_1/10_decode.cu", "q8_1", ASCENDING, "W4A8/W8A8, few tokens, any type, weights read once",
-    Decode(), fastest=_fastest,
-)  # fmt: skip
+    "q8_1_decode",
+    "gemm/q8_1/10_decode.cu",
+    "q8_1",
+    ASCENDING,
+    "W4A8/W8A8, few tokens, any type, weights read once",
+    Decode(),
+    fastest=_fastest,
+)

@@ -6,6 +6,10 @@ from ...semantics.order import ASCENDING
 from ..spec import KernelSpec
 
 STEP = KernelSpec(
-    "q8_1_dp4a", "gemm/q8_1/04_dp4a.cu", "q8_1", ASCENDING, "W4A8/W8A8, four products an instruction",
+    "q8_1_dp4a",
+    "gemm/q8_1/04_dp4a.cu",
+    "q8_1",
+    ASCENDING,
+    "W4A8/W8A8, four products an instruction",
     fastest=lambda problem: True,
-)  # fmt: skip
+)

@@ -79,9 +79,7 @@ class Gemv(Packed):
         terms = shape["TOKENS"] * a_round * 36 * a_term
         return shape["STAGES"] * a_round * 32 * fmt.block_bytes + terms + shape["TOKENS"] * shape["X_BLOCKS"] * 40
 
-    def _few(
-        self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]
-    ) -> None:  # fmt: skip
+    def _few(self, entry: str, site: Site, weights: Weights, x: Any, out: Any, m: int, shape: dict[str, int]) -> None:
         """Compute up to four tokens in one launch."""
         host, shared = site.host, self.shared(weights.fmt, shape)
         threads = (shape["WARPS"] + shape["TOKENS"]) * 32
@@ -121,6 +119,12 @@ def _fastest(problem: Problem) -> bool:
 
 
 STEP = KernelSpec(
-    "q8_1_gemv", "gemm/q8_1/08_gemv.cu", "q8_1", ASCENDING, "W4A8/W8A8, few tokens, packed weights read once",
-    Gemv(), formats=LEGACY, fastest=_fastest,
-)  # fmt: skip
+    "q8_1_gemv",
+    "gemm/q8_1/08_gemv.cu",
+    "q8_1",
+    ASCENDING,
+    "W4A8/W8A8, few tokens, packed weights read once",
+    Gemv(),
+    formats=LEGACY,
+    fastest=_fastest,
+)

@@ -7,6 +7,11 @@ from ..launch import Tiles
 from ..spec import KernelSpec
 
 STEP = KernelSpec(
-    "q8_1_mma", "gemm/q8_1/06_mma.cu", "q8_1", ASCENDING, "W4A8/W8A8, tensor cores", Tiles(128, 128, 512),
+    "q8_1_mma",
+    "gemm/q8_1/06_mma.cu",
+    "q8_1",
+    ASCENDING,
+    "W4A8/W8A8, tensor cores",
+    Tiles(128, 128, 512),
     fastest=lambda problem: problem.on_gpu,
-)  # fmt: skip
+)

@@ -74,6 +74,12 @@ def _fastest(problem: Problem) -> bool:
 
 
 STEP = KernelSpec(
-    "q8_1_split_k", "gemm/q8_1/09_split_k.cu", "q8_1", Order(SPLIT), "W4A8/W8A8, as q8_1_wgmma, rows in parts",
-    SplitK(), cards=Cards(exact="90a"), fastest=_fastest,
-)  # fmt: skip
+    "q8_1_split_k",
+    "gemm/q8_1/09_split_k.cu",
+    "q8_1",
+    Order(SPLIT),
+    "W4A8/W8A8, as q8_1_wgmma, rows in parts",
+    SplitK(),
+    cards=Cards(exact="90a"),
+    fastest=_fastest,
+)

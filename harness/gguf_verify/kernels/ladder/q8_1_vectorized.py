@@ -7,6 +7,10 @@ from ..launch import Tiles
 from ..spec import KernelSpec
 
 STEP = KernelSpec(
-    "q8_1_vectorized", "gemm/q8_1/03_vectorized.cu", "q8_1", ASCENDING,
-    "W4A8/W8A8, tiles in registers, loads of 16 bytes", Tiles(64, 64),
-)  # fmt: skip
+    "q8_1_vectorized",
+    "gemm/q8_1/03_vectorized.cu",
+    "q8_1",
+    ASCENDING,
+    "W4A8/W8A8, tiles in registers, loads of 16 bytes",
+    Tiles(64, 64),
+)

@@ -40,7 +40,12 @@ class Wgmma(Packed):
 
 
 STEP = KernelSpec(
-    "q8_1_wgmma", "gemm/q8_1/07_wgmma.cu", "q8_1", ASCENDING,
-    "W4A8/W8A8, pipelined tensor cores, packed weights", Wgmma(), cards=Cards(exact="90a"),
+    "q8_1_wgmma",
+    "gemm/q8_1/07_wgmma.cu",
+    "q8_1",
+    ASCENDING,
+    "W4A8/W8A8, pipelined tensor cores, packed weights",
+    Wgmma(),
+    cards=Cards(exact="90a"),
     fastest=lambda problem: problem.on_gpu,
-)  # fmt: skip
+)

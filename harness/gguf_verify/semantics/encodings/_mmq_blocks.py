@@ -49,11 +49,19 @@ def _slow(raw: bytes, scales: str, per_scale: int, step: int) -> list[float]:
 
 def _format(name: str, scales: Field, read: object, slow: object) -> BlockFormat:
     return BlockFormat(
-        name=name, type_id=NO_TYPE_ID, block_size=SIZE, group=32, bits=8, low=-128, read_codes=_codes,
+        name=name,
+        type_id=NO_TYPE_ID,
+        block_size=SIZE,
+        group=32,
+        bits=8,
+        low=-128,
+        read_codes=_codes,
         fields=(scales, Field("qs", "i1", SIZE, "codes in order", each(SIZE, Bits(8, "x", 0)))),
-        read_scales=read, slow_decode=slow, activations=True,  # type: ignore[arg-type]
+        read_scales=read,
+        slow_decode=slow,
+        activations=True,  # type: ignore[arg-type]
         source="ggml-cuda/mmq.cuh, quantize.cu (llama.cpp v0.5.0)",
-    )  # fmt: skip
+    )
 
 
 def packed(blocks: Bytes) -> Bytes:
@@ -68,14 +76,20 @@ def packed(blocks: Bytes) -> Bytes:
 
 _HALVES = each(8, Bits(16, "scale or sum", 0))
 DS4_BLOCK = _format(
-    "MMQ_DS4", Field("ds", "<f2", 8, "scale and sum of 32 values, four times", _HALVES),
-    _ds4, partial(_slow, scales="<8e", per_scale=32, step=2),
-)  # fmt: skip
+    "MMQ_DS4",
+    Field("ds", "<f2", 8, "scale and sum of 32 values, four times", _HALVES),
+    _ds4,
+    partial(_slow, scales="<8e", per_scale=32, step=2),
+)
 D4_BLOCK = _format(
-    "MMQ_D4", Field("d", "<f4", 4, "scale of 32 values, four times", each(4, Bits(32, "scale", 0))),
-    _d4, partial(_slow, scales="<4f", per_scale=32, step=1),
-)  # fmt: skip
+    "MMQ_D4",
+    Field("d", "<f4", 4, "scale of 32 values, four times", each(4, Bits(32, "scale", 0))),
+    _d4,
+    partial(_slow, scales="<4f", per_scale=32, step=1),
+)
 D2S6_BLOCK = _format(
-    "MMQ_D2S6", Field("ds", "<f2", 8, "two scales of 64 values, six sums of 16", _HALVES),
-    _d2s6, partial(_slow, scales="<2e", per_scale=64, step=1),
-)  # fmt: skip
+    "MMQ_D2S6",
+    Field("ds", "<f2", 8, "two scales of 64 values, six sums of 16", _HALVES),
+    _d2s6,
+    partial(_slow, scales="<2e", per_scale=64, step=1),
+)

@@ -121,9 +121,7 @@ def _operation(name: str, title: str, apply: Apply) -> Operation:
 SILU_GATE = _operation(
     "silu_gate", "SiLU(y[m, n]) · up[m, n], SiLU(z) = z / (1 + exp(-z))", Gate(_silu, _silu_slope, _silu_rounding).apply
 )
-RELU_GATE = _operation(
-    "relu_gate", "max(y[m, n], 0) · up[m, n]", Gate(_relu, _relu_slope, _relu_rounding).apply
-)  # fmt: skip
+RELU_GATE = _operation("relu_gate", "max(y[m, n], 0) · up[m, n]", Gate(_relu, _relu_slope, _relu_rounding).apply)
 GELU_GATE = _operation(
     "gelu_gate", "GELU(y[m, n]) · up[m, n], by its tanh form", Gate(_gelu, _gelu_slope, _gelu_rounding).apply
 )

@@ -19,13 +19,29 @@ def _times_token(p: Product, operand: npt.NDArray[Any], fused: Fused) -> Product
 
 
 SCALE = Operation(
-    name="scale", title="scale · y[m, n]", operand="scale", place="one", neutral=1.0, factor=True, apply=_times,
-)  # fmt: skip
-ROW_SCALE = Operation(
-    name="row_scale", title="row_scale[n] · y[m, n]", operand="row_scale", place="row", neutral=1.0, factor=True,
+    name="scale",
+    title="scale · y[m, n]",
+    operand="scale",
+    place="one",
+    neutral=1.0,
+    factor=True,
     apply=_times,
-)  # fmt: skip
+)
+ROW_SCALE = Operation(
+    name="row_scale",
+    title="row_scale[n] · y[m, n]",
+    operand="row_scale",
+    place="row",
+    neutral=1.0,
+    factor=True,
+    apply=_times,
+)
 TOKEN_SCALE = Operation(
-    name="token_scale", title="token_scale[m] · y[m, n]", operand="token_scale", place="token", neutral=1.0,
-    factor=True, apply=_times_token,
-)  # fmt: skip
+    name="token_scale",
+    title="token_scale[m] · y[m, n]",
+    operand="token_scale",
+    place="token",
+    neutral=1.0,
+    factor=True,
+    apply=_times_token,
+)

@@ -15,15 +15,30 @@ def _plus(p: Product, operand: npt.NDArray[Any], fused: Fused) -> Product:
 
 
 BIAS = Operation(
-    name="bias", title="y[m, n] + bias[n]", operand="bias", place="row", neutral=0.0, apply=_plus,
-)  # fmt: skip
-RESIDUAL = Operation(
-    name="residual", title="y[m, n] + residual[m, n]", operand="residual", place="output", as_output=True, neutral=0.0,
+    name="bias",
+    title="y[m, n] + bias[n]",
+    operand="bias",
+    place="row",
+    neutral=0.0,
     apply=_plus,
-)  # fmt: skip
+)
+RESIDUAL = Operation(
+    name="residual",
+    title="y[m, n] + residual[m, n]",
+    operand="residual",
+    place="output",
+    as_output=True,
+    neutral=0.0,
+    apply=_plus,
+)
 #: Accumulation into the output: its operand is the content of the output before the call. It is always the last
 #: operation.
 ACCUMULATE = Operation(
-    name="accumulate", title="output[m, n] + y[m, n]", operand="output", place="output", as_output=True, neutral=0.0,
+    name="accumulate",
+    title="output[m, n] + y[m, n]",
+    operand="output",
+    place="output",
+    as_output=True,
+    neutral=0.0,
     apply=_plus,
-)  # fmt: skip
+)

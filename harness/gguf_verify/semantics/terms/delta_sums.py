@@ -46,9 +46,7 @@ def _read_minima(structs: Structs) -> Floats:
 
 
 #: IQ1_S as w = d·(2·scale + 1)·(grid + 1) + d·(2·scale + 1)·(±1/8 - 1).
-IQ1_S_APART = replace(
-    IQ1_S, bits=2, low=0, read_codes=_read_codes, read_scales=_read_scales, read_minima=_read_minima
-)  # fmt: skip
+IQ1_S_APART = replace(IQ1_S, bits=2, low=0, read_codes=_read_codes, read_scales=_read_scales, read_minima=_read_minima)
 
 
 def _reads(fmt: BlockFormat) -> BlockFormat:
