@@ -34,7 +34,7 @@ from gguf_verify_nightly.report import html
 from gguf_verify_nightly.report.json import of_night
 from gguf_verify_nightly.report.writers import NightKind
 from gguf_verify_nightly.summary import NightReport
-from tests.support.shown import text_of
+from tests.support.shown import text_of, written
 from tests.support.stub_nights import STUB, write_config
 from tests.unit.nightly.test_config import a_build
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ def _slow(raw: bytes, scales: str, per_scale: int, step: int) -> list[float]:
     return [float(np.float32(d[i // per_scale]) * np.float32(q)) for i, q in enumerate(codes)]
 
 
-def _format(name: str, scales: Field, read: object, slow: object) -> BlockFormat:
+def _format(name: str, scales: Field, read: Any, slow: Any) -> BlockFormat:
     return BlockFormat(
         name=name,
         type_id=NO_TYPE_ID,
@@ -59,7 +60,7 @@ def _format(name: str, scales: Field, read: object, slow: object) -> BlockFormat
         fields=(scales, Field("qs", "i1", SIZE, "codes in order", each(SIZE, Bits(8, "x", 0)))),
         read_scales=read,
         slow_decode=slow,
-        activations=True,  # type: ignore[arg-type]
+        activations=True,
         source="ggml-cuda/mmq.cuh, quantize.cu (llama.cpp v0.5.0)",
     )
 
