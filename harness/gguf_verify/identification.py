@@ -26,6 +26,7 @@ from .results import Options
 from .rungs import Run
 from .rungs.drawn import Drawn, check_reference
 from .rungs.opening import open_run
+from .rungs.request import Request
 from .rungs.tasks import Step
 from .semantics.cuda import NoDefinition
 from .semantics.definition import Semantics
@@ -124,10 +125,11 @@ def identify_model(
     options = options or Options()
     command = command or command_of(path, kernel, host, None, options, identify=True)
     check_reference(path, options)
+    request = Request(path, kernel, host, options=options, ray=ray, jobs=jobs)
     with (
         sandboxed(options.sandbox, options.kernel_memory),
         open_run(path, kernel, host, options) as run,
-        judges(ray, run, path, kernel, host, options, jobs) as run.judges,
+        judges(run, request) as pool,
     ):
         model, multiplier = run.model, run.kernel
         try:
@@ -148,7 +150,7 @@ def identify_model(
                 matrices = {}
             tasks = (Step(task=TypeTask(kind, tuple(t.name for t in of))) for kind, of in matrices.items())
             with run.bar("identify", len(matrices), "type") as bar:
-                for _, found in run.judges.each(run, tasks):
+                for _, found in pool.each(run, tasks):
                     report.products += found.products
                     report.unable += found.unable
                     bar.update()

@@ -53,14 +53,17 @@ class Examination:
         #: Who is at fault for that.
         self.culprit: Culprit = "environment"
 
-    def read(
-        self, tensors: Sequence[Tensor], told: Callable[[Content], object] = lambda _content: None,
-        parts: Iterable[Sequence[Tensor]] | None = None, scan: Scanning | None = None,
-    ) -> None:  # fmt: skip
-        """Scan every tensor, or what was drawn of them.
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Scan every tensor, or a sample of them."""
+        for _ in self.reading(tensors):
+            pass
+
+    def reading(
+        self, tensors: Sequence[Tensor], parts: Iterable[Sequence[Tensor]] | None = None, scan: Scanning | None = None
+    ) -> Iterator[Content]:
+        """Scan every tensor, or a sample of them. Yields the contents of each tensor.
 
         Args:
-            told: gets what is known of each tensor as it comes.
             parts: the tensors in parts, which are scanned one after the other; it may end before all of them.
             scan: who scans a part; None: the examiners, or llama.cpp's process.
         """
@@ -78,7 +81,7 @@ class Examination:
         with self._bar("audit", tensors) as bar:
             for part in [tensors] if parts is None else parts:
                 with closing((scan or here)(part, bar.update)) as found:
-                    self._follow(found, tensors, told, bar)
+                    yield from self._follow(found, tensors, bar)
             self.findings += sign_findings(self.contents)
             self.findings += zero_findings(self.contents, self.model)
             if self.sampled is None:
@@ -91,9 +94,7 @@ class Examination:
             self.findings = [self.sampled.said(f) for f in self.findings]
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
 
-    def _follow(
-        self, found: Iterable[Content], tensors: Sequence[Tensor], told: Callable[[Content], object], bar: tqdm[Any]
-    ) -> None:
+    def _follow(self, found: Iterable[Content], tensors: Sequence[Tensor], bar: tqdm[Any]) -> Iterator[Content]:
         def next_one() -> None:
             if len(self.contents) < len(tensors):
                 under_way(bar, tensors[len(self.contents)].name)
@@ -105,7 +106,7 @@ class Examination:
             self.findings += content_findings(content)
             if content.unverified:
                 self.unverified.append((content.tensor.name, content.unverified))
-            told(content)
+            yield content
             next_one()
 
     def compare(self, tensors: Sequence[Tensor], source: Source, importance: Importance | None = None) -> None:

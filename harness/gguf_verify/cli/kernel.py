@@ -16,7 +16,7 @@ from ..support.errors import UsageError, say
 from ..verification import verify
 from .command import Command
 from .common import EXIT_CODES, Parser, add_common, add_reports, asked_for, deliver, form, internal_errors
-from .verify import add_kernel_options, deliver_run, kernel_options, watcher
+from .verify import add_kernel_options, deliver_run, kernel_options, shown_live
 
 _EPILOG = """\
 examples:
@@ -96,8 +96,8 @@ def verified(args: argparse.Namespace) -> int:
         found = identify_model(drawn, args.kernel, args.host, options, command, args.ray, args.jobs)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(
-        drawn, args.kernel, args.host, rungs, options, command, watcher=watcher(args, options), interrupted_report=True,
-        ray=args.ray, jobs=args.jobs,
+        drawn, args.kernel, args.host, rungs, options, told=shown_live(options), command=command,
+        interrupted_report=True, ray=args.ray, jobs=args.jobs,
     )  # fmt: skip
     return deliver_run(report, args.verbose, files)
 

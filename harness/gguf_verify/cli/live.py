@@ -9,14 +9,13 @@ from rich.text import Text
 from ..report.terminal.console import rendered
 from ..report.terminal.run import Distinct, failure_lines, rung_line
 from ..report.writer import Form
-from ..results import Failure, Report, RungResult
-from ..rungs import Rung
+from ..results import Failure, RungResult
 from ..support.progress import print_above_bars
-from ..verification import Watcher
+from ..verification.climb import Event, Failed, RungEnds
 
 
-class Live(Watcher):
-    """Prints as the run goes on.
+class Live:
+    """Prints the events of a run. A rung that takes long shows a bar, so its beginning is not printed.
 
     Args:
         shown: how lines are written.
@@ -27,22 +26,26 @@ class Live(Watcher):
         self._distinct = Distinct()
         self._shown = 0
 
-    def failed(self, result: RungResult, failure: Failure) -> None:
+    def __call__(self, event: Event) -> None:
+        """Print one event."""
+        if isinstance(event, Failed):
+            self._failed(event.result, event.failure)
+        elif isinstance(event, RungEnds):
+            self._ended(event.result)
+
+    def _failed(self, result: RungResult, failure: Failure) -> None:
         """A failure, in the words of the report; not one that would repeat what was shown."""
         if self._distinct.adds(result, failure):
             self._shown += 1
             self._print(rendered(failure_lines(result, failure, self._form), self._form))
 
-    def ends(self, _report: Report, result: RungResult) -> None:
+    def _ended(self, result: RungResult) -> None:
         """A line for the rung, and one that says how many failures were not shown."""
         if result.n_failures > self._shown:
             more = f"… {self._shown:,} of {result.n_failures:,} failures of the {result.name} rung are shown"
             self._print(rendered([Text(more)], self._form))
         self._shown = 0
         self._print(rendered([rung_line(result, self._form)], self._form))
-
-    def begins(self, report: Report, rung: Rung) -> None:
-        """Nothing: a rung that takes long shows a bar."""
 
     def _print(self, text: str) -> None:
         if sys.stderr is not None:

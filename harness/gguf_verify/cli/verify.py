@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ..support.durations import seconds_of
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
 from ..support.seeds import MOST_SEED, fresh_seed
 from ..verification import verify
+from ..verification.climb import Event
 from .certify import Certificates
 from .command import Command, commands
 from .common import (
@@ -218,17 +220,17 @@ def _run(args: argparse.Namespace) -> int:
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     certificate = Certificates.asked_for(args, _rungs(args), further(options))
     report = verify(
-        args.model, args.kernel, args.host, _rungs(args), options, _command(args, options), source=args.source,
-        source_text=args.source_text, waivers=args.waivers, watcher=watcher(args, options), interrupted_report=True,
-        ray=args.ray, jobs=args.jobs,
+        args.model, args.kernel, args.host, _rungs(args), options, told=shown_live(options),
+        command=_command(args, options), source=args.source, source_text=args.source_text, waivers=args.waivers,
+        interrupted_report=True, ray=args.ray, jobs=args.jobs,
     )  # fmt: skip
     exit_code = deliver_run(report, args.verbose, files)
     return exit_code if certificate is None or not report.rungs else certificate.write(report, exit_code)
 
 
-def watcher(args: argparse.Namespace, options: Options) -> Live | None:
-    """What standard error shows of a run while it goes on."""
-    return Live(error_form()) if options.progress else None
+def shown_live(options: Options) -> Callable[[Event], object]:
+    """Shows the events of a run on standard error, if it shows its progress."""
+    return Live(error_form()) if options.progress else lambda _: None
 
 
 def deliver_run(report: Report, verbose: bool, files: Files) -> int:

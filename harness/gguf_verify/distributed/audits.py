@@ -48,22 +48,15 @@ def examiners(address: str, options: AuditOptions) -> Elsewhere:
 # ---- in this process -------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class _WithoutKernel:
-    """An audit opens no kernel."""
+    """An audit, which opens no kernel and has no time limit."""
 
-    opened: OpenedFiles = field(default_factory=OpenedFiles, kw_only=True)
+    budget: Budget = field(default_factory=Budget, kw_only=True)
 
     @property
     def opened_here(self) -> OpenedFiles:
-        return self.opened
-
-
-@dataclass
-class _Unlimited(_WithoutKernel):
-    """An audit takes the time that it takes."""
-
-    budget: Budget = field(default_factory=Budget)
+        return OpenedFiles()
 
 
 class _Examiners:
@@ -76,7 +69,7 @@ class _Examiners:
         n = _TASKS * self._workers.wanted
         plan = (Step(task=ContentsOf(tuple(t.name for t in run))) for run in runs_of(tensors, n))
         of = self._examined.model.tensors
-        for step, found in self._workers.each(_Unlimited(), plan):
+        for step, found in self._workers.each(_WithoutKernel(), plan):
             for name, fields in zip(step.task.tensors, found, strict=True):
                 on_bytes(of[name].nbytes)
                 yield Content(of[name], *fields)
@@ -84,7 +77,7 @@ class _Examiners:
     def comparisons(self, tensors: Sequence[Tensor]) -> Generator[Comparison]:
         source = self._examined.source
         assert source is not None
-        for step, found in self._workers.each(_Unlimited(), (Step(task=ComparisonOf(t.name)) for t in tensors)):
+        for step, found in self._workers.each(_WithoutKernel(), (Step(task=ComparisonOf(t.name)) for t in tensors)):
             tensor = self._examined.model.tensors[step.task.tensor]
             comparison = replace(found, tensor=tensor, source=source.tensors.get(tensor.name) if found.source else None)
             if comparison.xrays is not None:  # they name the file as this process does
@@ -96,7 +89,7 @@ class _Examiners:
 # ---- in the others ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class OpenAudit(_WithoutKernel):
     """What a worker has open."""
 
@@ -105,7 +98,6 @@ class OpenAudit(_WithoutKernel):
     threads: int
     source: Source | None = None
     importance: Importance | None = None
-    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)

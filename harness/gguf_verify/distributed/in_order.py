@@ -9,6 +9,7 @@ from contextlib import closing
 from typing import Any
 
 from ..llama import LlamaRefused
+from ..results import OpenedFiles
 from ..rungs.budget import BudgetSpent
 from ..rungs.tasks import Found, Step, T, Task
 from ..support.errors import HarnessError
@@ -29,6 +30,8 @@ class InOrder(ABC):
     scans = True
 
     def __init__(self, count: int) -> None:
+        #: Files that kernels opened in the workers.
+        self.opened = OpenedFiles()
         #: Tasks that keep all busy.
         self.wanted = _GIVEN * count
         #: Answers that have not come → the worker.
@@ -141,7 +144,7 @@ class InOrder(ABC):
         if isinstance(found, Refused):
             raise found.error
         on.budget.cut |= found.cut
-        on.opened = on.opened.with_(found.opened)
+        self.opened = self.opened.with_(found.opened)
         return found.found
 
 

@@ -7,9 +7,9 @@ import os
 import pickle
 import platform
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ..llama import LlamaRefused
 from ..results import OpenedFiles
@@ -40,16 +40,17 @@ class Place:
 
 
 class Budgeted(Protocol):
-    """What tasks are judged on, in the time that is left.
+    """A dataclass that tasks are judged on, in the time that is left."""
 
-    `opened` are the files that its kernel opened in other processes, `opened_here` those of this one.
-    """
-
-    budget: Budget
-    opened: OpenedFiles
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
-    def opened_here(self) -> OpenedFiles: ...
+    def budget(self) -> Budget: ...
+
+    @property
+    def opened_here(self) -> OpenedFiles:
+        """The files that its kernel opened in this process."""
+        ...
 
 
 class Work(Protocol):
@@ -125,17 +126,16 @@ class Worker:
         if fault is not None:
             return fault
         assert self._opened is not None
-        budget = self._opened.budget = Budget(left)
-        budget.words = words
+        on = replace(self._opened, budget=Budget(left, words=words))
         before = stages.seconds()
         try:
-            found = task.judge(self._opened)
+            found = task.judge(on)
         except (HarnessError, LlamaRefused, BudgetSpent) as error:
             return Refused.of(error)
         part = getattr(found, "part", None)
         if part is not None:
             part.stages.update(stages.since(before))
-        return Judged(found, budget.cut, self._opened.opened_here)
+        return Judged(found, on.budget.cut, on.opened_here)
 
     def close(self) -> None:
         """End what was started."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,10 +24,21 @@ if TYPE_CHECKING:
     from .process import LlamaProcess
 
 Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 #: Products that llama.cpp may compute while one is judged. Each takes room in the lane, and in the judge's process the
 #: one that is judged alone.
 _AHEAD = 2
+
+
+def returned(steps: Generator[Any, None, T]) -> T:
+    """What a generator returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class LoadedModel:
@@ -235,15 +246,22 @@ class LoadedModel:
 
     def graft(
         self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = (),
-        spared: Collection[str] = (), meanwhile: Callable[[], object] = lambda: None,
+        spared: Collection[str] = (),
     ) -> Evaluation:  # fmt: skip
-        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM.
+        """`grafting`, to its end."""
+        return returned(self.grafting(tokens, replace, activations, spared))
+
+    def grafting(
+        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = (),
+        spared: Collection[str] = (),
+    ) -> Generator[None, None, Evaluation]:  # fmt: skip
+        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM. Yields after each
+        product, while llama.cpp computes the next one.
 
         Args:
             spared: tensors for all of whose GEMMs `replace` gives an output; where it does not, llama.cpp refuses
                 (LlamaRefused). Where the CPU computes, llama.cpp's own is not computed: what a GEMM holds as y then
                 means nothing.
-            meanwhile: called after each product, while llama.cpp goes on to the next.
         """
         for node, answer in self._tapped("graft", tokens, activations, False, spared=spared):
             if isinstance(node, Evaluation):
@@ -251,7 +269,7 @@ class LoadedModel:
             given = [replace(gemm) for gemm in node.gemms()]
             lacks = node.tensor in spared and any(y is None for y in given)
             answer(None if lacks else node.joined(given))  # rows that nobody computed must not be joined
-            meanwhile()
+            yield
         raise LlamaFault("llama.cpp ended a graft without a result")
 
     def _tapped(

@@ -47,7 +47,7 @@ from .exact import ExactProducts
 from .explain import Attempts, Explanations, Place, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
-from .interface import Rung
+from .interface import Rung, Steps
 from .judging import KERNEL, judge_output, llama_side
 from .known import Known
 from .llama_quantizers import Quantizers
@@ -64,8 +64,8 @@ _RUNS, _COLUMNS = 4, 8
 _SAMPLE = 1 << 19
 
 
-def check(run: Run, result: RungResult) -> None:
-    """Judge every block's product. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge every block's product. Raises EnvironmentFault if llama.cpp crashes."""
     wanted, only = {}, begin_alone(run, result)
     for tensor in run.selected():
         if not may_be_matrix(tensor):
@@ -81,8 +81,9 @@ def check(run: Run, result: RungResult) -> None:
             wanted[tensor.name] = tensor
     products: set[str] = set()
     if wanted:
-        exact, explanations = ExactProducts(run, result), Explanations(result, run.options.threads, keep=run.keep)
-        course = run.course(wanted)
+        exact = ExactProducts(run, result)
+        explanations = Explanations(result, run.options.threads, holds=bool(run.options.save_case))
+        course = Course(run, wanted)
         plan = _plan(run, wanted, products, course, lambda: Known.of(result, explanations))
         try:
             for step, found in run.judges.each(run, plan):
@@ -91,16 +92,16 @@ def check(run: Run, result: RungResult) -> None:
                     result.join(found.part)
                     explanations.join(found.attempts)
                     exact.join(found.distances)
-                run.tick()
+                yield explanations.attempts.first
             course.leave(result)
             exact.report()
         except LlamaRefused as error:
             result.leave_all("tensors", str(error), error.culprit)
     if only is not None:
-        return end_alone(result, only)
+        end_alone(result, only)
+        return
     result.skip("vectors", run.vectors(products))
     run.leave_idle(result)
-    return None
 
 
 RUNG = Rung(

@@ -24,17 +24,20 @@ class Budget:
     """The time of one run, from now on.
 
     Args:
-        seconds: of the whole run; None for as many as it takes.
-        clock: what time it is, in seconds.
+        seconds: of the whole run; None: unlimited.
+        clock: returns the time in seconds.
+        words: the reason for what is skipped; None: that the budget is spent.
     """
 
-    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic, words: str | None = None
+    ) -> None:
         self.clock = clock
         self.limited = seconds is not None
         #: Something was left because of it.
         self.cut = False
         #: Why something was left.
-        self.words = spent_words(seconds)
+        self.words = spent_words(seconds) if words is None else words
         self._end = math.inf if seconds is None else clock() + seconds
         self._deadline = self._end
 

@@ -26,7 +26,7 @@ from ..kernels.foreign.api import COMPUTES
 from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBytes
 from ..support.errors import Culprit
 from .course import in_order
-from .interface import Rung
+from .interface import Rung, Steps
 from .run import Run
 from .tasks import Step
 
@@ -40,25 +40,23 @@ _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 _NOTHING_HELD = ("zero-bytes", "one-value")
 
 
-def check(run: Run, result: RungResult) -> None:
-    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge the file's bytes. Raises EnvironmentFault if llama.cpp crashes."""
     for part in run.model.parts:
         result.count("bytes", part.size)
     examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
     tensors = _ordered(run)
-
-    def told(content: Content) -> None:
-        _content(result, content)
-        run.tick()
 
     with ThreadPoolExecutor(1) as pool, Readers(min(TIME_LIMIT, run.options.time_limit)) as readers:
         readings = pool.submit(lambda: readers.read_model(run.model))
         ours = [*run.model.findings, *check_consistency(run.model)]
         ours += [f for part in run.model.parts for f in coverage(part)]
         _say(result, ours)
-        run.tick()
+        yield None
         scan = partial(_in_tasks, run) if run.judges.scans else None
-        examined.read(tensors, told, _parts(run, tensors), scan)
+        for content in examined.reading(tensors, _parts(run, tensors), scan):
+            _content(result, content)
+            yield None
         _say(result, of_content := capped(examined.findings))
         _compare_readers(run, result, [*ours, *of_content], readings.result())
     if examined.fault is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 import numpy as np
@@ -29,9 +29,10 @@ from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, enco
 from ..support.errors import KernelFault, NotRun, NotTried
 from ..support.text import printable
 from .calls import begin_alone, end_alone
+from .course import Course
 from .generated_inputs import drawn, every_size, special, ties_of_codes
 from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
-from .interface import Rung
+from .interface import Rung, Steps
 from .run import Run
 from .task_calls import MOST_WRONG, Found, TaskCalls, shapes_of, small_shapes
 
@@ -46,21 +47,20 @@ _PER_CALL = 3
 _COLUMNS = (1, 9, 24)
 
 
-def check(run: Run, result: RungResult) -> None:
-    """Judge the kernel's bytes. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge the kernel's bytes. Raises EnvironmentFault if llama.cpp crashes."""
     only = begin_alone(run, result)
     rung = _Codes(TaskCalls(run, result, only))
     like = np.ones((1, 32), np.float32)
     matrices = [t for t in run.selected() if may_be_matrix(t)]
     if only is None or only.kind == "tensor":
         try:
-            like = rung.graph(like)
+            like = yield from rung.graph(like)
         except LlamaRefused as error:
             result.leave_all("activations of the model", str(error), error.culprit)
     rung.probes(matrices[0], like)
     if only is not None:
-        return end_alone(result, only)
-    return None
+        end_alone(result, only)
 
 
 RUNG = Rung(
@@ -85,13 +85,14 @@ class _Codes:
 
     # ---- the model's own activations ---------------------------------------------------------------------------------
 
-    def graph(self, like: Floats) -> Floats:
+    def graph(self, like: Floats) -> Generator[None, None, Floats]:
         """The activations of the model's products, each once; returns some of them. Raises LlamaRefused."""
         run, result, seen = self._calls.run, self._result, set[bytes]()
         uses: dict[str, int] = {}
-        course = run.course({t.name: t for t in run.selected() if may_be_matrix(t)})
+        course = Course(run, {t.name: t for t in run.selected() if may_be_matrix(t)})
         captures = course.through(lambda: run.session.llama.capture(run.session.prompt))
         for gemm in course.products("codes", captures):
+            yield
             if isinstance(gemm, Evaluation):
                 if not course.again:
                     course.settle({t.name for t in run.selected()} - uses.keys())

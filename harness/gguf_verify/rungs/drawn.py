@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -263,26 +262,28 @@ def check_reference(path: object, options: Options) -> None:
         raise UsageError("--reference needs a device's name; `gguf-verify devices` lists them")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DrawnRun(Run):
     """A verification on drawn data."""
 
     tokens: tuple[int, ...] = (M,)
     data: DrawnData = field(default_factory=lambda: DrawnData(seed=0))
 
-    @cached_property
+    @property
     def backend(self) -> Backend:
-        return NoReference() if self.options.reference == NONE else super().backend
+        if self.options.reference == NONE:
+            return self.resources.get("backend", NoReference)
+        return super().backend
 
-    @cached_property
+    @property
     def versions(self) -> dict[str, Any]:
         if self.options.reference == NONE:
             return dict.fromkeys(("llama_cpp_python", "llama_cpp", "ggml", "system"), "not asked")
         return super().versions
 
-    @cached_property
+    @property
     def session(self) -> Session:
-        return _Session(self)  # type: ignore[return-value]
+        return self.resources.get("session", lambda: _Session(self))  # type: ignore[return-value]
 
     def tokens_of(self, fmt: BlockFormat) -> tuple[int, ...]:
         """The numbers of tokens that were asked for, and one more for each other path of llama.cpp's backend."""
@@ -298,9 +299,7 @@ class DrawnRun(Run):
 
 
 @contextmanager
-def drawn_run(
-    drawn: Drawn, kernel: Candidate, options: Options, keep: Callable[[Any], None] | None = None
-) -> Iterator[DrawnRun]:
+def drawn_run(drawn: Drawn, kernel: Candidate, options: Options) -> Iterator[DrawnRun]:
     """A run of a kernel on drawn data, whose file exists meanwhile.
 
     Raises UsageError where nothing can be drawn for it; EnvironmentFault.
@@ -318,7 +317,7 @@ def drawn_run(
         try:
             write_file(folder / "drawn.gguf", tensors)
             with open_model(folder / "drawn.gguf") as model:
-                yield _run(model, kernel, options, keep, tokens, made, llama)
+                yield _run(model, kernel, options, tokens, made, llama)
         finally:
             scratch.remove_folder(folder)
     finally:
@@ -327,8 +326,7 @@ def drawn_run(
 
 
 def _run(
-    model: Model, kernel: Candidate, options: Options, keep: Callable[[Any], None] | None, tokens: tuple[int, ...],
-    made: bool, llama: Llama | None,
+    model: Model, kernel: Candidate, options: Options, tokens: tuple[int, ...], made: bool, llama: Llama | None
 ) -> DrawnRun:  # fmt: skip
     products = tuple(
         DrawnProduct(type=t.type.name, m=m, n=t.n_rows, k=t.k) for t in model.tensors.values() for m in tokens
@@ -338,7 +336,7 @@ def _run(
         weights="Gaussian values, quantized by llama.cpp" if made else "random bits under finite scales",
         activations=f"Gaussian values, one in {_OUTLIERS} an outlier of up to {_FACTOR:g} times",
     )  # fmt: skip
-    run = DrawnRun(model, kernel, options, keep=keep, tokens=tokens, data=data)
+    run = DrawnRun(model, kernel, options, tokens=tokens, data=data)
     if llama is not None:
-        run.__dict__["library"] = llama  # the process that quantized; after a crash, the run starts another
+        run.resources.get("library", lambda: llama)  # the process that quantized; after a crash, the run starts another
     return run

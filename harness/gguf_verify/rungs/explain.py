@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -194,48 +194,43 @@ class Explanations:
         result: of the rung.
         threads: for exact products.
         draws: the rung's result also gets the map of the output that its diagnosis explains.
-        keep: gets the wrong calls, in order: all, or the first of each part that is joined.
         left: (type, rank of calls) → diagnoses that it still tries, where these are not MOST_DIAGNOSES.
-        holds: the attempts hold the first call, for the `keep` of whoever joins them.
+        holds: the attempts hold the first wrong call, which is to be saved.
     """
 
     def __init__(
-        self, result: RungResult, threads: int, draws: bool = False,
-        keep: Callable[[WrongOutput], None] | None = None, left: Mapping[tuple[str, int], int] | None = None,
+        self, result: RungResult, threads: int, draws: bool = False, left: Mapping[tuple[str, int], int] | None = None,
         holds: bool = False,
     ) -> None:  # fmt: skip
-        self._keep, self._holds = keep, holds
+        self._holds = holds
         self._result, self._threads, self.draws = result, threads, draws
         #: Diagnoses that may still be tried: see `left`.
         self.left = dict(left or {})
         #: For `join`.
         self.attempts = Attempts()
-        #: No call was added, or joined with a part, that is to be kept.
-        self.unkept = keep is not None
+
+    @property
+    def unkept(self) -> bool:
+        """Whether the first wrong call is to be saved, and there was none yet."""
+        return self._holds and self.attempts.first is None
 
     def join(self, part: Attempts) -> None:
         """Say what a part of the work says, as if its calls had been added here."""
-        if part.first is not None:
-            self._kept(part.first)
+        if self.unkept:
+            self.attempts.first = part.first
         for attempt in part.made:
             if not attempt.counted or self._tries(attempt.type, attempt.rank):
                 self._say(attempt)
 
     def add(self, call: WrongCall) -> None:
         """Explain a call, where that says more than what is known. Raises KernelFault."""
-        self._kept(call)
-        if self._holds and self.attempts.first is None:
+        if self.unkept:
             self.attempts.first = call.output
         rank = OWN if call.call is None else call.call.rank
         if self._tries(call.fmt.name, rank):
             found = self._look(call)
             drawn = _output_map(call, found.map) if self.draws else None
             self._say(Attempt(call.fmt.name, rank, self._diagnosis(call, found), drawn))
-
-    def _kept(self, call: WrongOutput) -> None:
-        if self._keep is not None:
-            self.unkept = False
-            self._keep(call)
 
     def _tries(self, type: str, rank: int) -> bool:
         """Whether a further call of this type and rank may say more than what is known."""

@@ -1,4 +1,4 @@
-"""Opening what a run is about: a model or drawn data first, so that only what it needs of the kernel is compiled."""
+"""Opening a model (or making random data) and then the kernel, of which only the needed types are compiled."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ from .run import Run, matches
 
 @contextmanager
 def open_run(
-    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options,
-    keep: Callable[[Any], None] | None = None,
+    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
 ) -> Iterator[Run]:  # fmt: skip
-    """A run of a kernel on a model or drawn data; the other arguments are those of `verify` and `Run`.
+    """A run of a kernel on a model or on random data; the arguments are those of `verify`.
 
-    Raises what opening a model and a kernel raises.
+    Raises the errors of opening a model and a kernel.
     """
 
     @contextmanager
@@ -38,14 +37,14 @@ def open_run(
             yield found
 
     if isinstance(path, Drawn):
-        with opened(path.wanted) as multiplier, drawn_run(path, multiplier, options, keep) as run:
+        with opened(path.wanted) as multiplier, drawn_run(path, multiplier, options) as run:
             yield run
         return
     with open_model(path) as model:
         if options.budget is None:  # which counts the time that it takes
             model.begin_sha256()
         with opened(types_of(model, options.tensor)) as multiplier:
-            yield Run(model, multiplier, options, keep=keep)
+            yield Run(model, multiplier, options)
 
 
 def types_of(model: Model, pattern: str | None) -> frozenset[str]:

@@ -8,7 +8,7 @@ bits (`diagnosis.permutation`); else nothing is verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby
@@ -26,7 +26,8 @@ from ..results import MAX_HEX_BYTES, Call, Failure, RungResult, TensorValues
 from ..support.errors import KernelFault
 from ..support.text import printable
 from .calls import begin_alone, end_alone
-from .interface import Rung
+from .course import Course
+from .interface import Rung, Steps
 from .run import Run
 from .scale_blocks import any_bits
 from .task_calls import BROKEN, MOST_WRONG, Found, TaskCalls, laid_out, quantized_matrices, shapes_of, small_shapes
@@ -45,19 +46,20 @@ _TOGETHER = 16
 _INFERRED = 6
 
 
-def check(run: Run, result: RungResult) -> None:
+def check(run: Run, result: RungResult) -> Steps:
     """Judge the kernel's packing. Raises EnvironmentFault."""
     only = begin_alone(run, result)
     rung = _Packing(TaskCalls(run, result, only))
-    course = run.course({t.name: t for t in quantized_matrices(run, result)})
-    first = rung.tensors(course.each("packing", result))
+    course = Course(run, {t.name: t for t in quantized_matrices(run, result)})
+    first = yield from rung.tensors(course.each("packing", result))
     for tensor in run.progress("packing, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
+        yield None
     if only is not None:
-        return end_alone(result, only)
-    rung.report()
-    result.skip("vectors", run.vectors())
-    return None
+        end_alone(result, only)
+    else:
+        rung.report()
+        result.skip("vectors", run.vectors())
 
 
 RUNG = Rung(
@@ -105,7 +107,7 @@ class _Packing:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._draw = np.random.default_rng((calls.run.options.seed, 19))
 
-    def tensors(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    def tensors(self, tensors: Iterable[Tensor]) -> Generator[None, None, dict[str, Tensor]]:
         """Judge tensors, matrix by matrix. Returns the first one of each type."""
         first: dict[str, Tensor] = {}
 
@@ -119,6 +121,7 @@ class _Packing:
 
         for _, judged in groupby(self._judged(matrices()), lambda each: each[0].tensor.name):
             self._record(list(judged))
+            yield
         return first
 
     def _matrices(self, tensor: Tensor) -> Iterator[_Matrix]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import cached_property
 
 from ..gguf.model import Model
 from ..llama import Llama, LlamaRefused
@@ -25,12 +24,9 @@ class Session:
 
     Args:
         backend: where llama.cpp runs the model.
-        tick: called after each token that llama.cpp generates.
     """
 
-    def __init__(
-        self, model: Model, options: Options, backend: Backend, tick: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, model: Model, options: Options, backend: Backend) -> None:
         self._process = opened_llama(options)
         self.llama = self._process.model
         self.note: str | None = None
@@ -70,7 +66,7 @@ class Session:
             raise
         self._n_predict = options.n_predict
         self._progress = options.progress
-        self._tick = tick
+        self._continuation: list[int] | None = None
 
     def passes(self) -> Iterator[tuple[list[int], int]]:
         """Batches of tokens, and the position of each, whose GEMMs show all that the backend does with a matrix. When
@@ -87,17 +83,17 @@ class Session:
                 with contextlib.suppress(EnvironmentFault):
                     self.llama.read_source(self.source)
 
-    @cached_property
-    def continuation(self) -> list[int]:
+    def continuation(self, after_token: Callable[[], object]) -> list[int]:
         """llama.cpp's greedy tokens after the prompt, computed one at a time."""
-        bar = progress_bar("tokens: llama.cpp's own", self._n_predict, "token", self._progress)
+        if self._continuation is None:
+            with progress_bar("tokens: llama.cpp's own", self._n_predict, "token", self._progress) as bar:
 
-        def generated() -> None:
-            bar.update()
-            self._tick()
+                def generated() -> None:
+                    bar.update()
+                    after_token()
 
-        with bar:
-            return self.llama.generate(self.prompt, self._n_predict, generated)
+                self._continuation = self.llama.generate(self.prompt, self._n_predict, generated)
+        return self._continuation
 
     def close(self) -> None:
         self._process.close()

@@ -17,7 +17,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from ..results import PartialResult
+from ..results import OpenedFiles, PartialResult
 
 if TYPE_CHECKING:
     from .run import Run
@@ -64,6 +64,8 @@ class Judges(Protocol):
     wanted: int
     #: Whether it has more cores than this process: then a file is scanned in tasks.
     scans: bool
+    #: Files that kernels opened in other processes.
+    opened: OpenedFiles
 
     def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
         """The steps in order, each with what its task found (None without a task). Raises what the plan or a task
@@ -82,7 +84,7 @@ class Judges(Protocol):
 class Here:
     """Each task is judged in this process when its turn comes, before the next is planned."""
 
-    wanted, scans = 1, False
+    wanted, scans, opened = 1, False, OpenedFiles()
 
     def each(self, run: Run, plan: Generator[Step[T]]) -> Iterator[tuple[Step[T], Any]]:
         with closing(plan):

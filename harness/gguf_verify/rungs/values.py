@@ -25,9 +25,10 @@ from ..semantics.dequantization import BOUNDED, Expected, expected_values, fitti
 from ..semantics.epilogue import stored
 from ..support.text import printable
 from .calls import begin_alone, end_alone
+from .course import Course
 from .generated_inputs import any_blocks
 from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
-from .interface import Rung
+from .interface import Rung, Steps
 from .judging import KERNEL
 from .run import Run
 from .scale_blocks import any_bits, every_scale
@@ -56,24 +57,26 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 _PER_CALL, _LOOKED_AT = 3, 1 << 20
 
 
-def check(run: Run, result: RungResult) -> None:
+def check(run: Run, result: RungResult) -> Steps:
     """Judge the kernel's values. Raises EnvironmentFault."""
     only = begin_alone(run, result)
     rung = _Values(TaskCalls(run, result, only), result)
     first: dict[str, Tensor] = {}
-    course = run.course({t.name: t for t in quantized_matrices(run, result)})
+    course = Course(run, {t.name: t for t in quantized_matrices(run, result)})
     for tensor in course.each("values", result):
         first.setdefault(tensor.type.name, tensor)
         if rung.broken:
             result.leave(tensor.name, BROKEN, culprit="kernel")
-            continue
-        rung.tensor(tensor)
+        else:
+            rung.tensor(tensor)
+        yield None
     for tensor in run.progress("values, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
+        yield None
     if only is not None:
-        return end_alone(result, only)
-    result.skip("vectors", run.vectors())
-    return None
+        end_alone(result, only)
+    else:
+        result.skip("vectors", run.vectors())
 
 
 RUNG = Rung(

@@ -154,17 +154,16 @@ def test_a_pass_with_exact_products(opened: Run, monkeypatch: pytest.MonkeyPatch
     assert (here != noisy).any()
     with module.local_processes(work_of(opened), 1, must_open=True, verbose=False) as judging:
         _once_open(judging)
-        opened.judges = judging
+        run = dataclasses.replace(opened, judges=judging)
         result = RungResult(name="tokens", question="")
-        passes = ExactPasses(opened, result, tokens, set(), frozenset)
+        passes = ExactPasses(run, result, tokens, set(), frozenset)
         assert passes.at_once == 1
         monkeypatch.setattr(ExactPass, "judge", None)  # here
         np.testing.assert_array_equal(passes.logits(shared=True), here)
         assert result.stages
-        opened.budget = Budget(0.0)
+        late = ExactPasses(dataclasses.replace(run, budget=Budget(0.0)), result, tokens, set(), frozenset)
         with pytest.raises(BudgetSpent):
-            passes.logits(shared=False)
-        opened.budget = Budget()
+            late.logits(shared=False)
         np.testing.assert_array_equal(passes.logits(True, noise), noisy)
 
 

@@ -17,6 +17,7 @@ from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.nightly.history import History
 from gguf_verify.results import Options
 from gguf_verify.rungs.opening import open_run
+from gguf_verify.rungs.request import Request
 from gguf_verify.rungs.run import Run
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
@@ -37,7 +38,7 @@ OPTIONS = Options(progress=False, threads=1)
 )
 def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"path": MODEL, "kernel": "q8_1_naive", "host": "cpu", "options": OPTIONS} | asked
-    with pytest.raises(UsageError, match=words), judges("local", None, **given):
+    with pytest.raises(UsageError, match=words), judges(None, Request(ray="local", **given)):
         pass
 
 
@@ -74,7 +75,7 @@ def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
     """It is said at once; Ray would try for minutes."""
     with (
         pytest.raises(EnvironmentFault, match=f"no cluster of Ray answers there: .*{words}"),
-        judges(address, None, MODEL, "q8_1_naive", "cpu", OPTIONS),
+        judges(None, Request(MODEL, "q8_1_naive", "cpu", options=OPTIONS, ray=address)),
     ):
         pass
 

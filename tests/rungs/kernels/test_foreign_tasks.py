@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ def model() -> Iterator[Model]:
 def drawn(monkeypatch: pytest.MonkeyPatch, model: Model) -> None:
     """In place of the activations of the model's graph, which takes llama.cpp, others."""
 
-    def graph(rung: Any, like: np.ndarray) -> np.ndarray:
+    def graph(rung: Any, like: np.ndarray) -> Generator[None, None, np.ndarray]:
+        yield
         x = np.random.default_rng(4).standard_normal((40, 256), np.float32)
         rung._parts(Call(kind="tensor", m=len(x), k=256), model.tensors["blk.0.attn_k.weight"], x)
         return x

@@ -9,7 +9,7 @@ import numpy as np
 from ...results import RungResult, Side
 from ...semantics.definition import Semantics
 from ..exact import ExactProducts
-from ..explain import Explanations
+from ..explain import Explanations, WrongOutput
 from ..judging import llama_side
 from ..known import Known
 from ..llama_quantizers import Quantizers
@@ -24,12 +24,17 @@ class Merge:
     def __init__(self, run: Run, result: RungResult) -> None:
         self._run, self._result = run, result
         self._exact = ExactProducts(run, result)
-        self._explanations = Explanations(result, run.options.threads, draws=True, keep=run.keep)
+        self._explanations = Explanations(result, run.options.threads, draws=True, holds=bool(run.options.save_case))
         self._quantizers = Quantizers(run.backend)
         #: llama.cpp → one definition that it was judged by, and the gap to it in each GEMM.
         self._gaps: dict[Side, tuple[Semantics, list[float]]] = {}
         #: Tensor → the paths of the backend that were judged with it.
         self._paths: dict[str, set[str]] = {}
+
+    @property
+    def first_wrong(self) -> WrongOutput | None:
+        """The first wrong call, if the run saves a case."""
+        return self._explanations.attempts.first
 
     @property
     def known(self) -> Known:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ...llama import LlamaRefused
 from ...results import EmbeddingRecord, Failure, RungResult
 from ...support.text import printable
+from ..interface import Steps
 from ..run import Run
 from .grafts import Grafts, bound_noise
 from .passes import Noise
@@ -46,19 +47,19 @@ class Embeddings:
         self.run, self.result = run, result
         self.grafts = Grafts(run, result, run.session.prompt)
 
-    def judge(self) -> None:
-        """Raises LlamaRefused where llama.cpp gives nothing to compare with, KernelFault."""
+    def judge(self) -> Steps:
+        """Judge the embeddings. Raises LlamaRefused where llama.cpp gives nothing to compare with, KernelFault."""
         if self.run.only is not None:
-            self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
+            yield from self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
             return
         plain = self.plain = self.grafts.plain()
         if not np.isfinite(plain).all() or not plain.any():
             raise LlamaRefused("the model gives no embeddings that are finite and not zero")
         self.result.notes.append(f"the model does not generate: {self._what()} are compared, not greedy tokens")
-        shared = self.grafts.by_kernel(shared=True)
+        shared = yield from self.grafts.by_kernel(shared=True)
         for of_pass in (True, False):
             self._begin_exact(of_pass)
-        ours = self.grafts.by_kernel(shared=False)
+        ours = yield from self.grafts.by_kernel(shared=False)
         self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:

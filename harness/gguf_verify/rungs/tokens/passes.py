@@ -4,7 +4,7 @@ of its own, while the kernel's outputs are grafted in the process that plans."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -67,11 +67,12 @@ class ExactPass:
         """Compute it. Raises BudgetSpent, LlamaRefused, EnvironmentFault."""
         plain = run.kernel.neutral()
         assert plain is not None
+        run = replace(run, kernel=plain)
         product = self._product(run)
         if self.noise is not None:
             product = _noisy(product, self.noise, run.options.seed)
         try:
-            with run.by(plain), run.bar(f"tokens: {self.what}", run.matrix_bytes(), "B") as bar:
+            with run.bar(f"tokens: {self.what}", run.matrix_bytes(), "B") as bar:
 
                 def grafted(gemm: Gemm) -> Floats | None:
                     run.budget.check()

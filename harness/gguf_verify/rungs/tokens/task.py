@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,7 @@ class GraftTask:
         """Judge it, whatever the kernel fuses behind its products. Raises EnvironmentFault."""
         plain = run.kernel.neutral()
         assert plain is not None
-        with run.by(plain):
-            return self._judged(run)
+        return self._judged(replace(run, kernel=plain))
 
     def _judged(self, run: Run) -> GraftFound:
         tensor, call, part = run.model.tensors[self.tensor], self.call, self.known.part()

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from .formats import ELEMENTS, FORMATS, WeightFormat
-from .gguf.matrices import may_be_matrix
-from .hosts.base import Host
-from .kernels.interface import Candidate
-from .kernels.shipped import ELEMENT_KERNELS
-from .processes import sandbox
-from .results import (
+from ..formats import ELEMENTS, FORMATS, WeightFormat
+from ..gguf.matrices import may_be_matrix
+from ..hosts.base import Host
+from ..kernels.interface import Candidate
+from ..kernels.shipped import ELEMENT_KERNELS
+from ..processes import sandbox
+from ..results import (
     Environment,
     FileInfo,
     HostInfo,
@@ -27,10 +27,10 @@ from .results import (
     ReferenceInfo,
     Versions,
 )
-from .rungs import Run
-from .rungs.drawn import NAME as DRAWN_NAME
-from .rungs.drawn import Drawn
-from .support.version import project_version
+from ..rungs import Run
+from ..rungs.drawn import NAME as DRAWN_NAME
+from ..rungs.drawn import Drawn
+from ..support.version import project_version
 
 #: What "verified" says of a kernel that is judged by an oracle of its author.
 VERIFIED_BY_ITS_ORACLE = (
@@ -99,7 +99,7 @@ def environment_of(run: Run, hashed: bool = True) -> Environment:
 def completed(environment: Environment, run: Run, wait: bool = True) -> Environment:
     """The environment of a run with what is known at its end alone: its file's digests, and the files that its kernel
     has opened. With `wait`, digests that are not there yet are waited for; else they are omitted."""
-    kernel = replace(environment.kernel, opened=run.opened.with_(run.opened_here))
+    kernel = replace(environment.kernel, opened=run.judges.opened.with_(run.opened_here))
     file = environment.file if environment.file.sha256 else run.file_info(wait)
     return replace(environment, kernel=kernel, file=file)
 

@@ -1,0 +1,176 @@
+"""A verification from end to end: the module to read first.
+
+    capture → plan → call → judge → merge → report
+
+`verification` opens a model and a kernel, climbs the rungs in order, and reports. The rungs that multiply are chains of
+stages, each a function of the records of the one before:
+
+- capture: llama.cpp evaluates its graph and hands over each product with its operands (`LoadedModel.capture`);
+- plan: the rung decides what is checked with a product (`rungs.layers.plan`), and yields a step, which may hold a task;
+- call and judge: a task runs the kernel and compares its outputs with exact products (`rungs.layers.task`), in this
+  process or in another one (`distributed`); it returns what it found;
+- merge: what tasks found is joined in the plan's order (`rungs.layers.merge`), so that the result does not depend on
+  the process or the time in which a task was judged;
+- report: the results of all rungs, here.
+
+Progress and early failures are events, which `verification` yields.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from inspect import GEN_CLOSED, getgeneratorstate
+from pathlib import Path
+from typing import Unpack
+
+from ..costs import Text, measure, open_source, read_text
+from ..distributed import judges
+from ..gguf.matrices import may_be_matrix
+from ..gguf.model import Model
+from ..hosts.base import Host
+from ..invocation import command_of
+from ..kernels.families import DEFAULT_KERNEL
+from ..processes.sandbox import sandboxed
+from ..results import DrawnData, Options, QuantizationCosts, Report
+from ..rungs import RUNGS, Run, rungs_for
+from ..rungs.budget import Budget
+from ..rungs.compiling import compile_ahead, scanners_ahead, steps_ahead
+from ..rungs.drawn import Drawn, DrawnRun
+from ..rungs.opening import open_run
+from ..rungs.request import AnyKernel, Further, Request
+from ..support.errors import signal_of
+from ..support.supported import check_machine
+from ..waivers import apply, read_waivers, refuse_everything
+from ..waivers import today as current_day
+from .cases import check_folder
+from .climb import Climbed, Event, Reported, climb
+from .environment import completed, environment_of, unknown_environment
+from .refusals import check_request, rungs_of
+
+
+def verify(
+    path: Path | str | Drawn, kernel: AnyKernel = DEFAULT_KERNEL, host: Host | str = "auto",
+    rungs: Sequence[str] | None = None, options: Options | None = None, *,
+    told: Callable[[Event], object] = lambda _: None, **further: Unpack[Further],
+) -> Report:  # fmt: skip
+    """Verify a GGUF model with a kernel.
+
+    Args:
+        path, kernel, host, rungs, options, further: see `Request`.
+        told: gets each event of the run.
+
+    The file is read again at the end: `Report.changed` says if it is no longer the one that was verified.
+
+    Raises:
+        MalformedFile: the file cannot be read safely.
+        NothingToVerify: it holds no matrix.
+        EnvironmentFault: there is no such host, or llama.cpp cannot be used at all. A fault that ends a single rung
+            (llama.cpp crashes on this model, a build fails) is recorded in that rung's result.
+        UsageError: no such kernel or rung, the options select nothing, or the source is another model's.
+    """
+    events = verification(Request(path, kernel, host, rungs, options or Options(), **further))
+    error: BaseException | None = None
+    while True:
+        try:
+            event = next(events) if error is None else events.throw(error)
+            error = None
+            if isinstance(event, Reported):
+                return event.report
+            told(event)
+        except BaseException as raised:
+            if getgeneratorstate(events) == GEN_CLOSED:  # it was raised in the pipeline
+                raise
+            error = raised
+
+
+def verification(request: Request) -> Generator[Event]:
+    """The events of a verification, which end with the report. Raises the errors of `verify`."""
+    start, options = time.perf_counter(), request.options
+    check_machine()
+    check_request(request)
+    text = None if request.source_text is None else read_text(request.source_text)
+    waivers = () if request.waivers is None else read_waivers(request.waivers)
+    if options.save_case:
+        check_folder(Path(options.save_case))
+    command = request.command or command_of(
+        request.path, request.kernel, request.host, request.rungs, options, source=request.source,
+        source_text=request.source_text, waivers=request.waivers,
+    )  # fmt: skip
+    day = request.today or current_day()
+    wanted = [name for name in RUNGS if name in (request.rungs or rungs_for())]
+    # a call that is made alone has no time limit
+    budget = Budget(None if options.only_call else options.budget, request.clock)
+    found: Climbed | None = None
+    drawn = DrawnData(seed=options.seed) if isinstance(request.path, Drawn) else None
+
+    def waive(found: Climbed) -> None:
+        apply(Report(environment=found.environment, rungs=found.ended), waivers, day, found.under_way)
+
+    try:
+        with (
+            sandboxed(options.sandbox, options.kernel_memory),
+            open_run(request.path, request.kernel, request.host, options) as opened,
+            judges(opened, request) as pool,
+            ExitStack() as stack,
+        ):
+            run = replace(opened, judges=pool, budget=budget)
+            rungs = rungs_of(run, request)
+            wanted = [rung.name for rung in rungs]
+            matrices = [name for name, tensor in run.model.tensors.items() if may_be_matrix(tensor)]
+            looking = [name for name in rungs_for(run.kernel.computes) if name != "tokens"]
+            refuse_everything(waivers, run.model.path.name, run.kernel.name, matrices, looking)
+            stack.callback(run.close)
+            run.selected()
+            source = None
+            if request.source is not None:
+                source = open_source(request.source, run.model)
+                stack.callback(source.close)
+            if budget.limited:
+                begun = request.clock()
+                run.file_info()
+                budget.reserve(request.clock() - begun)  # for reading the whole file again at the end
+            if not options.only_call:
+                compile_ahead(run)
+                if "bytes" in wanted and not pool.scans:
+                    stack.enter_context(scanners_ahead(run))
+            drawn = opened.data if isinstance(opened, DrawnRun) else None
+            found = Climbed(environment_of(run, hashed=bool(options.save_case)), rungs, command)
+            try:
+                if not options.only_call:
+                    stack.enter_context(steps_ahead(run))
+                yield from climb(run, found, waive)
+                if source is not None and not run.model.changed:
+                    found.costs = _costs(run, source, text)
+                found.environment = completed(found.environment, run)
+                found.changed = run.model.altered()
+                found.over = True
+            except KeyboardInterrupt as error:
+                if not request.interrupted_report:
+                    raise
+                found.environment = completed(found.environment, run, wait=False)
+                found.interrupt(signal_of(error), run.model.changed)
+    except KeyboardInterrupt as error:
+        if not request.interrupted_report or (found is not None and not found.over):
+            raise
+        if found is None:
+            unknown = unknown_environment(request.path, request.kernel, request.host, options)
+            found = Climbed(unknown, (), command, ended_by=signal_of(error), not_climbed=tuple(wanted))
+    if options.save_case and found.results:
+        found.results[-1].note(found.case)
+    report = Report(
+        environment=found.environment, rungs=found.results, command=command, changed=found.changed, costs=found.costs,
+        ended_by=found.ended_by, not_climbed=found.not_climbed, drawn=drawn,
+    )  # fmt: skip
+    apply(report, waivers, day)
+    report.seconds = time.perf_counter() - start
+    yield Reported(report)
+
+
+def _costs(run: Run, source: Model, text: Text | None) -> QuantizationCosts:
+    """The costs of the quantization, if the budget leaves time for them."""
+    if not run.budget.over:
+        return measure(run, source, text)
+    return QuantizationCosts(source=source.info(), left=(("costs", run.budget.words),))
