@@ -49,7 +49,7 @@ AUTO = "auto"
 UNDERFLOWS = "all outputs that are not zero are too small for their type to tell them from zero: they underflow"
 MISSES_BLOCKS = "the loss of a single block of a row would not show in most outputs"
 WEAK = "the bound would accept zero, or 0.9 times the exact output, for most outputs: it could not have failed"
-#: The most tokens; outputs that are judged at a time; tokens and rows on which definitions are told apart first.
+#: The most tokens; outputs that are judged at a time; tokens and rows with which definitions are compared first.
 MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
 MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
 #: Bytes of a case's description.
@@ -78,7 +78,7 @@ class WrongOutput:
 
 @dataclass(frozen=True, repr=False)
 class Judged(Shown):
-    """What was found of a captured product.
+    """The findings of a captured product.
 
     Args:
         file, tensor, type: of the weights.
@@ -183,7 +183,7 @@ class _Sample:
 
 @dataclass
 class _Found:
-    """What judging by one definition found. `suspected`: outputs that only their score fails, and no lane order
+    """The findings of one definition. `suspected`: outputs that only their score fails, and no lane order
     explains; they are not among the wrong ones, since a captured product cannot be made again. `typical`: the median
     square of an error, of the first part of the outputs: some that are far off, such as two exchanged rows, say nothing
     about the definition that the others were made by, and their squares are all that a mean shows."""
@@ -322,7 +322,7 @@ def _judged(
     first = {s.name: s for s in [*definitions(sample.fmt), *wider(sample.fmt)]}
     tried = first if claimed == AUTO else {claimed: names[claimed]}
     tries: list[tuple[Candidate, float]] = []
-    # nobody declares anything here, so the wide bounds of weights decoded in steps would admit what is wrong
+    # no one declares anything here, so the wide bounds of weights decoded in steps would admit what is wrong
     pairs = [s for s in names.values() if s.name not in first and not s.term.steps]
     for semantics in [*tried.values(), *pairs] if claimed == AUTO else tried.values():
         if semantics.name not in tried and any(c.within for c, _ in tries):
@@ -372,7 +372,7 @@ def _judged(
 
 
 def _definitions(fmt: WeightFormat) -> dict[str, Semantics]:
-    """What may be claimed, by name: the definitions that are tried, and every other that a kernel may declare."""
+    """The definitions that may be claimed, by name: those that are tried, and all others that a kernel may declare."""
     return {s.name: s for s in [*definitions(fmt), *wider(fmt), *composed_definitions(fmt)]}
 
 
@@ -475,7 +475,7 @@ def _blocks(given: Path | str | npt.NDArray[Any], semantics: Semantics | None, m
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """What a folder of `--save-case` says of itself, checked, for `judge_case`."""
+    """The description in a folder of `--save-case`, checked, for `judge_case`."""
 
     folder: Path
     tensor: str
@@ -487,7 +487,7 @@ class CaseFiles:
 
 
 def read_case(folder: Path) -> CaseFiles:
-    """Raises UsageError where the folder is no case."""
+    """Raises UsageError if the folder is not a case."""
     path = folder / "case.json"
     try:
         if not path.is_file():

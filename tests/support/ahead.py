@@ -20,8 +20,8 @@ from gguf_verify.report.json import of_run
 from gguf_verify.results import OpenedFiles, Report
 from gguf_verify.rungs.blocks import BlocksTask
 from gguf_verify.rungs.budget import Budget
+from gguf_verify.rungs.pool import Step
 from gguf_verify.rungs.run import Run
-from gguf_verify.rungs.tasks import Step
 
 #: Fields that hold times.
 TIMES = ("seconds", "stages")

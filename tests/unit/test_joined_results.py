@@ -27,7 +27,7 @@ from gguf_verify.results import (
     Side,
     TensorBlocks,
 )
-from gguf_verify.rungs.author_oracle import Distances
+from gguf_verify.rungs.exact import Distances
 from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.layers.plan import OncePerType
 from gguf_verify.rungs.llama_quantizers import Quantizers

@@ -12,6 +12,7 @@ from ..processes.sandbox import sandboxed
 from ..report.writer import Kind
 from ..results import Options
 from ..rungs.drawn import DRAWN_RUNGS, NONE, Drawn, K, M, N
+from ..rungs.opening import Request
 from ..support.errors import UsageError, say
 from ..verification import verify
 from .command import Command
@@ -89,11 +90,11 @@ def verified(args: argparse.Namespace) -> int:
         wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows what the {wrong.rung} rung finds, which is not run")
     options = Options(reference=_reference(args), **kernel_options(args))
-    command = command_of(drawn, args.kernel, args.host, rungs, options, identify=args.identify)
+    command = command_of(Request(drawn, args.kernel, args.host, rungs, options), identify=args.identify)
     if args.identify:
         if args.only_call or args.budget is not None:
             raise UsageError("--only-call and --budget belong to rungs, not to --identify")
-        found = identify_model(drawn, args.kernel, args.host, options, command, args.ray, args.jobs)
+        found = identify_model(drawn, args.kernel, args.host, options, command=command, ray=args.ray, jobs=args.jobs)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(
         drawn, args.kernel, args.host, rungs, options, told=shown_live(options), command=command,

@@ -20,6 +20,7 @@ from ..processes.sandbox import KERNEL_MEMORY, sandboxed
 from ..report.writer import Kind
 from ..results import DEFAULT_N_PREDICT, DEFAULT_PROMPT, Options, Report
 from ..rungs import rungs_for
+from ..rungs.opening import Request
 from ..support.command_line import cores
 from ..support.durations import seconds_of
 from ..support.errors import EXIT_INTERRUPTED, UsageError, say
@@ -215,7 +216,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError("--only-call, --save-case and --budget belong to rungs, not to --identify")
     if args.identify:
         found = identify_model(
-            args.model, args.kernel, args.host, options, _command(args, options), args.ray, args.jobs
+            args.model, args.kernel, args.host, options, command=_command(args, options), ray=args.ray, jobs=args.jobs
         )
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     certificate = Certificates.asked_for(args, _rungs(args), further(options))
@@ -245,10 +246,11 @@ def deliver_run(report: Report, verbose: bool, files: Files) -> int:
 
 
 def _command(args: argparse.Namespace, options: Options) -> str:
-    return command_of(
-        args.model, args.kernel, args.host, _rungs(args), options, args.file, identify=args.identify,
-        source=args.source, source_text=args.source_text, waivers=args.waivers,
+    request = Request(
+        args.model, args.kernel, args.host, _rungs(args), options, source=args.source, source_text=args.source_text,
+        waivers=args.waivers,
     )  # fmt: skip
+    return command_of(request, args.file, args.identify)
 
 
 def _rungs(args: argparse.Namespace) -> list[str] | None:

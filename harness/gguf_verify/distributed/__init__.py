@@ -1,7 +1,6 @@
 """Tasks in other processes: of this machine (`--jobs`), or of Ray, on this machine or on several (`--ray`).
 
-It may import the rungs, the audit and what is below them. Ray itself is imported where it was asked for, and nowhere
-else.
+It may import the rungs, the audit and the layers below them. Ray itself is imported only if it is requested.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..rungs.drawn import Drawn
-from ..rungs.request import Request
+from ..rungs.opening import Request
+from ..rungs.pool import Pool
 from ..rungs.run import Run
-from ..rungs.tasks import Here, Judges
 from ..support.command_line import cores
 from ..support.errors import EnvironmentFault, UsageError
 from .connection import LOCAL, connected
@@ -36,7 +35,7 @@ def ray_at(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def judges(run: Run, request: Request) -> Iterator[Judges]:
+def judges(run: Run, request: Request) -> Iterator[Pool]:
     """The processes that judge a run's tasks while the block lasts: this one, others of this machine, or Ray's.
 
     Other processes open model, kernel and host by their names. Without Ray and `jobs`, `local.paying` decides how many
@@ -52,7 +51,7 @@ def judges(run: Run, request: Request) -> Iterator[Judges]:
     named = isinstance(path, str | Path | Drawn) and isinstance(kernel, str) and isinstance(host, str)
     count = 1 if address is not None or options.only_call else jobs or (paying(run, cores()) if named else 1)
     if address is None and count == 1:
-        yield Here()
+        yield Pool()
         return
     flag = "--jobs" if address is None else "--ray"
     if not isinstance(path, str | Path | Drawn):

@@ -21,7 +21,7 @@ from ..llama import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
 from ..results import OpenedFiles
 from ..rungs.budget import Budget
-from ..rungs.tasks import Step
+from ..rungs.pool import Step
 from ..support.errors import EnvironmentFault
 from .connection import LOCAL
 from .identity import Files, check, of_code, of_llama
@@ -91,7 +91,7 @@ class _Examiners:
 
 @dataclass(frozen=True)
 class OpenAudit(_WithoutKernel):
-    """What a worker has open."""
+    """The open files and llama.cpp of a worker."""
 
     model: Model
     llama: Llama | WithoutLlama
@@ -120,7 +120,7 @@ class ComparisonOf:
     tensor: str
 
     def judge(self, on: OpenAudit) -> Comparison:
-        """Without the tensor and its source; whether it has one is told by a name. Raises EnvironmentFault."""
+        """Without the tensor and its source; its name says whether it has one. Raises EnvironmentFault."""
         assert on.source is not None
         assert isinstance(on.llama, Llama)
         found = compare(on.model.tensors[self.tensor], on.source, on.llama, on.threads, importance=on.importance)
@@ -129,7 +129,7 @@ class ComparisonOf:
 
 @dataclass(frozen=True)
 class AuditWork:
-    """What a worker opens, and what it must find.
+    """The work of a worker, and the identity that it must find.
 
     Args:
         path, source, imatrix: files.
@@ -150,7 +150,7 @@ class AuditWork:
 
     @classmethod
     def of(cls, address: str, options: AuditOptions, examined: Examined, threads: int) -> AuditWork:
-        """What has the audit of this process open; of files that are on this machine no digest is needed."""
+        """The audit of this process. Files on this machine need no digest."""
         model, source, importance = examined.model, examined.source, examined.importance
         files = Files.of(
             _mapped(model, source), (lambda: ()) if address == LOCAL else lambda: _digests(examined.digests, source)

@@ -31,8 +31,7 @@ from ..kernels.interface import Weights
 from ..kernels.ladder import KERNELS
 from ..kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ..llama import Llama, LlamaRefused
-from ..rungs.envelope import with_least_codes
-from ..rungs.generated_inputs import any_blocks, special
+from ..rungs.generated_inputs import any_blocks, special, with_least_codes
 from ..rungs.plan import PLAN
 from ..semantics.accumulation import LANES_LIMIT
 from ..semantics.definition import Semantics

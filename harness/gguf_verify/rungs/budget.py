@@ -34,20 +34,20 @@ class Budget:
     ) -> None:
         self.clock = clock
         self.limited = seconds is not None
-        #: Something was left because of it.
+        #: Something was skipped because of it.
         self.cut = False
-        #: Why something was left.
+        #: The reason for what is skipped.
         self.words = spent_words(seconds) if words is None else words
         self._end = math.inf if seconds is None else clock() + seconds
         self._deadline = self._end
 
     def reserve(self, seconds: float) -> None:
-        """Keep so much of the time for what follows the rungs."""
+        """Keep this time for the work after the rungs."""
         self._end -= seconds
         self._deadline = min(self._deadline, self._end)
 
     def share(self, rungs: int) -> None:
-        """A rung begins; it gets an equal part of the time that is left, for it and others, so many in all."""
+        """A rung begins; it gets an equal part of the time that is left for this number of rungs."""
         if self.limited:
             now = self.clock()
             self._deadline = now + max(0.0, self._end - now) / rungs

@@ -27,8 +27,8 @@ from ..results import MAX_FAILURES, MAX_HEX_BYTES, Failure, RungResult, TensorBy
 from ..support.errors import Culprit
 from .course import in_order
 from .interface import Rung, Steps
+from .pool import Step
 from .run import Run
-from .tasks import Step
 
 #: Bytes that are scanned at a time where a budget may end the scan.
 _PART = 1 << 28
@@ -99,7 +99,7 @@ def _in_tasks(run: Run, tensors: Sequence[Tensor], on_bytes: Callable[[int], obj
 
 
 def _ordered(run: Run) -> list[Tensor]:
-    """The tensors in the file's order; with a budget, which may end the scan, in one that the seed draws."""
+    """The tensors in the file's order; with a budget, which may end the scan, in a random order of the seed."""
     tensors = run.selected()
     if not run.budget.limited:
         return tensors
@@ -178,7 +178,7 @@ def _report(result: RungResult, content: Content, differing: bool) -> None:
     assert scan is not None
     room = max(0, MAX_FAILURES - len(result.failures))
     shown = content.bad[differing][:room]
-    # of the blocks that are not looked at one by one, whoever is at fault for the first
+    # the culprit for the first block stands for those that are not examined one by one
     culprit: Culprit = content.bad[differing][0].culprit if content.bad[differing] else "file"
     n_more = (content.n_differing if differing else scan.not_finite) - len(shown)
     result.fail_more(culprit, n_more, tensor.name)

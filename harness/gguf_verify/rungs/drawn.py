@@ -1,6 +1,6 @@
-"""A kernel without a model at hand: the blocks and layers rungs on weights and activations that are drawn.
+"""A kernel without a model: the blocks and layers rungs on random weights and activations.
 
-A matrix is drawn for each type and shape, quantized by llama.cpp, and laid into a GGUF file of this run's scratch
+A random matrix is made for each type and shape, quantized by llama.cpp, and laid into a GGUF file of this run's scratch
 folder, so that everything that reads a model reads it. The "graph" is then one product of each matrix and number of
 tokens, which llama.cpp computes outside of any model. Where llama.cpp is not asked (`NoReference`), the weights are
 random bits of the type under finite scales, and the kernel is judged by the exact product alone.
@@ -34,8 +34,7 @@ from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
 from ..support import scratch
 from ..support.errors import UsageError
 from ..support.near import nearest
-from .generated_inputs import any_blocks
-from .ranges import representable
+from .generated_inputs import any_blocks, representable
 from .run import Run
 from .session import opened_llama
 
@@ -45,24 +44,24 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: What `--reference` calls that llama.cpp is not asked.
+#: The value of `--reference` for no llama.cpp.
 NONE = "none"
 #: The rungs that need no model.
 DRAWN_RUNGS = ("blocks", "layers", "values", "codes", "packing")
 #: What the report calls the file.
 NAME = "drawn weights"
-#: The shape where none is asked for: it is small, since the probe plan has the others.
+#: The default shape: it is small, since the probe plan has the others.
 M, N, K = 4, 64, 1024
 #: The most values of one matrix of weights, activations or outputs.
 MOST_VALUES = 1 << 26
-#: One activation in so many is an outlier, by such a factor, as activations of real models have.
+#: One activation in this number is an outlier, by this factor, as in real models.
 _OUTLIERS, _FACTOR = 128, 40.0
 _ALIGNMENT = 32
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is multiplied in place of a model, as `verify` and `identify_model` take it.
+    """Random data in place of a model, for `verify` and `identify_model`.
 
     Args:
         types: of the weights; empty for all that the kernel takes.
@@ -137,7 +136,7 @@ def _near(extent: Extent, value: int, unit: int) -> int:
     return value
 
 
-# ---- what is drawn ---------------------------------------------------------------------------------------------------
+# ---- random data -----------------------------------------------------------------------------------------------------
 
 
 def draw_activations(m: int, k: int, seed: int) -> Floats:
@@ -197,7 +196,7 @@ class NoReference(Backend):
 
 
 class _Products:
-    """In place of a model in llama.cpp's process: the products of the drawn matrices."""
+    """In place of a model in llama.cpp's process: the products of the random matrices."""
 
     def __init__(self, run: DrawnRun) -> None:
         self._run = run
@@ -218,7 +217,7 @@ class _Products:
         if run.kernel.computes in ("gemm", "experts"):
             x = representable(run.semantics(fmt), fmt, rows, x)
         definition = run.backend.definition(fmt, m)
-        # not a number: what llama.cpp was not asked for is never right
+        # not a number: what llama.cpp did not compute is never correct
         y = np.full((m, len(rows)), np.nan, np.float32)
         gemm = Gemm(tensor.name, f"{tensor.name}, M={m}", fmt.type_id, x, y, {}, zlib.crc32(rows.data), tokens=m)
         if not run.backend.compared:
@@ -236,7 +235,7 @@ class _Products:
 
 
 class _Session:
-    """As `Session`, of the drawn products."""
+    """As `Session`, for the random products."""
 
     def __init__(self, run: DrawnRun) -> None:
         self.llama = _Products(run)
@@ -264,7 +263,7 @@ def check_reference(path: object, options: Options) -> None:
 
 @dataclass(frozen=True)
 class DrawnRun(Run):
-    """A verification on drawn data."""
+    """A verification on random data."""
 
     tokens: tuple[int, ...] = (M,)
     data: DrawnData = field(default_factory=lambda: DrawnData(seed=0))
@@ -286,7 +285,7 @@ class DrawnRun(Run):
         return self.resources.get("session", lambda: _Session(self))  # type: ignore[return-value]
 
     def tokens_of(self, fmt: BlockFormat) -> tuple[int, ...]:
-        """The numbers of tokens that were asked for, and one more for each other path of llama.cpp's backend."""
+        """The requested numbers of tokens, and one more for each other path of llama.cpp's backend."""
         seen = {self.backend.path(self.backend.definition(fmt, m)) for m in self.tokens}
         return (*self.tokens, *(m for path, m in self.backend.paths.items() if path not in seen))
 
@@ -300,9 +299,9 @@ class DrawnRun(Run):
 
 @contextmanager
 def drawn_run(drawn: Drawn, kernel: Candidate, options: Options) -> Iterator[DrawnRun]:
-    """A run of a kernel on drawn data, whose file exists meanwhile.
+    """A run of a kernel on random data, whose file exists meanwhile.
 
-    Raises UsageError where nothing can be drawn for it; EnvironmentFault.
+    Raises UsageError if no data suit the kernel; EnvironmentFault.
     """
     llama = None if options.reference == NONE else opened_llama(options)
     try:

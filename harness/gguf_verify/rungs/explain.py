@@ -1,4 +1,4 @@
-"""What is said of a call of the kernel whose outputs are wrong: where they are, and what explains them."""
+"""Explanations of the kernel's calls with wrong outputs: where these are, and which fault makes them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float32]
 #: Diagnoses that a rung tries of each type of weights and rank of calls: each takes seconds, and one of errors of the
 #: order alone says nothing of what follows.
 MOST_DIAGNOSES = 3
-#: The verdict on outputs of which those that are wrong have no finite exact value.
+#: The verdict on outputs whose wrong elements have no finite exact value.
 OUT_OF_RANGE = "out of range"
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
@@ -51,7 +51,7 @@ _OF_SCORE = (
 
 @dataclass(frozen=True)
 class WrongOutput:
-    """What a call of the kernel gave, of whatever shape, where an output is wrong. It can be pickled.
+    """The outputs of a call of the kernel, of any shape, at least one of which is wrong. It can be pickled.
 
     Args:
         fmt, semantics: the weights' format, and the definition that the kernel declares.
@@ -158,12 +158,12 @@ class WrongBytes:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is said of a wrong call.
+    """The explanation of a wrong call.
 
     Args:
         type, rank: the weights' type, and the rank of the call.
         diagnosis: None where nothing can be replayed.
-        map: of its output, where one is drawn.
+        map: of its output, if there is one.
         counted: it is one of the few that a rung makes.
     """
 
@@ -176,7 +176,7 @@ class Attempt:
 
 @dataclass
 class Attempts:
-    """What a part of a rung's work says of its wrong calls, in order, so that it can be joined to what came before.
+    """The explanations of a part of a rung's work, in order, so that they can be joined to those before.
 
     Args:
         made: the attempts.
@@ -314,7 +314,7 @@ class Explanations:
         return _Wrong(grid, bad, outside, not_finite, (score, limit) if by_score else None)
 
     def _diagnosis(self, call: WrongCall, found: _Wrong) -> LocatedDiagnosis | None:
-        """What explains the output; None where nothing can be replayed."""
+        """The diagnosis of the output; None if nothing can be replayed."""
         range_found = _out_of_range(call, found.not_finite)
         of_range = () if range_found is None else range_found[1]
         words = (*pattern(found.bad), *along_k(call.blames))

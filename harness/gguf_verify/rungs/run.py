@@ -1,4 +1,4 @@
-"""What all stages of a run share: the model, the kernel, the options, and llama.cpp's processes."""
+"""The run that all stages share: the model, the kernel, the options, and llama.cpp's processes."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from ..support.arrays import get
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
 from .budget import Budget
+from .pool import Pool
 from .session import Session, opened_llama
-from .tasks import Here, Judges
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -48,7 +48,7 @@ _FEW_OUTPUTS = 1 << 16
 
 
 class Resources:
-    """What a run has open: each resource is opened when it is first used, and closed with the run."""
+    """The open resources of a run: each is opened when it is first used, and closed with the run."""
 
     def __init__(self) -> None:
         self._open: dict[str, Any] = {}
@@ -85,7 +85,7 @@ class Run:
     kernel: Candidate
     options: Options = field(default_factory=Options)
     resources: Resources = field(default_factory=Resources)
-    judges: Judges = field(default_factory=Here)
+    judges: Pool = field(default_factory=Pool)
     budget: Budget = field(default_factory=Budget)
 
     @property
@@ -129,7 +129,7 @@ class Run:
         return self.resources.get("exact_on", lambda: arrays_for(options.exact_on, host, options.seed))
 
     def device_for(self, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8]) -> Device | None:
-        """Where the product of these weights and activations is computed. Raises EnvironmentFault."""
+        """The device that computes the product of these weights and activations. Raises EnvironmentFault."""
         device, _ = self.exact_on
         return None if device is None or rows.nbytes * len(x) < _WORTH_A_DEVICE else device
 
@@ -186,7 +186,7 @@ class Run:
         return matches(self.options.tensor, name)
 
     def leave_idle(self, result: RungResult) -> None:
-        """Record that the kernel under test was never asked, where only kernels beside it were."""
+        """Record that the kernel under test was never called, if only kernels beside it were."""
         beside = [kind for kind in result.checked if kind.endswith(BESIDE)]
         if beside and not any(map(result.checked.get, result.substance)):
             kinds = sorted({t.type.name for t in self.selected() if may_be_matrix(t)})
@@ -204,8 +204,8 @@ class Run:
         return chosen
 
     def vectors(self, products: Container[str] = ()) -> int:
-        """How many of the selected tensors are no matrices (norms, biases): those of one dimension, integers; but not
-        those that are one row of a product."""
+        """The number of selected tensors that are not matrices (norms, biases): those of one dimension, integers; but
+        not those that are one row of a product."""
         return sum(not may_be_matrix(t) and t.name not in products for t in self.selected())
 
     def bar(self, what: str, total: int | None, unit: str, initial: int = 0) -> tqdm[Any]:
@@ -223,7 +223,7 @@ class Run:
 
     @property
     def blocks_are(self) -> str:
-        """Whose blocks the probe plan lays out anew, for the envelope."""
+        """The origin of the blocks that the probe plan lays out anew, for the envelope."""
         return "the model's"
 
     def file_info(self, wait: bool = True) -> FileInfo:
@@ -235,7 +235,7 @@ class Run:
         return tensor.raw.reshape(tensor.n_rows, tensor.row_bytes)
 
     def matrix(self, result: RungResult, gemm: Gemm) -> Matrix | None:
-        """What a GEMM multiplies, as it lies in the file; None where that is not known, which is said in the result."""
+        """The matrix of a GEMM, as it lies in the file; None if it is not known, which the result records."""
         tensor = self.model.tensors.get(gemm.tensor)
         if tensor is None:
             result.leave(gemm.tensor, "is no tensor of the file")
@@ -267,7 +267,7 @@ class Run:
         return sum(t.nbytes for t in self.selected() if may_be_matrix(t))
 
     def n_matrices(self) -> int:
-        """How many matrices the selected tensors hold: GEMMs of the graph, about, for a progress bar."""
+        """The number of matrices in the selected tensors: about the GEMMs of the graph, for a progress bar."""
         return sum(prod(t.shape[2:]) for t in self.selected() if may_be_matrix(t))
 
 

@@ -15,7 +15,7 @@ from ..support.progress import progress_bar
 
 
 def opened_llama(options: Options) -> Llama:
-    """llama.cpp's process with the build that is asked for. Raises UsageError, EnvironmentFault."""
+    """A llama.cpp process with the requested build. Raises UsageError, EnvironmentFault."""
     return Llama(options.time_limit, options.verbose, build=path_of(options.llama))
 
 
@@ -56,7 +56,7 @@ class Session:
                 predicted = "" if self.embeds else f" and {options.n_predict} to predict"
                 said = f"{read} tokens of prompt{predicted} do not fit a context of {options.ctx_size}"
                 raise UsageError(said, "prompt-too-long")
-            if self.embeds and length > trained > 0:  # it may hold a table of so many positions
+            if self.embeds and length > trained > 0:  # it may hold a table of this number of positions
                 said = f"the prompt has {length} tokens, the model reads {trained} at most"
                 raise UsageError(said, "prompt-too-long")
             if length > trained > 0:

@@ -1,4 +1,4 @@
-"""What a report says of where a run was made: versions, kernel, file, reference, sandbox and options."""
+"""The environment of a run, for its report: versions, kernel, file, reference, sandbox and options."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ VERIFIED_BY_ITS_ORACLE = (
     "the kernel computes what an oracle of its author says; how near that is to llama.cpp's product, only the oracle's "
     "distances to the known definitions above tell"
 )
-#: What a report says of what was not yet asked when a signal ended the run.
+#: The value of a field that was not known yet when a signal ended the run.
 UNKNOWN = "unknown"
 
 
 def unknown_environment(
     path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
 ) -> Environment:  # fmt: skip
-    """The environment of a run that a signal ended before it was known: what was asked for, and no more."""
+    """The environment of a run that a signal ended before it was known: the request, and no more."""
     where = HostInfo(name=host if isinstance(host, str) else host.name, device=UNKNOWN)
     name = kernel if isinstance(kernel, str) else getattr(kernel, "name", getattr(kernel, "__name__", UNKNOWN))
     try:

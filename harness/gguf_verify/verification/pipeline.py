@@ -2,16 +2,25 @@
 
     capture → plan → call → judge → merge → report
 
-`verification` opens a model and a kernel, climbs the rungs in order, and reports. The rungs that multiply are chains of
-stages, each a function of the records of the one before:
+`verification` opens a model and a kernel, climbs the rungs in order, and reports. A rung that multiplies is a chain of
+stages, each a function of the records of the stage before. No stage changes the record of another one. One product of
+the layers rung makes these stops, in this order:
 
-- capture: llama.cpp evaluates its graph and hands over each product with its operands (`LoadedModel.capture`);
-- plan: the rung decides what is checked with a product (`rungs.layers.plan`), and yields a step, which may hold a task;
-- call and judge: a task runs the kernel and compares its outputs with exact products (`rungs.layers.task`), in this
-  process or in another one (`distributed`); it returns what it found;
-- merge: what tasks found is joined in the plan's order (`rungs.layers.merge`), so that the result does not depend on
-  the process or the time in which a task was judged;
-- report: the results of all rungs, here.
+ 1. `verification.pipeline.verification` opens the run, and makes the report at the end.
+ 2. `verification.climb.climb` climbs the rungs, and reports failures as soon as they are known.
+ 3. `rungs.layers.rung.check` is the rung: it joins what the other stages find.
+ 4. `rungs.pool.Pool.each` has the tasks of the plan judged, here or in another process, and keeps their order.
+ 5. `rungs.layers.plan.Plan.steps` decides what is checked with each product: a `Step`, which may hold a `GemmTask`.
+ 6. `rungs.course.Course.products` shows progress, and skips products that the budget does not allow.
+ 7. `llama.model.LoadedModel.capture` evaluates llama.cpp's graph, and hands over each product: a `Gemm`.
+ 8. `rungs.layers.task.GemmTask.judge` judges one product, and returns a `GemmFound`.
+ 9. `rungs.layers.gemm.GemmJudge.run_kernel` calls the kernel, and returns its `Outputs`.
+10. `kernels.shipped.ShippedKernel.product` is such a call (each kind of kernel has its own).
+11. `rungs.layers.gemm.GemmJudge.judge` judges the outputs and llama.cpp's, some rows at a time.
+12. `rungs.exact.ExactProducts.product` computes the exact product of these rows, and its bound: a `Product`.
+13. `rungs.judging.judge_output` records how an `Output` compares with it.
+14. `semantics.gates.judge` compares them.
+15. `rungs.layers.merge.Merge.add` joins the `GemmFound` to the rung's result, in the plan's order.
 
 Progress and early failures are events, which `verification` yields.
 """
@@ -39,8 +48,7 @@ from ..rungs import RUNGS, Run, rungs_for
 from ..rungs.budget import Budget
 from ..rungs.compiling import compile_ahead, scanners_ahead, steps_ahead
 from ..rungs.drawn import Drawn, DrawnRun
-from ..rungs.opening import open_run
-from ..rungs.request import AnyKernel, Further, Request
+from ..rungs.opening import AnyKernel, Further, Request, open_run
 from ..support.errors import signal_of
 from ..support.supported import check_machine
 from ..waivers import apply, read_waivers, refuse_everything
@@ -95,10 +103,7 @@ def verification(request: Request) -> Generator[Event]:
     waivers = () if request.waivers is None else read_waivers(request.waivers)
     if options.save_case:
         check_folder(Path(options.save_case))
-    command = request.command or command_of(
-        request.path, request.kernel, request.host, request.rungs, options, source=request.source,
-        source_text=request.source_text, waivers=request.waivers,
-    )  # fmt: skip
+    command = request.command or command_of(request)
     day = request.today or current_day()
     wanted = [name for name in RUNGS if name in (request.rungs or rungs_for())]
     # a call that is made alone has no time limit

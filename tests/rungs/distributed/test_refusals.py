@@ -16,8 +16,8 @@ from gguf_verify.distributed.runs import RunWork
 from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.nightly.history import History
 from gguf_verify.results import Options
-from gguf_verify.rungs.opening import open_run
-from gguf_verify.rungs.request import Request
+from gguf_verify.rungs.opening import Request, open_run
+from gguf_verify.rungs.pool import Judged, Refused
 from gguf_verify.rungs.run import Run
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
@@ -151,8 +151,8 @@ def test_a_sandbox_that_is_not_there(work: RunWork, monkeypatch: pytest.MonkeyPa
 
 def test_errors_are_passed_on_as_values() -> None:
     """With their type where another process can make them again, and else with their words."""
-    assert isinstance(worker.Refused.of(UsageError("no")).error, UsageError)
-    odd = worker.Refused.of(KernelFinding("race", "words")).error
+    assert isinstance(Refused.of(UsageError("no")).error, UsageError)
+    odd = Refused.of(KernelFinding("race", "words")).error
     assert isinstance(odd, HarnessError)
     assert str(odd) == "words"
 
@@ -182,8 +182,8 @@ def test_what_time_is_left(work: RunWork) -> None:
 
     of = worker.Worker(work)
     try:
-        assert of.judge(Asks()) == worker.Judged((False, ""), cut=False)
-        assert of.judge(Asks(), 1e6, "why") == worker.Judged((True, "why"), cut=False)
-        assert of.judge(Asks(), 0.0, "why") == worker.Judged((True, "why"), cut=True)
+        assert of.judge(Asks()) == Judged((False, ""), cut=False)
+        assert of.judge(Asks(), 1e6, "why") == Judged((True, "why"), cut=False)
+        assert of.judge(Asks(), 0.0, "why") == Judged((True, "why"), cut=True)
     finally:
         of.close()

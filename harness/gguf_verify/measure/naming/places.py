@@ -26,7 +26,7 @@ from ...kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from ...llama import Evaluation, Gemm, Llama
 from ...results import Options, RungResult
 from ...rungs import RUNGS, Run, explain
-from ...rungs.layers.activations import ACTIVATIONS
+from ...rungs.layers.call import ACTIVATIONS
 from ...support import scratch
 from ..inputs import WEIGHTS, Bytes, Floats, can_write, decoded, model_in, rows_of, text, write_tensors
 from ..markdown import percent

@@ -1,4 +1,4 @@
-"""What was found with the GEMMs of the graph, joined in the graph's order to the rung's result."""
+"""The findings of all GEMMs of the graph, joined in the graph's order to the rung's result."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Merge:
 
     @property
     def known(self) -> Known:
-        """What is known by now."""
+        """The findings so far."""
         return Known.of(self._result, self._explanations)
 
     def add(self, plan: Plan, task: GemmTask, found: GemmFound) -> None:
-        """Join what a task found, which comes next in the graph; where it was given out with a decision that what came
-        before it turns out to make wrong, it is judged again."""
+        """Join the findings of the next task of the graph. A task whose prediction at dispatch was wrong is judged
+        again."""
         kind, judges = self._run.model.tensors[task.gemm.tensor].type.name, self._run.judges
         # in this order, because what other schedules show may keep the probes from being made
         if not plan.schedules.right(kind, task.schedules, found.at_schedules):
@@ -70,7 +70,7 @@ class Merge:
             self._gaps.setdefault(side, (definition, []))[1].append(found.gap)
 
     def report(self) -> None:
-        """Record what only the GEMMs together tell."""
+        """Record the findings that depend on all GEMMs."""
         run, result = self._run, self._result
         self._exact.report()
         for name, paths in self._paths.items():

@@ -12,10 +12,10 @@ with weights:
 The wobble is how far correct arithmetic moves any element of an embedding. It is measured for each pass (a kernel of
 float32 activations has codes only in the first): a difference in the last bit moves an activation's code by one step,
 which moves further codes in later layers. Whether such a step occurs is chance, so noise of the size of float32
-rounding would measure nothing at one time and much at another. The noise drawn here is as large as the bound of each
-product, the most that correct arithmetic may be off, and then codes do move. Two correct passes may both have moved,
-hence the factor of two. Errors too small to be seen through the wobble are found where each grafted output is judged,
-which is done in both of the kernel's passes.
+rounding would measure nothing at one time and much at another. The noise here is as large as the bound of each product,
+the most that correct arithmetic may be off, and then codes do move. Two correct passes may both have moved, hence the
+factor of two. Errors too small to be seen through the wobble are found where each grafted output is judged, which is
+done in both of the kernel's passes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .passes import Noise
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-#: Noise is drawn so many times, and more often where there are few numbers, as for a reranker's single score, which a
+#: Numbers of draws of noise: more if there are few numbers, as for a reranker's single score, which a
 #: draw may leave where it is by chance (measured: of 17 Gaussian numbers, a given one is more than twice as large as
 #: all others once in a thousand times).
 _DRAWS, _DRAWS_OF_FEW, _FEW = 2, 16, 64

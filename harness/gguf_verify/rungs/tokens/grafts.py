@@ -22,7 +22,7 @@ from ..exact import ExactProducts
 from ..explain import Explanations, Place, WrongOutput
 from ..judging import KERNEL
 from ..known import Known
-from ..layers.activations import ACTIVATIONS
+from ..layers.call import ACTIVATIONS
 from ..run import Run
 from .passes import ExactPasses, activations
 from .task import GraftFound, GraftTask
@@ -59,7 +59,7 @@ class Grafts:
         self.grafted = 0
         self.tested = False
         self.faulty: set[str] = set()
-        #: Tensors whose products are all replaced, as far as is known, and those of which one is not.
+        #: Tensors whose products have all been replaced so far, and those with one that was not.
         self._replaced: set[str] = set()
         self._kept: set[str] = set()
         #: Whether llama.cpp is spared what the kernel multiplies: until a product cannot be replaced.

@@ -43,7 +43,7 @@ from .passes import Noise
 
 Logits = npt.NDArray[np.float32]
 
-#: Noise is drawn so many times, and up to so many times where the first draws do not explain a token. The wobble is the
+#: Numbers of draws of noise: usually, and at most, if the first draws do not explain a token. The wobble is the
 #: largest move of any logit. Whether a last bit moves a code is chance, and a kernel's pass in which one moved must not
 #: be judged by draws in which none did (measured on a tiny model and prompts of 3 to 9 tokens: 27 of 48 draws moved a
 #: logit by more than 1e-4, up to 0.25, the others by some 1e-6).

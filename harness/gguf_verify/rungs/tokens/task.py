@@ -11,8 +11,7 @@ from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label
 from ...results import Call, Failure, PartialResult
 from ...support.errors import KernelFault
-from ..author_oracle import Distances
-from ..exact import ExactProducts
+from ..exact import Distances, ExactProducts
 from ..explain import Attempts, Place, WrongCall
 from ..judging import judge_whole
 from ..known import Known
@@ -78,7 +77,7 @@ class GraftTask:
 
 @dataclass
 class GraftFound:
-    """What was found with one output: see `GemmFound`. `broken`: the kernel, or its author's oracle, broke its
+    """The findings of one output: see `GemmFound`. `broken`: the kernel, or its author's oracle, broke its
     contract."""
 
     part: PartialResult
