@@ -81,6 +81,8 @@ class Climbed:
 
     def interrupt(self, signal: EndedBy, changed: bool) -> None:
         """Record that a signal ended the run: an incomplete rung has not passed."""
+        if self.over:
+            return
         for result in self.under_way:
             result.fault, result.fault_culprit = f"interrupted by {signal} before its end", "coverage"
         self.end(signal)
