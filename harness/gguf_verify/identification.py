@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from .diagnosis.diagnose import diagnose
+from .diagnosis.identify import Candidate as Tried
 from .diagnosis.identify import Identification, advice, definitions, identify, identify_kernel, known_inputs
 from .distributed import judges
-from .formats import ElementFormat, WeightFormat
+from .formats import BlockFormat, ElementFormat, WeightFormat
 from .gguf.file import Tensor
 from .gguf.matrices import may_be_matrix
 from .hosts.base import Host
 from .invocation import command_of
 from .kernels.families import DEFAULT_KERNEL
-from .kernels.interface import Candidate
-from .kernels.tasks import Task
+from .kernels.tasks import Dequantizer, Quantizer, Task
 from .processes.sandbox import sandboxed
 from .results.options import Options
 from .rungs import Run
 from .rungs.drawn import Drawn, check_reference
-from .rungs.opening import open_run
-from .rungs.tasks import Step
+from .rungs.generated_inputs import any_blocks
+from .rungs.opening import AnyKernel, Further, Request, open_run
+from .rungs.pool import Step
+from .rungs.tasks.calls import shapes_of
 from .semantics.cuda import NoDefinition
 from .semantics.definition import Semantics
+from .semantics.dequantization import ARITHMETICS, BOUNDED, applies, expected_values, rounded_float32
+from .semantics.quantization import check_bytes, encoding, encodings, unit_of
 from .support.errors import (
     EXIT_MISMATCH,
     EXIT_UNVERIFIED,
@@ -36,10 +40,10 @@ from .support.errors import (
     EnvironmentFault,
     KernelFault,
     NothingToVerify,
+    UsageError,
 )
 from .support.shown import Shown
 from .support.version import project_version
-from .task_identification import identify_task
 
 #: Tokens: families of kernels and llama.cpp's backends choose by their number.
 TOKENS = (1, 8, 9, 64)
@@ -74,7 +78,7 @@ class Identified:
 
     @property
     def right(self) -> bool:
-        """What is declared is what was identified, or cannot be told from it."""
+        """Whether the declared definition was identified, or gives the same outputs."""
         return self.found is not None and self.declared in self.found.names
 
 
@@ -111,23 +115,23 @@ class IdentifyReport(Shown):
 
 
 def identify_model(
-    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any] = DEFAULT_KERNEL, host: Host | str = "auto",
-    options: Options | None = None, command: str = "", ray: str | None = None,
-    jobs: int | None = None,
+    path: Path | str | Drawn, kernel: AnyKernel = DEFAULT_KERNEL, host: Host | str = "auto",
+    options: Options | None = None, **further: Unpack[Further],
 ) -> IdentifyReport:  # fmt: skip
-    """Identify, on one matrix of each type of a GGUF model and known activations.
+    """Identify, with one matrix of each type of a GGUF model and known activations.
 
-    Args: as of `verification.verify`.
+    Args: see `Request`.
 
-    Raises MalformedFile, NothingToVerify, EnvironmentFault and UsageError, as that.
+    Raises the errors of `verification.verify`.
     """
     options = options or Options()
-    command = command or command_of(path, kernel, host, None, options, identify=True)
+    request = Request(path, kernel, host, options=options, **further)
+    command = request.command or command_of(request, identify=True)
     check_reference(path, options)
     with (
         sandboxed(options.sandbox, options.kernel_memory),
         open_run(path, kernel, host, options) as run,
-        judges(ray, run, path, kernel, host, options, jobs) as run.judges,
+        judges(run, request) as pool,
     ):
         model, multiplier = run.model, run.kernel
         try:
@@ -144,11 +148,11 @@ def identify_model(
             report = IdentifyReport(header, command=command)
             if isinstance(multiplier, Task):
                 first = {kind: of[0] for kind, of in matrices.items()}
-                report.products += (Identified(*found) for found in identify_task(run, multiplier, first))
+                report.products += _identify_task(run, multiplier, first)
                 matrices = {}
             tasks = (Step(task=TypeTask(kind, tuple(t.name for t in of))) for kind, of in matrices.items())
             with run.bar("identify", len(matrices), "type") as bar:
-                for _, found in run.judges.each(run, tasks):
+                for _, found in pool.each(run, tasks):
                     report.products += found.products
                     report.unable += found.unable
                     bar.update()
@@ -198,7 +202,7 @@ class TypeTask:
     tensors: tuple[str, ...]
 
     def judge(self, run: Run) -> TypeFound:
-        """What is identified with the first matrix that tells definitions apart. Raises EnvironmentFault."""
+        """Identify with the first matrix on which definitions differ. Raises EnvironmentFault."""
         found = TypeFound()
         _one_type(run, found, self.kind, [run.model.tensors[name] for name in self.tensors])
         return found
@@ -290,3 +294,93 @@ def _product(
     return Identified(
         fmt.name, tensor.name, len(x), len(rows), tensor.k, who, declared, found, tuple(lines)
     )  # fmt: skip
+
+
+# ---- kernels that multiply nothing -----------------------------------------------------------------------------------
+
+#: Least rows and columns of a call.
+_LEAST_ROWS, _LEAST_COLUMNS, _LEAST_TOKENS = 64, 1024, 16
+
+
+def _identify_task(run: Run, kernel: Task, tensors: dict[str, Tensor]) -> Iterator[Identified]:
+    """Identify a kernel, for each type that it covers; a quantizer only once.
+
+    Args:
+        tensors: type → a matrix of it.
+
+    Raises UsageError for a repacking, which has no definition.
+    """
+    if isinstance(kernel, Dequantizer):
+        for tensor in tensors.values():
+            if tensor.type.format is not None and kernel.covers(tensor.type.format):
+                yield _dequantizer(run, kernel, tensor, tensor.type.format)
+    elif isinstance(kernel, Quantizer):
+        yield _quantizer(run, kernel, next(iter(tensors.values())))
+    else:
+        raise UsageError("--identify is of products, dequantizers and quantizers: a repacking has one definition")
+
+
+def _task_size(kernel: Task, unit: int, seed: int) -> tuple[int, int, int]:
+    """M, N and K of a call, as large as is needed, within the domain. Raises UsageError where there is none."""
+    shapes = shapes_of(kernel.domain, unit, seed, brief=True)
+    if not shapes:
+        raise UsageError("no call of the probe plan is in the kernel's domain")
+    return next(
+        (s for s in shapes if s[1] >= _LEAST_ROWS and s[2] >= _LEAST_COLUMNS), max(shapes, key=lambda s: s[1] * s[2])
+    )
+
+
+def _dequantizer(run: Run, kernel: Dequantizer, tensor: Tensor, fmt: BlockFormat) -> Identified:
+    _, n, k = _task_size(kernel, fmt.block_size, run.options.seed)
+    rows = any_blocks(fmt, n * k // fmt.block_size, run.options.seed).reshape(n, -1)
+    declared = kernel.arithmetic(fmt)
+    try:
+        values = kernel.dequantize(fmt, rows).reshape(-1, fmt.block_size)
+    except KernelFault as error:
+        return Identified(fmt.name, tensor.name, 1, n, k, kernel.name, declared, None, (str(error),))
+    blocks, found = rows.reshape(-1, fmt.block_bytes), []
+    for name in ARITHMETICS:
+        if not applies(name, fmt):
+            continue
+        expected = expected_values(fmt, blocks, kernel.output, name)
+        within = not expected.wrong(values).any()
+        finite = np.isfinite(values) & np.isfinite(expected.values)
+        a, b = (v[finite].astype(np.float64) for v in (values, expected.values))
+        energy = float((b * b).sum())
+        nmse = float(((a - b) ** 2).sum()) / energy if energy and finite.any() else float("inf")
+        used = expected.utilisation(values)
+        found.append(Tried(name, float(not within) if used is None else used, 0.0, nmse, within))
+    # those whose bits are determined say more
+    found.sort(key=lambda c: (not c.within, c.name in BOUNDED, c.nmse))
+    made = Identification(tuple(found), values.size, len([c for c in found if c.within]) > 1)
+    line = () if declared in made.names else (_task_advice("arithmetic", declared, made.names),)
+    return Identified(fmt.name, tensor.name, 1, n, k, kernel.name, declared, made, line)
+
+
+def _quantizer(run: Run, kernel: Quantizer, tensor: Tensor) -> Identified:
+    m, _, k = _task_size(kernel, unit_of(encoding(kernel.encoding)), run.options.seed)
+    m = kernel.domain.m.up(max(m, _LEAST_TOKENS)) or m
+    x = rounded_float32(known_inputs(m, k), kernel.takes)
+    try:
+        got = kernel.quantize(x)
+    except KernelFault as error:
+        return Identified("activations", tensor.name, m, 1, k, kernel.name, kernel.encoding, None, (str(error),))
+    found = []
+    for name in encodings():
+        if k % unit_of(encoding(name)) or encoding(name).row_bytes(k) != got.shape[1]:
+            continue
+        ordered = kernel.ordered and name == kernel.encoding
+        checked = check_bytes(encoding(name), x, got, ordered, kernel.fast_math)
+        share = checked.n_wrong / max(1, checked.blocks)
+        found.append(Tried(name, share, 0.0, share, not checked.n_wrong))
+    found.sort(key=lambda c: (not c.within, c.nmse))
+    made = Identification(tuple(found), got.size, len([c for c in found if c.within]) > 1)
+    line = () if kernel.encoding in made.names else (_task_advice("activations", kernel.encoding, made.names),)
+    return Identified("activations", tensor.name, m, 1, k, kernel.name, kernel.encoding, made, line)
+
+
+def _task_advice(key: str, declared: str, names: tuple[str, ...]) -> str:
+    """The declaration that would be correct."""
+    if not names:
+        return f"gives what no known {key} gives (declared: {declared})"
+    return f'gives {key} = "{names[0]}", not "{declared}" as declared: declare it, or mend the kernel'

@@ -1,19 +1,15 @@
-"""A run as a command line: what `verify` was asked for, in the words of `gguf-verify`, without what is the default.
+"""A run as a command line of `gguf-verify`, without the defaults.
 
-The seed is always there, since each run has its own. It is how a run is repeated wherever it was started: at the
-command line, from Python, by pytest or in a night. Files
-that reports are written to are no part of it.
+It always has the seed, since each run has its own. It repeats a run wherever that was started: at the command line,
+from Python, by pytest or in a night. It does not name the files that reports are written to.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from .hosts.base import Host
 from .hosts.choice import HOST_CHOICES
 from .kernels.families import DEFAULT_KERNEL, FAMILIES
 from .kernels.interface import Candidate
@@ -21,25 +17,20 @@ from .kernels.ladder import KERNELS
 from .results.options import Options
 from .rungs import rungs_for
 from .rungs.drawn import DRAWN_RUNGS, Drawn
+from .rungs.opening import AnyKernel, Request
 from .support.command_line import command_line
 from .support.durations import in_words
 
 
-def command_of(
-    path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str,
-    rungs: Sequence[str] | None, options: Options, prompt_file: Path | None = None, *, identify: bool = False,
-    source: Path | str | None = None,
-    source_text: Path | str | None = None, waivers: Path | str | None = None,
-) -> str:  # fmt: skip
-    """The command line that asks for a run; "" where none can: the kernel has no name that another process knows.
+def command_of(request: Request, prompt_file: Path | None = None, identify: bool = False) -> str:
+    """The command line of a request; "" if there is none, since the kernel has no name that another process knows.
 
     Args:
-        rungs: None for those of what the kernel computes.
-        prompt_file: where the prompt was read from.
-        identify: definitions are identified instead.
-        source, source_text, waivers: as `verify` takes them.
+        prompt_file: the file that the prompt was read from.
+        identify: identify definitions instead of climbing rungs.
     """
-    name = _name_of(kernel)
+    path, host, rungs, options = request.path, request.host, request.rungs, request.options
+    name = _name_of(request.kernel)
     if name is None:
         return ""
     usual, flags = Options(seed=options.seed), dict[str, str | None]()
@@ -84,13 +75,13 @@ def command_of(
         "--exitfirst": options.exit_first,
     }
     flags |= {flag: None for flag, asked in switches.items() if asked}
-    files = {"--source": source, "--source-text": source_text, "--waivers": waivers}
+    files = {"--source": request.source, "--source-text": request.source_text, "--waivers": request.waivers}
     flags |= {flag: str(file) for flag, file in files.items() if file is not None}
     return command_line(name, flags, "kernel") if drawn else command_line(str(path), flags)
 
 
-def _name_of(kernel: Candidate | str | Callable[..., Any]) -> str | None:
-    """As `--kernel` takes it."""
+def _name_of(kernel: AnyKernel) -> str | None:
+    """The value of `--kernel`."""
     if isinstance(kernel, str):
         return kernel
     if isinstance(kernel, Candidate):

@@ -9,9 +9,8 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from gguf_verify.distributed.audits import ContentsOf, OpenAudit
@@ -22,8 +21,8 @@ from gguf_verify.results.environment import OpenedFiles
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.blocks import BlocksTask
 from gguf_verify.rungs.budget import Budget
+from gguf_verify.rungs.pool import Step
 from gguf_verify.rungs.run import Run
-from gguf_verify.rungs.tasks import Step
 
 #: Fields that hold times.
 TIMES = ("seconds", "stages")
@@ -33,7 +32,7 @@ class Ahead:
     """As processes elsewhere: a task is judged with what was known when it was given out, `n` steps before it is
     merged; what goes there and what comes back is pickled."""
 
-    scans = True
+    scans, opened = True, OpenedFiles()
 
     def __init__(self, n: int) -> None:
         self.wanted = n
@@ -146,13 +145,21 @@ class Card:
 
 
 @dataclass(frozen=True)
+class OpenNothing:
+    """As `worker.Budgeted`, of a worker that has nothing open."""
+
+    budget: Budget = field(default_factory=Budget)
+    opened_here: OpenedFiles = field(default_factory=OpenedFiles)
+
+
+@dataclass(frozen=True)
 class Nothing:
-    """Work of which nothing is opened."""
+    """Work that opens nothing."""
 
     place: Place
 
     def open(self, stack: ExitStack) -> Any:
-        return SimpleNamespace(budget=Budget(), opened=OpenedFiles(), opened_here=OpenedFiles())
+        return OpenNothing()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from gguf_verify.results.failures import Failure
 from gguf_verify.results.margins import Headroom, Side
 from gguf_verify.results.products import TensorBlocks
 from gguf_verify.results.rungs import MAX_FAILURES, PartialResult, RungResult
-from gguf_verify.rungs.author_oracle import Distances
+from gguf_verify.rungs.exact import Distances
 from gguf_verify.rungs.explain import Explanations
 from gguf_verify.rungs.layers.plan import OncePerType
 from gguf_verify.rungs.llama_quantizers import Quantizers

@@ -12,12 +12,13 @@ from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import open_model
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.judging import KERNEL, judge_output
+from gguf_verify.rungs.judging import KERNEL, Output, judge_output
 from gguf_verify.rungs.remade import PART, Remade
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
+from gguf_verify.semantics.sums import Product
 from tests.support.exact_products import Bytes, Floats, generator, real_weights
 from tests.support.tools import FIXTURES
 
@@ -62,8 +63,10 @@ class Case:
         result, (y, given) = RungResult(name="layers"), self.made(self.x, dropped)
         expected = product(self.semantics, self.fmt, self.rows, given)
         again = self.again(dropped) if made_again else None
-        judgement = judge_output(result, KERNEL, self.tensor, y, expected, self.semantics, given, again=again)
-        return result, judgement.passed
+        return result, judge_output(result, self.output(y, expected, given, again)).passed
+
+    def output(self, y: Floats, expected: Product, given: Bytes, again: Remade | None) -> Output:
+        return Output(KERNEL, self.tensor, np.arange(self.n), y, expected, self.semantics, given, again=again)
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +126,7 @@ def test_a_part_that_is_not_a_number_is_a_mismatch(semantics: Semantics, tensor:
     result = RungResult(name="layers")
     expected = product(semantics, case.fmt, case.rows, given)
     again = Remade(semantics, case.fmt, case.rows, make, (case.m, case.k))
-    assert not judge_output(result, KERNEL, tensor, y, expected, semantics, given, again=again).passed
+    assert not judge_output(result, case.output(y, expected, given, again)).passed
     assert "is NaN" in result.failures[0].what
     assert result.n_failures == case.n
 

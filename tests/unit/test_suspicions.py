@@ -12,7 +12,7 @@ from gguf_verify.captured import judge_captured
 from gguf_verify.gguf.file import Tensor
 from gguf_verify.gguf.model import open_model
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.judging import KERNEL, judge_output
+from gguf_verify.rungs.judging import KERNEL, Output, judge_output
 from gguf_verify.rungs.remade import Remade
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.exact import product
@@ -51,10 +51,9 @@ class Suspected:
     def judged(self, again: Remade | None) -> tuple[RungResult, bool]:
         result = RungResult(name="layers")
         encoded = Q8_1_RAW.bytes_of(self.x)
-        judgement = judge_output(
-            result, KERNEL, self.tensor, self.y, self.expected, Q8_1_RAW, encoded, values=self.x, again=again
-        )
-        return result, judgement.passed
+        rows = np.arange(self.y.shape[1])
+        output = Output(KERNEL, self.tensor, rows, self.y, self.expected, Q8_1_RAW, encoded, self.x, again=again)
+        return result, judge_output(result, output).passed
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,7 @@ from gguf_verify.kernels.interface import Weights
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.shipped import ELEMENT_KERNELS, ShippedKernel
 from gguf_verify.llama import Llama, LlamaRefused
-from gguf_verify.rungs.envelope import with_least_codes
-from gguf_verify.rungs.generated_inputs import any_blocks, special
+from gguf_verify.rungs.generated_inputs import any_blocks, special, with_least_codes
 from gguf_verify.rungs.plan import PLAN
 from gguf_verify.semantics.accumulation import LANES_LIMIT
 from gguf_verify.semantics.definition import Semantics

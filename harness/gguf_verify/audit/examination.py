@@ -53,19 +53,19 @@ class Examination:
         #: Culprit of `fault`.
         self.culprit: Culprit = "environment"
 
-    def read(
-        self,
-        tensors: Sequence[Tensor],
-        told: Callable[[Content], object] = lambda _content: None,
-        parts: Iterable[Sequence[Tensor]] | None = None,
-        scan: Scanning | None = None,
-    ) -> None:
-        """Scan every tensor, or the sample of them.
+    def read(self, tensors: Sequence[Tensor]) -> None:
+        """Scan every tensor, or a sample of them."""
+        for _ in self.reading(tensors):
+            pass
+
+    def reading(
+        self, tensors: Sequence[Tensor], parts: Iterable[Sequence[Tensor]] | None = None, scan: Scanning | None = None
+    ) -> Iterator[Content]:
+        """Scan every tensor, or a sample of them. Yields the contents of each tensor.
 
         Args:
-            told: called with the result for each tensor.
-            parts: the tensors in groups, to scan one after the other; it may end early.
-            scan: scans a group; None: the examiners, or llama.cpp's process.
+            parts: the tensors in parts, which are scanned one after the other; it may end before all of them.
+            scan: who scans a part; None: the examiners, or llama.cpp's process.
         """
         if scan is None and self.examiners is not None:
             scan = self.examiners.contents
@@ -81,7 +81,7 @@ class Examination:
         with self._bar("audit", tensors) as bar:
             for part in [tensors] if parts is None else parts:
                 with closing((scan or here)(part, bar.update)) as found:
-                    self._follow(found, tensors, told, bar)
+                    yield from self._follow(found, tensors, bar)
             self.findings += sign_findings(self.contents)
             self.findings += zero_findings(self.contents, self.model)
             if self.sampled is None:
@@ -94,9 +94,7 @@ class Examination:
             self.findings = [self.sampled.said(f) for f in self.findings]
         self.unverified += [(t.name, "not reached") for t in tensors[len(self.contents) :]]
 
-    def _follow(
-        self, found: Iterable[Content], tensors: Sequence[Tensor], told: Callable[[Content], object], bar: tqdm[Any]
-    ) -> None:
+    def _follow(self, found: Iterable[Content], tensors: Sequence[Tensor], bar: tqdm[Any]) -> Iterator[Content]:
         def next_one() -> None:
             if len(self.contents) < len(tensors):
                 under_way(bar, tensors[len(self.contents)].name)
@@ -108,7 +106,7 @@ class Examination:
             self.findings += content_findings(content)
             if content.unverified:
                 self.unverified.append((content.tensor.name, content.unverified))
-            told(content)
+            yield content
             next_one()
 
     def compare(self, tensors: Sequence[Tensor], source: Source, importance: Importance | None = None) -> None:

@@ -91,8 +91,9 @@ def verified(args: argparse.Namespace) -> int:
     from ..identification import identify_model
     from ..invocation import command_of
     from ..rungs.drawn import DRAWN_RUNGS, Drawn
+    from ..rungs.opening import Request
     from ..verification import verify
-    from .runs.verify import deliver_run, watcher
+    from .runs.verify import deliver_run, shown_live
 
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     types = tuple(name.strip() for text in args.type for name in text.split(",") if name.strip())
@@ -104,11 +105,11 @@ def verified(args: argparse.Namespace) -> int:
         wrong = next(w for w in files if w.rung not in shown)
         raise UsageError(f"{wrong.flag} shows results of the {wrong.rung} rung, which is not run")
     options = Options(reference=_reference(args), **kernel_options(args))
-    command = command_of(drawn, args.kernel, args.host, rungs, options, identify=args.identify)
+    command = command_of(Request(drawn, args.kernel, args.host, rungs, options), identify=args.identify)
     if args.identify:
         if args.only_call or args.budget is not None:
             raise UsageError("--only-call and --budget apply to rungs, not to --identify")
-        found = identify_model(drawn, args.kernel, args.host, options, command, args.ray, args.jobs)
+        found = identify_model(drawn, args.kernel, args.host, options, command=command, ray=args.ray, jobs=args.jobs)
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     report = verify(
         drawn,
@@ -116,8 +117,8 @@ def verified(args: argparse.Namespace) -> int:
         args.host,
         rungs,
         options,
-        command,
-        watcher=watcher(args, options),
+        told=shown_live(options),
+        command=command,
         interrupted_report=True,
         ray=args.ray,
         jobs=args.jobs,

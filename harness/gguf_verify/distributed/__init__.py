@@ -1,7 +1,6 @@
 """Tasks in other processes: of this machine (`--jobs`), or of Ray, on this machine or on several (`--ray`).
 
-It may import the rungs, the audit and what is below them. Ray itself is imported where it was asked for, and nowhere
-else.
+It may import the rungs, the audit and the layers below them. Ray itself is imported only if it is requested.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from ..results.options import Options
 from ..rungs.drawn import Drawn
+from ..rungs.opening import Request
+from ..rungs.pool import Pool
 from ..rungs.run import Run
-from ..rungs.tasks import Here, Judges
 from ..support.command_line import cores
 from ..support.errors import EnvironmentFault, UsageError
 from .connection import LOCAL, connected
@@ -37,26 +35,23 @@ def ray_at(address: str) -> Iterator[None]:
 
 
 @contextmanager
-def judges(
-    address: str | None, run: Run, path: Any, kernel: Any, host: Any, options: Options, jobs: int | None = None
-) -> Iterator[Judges]:
-    """Who judges a run's tasks: this process, other processes of this machine, or processes of Ray, as long as the
-    block lasts.
+def judges(run: Run, request: Request) -> Iterator[Pool]:
+    """The processes that judge a run's tasks while the block lasts: this one, others of this machine, or Ray's.
 
-    Args:
-        address: of a cluster of Ray, or LOCAL; None: no process of Ray.
-        path, kernel, host, options: as `verify` takes them. Another process opens them by their names.
-        jobs: processes of this machine, where no Ray was asked for; None: as many as pay, see `local.paying`.
+    Other processes open model, kernel and host by their names. Without Ray and `jobs`, `local.paying` decides how many
+    processes there are.
 
-    Raises UsageError for what another process cannot open; EnvironmentFault where Ray is not installed or not to be
-    reached, and where its processes do not see the same model, kernel, machine or sandbox as this one.
+    Raises UsageError for what another process cannot open; EnvironmentFault if Ray is not installed or cannot be
+    reached, or if its processes do not see the same model, kernel, machine or sandbox as this one.
     """
+    address, jobs, options = request.ray, request.jobs, request.options
+    path, kernel, host = request.path, request.kernel, request.host
     if address is not None and jobs is not None:
         raise UsageError("--jobs are processes of this machine, and --ray brings its own: give one of them")
     named = isinstance(path, str | Path | Drawn) and isinstance(kernel, str) and isinstance(host, str)
     count = 1 if address is not None or options.only_call else jobs or (paying(run, cores()) if named else 1)
     if address is None and count == 1:
-        yield Here()
+        yield Pool()
         return
     flag = "--jobs" if address is None else "--ray"
     if not isinstance(path, str | Path | Drawn):

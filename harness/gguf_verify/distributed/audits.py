@@ -21,7 +21,7 @@ from ..llama import Llama, WithoutLlama
 from ..processes.sandbox import sandboxed
 from ..results.environment import OpenedFiles
 from ..rungs.budget import Budget
-from ..rungs.tasks import Step
+from ..rungs.pool import Step
 from ..support.errors import EnvironmentFault
 from .connection import LOCAL
 from .identity import Files, check, of_code, of_llama
@@ -48,22 +48,15 @@ def examiners(address: str, options: AuditOptions) -> Elsewhere:
 # ---- in this process -------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class _WithoutKernel:
-    """An audit opens no kernel."""
+    """An audit, which opens no kernel and has no time limit."""
 
-    opened: OpenedFiles = field(default_factory=OpenedFiles, kw_only=True)
+    budget: Budget = field(default_factory=Budget, kw_only=True)
 
     @property
     def opened_here(self) -> OpenedFiles:
-        return self.opened
-
-
-@dataclass
-class _Unlimited(_WithoutKernel):
-    """An audit takes the time that it takes."""
-
-    budget: Budget = field(default_factory=Budget)
+        return OpenedFiles()
 
 
 class _Examiners:
@@ -76,7 +69,7 @@ class _Examiners:
         n = _TASKS * self._workers.wanted
         plan = (Step(task=ContentsOf(tuple(t.name for t in run))) for run in runs_of(tensors, n))
         of = self._examined.model.tensors
-        for step, found in self._workers.each(_Unlimited(), plan):
+        for step, found in self._workers.each(_WithoutKernel(), plan):
             for name, fields in zip(step.task.tensors, found, strict=True):
                 on_bytes(of[name].nbytes)
                 yield Content(of[name], *fields)
@@ -84,7 +77,7 @@ class _Examiners:
     def comparisons(self, tensors: Sequence[Tensor]) -> Generator[Comparison]:
         source = self._examined.source
         assert source is not None
-        for step, found in self._workers.each(_Unlimited(), (Step(task=ComparisonOf(t.name)) for t in tensors)):
+        for step, found in self._workers.each(_WithoutKernel(), (Step(task=ComparisonOf(t.name)) for t in tensors)):
             tensor = self._examined.model.tensors[step.task.tensor]
             comparison = replace(found, tensor=tensor, source=source.tensors.get(tensor.name) if found.source else None)
             if comparison.xrays is not None:  # they name the file as this process does
@@ -96,16 +89,15 @@ class _Examiners:
 # ---- in the others ---------------------------------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(frozen=True)
 class OpenAudit(_WithoutKernel):
-    """What a worker has open."""
+    """The open files and llama.cpp of a worker."""
 
     model: Model
     llama: Llama | WithoutLlama
     threads: int
     source: Source | None = None
     importance: Importance | None = None
-    budget: Budget = field(default_factory=Budget)
 
 
 @dataclass(frozen=True)
@@ -128,7 +120,7 @@ class ComparisonOf:
     tensor: str
 
     def judge(self, on: OpenAudit) -> Comparison:
-        """Without the tensor and its source; whether it has one is told by a name. Raises EnvironmentFault."""
+        """Without the tensor and its source; its name says whether it has one. Raises EnvironmentFault."""
         assert on.source is not None
         assert isinstance(on.llama, Llama)
         found = compare(on.model.tensors[self.tensor], on.source, on.llama, on.threads, importance=on.importance)
@@ -137,7 +129,7 @@ class ComparisonOf:
 
 @dataclass(frozen=True)
 class AuditWork:
-    """What a worker opens, and what it must find.
+    """The work of a worker, and the identity that it must find.
 
     Args:
         path, source, imatrix: files.
@@ -158,7 +150,7 @@ class AuditWork:
 
     @classmethod
     def of(cls, address: str, options: AuditOptions, examined: Examined, threads: int) -> AuditWork:
-        """What has the audit of this process open; of files that are on this machine no digest is needed."""
+        """The audit of this process. Files on this machine need no digest."""
         model, source, importance = examined.model, examined.source, examined.importance
         files = Files.of(
             _mapped(model, source), (lambda: ()) if address == LOCAL else lambda: _digests(examined.digests, source)

@@ -10,13 +10,12 @@ from typing import Any
 
 import ray
 
-from ..rungs.tasks import T
+from ..rungs.pool import Answer, Pool, Refused, T, Workers
 from ..support.errors import EnvironmentFault
 from ..support.progress import Steps
 from .connection import RETRIES
-from .in_order import InOrder
 from .local import sharing_a_card
-from .worker import Budgeted, Judged, Refused, Work, Worker
+from .worker import Work, Worker
 
 #: Seconds in which workers end by themselves.
 _TO_CLOSE = 10.0
@@ -26,12 +25,12 @@ _TO_CLOSE = 10.0
 def cluster(
     address: str, work_of: Callable[[int], Work], on_card: Callable[[int], int] | None, time_limit: float,
     progress: bool,
-) -> Iterator[Cluster]:  # fmt: skip
-    """Workers for what `work_of` makes, given the threads that each has.
+) -> Iterator[Pool]:  # fmt: skip
+    """Workers for the work that `work_of` makes for a number of threads.
 
     Args:
-        on_card: how many share a GPU, given the CPUs that there are for it; None: there is one for each CPU, without a
-            GPU.
+        on_card: returns the number of workers that share a GPU, for a number of CPUs; None: one worker for each CPU,
+            without a GPU.
 
     Raises EnvironmentFault.
     """
@@ -51,23 +50,25 @@ def cluster(
         kind = ray.remote(Worker).options(**takes, max_restarts=-1, max_task_retries=RETRIES)
         workers = [kind.remote(work) for _ in range(count)]
         try:
-            opened = Cluster(workers)
+            opened = RayWorkers(workers)
             opened.begin(time_limit)
-            yield opened
+            yield Pool(opened, count)
         finally:
             _end(workers)
 
 
-class Cluster(InOrder):
-    """Workers of Ray."""
+class RayWorkers(Workers):
+    """Actors of Ray."""
 
-    def __init__(self, workers: list[Any]) -> None:
-        super().__init__(len(workers))
-        self._actors = workers
+    scans = True
+
+    def __init__(self, actors: list[Any]) -> None:
+        self._actors = actors
+        self._owed: list[list[Answer]] = [[] for _ in actors]
 
     def begin(self, time_limit: float) -> None:
         """Wait until a worker has opened its work. Raises EnvironmentFault."""
-        begun = [worker.open.remote() for worker in self._actors]
+        begun = [actor.open.remote() for actor in self._actors]
         ready, _ = ray.wait(begun, timeout=time_limit)
         if not ready:
             raise EnvironmentFault(f"no worker of Ray began within {time_limit:g} s (--time-limit): do others use it?")
@@ -75,25 +76,29 @@ class Cluster(InOrder):
             if isinstance(found := _value(answer), Refused):
                 raise found.error
 
-    @property
-    def _workers(self) -> list[int]:
-        return [*range(len(self._actors))]
+    def count(self) -> int:
+        return len(self._actors)
 
-    def _keep(self, task: T) -> tuple[Any, T]:
-        """From then on its arrays are those of the object store."""
+    def keep(self, task: T) -> tuple[Any, T]:
+        # from now on its arrays are those of the object store, not a second copy
         kept = ray.put(task)
         return kept, ray.get(kept)
 
-    def _send(self, worker: int, kept: Any, left: float | None, words: str) -> Any:
-        return self._actors[worker].judge.remote(kept, left, words)
+    def submit(self, kept: Any, left: float | None, words: str) -> Answer:
+        self._owed = [[answer for answer in owed if not answer.done()] for owed in self._owed]
+        worker = min(range(len(self._actors)), key=lambda i: len(self._owed[i]))
+        answer = Answer()
+        reference = self._actors[worker].judge.remote(kept, left, words)
+        reference.future().add_done_callback(lambda _: _settle(answer, reference))
+        self._owed[worker].append(answer)
+        return answer
 
-    def _ready(self, waits: bool) -> list[Any]:
-        ready, _ = ray.wait([*self._given], num_returns=1, timeout=None if waits else 0)
-        return list(ready)
 
-    def _answer(self, known_by: Any, on: Budgeted) -> Judged | Refused:
-        found: Judged | Refused = _value(known_by)
-        return found
+def _settle(answer: Answer, reference: Any) -> None:
+    try:
+        answer.set_result(_value(reference))
+    except Exception as error:
+        answer.set_exception(error)
 
 
 def _value(answer: Any) -> Any:

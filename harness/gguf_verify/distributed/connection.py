@@ -104,7 +104,7 @@ def _no_answer(address: str, error: Exception) -> EnvironmentFault:
 
 
 def _reachable(address: str) -> None:
-    """Raises EnvironmentFault where nobody listens."""
+    """Raises EnvironmentFault if no process listens."""
     try:
         _reach(address)
     except (OSError, ValueError) as error:
@@ -112,7 +112,7 @@ def _reachable(address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """Ray tries for minutes where nobody listens. Raises OSError, ValueError for what is no address."""
+    """Ray tries for minutes if no process listens. Raises OSError; ValueError if it is not an address."""
     if address == "auto":
         return
     host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -128,9 +128,9 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _variables(address: str) -> Iterator[None]:
-    """What Ray reads of the environment, in this block."""
+    """Sets the variables that Ray reads, in this block."""
     made = {
-        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported to anybody
+        "RAY_USAGE_STATS_ENABLED": "0",  # nothing is reported
         "RAY_task_oom_retries": str(RETRIES),  # else what takes too much memory is tried for ever
         **_OF_WORKERS,
     }

@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import ray
 
+from ..rungs.pool import Refused
 from ..support.errors import EnvironmentFault, HarnessError
 from ..support.text import printable
 from .connection import RETRIES
 from .identity import Expected
-from .worker import Place, Refused
+from .worker import Place
 
 T = TypeVar("T")
 #: How Ray names a kind of GPU among a machine's resources.
@@ -28,7 +29,7 @@ class Errand(Generic[T]):
     Args:
         call: what is called, with the variables of a process that it starts; it can be pickled, and so can what it
             returns.
-        known: what this process has in common with others is asked of it.
+        known: returns the identity of the process that runs it.
         expected: what must be found.
         gpu: it takes a GPU.
     """
@@ -79,8 +80,8 @@ class Errands(Generic[T]):
         return len(self._running)
 
     def ended(self, seconds: float) -> list[tuple[int, T | Lost]]:
-        """Those that end within so many seconds, the first of them. Raises EnvironmentFault where a process has
-        something otherwise than this one."""
+        """The first errands that end within this time. Raises EnvironmentFault if a process differs from this
+        one."""
         try:
             ready, _ = ray.wait([*self._running], num_returns=1, timeout=seconds)
         except SystemError as error:  # so Ray has it that a signal's handler raises, unless that is a KeyboardInterrupt
@@ -114,12 +115,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _run(errand: Errand[T], place: Place, threads: str | None) -> T | Refused:
-    """What the errand returns, in a process of Ray."""
+    """Run the errand, in a process of Ray."""
     place.enter()
     try:
         errand.expected.check(errand.known())
     except HarnessError as error:
         return Refused(EnvironmentFault(f"a worker of Ray on {platform.node()}: {error}"))
-    # what Ray tells its own processes is none of the errand's, and may let it command them
+    # Ray's own variables are not for the errand, and might let it command Ray
     variables = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") and k != "OMP_NUM_THREADS"}
     return errand.call(variables | ({} if threads is None else {"OMP_NUM_THREADS": threads}))

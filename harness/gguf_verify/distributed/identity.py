@@ -1,4 +1,4 @@
-"""What two processes must have in common so that either may judge for the other: what a report says of a run."""
+"""The identity that two processes must share so that either may judge for the other: what a report says about a run."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def check(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the process must find that runs an errand.
+    """The identity that a process must have to run an errand.
 
     Args:
         known: name → value of what it has in common with the one that asks, see `identity`.

@@ -18,10 +18,10 @@ from .worker import Place
 
 @dataclass(frozen=True)
 class RunWork:
-    """What a worker opens, and what it must find.
+    """The work of a worker, and the identity that it must find.
 
     Args:
-        path, kernel, host, options: as `verify` takes them; drawn data are drawn again.
+        path, kernel, host, options: see `Request`; random data are made again.
         files: of the model.
         known: see `identity.identity`.
     """
@@ -38,7 +38,7 @@ class RunWork:
     def of(
         cls, run: Run, path: str | Drawn, kernel: str, host: str, options: Options, here: bool = False
     ) -> RunWork:  # fmt: skip
-        """What has the run of this process open. `here`: on this machine alone, where files need no digest. Raises
+        """The run of this process. `here`: only on this machine, where files need no digest. Raises
         EnvironmentFault."""
         files = Files.of([part.mapped for part in run.model.parts], (lambda: ()) if here else run.model.sha256)
         return cls(path, kernel, host, replace(options, progress=False), files, identity(run, kernel), Place())

@@ -1,27 +1,25 @@
-"""What runs in a process that judges: it opens once what tasks are judged on, and judges them."""
+"""A process that judges: it opens a run or an audit once, and judges tasks on it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import platform
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..llama import LlamaRefused
-from ..results.environment import OpenedFiles
 from ..rungs.budget import Budget, BudgetSpent
-from ..rungs.tasks import Task
+from ..rungs.pool import Budgeted, Judged, Refused, Task
 from ..support import scratch, stages
-from ..support.errors import EnvironmentFault, HarnessError
+from ..support.errors import HarnessError
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the process works that asks.
+    """The folders of the process that requests the work.
 
     Args:
         folder: in which relative paths begin, where the worker has it.
@@ -32,28 +30,15 @@ class Place:
     scratch: Path = field(default_factory=scratch.top)
 
     def enter(self) -> None:
-        """Work there, as far as it is on this machine."""
+        """Work there, if the folders are on this machine."""
         with contextlib.suppress(OSError):
             os.chdir(self.folder)
         if (self.scratch / "lock").exists():
             scratch.join(self.scratch)
 
 
-class Budgeted(Protocol):
-    """What tasks are judged on, in the time that is left.
-
-    `opened` are the files that its kernel opened in other processes, `opened_here` those of this one.
-    """
-
-    budget: Budget
-    opened: OpenedFiles
-
-    @property
-    def opened_here(self) -> OpenedFiles: ...
-
-
 class Work(Protocol):
-    """What a worker opens. It can be pickled."""
+    """The run or audit that a worker opens. It can be pickled."""
 
     @property
     def place(self) -> Place: ...
@@ -62,31 +47,6 @@ class Work(Protocol):
         """Open it, until the stack is closed. Raises HarnessError, LlamaRefused; EnvironmentFault also where it is not
         what the process has that asks."""
         ...
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a task found, whether the time that was left kept something from being looked for, and which files the
-    kernel has opened."""
-
-    found: Any
-    cut: bool
-    opened: OpenedFiles = field(default_factory=OpenedFiles)
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An error that ends a run, as a value: Ray would wrap an exception."""
-
-    error: Exception
-
-    @classmethod
-    def of(cls, error: HarnessError | LlamaRefused | BudgetSpent) -> Refused:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return cls(EnvironmentFault(str(error)))
-        return cls(error)
 
 
 class Worker:
@@ -116,7 +76,7 @@ class Worker:
         return self._fault
 
     def judge(self, task: Task[Any, Any], left: float | None = None, words: str = "") -> Judged | Refused:
-        """What the task finds, with the time of its stages; Refused where it cannot be judged here.
+        """The findings of a task, with the time of its stages; Refused if it cannot be judged here.
 
         Args:
             left: seconds that the rung has, where it has not as many as it takes; `words` say why that is all.
@@ -125,17 +85,16 @@ class Worker:
         if fault is not None:
             return fault
         assert self._opened is not None
-        budget = self._opened.budget = Budget(left)
-        budget.words = words
+        on = replace(self._opened, budget=Budget(left, words=words))
         before = stages.seconds()
         try:
-            found = task.judge(self._opened)
+            found = task.judge(on)
         except (HarnessError, LlamaRefused, BudgetSpent) as error:
             return Refused.of(error)
         part = getattr(found, "part", None)
         if part is not None:
             part.stages.update(stages.since(before))
-        return Judged(found, budget.cut, self._opened.opened_here)
+        return Judged(found, on.budget.cut, on.opened_here)
 
     def close(self) -> None:
         """End what was started."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,10 +24,21 @@ if TYPE_CHECKING:
     from .process import LlamaProcess
 
 Floats = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 #: Number of products that llama.cpp may compute ahead while one is judged. Each takes room in the lane; the judging
 #: process holds only the one it judges.
 _AHEAD = 2
+
+
+def returned(steps: Generator[Any, None, T]) -> T:
+    """What a generator returns at its end."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 class LoadedModel:
@@ -237,27 +248,31 @@ class LoadedModel:
                 pass
 
     def graft(
-        self,
-        tokens: list[int],
-        replace: Callable[[Gemm], Floats | None],
-        activations: tuple[int, ...] = (),
+        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = (),
         spared: Collection[str] = (),
-        meanwhile: Callable[[], object] = lambda: None,
-    ) -> Evaluation:
-        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM.
+    ) -> Evaluation:  # fmt: skip
+        """`grafting`, to its end."""
+        return returned(self.grafting(tokens, replace, activations, spared))
+
+    def grafting(
+        self, tokens: list[int], replace: Callable[[Gemm], Floats | None], activations: tuple[int, ...] = (),
+        spared: Collection[str] = (),
+    ) -> Generator[None, None, Evaluation]:  # fmt: skip
+        """Evaluate with `replace`'s output float32[M, N] in place of llama.cpp's own at each GEMM. Yields after each
+        product, while llama.cpp computes the next one.
 
         Args:
-            spared: tensors for all of whose GEMMs `replace` returns an output; if it does not, llama.cpp refuses
-                (LlamaRefused). On the CPU, llama.cpp's own product is not computed: the GEMM's y is then meaningless.
-            meanwhile: called after each product, while llama.cpp continues to the next.
+            spared: tensors for all of whose GEMMs `replace` gives an output; where it does not, llama.cpp refuses
+                (LlamaRefused). Where the CPU computes, llama.cpp's own is not computed: what a GEMM holds as y then
+                means nothing.
         """
         for node, answer in self._tapped("graft", tokens, activations, False, spared=spared):
             if isinstance(node, Evaluation):
                 return node
             given = [replace(gemm) for gemm in node.gemms()]
             lacks = node.tensor in spared and any(y is None for y in given)
-            answer(None if lacks else node.joined(given))  # rows that were not computed must not be joined
-            meanwhile()
+            answer(None if lacks else node.joined(given))  # rows that nobody computed must not be joined
+            yield
         raise LlamaFault("llama.cpp ended a graft without a result")
 
     def _tapped(

@@ -2,13 +2,13 @@
 
 Every block of every matrix is multiplied by one block of real activations; of weights that are not quantized, 32 values
 count as a block (the last ones of a row may be fewer). Of a large matrix some rows and some columns of blocks are taken
-(`sampling`): all that the kernel is told of a column are its bytes. The kernel runs with K = 32 on one column of blocks
-at a time, and llama.cpp computes all columns in one operation on a view of the same bytes. At K = 32 no error hides
-behind a sum.
-So that none hides behind a zero, each column takes its activations from the token whose codes hold the fewest zeros;
-where zeros are left, the column is judged again on drawn activations that have none. A second row of activations has
-the largest code everywhere: integer sums then overflow a type that is too narrow. Where activations are rounded to F16
-or BF16, that row lies on ties instead.
+(`sampling`): the kernel only gets the bytes of a column. The kernel runs with K = 32 on one column of blocks at a time,
+and llama.cpp computes all columns in one operation on a view of the same bytes. At K = 32 no error hides behind a sum.
+
+So that none hides behind a zero, each column takes its activations from the token whose codes hold the fewest zeros; if
+zeros remain, the column is judged again on random activations without any. A second row of activations has the largest
+code everywhere: integer sums then overflow a type that is too narrow. Where activations are rounded to F16 or BF16,
+that row lies on ties instead.
 
 llama.cpp's CUDA backend computes the same views. Each is judged with few tokens (MMVQ) and, with these repeated, with
 more (MMQ).
@@ -16,10 +16,8 @@ more (MMQ).
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,32 +42,25 @@ from ..semantics.order import Order
 from ..semantics.sums import Product
 from ..support.errors import KernelFault
 from ..support.text import printable
-from .author_oracle import Distances
 from .calls import begin_alone, calling, end_alone
 from .course import Course
-from .exact import ExactProducts
+from .exact import Distances, ExactProducts
 from .explain import Attempts, Explanations, Place, WrongCall
 from .generated_inputs import drawn, largest_codes, on_ties
 from .graph_uses import not_multiplied
-from .interface import Rung
-from .judging import KERNEL, judge_output, llama_side
+from .interface import Rung, Steps
+from .judging import KERNEL, Output, judge_output, llama_side
 from .known import Known
 from .llama_quantizers import Quantizers
+from .pool import Step
 from .run import Run
-from .sampling import Rows, is_large, numbers_of, runs, together, whole
-from .tasks import Step
+from .sampling import BlockSample, Rows
 
 Floats = npt.NDArray[np.float32]
 
-_CHUNK_VALUES = 1 << 25
-#: Runs of rows of a large tensor, and columns of blocks, whose blocks are judged. Each column is a call of its own.
-_RUNS, _COLUMNS = 4, 8
-#: Weights of these blocks.
-_SAMPLE = 1 << 19
 
-
-def check(run: Run, result: RungResult) -> None:
-    """Judge every block's product. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge every block's product. Raises EnvironmentFault if llama.cpp crashes."""
     wanted, only = {}, begin_alone(run, result)
     for tensor in run.selected():
         if not may_be_matrix(tensor):
@@ -85,8 +76,9 @@ def check(run: Run, result: RungResult) -> None:
             wanted[tensor.name] = tensor
     products: set[str] = set()
     if wanted:
-        exact, explanations = ExactProducts(run, result), Explanations(result, run.options.threads, keep=run.keep)
-        course = run.course(wanted)
+        exact = ExactProducts(run, result)
+        explanations = Explanations(result, run.options.threads, holds=bool(run.options.save_case))
+        course = Course(run, wanted)
         plan = _plan(run, wanted, products, course, lambda: Known.of(result, explanations))
         try:
             for step, found in run.judges.each(run, plan):
@@ -95,16 +87,16 @@ def check(run: Run, result: RungResult) -> None:
                     result.join(found.part)
                     explanations.join(found.attempts)
                     exact.join(found.distances)
-                run.tick()
+                yield explanations.attempts.first
             course.leave(result)
             exact.report()
         except LlamaRefused as error:
             result.leave_all("tensors", str(error), error.culprit)
     if only is not None:
-        return end_alone(result, only)
+        end_alone(result, only)
+        return
     result.skip("vectors", run.vectors(products))
     run.leave_idle(result)
-    return None
 
 
 RUNG = Rung(
@@ -182,8 +174,8 @@ class BlocksTask:
 
 @dataclass
 class BlocksFound:
-    """What was found with one tensor: a part of the rung's result, what explains its wrong calls, and the distances of
-    an author's oracle."""
+    """The findings of one tensor: a part of the rung's result, the explanations of wrong calls, and the distances of an
+    author's oracle."""
 
     part: PartialResult
     attempts: Attempts
@@ -216,7 +208,7 @@ def _one_tensor(
         result.leave(tensor.name, why)
         return
     failed = result.n_failures
-    sample = _Sample.of(run, tensor, fmt)
+    sample = BlockSample.of(run, tensor, fmt)
     judged = sum(map(len, sample.chunks))
     x = sample.activations(x)
     lacking = _zeros(x, fmt)[0] > 0
@@ -253,66 +245,11 @@ def _one_tensor(
     result.details.append(TensorBlocks(tensor.name, fmt.name, blocks, result.n_failures - failed))
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The blocks of a tensor that are judged: those of some rows and columns, or all.
-
-    Args:
-        fmt: of the weights.
-        rows: of the tensor, uint8[N, row bytes].
-        chunks: the numbers of the rows that are judged together.
-        columns: the numbers of the blocks along K.
-    """
-
-    fmt: WeightFormat
-    rows: npt.NDArray[np.uint8]
-    chunks: list[Rows]
-    columns: Rows
-
-    @classmethod
-    def of(cls, run: Run, tensor: Tensor, fmt: WeightFormat) -> _Sample:
-        """Of a tensor of the run."""
-        rows, n, k = run.row_bytes(tensor), tensor.n_rows, tensor.k
-        columns, step = np.arange(-(-k // fmt.unit)), max(1, _CHUNK_VALUES // k)
-        large = is_large(run, n, k)
-        seed = run.options.seed, zlib.crc32(tensor.name.encode())
-        if large and len(columns) >= 2 * _COLUMNS and k % fmt.unit == 0:
-            columns = together(runs(len(columns), _COLUMNS, 1, (*seed, 1)))
-        step = min(step, run.kernel.domain.n.most or step)
-        sampled = min(step, _SAMPLE // (len(columns) * fmt.unit)) // _RUNS
-        if large and sampled and n >= 2 * _RUNS * sampled:
-            chunks = [together(runs(n, _RUNS, sampled, seed))]
-        else:
-            chunks = [numbers_of(span) for span in whole(n, step)]
-        return cls(fmt, rows, chunks, columns)
-
-    @property
-    def _in_all_columns(self) -> bool:
-        return bool(len(self.columns) * self._size >= self.rows.shape[1])
-
-    @property
-    def _size(self) -> int:
-        """Bytes of a block along K."""
-        return self.fmt.unit // self.fmt.block_size * self.fmt.block_bytes
-
-    def weights(self, numbers: Rows) -> npt.NDArray[np.uint8]:
-        """The bytes of these rows in the columns, uint8[n, bytes]."""
-        return self.rows[numbers] if self._in_all_columns else self._taken(self.rows, self._size, numbers)
-
-    def activations(self, x: Floats) -> Floats:
-        """The values float32[M, K] in the columns."""
-        return x if self._in_all_columns else self._taken(x, self.fmt.unit, np.arange(len(x)))
-
-    def _taken(self, of: npt.NDArray[Any], size: int, numbers: Rows) -> npt.NDArray[Any]:
-        parts = of.reshape(len(of), -1, size)[numbers[:, None], self.columns]
-        return np.ascontiguousarray(parts.reshape(len(numbers), -1))
-
-
 def _one_chunk(
     run: Run,
     result: RungResult,
     tensor: Tensor,
-    sample: _Sample,
+    sample: BlockSample,
     numbers: Rows,
     x: Floats,
     exact: ExactProducts,
@@ -341,7 +278,7 @@ def _one_chunk(
             result.count(ALONE)
         expected = columns.product(semantics, i, column, own, kernel.order)
         judged = judge_output(
-            result, KERNEL, tensor, y, expected, semantics, own, None, numbers, b, values=part, call=call
+            result, Output(KERNEL, tensor, numbers, y, expected, semantics, own, part, block=b, call=call)
         )
         if not judged.passed:
             n, m = (int(at) for at in np.argwhere(judged.bad.T)[0])
@@ -362,10 +299,11 @@ def _one_chunk(
                 llama = replace(expected, ordered=None)
             else:
                 llama = columns.product(llama_semantics, i, column, of_part, None, encoded)
-            side = llama_side(run.backend, llama_semantics)
-            judge_output(
-                result, side, tensor, theirs[i][:tokens], llama, llama_semantics, of_part, None, numbers, b, call=call
-            )
+            output = Output(
+                llama_side(run.backend, llama_semantics), tensor, numbers, theirs[i][:tokens], llama, llama_semantics,
+                of_part, block=b, call=call,
+            )  # fmt: skip
+            judge_output(result, output)
 
 
 class _Columns:

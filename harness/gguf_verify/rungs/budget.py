@@ -24,27 +24,30 @@ class Budget:
     """The time of one run, from now on.
 
     Args:
-        seconds: of the whole run; None for as many as it takes.
-        clock: what time it is, in seconds.
+        seconds: of the whole run; None: unlimited.
+        clock: returns the time in seconds.
+        words: the reason for what is skipped; None: that the budget is spent.
     """
 
-    def __init__(self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, seconds: float | None = None, clock: Callable[[], float] = time.monotonic, words: str | None = None
+    ) -> None:
         self.clock = clock
         self.limited = seconds is not None
-        #: Something was left because of it.
+        #: Something was skipped because of it.
         self.cut = False
-        #: Why something was left.
-        self.words = spent_words(seconds)
+        #: The reason for what is skipped.
+        self.words = spent_words(seconds) if words is None else words
         self._end = math.inf if seconds is None else clock() + seconds
         self._deadline = self._end
 
     def reserve(self, seconds: float) -> None:
-        """Keep so much of the time for what follows the rungs."""
+        """Keep this time for the work after the rungs."""
         self._end -= seconds
         self._deadline = min(self._deadline, self._end)
 
     def share(self, rungs: int) -> None:
-        """A rung begins; it gets an equal part of the time that is left, for it and others, so many in all."""
+        """A rung begins; it gets an equal part of the time that is left for this number of rungs."""
         if self.limited:
             now = self.clock()
             self._deadline = now + max(0.0, self._end - now) / rungs

@@ -23,16 +23,14 @@ from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import Finding, capped
 from ..kernels.foreign.api import COMPUTES
-from ..llama.builds import path_of
-from ..llama.installed import why_missing
 from ..results.failures import MAX_HEX_BYTES, Failure
 from ..results.products import TensorBytes
 from ..results.rungs import MAX_FAILURES, RungResult
 from ..support.errors import Culprit
 from .course import in_order
-from .interface import Rung
+from .interface import Rung, Steps
+from .pool import Step
 from .run import Run
-from .tasks import Step
 
 #: Bytes that are scanned at a time where a budget may end the scan.
 _PART = 1 << 28
@@ -44,28 +42,23 @@ _OF_BLOCKS = ("scale-not-finite", "value-not-finite", "decode-differs")
 _NOTHING_HELD = ("zero-bytes", "one-value")
 
 
-def check(run: Run, result: RungResult) -> None:
-    """Judge the file's bytes. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge the file's bytes. Raises EnvironmentFault if llama.cpp crashes."""
     for part in run.model.parts:
         result.count("bytes", part.size)
     examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
     tensors = _ordered(run)
 
-    def told(content: Content) -> None:
-        _content(result, content)
-        run.tick()
-
-    limit = min(TIME_LIMIT, run.options.time_limit)
-    # llama-cpp-python's reader is preferred: of other builds of llama.cpp, some read no file without its weights
-    build = path_of(run.options.llama) if why_missing() else None
-    with ThreadPoolExecutor(1) as pool, Readers(limit, build=build) as readers:
+    with ThreadPoolExecutor(1) as pool, Readers(min(TIME_LIMIT, run.options.time_limit)) as readers:
         readings = pool.submit(lambda: readers.read_model(run.model))
         ours = [*run.model.findings, *check_consistency(run.model)]
         ours += [f for part in run.model.parts for f in coverage(part)]
         _say(result, ours)
-        run.tick()
+        yield None
         scan = partial(_in_tasks, run) if run.judges.scans else None
-        examined.read(tensors, told, _parts(run, tensors), scan)
+        for content in examined.reading(tensors, _parts(run, tensors), scan):
+            _content(result, content)
+            yield None
         _say(result, of_content := capped(examined.findings))
         _compare_readers(run, result, [*ours, *of_content], readings.result())
     if examined.fault is None:
@@ -108,7 +101,7 @@ def _in_tasks(run: Run, tensors: Sequence[Tensor], on_bytes: Callable[[int], obj
 
 
 def _ordered(run: Run) -> list[Tensor]:
-    """The tensors in the file's order; with a budget, which may end the scan, in one that the seed draws."""
+    """The tensors in the file's order; with a budget, which may end the scan, in a random order of the seed."""
     tensors = run.selected()
     if not run.budget.limited:
         return tensors
@@ -187,7 +180,7 @@ def _report(result: RungResult, content: Content, differing: bool) -> None:
     assert scan is not None
     room = max(0, MAX_FAILURES - len(result.failures))
     shown = content.bad[differing][:room]
-    # of the blocks that are not looked at one by one, whoever is at fault for the first
+    # the culprit for the first block stands for those that are not examined one by one
     culprit: Culprit = content.bad[differing][0].culprit if content.bad[differing] else "file"
     n_more = (content.n_differing if differing else scan.not_finite) - len(shown)
     result.fail_more(culprit, n_more, tensor.name)

@@ -1,4 +1,4 @@
-"""Which call of the kernel something is said of, so that it can be made again alone (`--only-call`)."""
+"""The call of the kernel that a finding is about, so that it can be made again alone (`--only-call`)."""
 
 from __future__ import annotations
 

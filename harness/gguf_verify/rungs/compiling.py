@@ -1,5 +1,5 @@
-"""What a run will need is compiled while it begins, where that can be done beside other work: kernels, scanners of the
-bytes rung, and the steps of exact products on a device."""
+"""Compiling ahead, beside other work, while a run begins: kernels, scanners of the bytes rung, and the steps of exact
+products on a device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..semantics.order import Order
 from ..semantics.result import exact_result
 from ..semantics.screen import bilinear, screened
 from ..support.threads import ahead
-from .layers.shapes import OTHER_M
+from .layers.call import OTHER_M
 from .plan import plan
 from .run import Run
 
@@ -32,7 +32,7 @@ from .run import Run
 _TOKENS = (*OTHER_M, 16, 32)
 #: Rows of a column of blocks.
 _ROWS = 2048
-#: Rows and tokens of products whose steps are taken ahead: so many that NumPy computes a sample of them.
+#: Rows and tokens of products whose steps are taken ahead: enough that NumPy computes a sample of them.
 _STEPS = 320, 3
 #: Bytes of these rows, at most: a file may claim a matrix of one row.
 _MOST_STEPS = 1 << 27
@@ -98,7 +98,7 @@ def steps_ahead(run: Run) -> AbstractContextManager[None]:
 
 
 def _take_steps(run: Run, device: Device, wanted: Callable[[], bool]) -> None:
-    """Whatever fails here fails where it is needed, and is told there."""
+    """A failure here is ignored: it occurs again, and is reported, when the step is needed."""
     first = {
         t.type.weights: t for t in reversed([*run.model.tensors.values()]) if run.wants(t.name) and may_be_matrix(t)
     }

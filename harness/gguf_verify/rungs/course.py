@@ -1,8 +1,8 @@
-"""The way of a rung through its tensors: which come when, how far it is in bytes of weights, what a budget leaves.
+"""The way of a rung through its tensors: their order, the progress in bytes of weights, and what a budget skips.
 
 Without a budget a rung judges every tensor as it comes. With one, it judges a sample of the whole model:
 
-1. The tensors are put in an order that the seed draws; the first of each type and shape stand before all others.
+1. The tensors are put in a random order of the seed; the first of each type and shape come before all others.
 2. The graph of llama.cpp says in which order products come, so a rung goes through it in rounds, each with a choice of
    tensors. The first round has the first tensor of each type and shape, and with it the probes of the type. Every later
    one has all that are left, if the time suffices at the cost of a byte in the round before, else as many as half of
@@ -57,7 +57,7 @@ class Course:
     # ---- products of the graph, in llama.cpp's order -----------------------------------------------------------------
 
     def through(self, begin: Callable[[], Iterable[T]]) -> Iterator[T]:
-        """What `begin` begins, once for each round."""
+        """The items of `begin()`, once for each round."""
         if not self._budget.limited:
             yield from begin()
             return
@@ -78,7 +78,7 @@ class Course:
         self._chosen = self._ever
 
     def _next(self, cost: float) -> list[str]:
-        """The tensors of the next round, at so many seconds for each byte of weights."""
+        """The tensors of the next round, given the seconds for each byte of weights."""
         n, room = len(self._waiting), self._budget.left
         if self._size(self._waiting) * cost > room:
             sizes = np.cumsum([self._tensors[name].nbytes for name in self._waiting])
@@ -148,12 +148,12 @@ class Course:
 
 
 def kind_of(tensor: Tensor) -> tuple[str, tuple[int, ...]]:
-    """What tensors have in common whose products are of one kind."""
+    """The kind of a tensor's products."""
     return tensor.type.name, tuple(tensor.shape)
 
 
 def in_order(tensors: Mapping[str, Tensor], seed: int) -> list[str]:
-    """The names in an order that the seed draws, the first of each type and shape before all others."""
+    """The names in a random order of the seed, the first of each type and shape before all others."""
     names = sorted(tensors)
     drawn = [names[i] for i in np.random.default_rng((3, seed)).permutation(len(names))]
     first = {kind_of(tensors[name]): name for name in reversed(drawn)}

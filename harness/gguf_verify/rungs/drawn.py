@@ -1,6 +1,6 @@
-"""A kernel without a model at hand: the blocks and layers rungs on weights and activations that are drawn.
+"""A kernel without a model: the blocks and layers rungs on random weights and activations.
 
-A matrix is drawn for each type and shape, quantized by llama.cpp, and laid into a GGUF file of this run's scratch
+A random matrix is made for each type and shape, quantized by llama.cpp, and laid into a GGUF file of this run's scratch
 folder, so that everything that reads a model reads it. The "graph" is then one product of each matrix and number of
 tokens, which llama.cpp computes outside of any model. Where llama.cpp is not asked (`NoReference`), the weights are
 random bits of the type under finite scales, and the kernel is judged by the exact product alone.
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +36,7 @@ from ..semantics.definitions import SEMANTICS, llama_cpu_semantics
 from ..support import scratch
 from ..support.errors import UsageError
 from ..support.near import nearest
-from .generated_inputs import any_blocks
-from .ranges import representable
+from .generated_inputs import any_blocks, representable
 from .run import Run
 from .session import opened_llama
 
@@ -48,24 +46,24 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
-#: What `--reference` calls that llama.cpp is not asked.
+#: The value of `--reference` for no llama.cpp.
 NONE = "none"
 #: The rungs that need no model.
 DRAWN_RUNGS = ("blocks", "layers", "values", "codes", "packing")
 #: What the report calls the file.
 NAME = "drawn weights"
-#: The shape where none is asked for: it is small, since the probe plan has the others.
+#: The default shape: it is small, since the probe plan has the others.
 M, N, K = 4, 64, 1024
 #: The most values of one matrix of weights, activations or outputs.
 MOST_VALUES = 1 << 26
-#: One activation in so many is an outlier, by such a factor, as activations of real models have.
+#: One activation in this number is an outlier, by this factor, as in real models.
 _OUTLIERS, _FACTOR = 128, 40.0
 _ALIGNMENT = 32
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """What is multiplied in place of a model, as `verify` and `identify_model` take it.
+    """Random data in place of a model, for `verify` and `identify_model`.
 
     Args:
         types: of the weights; empty for all that the kernel takes.
@@ -140,7 +138,7 @@ def _near(extent: Extent, value: int, unit: int) -> int:
     return value
 
 
-# ---- what is drawn ---------------------------------------------------------------------------------------------------
+# ---- random data -----------------------------------------------------------------------------------------------------
 
 
 def draw_activations(m: int, k: int, seed: int) -> Floats:
@@ -200,7 +198,7 @@ class NoReference(Backend):
 
 
 class _Products:
-    """In place of a model in llama.cpp's process: the products of the drawn matrices."""
+    """In place of a model in llama.cpp's process: the products of the random matrices."""
 
     def __init__(self, run: DrawnRun) -> None:
         self._run = run
@@ -221,7 +219,7 @@ class _Products:
         if run.kernel.computes in ("gemm", "experts"):
             x = representable(run.semantics(fmt), fmt, rows, x)
         definition = run.backend.definition(fmt, m)
-        # not a number: what llama.cpp was not asked for is never right
+        # not a number: what llama.cpp did not compute is never correct
         y = np.full((m, len(rows)), np.nan, np.float32)
         gemm = Gemm(tensor.name, f"{tensor.name}, M={m}", fmt.type_id, x, y, {}, zlib.crc32(rows.data), tokens=m)
         if not run.backend.compared:
@@ -239,7 +237,7 @@ class _Products:
 
 
 class _Session:
-    """As `Session`, of the drawn products."""
+    """As `Session`, for the random products."""
 
     def __init__(self, run: DrawnRun) -> None:
         self.llama = _Products(run)
@@ -265,29 +263,31 @@ def check_reference(path: object, options: Options) -> None:
         raise UsageError("--reference needs a device's name; `gguf-verify devices` lists them")
 
 
-@dataclass
+@dataclass(frozen=True)
 class DrawnRun(Run):
-    """A verification on drawn data."""
+    """A verification on random data."""
 
     tokens: tuple[int, ...] = (M,)
     data: DrawnData = field(default_factory=lambda: DrawnData(seed=0))
 
-    @cached_property
+    @property
     def backend(self) -> Backend:
-        return NoReference() if self.options.reference == NONE else super().backend
+        if self.options.reference == NONE:
+            return self.resources.get("backend", NoReference)
+        return super().backend
 
-    @cached_property
+    @property
     def versions(self) -> dict[str, Any]:
         if self.options.reference == NONE:
             return dict.fromkeys(("llama_cpp_python", "llama_cpp", "ggml", "system"), "not asked")
         return super().versions
 
-    @cached_property
+    @property
     def session(self) -> Session:
-        return _Session(self)  # type: ignore[return-value]
+        return self.resources.get("session", lambda: _Session(self))  # type: ignore[return-value]
 
     def tokens_of(self, fmt: BlockFormat) -> tuple[int, ...]:
-        """The numbers of tokens that were asked for, and one more for each other path of llama.cpp's backend."""
+        """The requested numbers of tokens, and one more for each other path of llama.cpp's backend."""
         seen = {self.backend.path(self.backend.definition(fmt, m)) for m in self.tokens}
         return (*self.tokens, *(m for path, m in self.backend.paths.items() if path not in seen))
 
@@ -300,12 +300,10 @@ class DrawnRun(Run):
 
 
 @contextmanager
-def drawn_run(
-    drawn: Drawn, kernel: Candidate, options: Options, keep: Callable[[Any], None] | None = None
-) -> Iterator[DrawnRun]:
-    """A run of a kernel on drawn data, whose file exists meanwhile.
+def drawn_run(drawn: Drawn, kernel: Candidate, options: Options) -> Iterator[DrawnRun]:
+    """A run of a kernel on random data, whose file exists meanwhile.
 
-    Raises UsageError where nothing can be drawn for it; EnvironmentFault.
+    Raises UsageError if no data suit the kernel; EnvironmentFault.
     """
     llama = None if options.reference == NONE else opened_llama(options)
     try:
@@ -320,7 +318,7 @@ def drawn_run(
         try:
             write_file(folder / "drawn.gguf", tensors)
             with open_model(folder / "drawn.gguf") as model:
-                yield _run(model, kernel, options, keep, tokens, made, llama)
+                yield _run(model, kernel, options, tokens, made, llama)
         finally:
             scratch.remove_folder(folder)
     finally:
@@ -329,8 +327,7 @@ def drawn_run(
 
 
 def _run(
-    model: Model, kernel: Candidate, options: Options, keep: Callable[[Any], None] | None, tokens: tuple[int, ...],
-    made: bool, llama: Llama | None,
+    model: Model, kernel: Candidate, options: Options, tokens: tuple[int, ...], made: bool, llama: Llama | None
 ) -> DrawnRun:  # fmt: skip
     products = tuple(
         DrawnProduct(type=t.type.name, m=m, n=t.n_rows, k=t.k) for t in model.tensors.values() for m in tokens
@@ -340,7 +337,7 @@ def _run(
         weights="Gaussian values, quantized by llama.cpp" if made else "random bits under finite scales",
         activations=f"Gaussian values, one in {_OUTLIERS} an outlier of up to {_FACTOR:g} times",
     )  # fmt: skip
-    run = DrawnRun(model, kernel, options, keep=keep, tokens=tokens, data=data)
+    run = DrawnRun(model, kernel, options, tokens=tokens, data=data)
     if llama is not None:
-        run.__dict__["library"] = llama  # the process that quantized; after a crash, the run starts another
+        run.resources.get("library", lambda: llama)  # the process that quantized; after a crash, the run starts another
     return run

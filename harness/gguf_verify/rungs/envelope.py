@@ -33,12 +33,11 @@ from ..support.errors import KernelFault, NotRun
 from ..support.text import printable
 from .calls import calling
 from .explain import Explanations, Place, WrongCall
-from .generated_inputs import any_blocks, drawn, held_by, special, ties_of_codes
+from .generated_inputs import any_blocks, drawn, held_by, representable, special, ties_of_codes, with_least_codes
 from .huge import HugeFound, HugeProbes
-from .judging import judge_output
+from .judging import Output, judge_output
 from .limits import limit_of, record_limit
 from .plan import PLAN, Probe, in_words, plan
-from .ranges import representable
 from .remade import KernelCall
 from .run import Run
 from .schedules import BRIEF
@@ -57,7 +56,7 @@ _CHUNK = 1 << 22
 
 @dataclass
 class _Found:
-    """What the probes of one type found.
+    """The findings of the probes of one type.
 
     Args:
         calls, outputs: that were judged.
@@ -86,7 +85,7 @@ class TypeProbes:
         run, result: of the rung.
         tensor: the first matrix of the type, for the names of failures.
         rows: its rows uint8[N, row bytes], whose blocks are laid out anew.
-        like: activations float32[M, K] of the graph, whose size drawn ones have.
+        like: activations float32[M, K] of the graph, whose size random ones have.
         explanations: of the rung.
         call: of which the calls are variants.
     """
@@ -154,7 +153,7 @@ class TypeProbes:
         )  # fmt: skip
 
     def _account(self, large: HugeFound) -> None:
-        """What became of the classes of checks that the plan is of."""
+        """Record which classes of checks of the plan were done, and which were not."""
         result = self._result
         for check, done in (("indices", large.indices), ("grids", large.grids)):
             if done:
@@ -167,12 +166,12 @@ class TypeProbes:
             result.omit("indices", BRIEF, "brief")
 
     def _leave(self) -> None:
-        """The budget does not suffice: what was right so far is no envelope."""
+        """The budget does not suffice: correct probes so far are no envelope."""
         self._run.budget.cut = True
         self._result.leave(f"probes of {self._fmt.name}", self._run.budget.words, self._tensor.name)
 
     def _large(self, domain: Domain, brief: bool, tested: bool) -> HugeFound:
-        """What no host can run whole: grids and indices."""
+        """Grids and indices, which no host can run completely."""
         if not tested:
             return HugeFound()
         probes = self._huge()
@@ -273,16 +272,16 @@ class TypeProbes:
                     y = kernel.gemm(weights, np.ascontiguousarray(encoded[:m]))
                 else:
                     y = kernel.product(weights, x[:m])
-            outputs.append((", given their bytes" if as_bytes else "", y))
+            outputs.append((as_bytes, y))
         if probe.whole and (self._only is None or not self._only.given):
             with calling(call):
                 self._check_quantizer(kernel, x[:m], encoded[:m], call)
         right, self._weak = [], False
-        for how, y in outputs:
-            taken: Floats | Bytes = encoded[:m] if how else x[:m]
-            this = replace(call, given=bool(how))
-            made_by = KernelCall(kernel, fmt, rows, m, bool(how), weights)
-            place = self._judge(probe, this, made_by, y, encoded, products[kernel.order], how)
+        for as_bytes, y in outputs:
+            taken: Floats | Bytes = encoded[:m] if as_bytes else x[:m]
+            this = replace(call, given=as_bytes)
+            made_by = KernelCall(kernel, fmt, rows, m, as_bytes, weights)
+            place = self._judge(probe, this, made_by, y, encoded, products[kernel.order])
             right.append(place is None)
             if place is not None and len(self.found.wrong) < _MOST_WRONG:
                 self._explanations.add(
@@ -306,29 +305,25 @@ class TypeProbes:
             found.wrong.append((m, probe.n, probe.k))
 
     def _judge(
-        self,
-        probe: Probe,
-        call: Call,
-        made_by: KernelCall,
-        y: Floats,
-        encoded: Bytes,
+        self, probe: Probe, call: Call, made_by: KernelCall, y: Floats, encoded: Bytes,
         expected: list[tuple[slice, Product]],
-        how: str,
-    ) -> tuple[int, int] | None:
-        """Token and row of the first wrong output; None where all are right."""
+    ) -> tuple[int, int] | None:  # fmt: skip
+        """Token and row of the first wrong output; None if all are correct."""
         of = [] if probe.blocks == "the model's" else [f"blocks of {probe.blocks}"]
         of += [] if probe.values == "drawn" else [f"activations: {probe.values}"]
-        special_words, m = f" ({', '.join(of)})" if of else "", made_by.m
+        m, special_words = made_by.m, f" ({', '.join(of)})" if of else ""
+        how = ", given their bytes" if call.given else ""
         detail = f" of {probe.n} rows and K = {probe.k}, {m} tokens{how}{special_words}"
         # what follows the first wrong calls is counted, so that failures of other rungs and types are shown too
         result = self._result if len(self.found.wrong) < _MOST_WRONG else RungResult(name="")
         first = None
         for span, whole in expected:
             part = np.ascontiguousarray(y[:, span])
-            judgement = judge_output(
-                result, OTHER_SHAPES, self._tensor, part, whole.rows(np.arange(m)), self._semantics, encoded, None,
-                span.start, None, detail, call=call, again=made_by.remade(self._run, span),
+            output = Output(
+                OTHER_SHAPES, self._tensor, np.arange(span.start, span.stop), part, whole.rows(np.arange(m)),
+                self._semantics, encoded, call=call, detail=detail, again=made_by.remade(self._run, span),
             )  # fmt: skip
+            judgement = judge_output(result, output)
             self.utilisation = max(self.utilisation, judgement.utilisation)
             self._weak |= judgement.power.says_nothing
             if not judgement.passed and first is None:
@@ -359,7 +354,7 @@ class TypeProbes:
             yield span, self._run.product(self._semantics, self._fmt, rows[span], encoded, order)
 
     def _no_tokens(self) -> None:
-        """A call without tokens, which engines may never make: what happens is recorded and judged by nobody."""
+        """A call without tokens, which engines may never make: it is recorded, and not judged."""
         kernel = self._run.kernel.of(self._fmt, 1, 1, self._fmt.unit)
         rows = self._units[:1]
         try:
@@ -372,7 +367,7 @@ class TypeProbes:
             self.found.not_covered.append(("M = 0", str(error)))
 
     def _windows(self) -> None:
-        """Which numbers of tokens are wrong, where others are right at the same rows and columns."""
+        """Record which numbers of tokens are wrong, if others are correct with the same rows and columns."""
         wrong = {m for m, _, _ in self.found.wrong}
         right = self.found.right - wrong
         if len(wrong) > 1 and right:
@@ -394,7 +389,7 @@ class TypeProbes:
         return np.resize(self._units[:needed], (probe.n, wide * self._size))
 
     def _activations(self, probe: Probe, rows: Bytes) -> Floats:
-        """float32[largest M, K]; the last token of drawn ones is of ties of codes."""
+        """float32[largest M, K]; the last token of random ones has ties of codes."""
         m, k = max(probe.tokens), probe.k
         if probe.values == "special":
             # where blocks have no sum s, a kernel that makes one of its own must not keep it in a half
@@ -409,10 +404,3 @@ class TypeProbes:
         if m > 1 or probe.values == "drawn":
             values[-1:] = ties_of_codes(k)
         return values
-
-
-def with_least_codes(encoded: Bytes) -> Bytes:
-    """Blocks of Q8_1 with some codes of -128, which no quantizer writes and a block can hold."""
-    blocks = encoded.reshape(len(encoded), -1, Q8_1.block_bytes).copy()
-    blocks[:, :, 4 + 1 :: 3] = 0x80
-    return blocks.reshape(encoded.shape)

@@ -60,7 +60,7 @@ _CALLS = (
 _CHECKED_WORK = 1 << 21
 #: Tokens of the call with the model's own experts, and the multiplications that it may take.
 _TOKENS, _MOST_WORK = 9, 1 << 28
-#: Wrong calls after which the rest is left out; failures that are recorded of each.
+#: Wrong calls after which the rest is skipped; failures that are recorded of each.
 _MOST_WRONG, _MOST_SHOWN = 3, 3
 
 
@@ -95,7 +95,7 @@ class RoutingProbes:
     Args:
         run, result, explanations: of the rung.
         tensor: the first matrix of the type, and its rows uint8[rows of all its matrices, row bytes].
-        like: activations float32[M, K] of the graph, whose size drawn ones have.
+        like: activations float32[M, K] of the graph, whose size random ones have.
         call: of which the calls are variants.
     """
 
@@ -148,8 +148,7 @@ class RoutingProbes:
     # ---- one call ----------------------------------------------------------------------------------------------------
 
     def _right(self, probe: _Probe, call: Call) -> bool:
-        """Whether a call is right. Raises KernelFault; EnvironmentFault where checks were asked for and cannot be
-        done."""
+        """Whether a call is correct. Raises KernelFault; EnvironmentFault if requested checks cannot be made."""
         kernel = self._run.kernel.of(self._fmt, len(probe.routing.ids), probe.n, probe.k)
         encoded = self._semantics.bytes_of(probe.x)
         with calling(call):
@@ -192,7 +191,7 @@ class RoutingProbes:
         self._explanations.add_fault(found, experiments, Place(ROUTED.name, name, printable(name, 64), call))
 
     def _judged(self, probe: _Probe, call: Call, kernel: Kernel, encoded: Bytes, y: Floats) -> bool:
-        """Whether outputs float32[M, top_k, N] are right."""
+        """Whether outputs float32[M, top_k, N] are correct."""
         fmt, routing = self._fmt, probe.routing
         slots, offsets, right = routing.sorted_slots(), routing.offsets(), True
         answers = np.ascontiguousarray(y.reshape(-1, probe.n))

@@ -1,8 +1,8 @@
-"""What is said of a call of the kernel whose outputs are wrong: where they are, and what explains them."""
+"""Explanations of the kernel's calls with wrong outputs: where these are, and which fault makes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float32]
 #: Diagnoses that a rung tries of each type of weights and rank of calls: each takes seconds, and one of errors of the
 #: order alone says nothing of what follows.
 MOST_DIAGNOSES = 3
-#: The verdict on outputs of which those that are wrong have no finite exact value.
+#: The verdict on outputs whose wrong elements have no finite exact value.
 OUT_OF_RANGE = "out of range"
 #: The verdict on outputs that are within the bound and do not have the bits of the declared order.
 ORDER = "another order"
@@ -54,7 +54,7 @@ _OF_SCORE = (
 
 @dataclass(frozen=True)
 class WrongOutput:
-    """What a call of the kernel gave, of whatever shape, where an output is wrong. It can be pickled.
+    """The outputs of a call of the kernel, of any shape, at least one of which is wrong. It can be pickled.
 
     Args:
         fmt, semantics: the weights' format, and the definition that the kernel declares.
@@ -161,12 +161,12 @@ class WrongBytes:
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is said of a wrong call.
+    """The explanation of a wrong call.
 
     Args:
         type, rank: the weights' type, and the rank of the call.
         diagnosis: None where nothing can be replayed.
-        map: of its output, where one is drawn.
+        map: of its output, if there is one.
         counted: it is one of the few that a rung makes.
     """
 
@@ -179,7 +179,7 @@ class Attempt:
 
 @dataclass
 class Attempts:
-    """What a part of a rung's work says of its wrong calls, in order, so that it can be joined to what came before.
+    """The explanations of a part of a rung's work, in order, so that they can be joined to those before.
 
     Args:
         made: the attempts.
@@ -197,48 +197,43 @@ class Explanations:
         result: of the rung.
         threads: for exact products.
         draws: the rung's result also gets the map of the output that its diagnosis explains.
-        keep: gets the wrong calls, in order: all, or the first of each part that is joined.
         left: (type, rank of calls) → diagnoses that it still tries, where these are not MOST_DIAGNOSES.
-        holds: the attempts hold the first call, for the `keep` of whoever joins them.
+        holds: the attempts hold the first wrong call, which is to be saved.
     """
 
     def __init__(
-        self, result: RungResult, threads: int, draws: bool = False,
-        keep: Callable[[WrongOutput], None] | None = None, left: Mapping[tuple[str, int], int] | None = None,
+        self, result: RungResult, threads: int, draws: bool = False, left: Mapping[tuple[str, int], int] | None = None,
         holds: bool = False,
     ) -> None:  # fmt: skip
-        self._keep, self._holds = keep, holds
+        self._holds = holds
         self._result, self._threads, self.draws = result, threads, draws
         #: Diagnoses that may still be tried: see `left`.
         self.left = dict(left or {})
         #: For `join`.
         self.attempts = Attempts()
-        #: No call was added, or joined with a part, that is to be kept.
-        self.unkept = keep is not None
+
+    @property
+    def unkept(self) -> bool:
+        """Whether the first wrong call is to be saved, and there was none yet."""
+        return self._holds and self.attempts.first is None
 
     def join(self, part: Attempts) -> None:
         """Say what a part of the work says, as if its calls had been added here."""
-        if part.first is not None:
-            self._kept(part.first)
+        if self.unkept:
+            self.attempts.first = part.first
         for attempt in part.made:
             if not attempt.counted or self._tries(attempt.type, attempt.rank):
                 self._say(attempt)
 
     def add(self, call: WrongCall) -> None:
         """Explain a call, where that says more than what is known. Raises KernelFault."""
-        self._kept(call)
-        if self._holds and self.attempts.first is None:
+        if self.unkept:
             self.attempts.first = call.output
         rank = OWN if call.call is None else call.call.rank
         if self._tries(call.fmt.name, rank):
             found = self._look(call)
             drawn = _output_map(call, found.map) if self.draws else None
             self._say(Attempt(call.fmt.name, rank, self._diagnosis(call, found), drawn))
-
-    def _kept(self, call: WrongOutput) -> None:
-        if self._keep is not None:
-            self.unkept = False
-            self._keep(call)
 
     def _tries(self, type: str, rank: int) -> bool:
         """Whether a further call of this type and rank may say more than what is known."""
@@ -322,7 +317,7 @@ class Explanations:
         return _Wrong(grid, bad, outside, not_finite, (score, limit) if by_score else None)
 
     def _diagnosis(self, call: WrongCall, found: _Wrong) -> LocatedDiagnosis | None:
-        """What explains the output; None where nothing can be replayed."""
+        """The diagnosis of the output; None if nothing can be replayed."""
         range_found = _out_of_range(call, found.not_finite)
         of_range = () if range_found is None else range_found[1]
         words = (*pattern(found.bad), *along_k(call.blames))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import ELEMENTS, BlockFormat
+from ..formats import ELEMENTS, BlockFormat, WeightFormat
+from ..formats.q8_1 import Q8_1
 from ..semantics.definition import Semantics
 from ..semantics.terms_of_blocks import finite_scales
 
@@ -14,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 
 #: The largest size: above it, the sum of a block of equal activations is not a finite half.
 _MOST = 2000.0
-#: The largest half, and the largest weight of drawn bits of which sums are halves: 2^15 of them times ordinary
+#: The largest half, and the largest weight of random bits of which sums are halves: 2^15 of them times ordinary
 #: activations stay below 65504.
 _LARGEST_HALF, _LARGEST_WEIGHT = 65504.0, 0.25
 
@@ -111,7 +114,7 @@ def held_by(
     semantics: Semantics, fmt: BlockFormat, blocks: Bytes, alone: bool = False
 ) -> npt.NDArray[np.bool_]:  # fmt: skip
     """Whether the numbers that a definition has can hold the weights of blocks uint8[n, block bytes] and ordinary
-    products with them: bool[n]. What halves do not hold is no kernel's fault.
+    products with them: bool[n]. Numbers that do not fit a half are no kernel's fault.
 
     Args:
         alone: each block is a row of its own. Then a weight may be as large as its type allows; elsewhere the errors of
@@ -147,3 +150,107 @@ def special(k: int, like: Floats, outlier: float = 1e4) -> Floats:
         first = k // 64 * 32
         rows[row, first + 1], rows[row, first + 30] = size, -size
     return rows
+
+
+def with_least_codes(encoded: Bytes) -> Bytes:
+    """Blocks of Q8_1 with some codes of -128, which no quantizer writes and a block can hold."""
+    blocks = encoded.reshape(len(encoded), -1, Q8_1.block_bytes).copy()
+    blocks[:, :, 4 + 1 :: 3] = 0x80
+    return blocks.reshape(encoded.shape)
+
+
+# ---- blocks with every half as a scale, and every code under each of them, if a block can hold them ------------------
+
+#: Numbers that a half can be.
+HALVES = 1 << 16
+#: The most values of a block whose codes are chosen; those of superblocks are random.
+_MOST_VALUES = 64
+#: Values of the blocks that are made at a time.
+_AT_A_TIME = 1 << 22
+
+
+def any_bits(fmt: BlockFormat, n: int, seed: int) -> Bytes:
+    """uint8[n, block bytes]: random bytes, also of scales that are NaN and infinite."""
+    return np.random.default_rng((seed, 1)).integers(0, 256, (n, fmt.block_bytes), dtype=np.uint8)
+
+
+def every_scale(fmt: BlockFormat, seed: int, brief: bool = False) -> Iterator[Bytes]:
+    """Blocks uint8[n, block bytes], some at a time, in which every scale of 16 bits takes each of its values, and every
+    scale of 8 bits, too; the other bits are random. Where codes are bits of their own, each code occurs under each
+    scale, if a block has as many values as there are codes; else under some, or, unless `brief`, also under each.
+
+    Args:
+        brief: one of 16 scales.
+    """
+    bits = fmt.stored_bits if fmt.block_size <= _MOST_VALUES and all(map(len, _code_bits(fmt))) else 0
+    rounds = 1 if brief or not bits else max(1, (1 << bits) // fmt.block_size)
+    step = 16 if brief else 1
+    size = max(1, _AT_A_TIME // fmt.block_size)
+    for number in range(rounds):
+        for start in range(0, HALVES // step, size):
+            which = np.arange(start, min(start + size, HALVES // step)) * step + (seed % step)
+            yield _blocks(fmt, which, number, bits, seed)
+
+
+def _blocks(fmt: BlockFormat, which: npt.NDArray[np.intp], number: int, bits: int, seed: int) -> Bytes:
+    rng = np.random.default_rng((seed, 2, number, int(which[0])))
+    blocks = rng.integers(0, 256, (len(which), fmt.block_bytes), dtype=np.uint8)
+    if bits:
+        at = np.arange(fmt.block_size)
+        codes = (at * max(1, (1 << bits) // fmt.block_size) + which[:, None] + number) % (1 << bits)
+        _write_codes(fmt, blocks, codes)
+    structs = fmt.view(blocks)
+    for i, item in enumerate(fmt.fields):
+        pattern = (which * (1 if i == 0 else 40503 + 2 * i) + i) % HALVES
+        if item.dtype == "<f2" and item.count == 1:
+            structs[item.name] = pattern.astype("<u2").view("<f2")
+        elif item.dtype == "u1" and item.count == 1:
+            structs[item.name] = pattern % 256
+    return blocks
+
+
+def _code_bits(fmt: BlockFormat) -> list[list[tuple[int, int]]]:
+    """For each value of a block, (its bit in the block, the bit of its code) of every bit that the block stores."""
+    places: list[list[tuple[int, int]]] = [[] for _ in range(fmt.block_size)]
+    start = 0
+    for item in fmt.fields:
+        for piece in item.pieces():
+            if piece.name == "x" and piece.index is not None:
+                at = 8 * start + item.item_bits * piece.item + piece.shift
+                places[piece.index] += [(at + t, piece.low + t) for t in range(piece.width)]
+        start += item.nbytes
+    return places
+
+
+def _write_codes(fmt: BlockFormat, blocks: Bytes, codes: npt.NDArray[np.integer]) -> None:
+    """Write codes[n, values] into the bits that blocks uint8[n, block bytes] store for them."""
+    bits = np.unpackbits(blocks, axis=1, bitorder="little")
+    for value, places in enumerate(_code_bits(fmt)):
+        for at, bit in places:
+            bits[:, at] = codes[:, value] >> bit & 1
+    blocks[...] = np.packbits(bits, axis=1, bitorder="little")
+
+
+# ---- activations whose products a kernel's outputs can hold: others would overflow a half ----------------------------
+
+#: A quarter of the largest half: offsets and minima that are multiplied apart, and what is fused, may add to a product.
+_MOST_SUM = 2.0**14
+_DECODED = 1 << 22
+
+
+def representable(semantics: Semantics, fmt: WeightFormat, rows: Bytes, x: Floats) -> Floats:
+    """Tokens float32[M, K], some of them multiplied by powers of two, whose outputs and partial sums with weights
+    uint8[N, row bytes] are finite in the type of the definition's outputs and sums: |Σ w·a| ≤ max_k |a|·Σ |w|."""
+    narrow = "float16" in (semantics.output, semantics.accumulation.name)
+    if not narrow or not isinstance(fmt, BlockFormat) or not x.size or not rows.size:
+        return x
+    step, most = max(1, _DECODED // x.shape[1]), 0.0
+    for start in range(0, len(rows), step):
+        blocks = rows[start : start + step].reshape(-1, rows.shape[1] // fmt.block_bytes, fmt.block_bytes)
+        size = np.abs(fmt.decode(blocks).astype(np.float64)).reshape(len(blocks), -1).sum(axis=1)
+        most = max(most, float(size[np.isfinite(size)].max(initial=0.0)))
+    with np.errstate(divide="ignore"):
+        exponent = np.floor(np.log2(_MOST_SUM / (most * np.abs(x.astype(np.float64)).max(axis=1))))
+    less = np.where(np.isfinite(exponent), np.minimum(exponent, 0), 0).astype(np.int32)
+    with np.errstate(under="ignore"):
+        return np.ldexp(x, less[:, None])

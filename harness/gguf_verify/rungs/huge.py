@@ -2,23 +2,21 @@
 
 An index of 32 bits overflows where the outputs, the weights or the activations pass 2^31 values or bytes. A thread
 block takes as long there as it does in a small product, so a few run by themselves (`Kernel.alone`): the first and the
-last ones, those near which an index passes a limit, and some drawn ones. What they wrote is judged by the exact
-product at the places where it lies. Whether something was not written follows from how many blocks write, and how much.
+last ones, those near which an index passes a limit, and some random ones. Their outputs are judged by the exact product
+at their places. Whether something was not written follows from how many blocks write, and how much.
 
 A thread block can only be judged by itself if it needs no other. That is tried first: at a small size all of them run,
 each by itself, and must together give the outputs of the whole launch. Where they do not (parts of sums that are added
 up, barriers of the whole grid), or where each block computes too many outputs (it loops over tiles), the report lists
 large indices as not covered.
 
-Rows that are filled up with zeros repeat as whole rows. Operands of what is fused repeat a prime number of drawn
-numbers, whatever rows and tokens they belong to, and the product is judged with these.
+Rows that are filled up with zeros repeat as whole rows. Fused operands repeat a prime number of random numbers,
+whatever rows and tokens they belong to, and the product is judged with these.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,11 +26,9 @@ from msgspec.structs import replace as replace_fields
 from ..diagnosis.observed import observed
 from ..formats import SLICE, BlockFormat, WeightFormat
 from ..gguf.file import Tensor
-from ..hosts.base import Written
-from ..hosts.memory import POISON
 from ..kernels.domain import Domain
 from ..kernels.interface import Kernel
-from ..kernels.launches import Launched, Needs, Repeated, SparseProduct, needed, possible_needs, prime
+from ..kernels.launches import Launched, Needs, Repeated, SparseProduct, prime
 from ..results.calls import Call
 from ..results.diagnoses import FaultMatch, LocatedDiagnosis
 from ..results.failures import Failure
@@ -46,38 +42,31 @@ from ..support.errors import EnvironmentFault, KernelFault
 from ..support.text import printable
 from .explain import Explanations
 from .generated_inputs import any_blocks, drawn, held_by
-from .huge_fused import repeated, widened
+from .huge_fused import repeated
 from .judging import KERNEL, leave_weak
 from .limits import limit_of, record_limit
 from .plan import Huge, huge, wide
 from .run import Run
+from .thread_blocks import SHARE, BlocksAlone, dependence, too_many
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 
 #: Blocks that repeat in the weights and in the activations at most, primes; the fewest that the model's are used of.
 _REPEATED, _TOKENS_REPEATED, _FEWEST = 8209, 4099, 521
-#: Outputs of a thread block, and products of a small size, beyond which none is tried; blocks of that size.
-_MOST_OUTPUTS, _MOST_PRODUCTS, _MOST_SMALL = 1 << 16, 1 << 28, 2048
+#: Outputs of a thread block, beyond which none is tried.
+_MOST_OUTPUTS = 1 << 16
 _INDEX = Call(kind="index")
-#: Tokens and rows of the small size.
-_SMALL = (3, 150)
-#: Thread blocks that are drawn, outputs of each that are judged, and pairs of a row and a token that are multiplied
+#: Outputs of each thread block that are judged, and pairs of a row and a token that are multiplied
 #: exactly at a time.
-_DRAWN, _JUDGED, _PAIRS = 6, 4, 12
-#: Blocks beyond the last that writes anything which are tried; and further ones of those before it, where these may
-#: leave outputs unwritten, which is said of at least one in so many; of sums into the output, which a product of zero
-#: leaves as they were, of every other one.
-_BEYOND, _MORE, _SHARE, _SHARE_OF_SUMS = 6, 128, 16, 2
-#: Thread blocks of an earlier launch that run before one of the last, at most; ways in which blocks may depend on those
-#: of earlier launches that are tried.
-_MOST_NEEDED, _MOST_NEEDS = 2048, 256
-_DEPENDENT = "its thread blocks depend on each other: by themselves they give other outputs than together"
+_JUDGED, _PAIRS = 4, 12
+#: Sums into the output, which a product of zero leaves unchanged: unwritten outputs are reported for every other one.
+_SHARE_OF_SUMS = 2
 
 
 @dataclass
 class HugeFound:
-    """What was found: as in `TypeEnvelope`, and whether something is wrong."""
+    """The findings: see `TypeEnvelope`; and whether something is wrong."""
 
     indices: list[str] = field(default_factory=list)
     grids: list[str] = field(default_factory=list)
@@ -104,7 +93,7 @@ class HugeProbes:
         run, result, explanations: of the rung.
         tensor: the first matrix of the type, for the names of failures.
         units: uint8[…, bytes], blocks of the model.
-        like: activations float32[M, K] of the graph, whose size drawn ones have.
+        like: activations float32[M, K] of the graph, whose size random ones have.
         call: of which the calls are variants.
     """
 
@@ -219,11 +208,11 @@ class HugeProbes:
         if refused := next((one.refused for one in earlier if one.refused), None):
             return self._leave(size.what, f"at M={size.m}, N={size.n}, K={size.k} {refused}")
         if size.k not in dependent:
-            dependent[size.k] = self._dependent(kernel, size.k)
+            dependent[size.k] = dependence(kernel, self._fmt, size.k, lambda m, n, k: self._sparse(kernel, (m, n, k)))
         needs = dependent[size.k]
         if isinstance(needs, str):
             return self._leave(size.what, needs)
-        if most := _too_many(earlier, needs):
+        if most := too_many(earlier, needs):
             return self._leave(size.what, f"each of its thread blocks needs {most:,} blocks of an earlier launch")
         wrong, ran = self._tried(
             kernel, self._sparse(kernel, (size.m, size.n, size.k), needs), launched, size.crossings
@@ -232,12 +221,12 @@ class HugeProbes:
             where = f"M={size.m}, N={size.n}, K={size.k}"
             self.found.indices.append(f"{ran} thread blocks of {where} ({size.what} = {size.passes:,})")
             return None
-        # what is wrong where no index overflows, too, is a window of M or N, or a grid that ends
+        # if it is wrong without an overflow too, it is a window of M or N, or a grid that ends
         below = [at for at in size.below if at[0] in kernel.domain.m and at[1] in kernel.domain.n]
         self._explain(size, wrong, bool(below) and all(self._right(kernel, (m, n, size.k), needs) for m, n in below))
 
     def _right(self, kernel: Kernel, shape: tuple[int, int, int], needs: tuple[Needs, ...]) -> bool:
-        """Whether nothing is wrong with the thread blocks that are tried of a smaller product."""
+        """Whether the tried thread blocks of a smaller product are correct."""
         smaller = kernel.of(self._fmt, *shape)
         launched = smaller.only_launch(self._fmt, *shape)
         if not isinstance(launched, Launched) or launched.refused:
@@ -272,7 +261,7 @@ class HugeProbes:
     def _quantized(
         self, kernel: Kernel, m: int, k: int, launched: Launched, crossings: tuple[float, ...]
     ) -> tuple[_Wrong | None, int]:
-        """What is wrong with the quantizer's thread blocks, and how many ran."""
+        """The first fault of the quantizer's thread blocks, and how many ran."""
         expected = self._x.view(np.uint32)
         words = m * len(self._x) // _TOKENS_REPEATED * (k // self._of_x) // 4
         blocks = BlocksAlone(
@@ -303,51 +292,11 @@ class HugeProbes:
         tails = {name: kernel.tail(self._fmt, *shape, name) for name in self._fused[of.k]}
         return replace(of, fused={n: replace(one, tail=tails[n]) for n, one in self._fused[of.k].items()})
 
-    def _dependent(self, kernel: Kernel, k: int) -> str | tuple[Needs, ...]:
-        """What thread blocks of the last launch need of the earlier ones; or why they cannot be judged by themselves.
-        It is tried at a small size. Raises KernelFault."""
-        domain = kernel.domain
-        m, n = (extent.up(few) or extent.down(few) for extent, few in ((domain.m, _SMALL[0]), (domain.n, _SMALL[1])))
-        if not m or not n or m * n * k > _MOST_PRODUCTS:
-            return "whether its thread blocks depend on each other could not be tried at a small size"
-        launched = kernel.only_launch(self._fmt, m, n, k)
-        if isinstance(launched, str):
-            return launched
-        if launched.blocks > _MOST_SMALL:
-            return f"it has {launched.blocks:,} thread blocks for {m * n} outputs"
-        small = self._sparse(kernel, (m, n, k))
-        together = kernel.together(small)
-        each = [possible_needs(one.grid, _MOST_NEEDED) for one in kernel.earlier(self._fmt, m, n, k)]
-        why = "its thread blocks need too many of an earlier launch"
-        for needs in itertools.islice(itertools.product(*each), _MOST_NEEDS):
-            found = self._apart(kernel, replace(small, needs=needs), launched.blocks, together)
-            if found is None:
-                return needs
-            why = found
-        return why
-
-    def _apart(self, kernel: Kernel, small: SparseProduct, blocks: int, together: Floats) -> str | None:
-        """Why a small product's thread blocks do not give, each by itself, what all of them give together; None where
-        they do."""
-        alone = np.full(together.shape, POISON)
-        if "output" in small.fused:  # what a sum leaves as it was
-            alone = widened(small.beside(range(small.m), range(small.n))["output"]).view(np.uint32)
-        for number in range(blocks):
-            try:
-                written = kernel.alone(small, number)
-                at = small.places(written.at)
-            except KernelFault as error:
-                return f"by itself, at a small size, a thread block does not run: {error}"
-            if (written.words != together.view(np.uint32)[at]).any():
-                return _DEPENDENT
-            alone[at] = written.words
-        return None if np.array_equal(alone, together.view(np.uint32)) else _DEPENDENT
-
     def _tried(
         self, kernel: Kernel, of: SparseProduct, launched: Launched, crossings: tuple[float, ...]
     ) -> tuple[_Wrong | None, int]:
-        """What is wrong with chosen thread blocks, and how many ran. Raises OracleFault, EnvironmentFault."""
-        key, share = (self._seed, of.m, of.n, of.k), _SHARE_OF_SUMS if "output" in of.fused else _SHARE
+        """The first fault of chosen thread blocks, and how many ran. Raises OracleFault, EnvironmentFault."""
+        key, share = (self._seed, of.m, of.n, of.k), _SHARE_OF_SUMS if "output" in of.fused else SHARE
         blocks = BlocksAlone(lambda number: kernel.alone(of, number), launched, of.m * of.n, key, share)
         return self._wrong(kernel, of, blocks, crossings), len(blocks.written)
 
@@ -395,10 +344,10 @@ class HugeProbes:
         words = f"{at} {number:,} writes {got:.9g} at row {n} token {m}"
         return _Wrong(f"{words}, expected {exact:.9g}", m, n, got, exact)
 
-    # ---- what is said ------------------------------------------------------------------------------------------------
+    # ---- findings ----------------------------------------------------------------------------------------------------
 
     def _explain(self, size: Huge, wrong: _Wrong, right: bool) -> None:
-        """Say what is wrong, and that an index overflows if the kernel is right where none can."""
+        """Record a fault, and that an index overflows if the kernel is correct where none can."""
         where, (m, n) = f"M={size.m}, N={size.n}, K={size.k}", size.small
         if not right:
             return self._fail(wrong, where)
@@ -427,102 +376,8 @@ class HugeProbes:
             )  # fmt: skip
 
 
-class BlocksAlone:
-    """Thread blocks of one launch, each of which runs by itself, once.
-
-    Args:
-        run: runs one.
-        words: numbers of the whole output.
-        key: of what is drawn.
-        share: unwritten outputs are said of at least one in so many.
-    """
-
-    def __init__(
-        self, run: Callable[[int], Written], launched: Launched, words: int, key: tuple[int, ...], share: int = _SHARE
-    ) -> None:  # fmt: skip
-        self._run, self.launched, self._words, self._share = run, launched, words, share
-        self._rng = np.random.default_rng(key)
-        #: How many words each wrote, by number.
-        self.written: dict[int, int] = {}
-
-    def of(self, number: int) -> Written:
-        """What one wrote. Raises KernelFault, EnvironmentFault."""
-        written = self._run(number)
-        self.written[number] = len(written.at)
-        return written
-
-    def _number(self, at: tuple[int, ...]) -> int:
-        x, y, _ = self.launched.grid
-        return at[0] + x * (at[1] + y * at[2])
-
-    def chosen(self, crossings: tuple[float, ...]) -> list[int]:
-        """The corners of the grid; those at these shares of its blocks, and beside them; drawn ones."""
-        blocks = self.launched.blocks
-        corners = itertools.product(*(sorted({0, size - 1}) for size in self.launched.grid))
-        near = [int(share * blocks) + d for share in crossings for d in (-1, 0, 1)]
-        drawn = self._rng.integers(0, blocks, _DRAWN).tolist()
-        found = [*map(self._number, corners), *near, *drawn]
-        return [number for number in dict.fromkeys(found) if 0 <= number < blocks]
-
-    def unwritten(self) -> str | None:
-        """Whether outputs are left as they were, after the chosen blocks: why that is so, in words, or None.
-
-        All blocks together write at most as much as the most that one was seen to write, for each that writes at all.
-        Those are searched for in each dimension of the grid; where they do not come first, nothing is said.
-        """
-        if not max(self.written.values()):
-            return f"none of {len(self.written)} thread blocks of {self.launched.blocks:,} writes anything"
-        ends = [self._end(d) if self._wrote(0) else size for d, size in enumerate(self.launched.grid)]
-        if any(map(self._wrote, self._past(ends))):
-            return None
-        if self._left(ends) > 0:  # blocks need not all write as much
-            for at in zip(*(self._rng.integers(0, end, _MORE).tolist() for end in ends), strict=True):
-                self._wrote(self._number(at))
-        left = self._left(ends)
-        if left * self._share <= self._words:
-            return None
-        return f"{left:,} or more of {self._words:,} words of its output are never written"
-
-    def _left(self, ends: list[int]) -> int:
-        """How many words are never written, where blocks write up to these ends and none more than was seen."""
-        return self._words - max(self.written.values()) * math.prod(ends)
-
-    def _wrote(self, number: int) -> bool:
-        if number not in self.written:
-            self.of(number)
-        return self.written[number] > 0
-
-    def _end(self, dimension: int) -> int:
-        """How many blocks in a row along one dimension write, from block 0, which does."""
-        low, high = 0, self.launched.grid[dimension]  # block `low` writes, block `high` does not
-
-        def along(at: int) -> int:
-            return self._number(tuple(at if d == dimension else 0 for d in range(3)))
-
-        if self._wrote(along(high - 1)):
-            return high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._wrote(along(middle)) else (low, middle)
-        return high
-
-    def _past(self, ends: list[int]) -> Iterator[int]:
-        """Drawn blocks beyond these ends."""
-        for d, (end, size) in enumerate(zip(ends, self.launched.grid, strict=True)):
-            for _ in range(_BEYOND if end < size else 0):
-                at = [int(self._rng.integers(0, size)) for size in self.launched.grid]
-                at[d] = int(self._rng.integers(end, size))
-                yield self._number(tuple(at))
-
-
-def _too_many(earlier: tuple[Launched, ...], needs: tuple[Needs, ...]) -> int:
-    """The blocks of an earlier launch that one block needs, if they are too many; 0 if they are not."""
-    counts = (len(needed(one.grid, of, (0, 0, 0))) for one, of in zip(earlier, needs, strict=True))
-    return next((count for count in counts if count > _MOST_NEEDED), 0)
-
-
 def _some(count: int, seed: int) -> list[int]:
-    """A few numbers below `count`: the first, the last, drawn ones."""
+    """A few numbers below `count`: the first, the last, random ones."""
     if count <= _JUDGED:
         return list(range(count))
     between = np.random.default_rng(seed).integers(1, count - 1, _JUDGED - 2)

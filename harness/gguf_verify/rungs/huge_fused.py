@@ -1,4 +1,4 @@
-"""Operands of what is fused behind products past 2^31: drawn numbers repeat in them."""
+"""Fused operands behind products past 2^31: random numbers repeat in them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..semantics.epilogue import Epilogue
 
 Floats = npt.NDArray[np.float32]
 
-#: Rows and tokens of which numbers are drawn, primes.
+#: Rows and tokens with random numbers, primes.
 _ROWS, _TOKENS = 521, 67
 
 
 def repeated(of: SparseProduct, epilogue: Epilogue, fmt: BlockFormat, output: str) -> dict[str, Repeated]:
-    """What repeats in the operands of what is fused.
+    """The repeating numbers in the fused operands.
 
     Args:
         output: the type of the product's output.

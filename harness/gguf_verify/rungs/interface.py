@@ -1,12 +1,17 @@
-"""What a rung is: a record that each rung's module defines, and that the registry finds."""
+"""The record of a rung, which each rung's module defines and the registry finds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from ..results.rungs import RungResult
+from .explain import WrongOutput
 from .run import Run
+
+#: The steps of a rung. After each one its result may hold new failures. A step yields the rung's first wrong call, once
+#: it is known and if the run saves a case.
+Steps = Generator[WrongOutput | None, None, None]
 
 
 @dataclass(frozen=True)
@@ -14,21 +19,22 @@ class Rung:
     """A step of the verification.
 
     Args:
-        name: what `--rungs` takes.
-        order: rungs are climbed in ascending order: what a lower rung finds explains a higher one.
+        name: of `--rungs`.
+        order: rungs are climbed in ascending order; the findings of a lower rung explain those of a higher one.
         question: that the rung answers.
-        substance: kinds of things that it counts as checked, of which it must have checked one to pass.
-        check: does the work, and records what it finds in the result. Raises EnvironmentFault where this machine cannot
-            go on (llama.cpp crashed, for example).
-        computes: the kernels that it is for, by what these compute.
-        whole: a budget lets it end or leaves all of it; it leaves some tensors of other rungs.
+        substance: kinds of checked things; the rung must have checked one of these kinds to pass.
+        check: does the work, and records its findings in the result. It may be a generator (see `Steps`): whoever
+            climbs it can report failures early, or end it between two steps. Raises EnvironmentFault if this machine
+            cannot go on (llama.cpp crashed, for example).
+        computes: the tasks of the kernels that the rung is for.
+        whole: with a budget the rung is done completely or not at all; other rungs skip some tensors.
     """
 
     name: str
     order: int
     question: str
     substance: tuple[str, ...]
-    check: Callable[[Run, RungResult], None]
+    check: Callable[[Run, RungResult], Steps | None]
     computes: tuple[str, ...] = ("gemm", "experts")
     whole: bool = False
 
@@ -36,10 +42,14 @@ class Rung:
         """A result in which nothing is checked yet."""
         return RungResult(name=self.name, question=self.question, substance=self.substance)
 
-    def climb(self, run: Run, result: RungResult | None = None) -> RungResult:
-        """Check, and say what was found, in a result that the caller may read meanwhile. Raises EnvironmentFault, as
-        `check` does."""
-        result = self.empty() if result is None else result
+    def steps(self, run: Run, result: RungResult) -> Steps:
+        """Climb the rung step by step, into the result. Raises EnvironmentFault, as `check` does."""
         with result.timed():
-            self.check(run, result)
+            yield from self.check(run, result) or ()
+
+    def climb(self, run: Run) -> RungResult:
+        """Climb the rung. Raises EnvironmentFault, as `check` does."""
+        result = self.empty()
+        for _ in self.steps(run, result):
+            pass
         return result

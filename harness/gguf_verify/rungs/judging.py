@@ -1,9 +1,9 @@
-"""Judging one output matrix, and recording what is wrong with it, for the rungs that compare numbers."""
+"""Judging an output matrix, and recording its wrong elements, for the rungs that compare numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float32]
 KERNEL = Side("kernel", True)
 
 OUTSIDE = "is outside the bound"
-#: An output that only the order of the sums explains, but whose row is wrong for other activations.
+#: An output that the order of the sums explains, but whose row is wrong for other activations.
 OF_LANES = "has an error that rounding explains only if lanes hold large sums"
 REMADE_WRONG = "and its row is outside what rounding explains for random activations"
 #: Why a suspicion is no verdict.
@@ -85,7 +85,7 @@ def llama_side(backend: Backend, definition: Semantics) -> Side:
 
 
 def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable[[], str | None]) -> str:
-    """What is wrong with element (m, n) of an output, in words; `why` tells why it has no finite exact value."""
+    """The fault of element (m, n) of an output, in words; `why` returns why it has no finite exact value."""
     exact, bound = float(expected.exact[m, n]), float(expected.bound[m, n])
     if value.view(np.uint32) == POISON:
         return "was never written"
@@ -112,111 +112,139 @@ def describe(value: np.float32, expected: Product, m: int, n: int, why: Callable
     return words if score > expected.limit else f"{OF_LANES} ({score:.3g} standard deviations), {REMADE_WRONG}"
 
 
-def judge_output(
-    result: RungResult, side: Side, tensor: Tensor, y: Floats, expected: Product, semantics: Semantics, x: Bytes,
-    block_of: Callable[[int, int], Blame | None] | None = None, first_row: int | Rows = 0, at_block: int | None = None,
-    detail: str = "", values: Floats | None = None, call: Call | None = None, again: Remade | None = None,
-) -> Judgement:  # fmt: skip
-    """Judge y float32[M, n], rows `first_row`… of the tensor or those of these numbers, and record utilisation, score
-    and failures.
+@dataclass(frozen=True)
+class Output:
+    """Outputs of one call, and the exact product that they are judged by.
 
     Args:
-        side: whose output it is.
-        expected, semantics: the exact product that y is judged by, and its definition.
-        x: the activations uint8[M, row bytes] of that product.
-        block_of: (m, n) → what is to blame for a wrong element, or None.
-        at_block: the block that y is the product of, where it is of one.
-        detail: more about the call, for the words.
-        values: float32[M, K] that x was quantized from, where that is known.
+        side: the kernel or llama.cpp, whose outputs they are.
+        tensor: the weights.
+        rows: the numbers of their rows in the tensor, int[n].
+        y: float32[M, n].
+        expected, semantics: the exact product, and its definition.
+        x: the activations of that product, uint8[M, row bytes].
+        values: float32[M, K] from which x was quantized, if they are known.
+        block: the block along K that y is the product of, if it is of a single one.
         call: that gave y.
-        again: how the product is made again, where its score is doubtful. None: suspicions are left unverified.
-
-    Raises KernelFault where a product is made again.
+        detail: more about the call, for messages.
+        again: makes the product again, if its score is doubtful. None: suspicions are left unverified.
+        blame: (m, n) → the cause of a wrong element along K, or None.
     """
+
+    side: Side
+    tensor: Tensor
+    rows: Rows
+    y: Floats
+    expected: Product
+    semantics: Semantics
+    x: Bytes
+    values: Floats | None = None
+    block: int | None = None
+    call: Call | None = None
+    detail: str = ""
+    again: Remade | None = None
+    blame: Callable[[int, int], Blame | None] | None = None
+
+    @property
+    def k(self) -> int:
+        return self.tensor.k if self.call is None else self.call.k or self.tensor.k
+
+    @property
+    def rank(self) -> int:
+        """The rank of its call."""
+        return OWN if self.call is None else self.call.rank
+
+    @property
+    def product(self) -> str:
+        """The kind of product, for what could not be verified."""
+        return f"{self.side.name}, {self.tensor.type.name}, K = {self.k:,}"
+
+    def place(self, m: int, n: int, block: int | None = None) -> str:
+        """Where element (m, n) lies."""
+        return where(self.tensor, int(self.rows[n]), m, block)
+
+    def size(self) -> float:
+        """The root mean square of the activations."""
+        return root_mean_square(self.semantics.values_of(self.x) if self.values is None else self.values)
+
+
+def judge_output(result: RungResult, output: Output) -> Judgement:
+    """Judge outputs, and record utilisation, score and failures. Raises KernelFault if a product is made again."""
     with stage("judging"):
-        judgement = judge(y, expected)
-        if again is not None and judgement.doubtful.any():
-            size = root_mean_square(semantics.values_of(x) if values is None else values)
-            judgement = again.settled(judgement, size)
-    expected = judgement.product
-    m, n = judgement.worst
-    numbers = first_row + np.arange(y.shape[1]) if isinstance(first_row, int) else first_row
-
-    def row_at(n: int) -> int:
-        return int(numbers[n])
-
-    result.measure(side, judgement.utilisation, judgement.score, where(tensor, row_at(n), m, at_block))
+        judgement = judge(output.y, output.expected)
+        if output.again is not None and judgement.doubtful.any():
+            judgement = output.again.settled(judgement, output.size())
+    output = replace(output, expected=judgement.product)
+    side, tensor, block = output.side, output.tensor, output.block
+    result.measure(side, judgement.utilisation, judgement.score, output.place(*judgement.worst, block))
     if judgement.unsettled:
         m, n = (int(i) for i in np.argwhere(judgement.suspected)[0])
-        name = f"{side.name}{detail}: {where(tensor, row_at(n), m, at_block)}"
+        name = f"{side.name}{output.detail}: {output.place(m, n, block)}"
         result.leave(name, f"{int(judgement.suspected.sum()):,} outputs: {SUSPECTED}", tensor.name)
-        judgement = judgement.cleared(np.zeros(y.shape[1], bool))
-    k = tensor.k if call is None else call.k or tensor.k
+        judgement = judgement.cleared(np.zeros(output.y.shape[1], bool))
     if judgement.power.lacking:
-        leave_weak(result, side, tensor, k)
-    elif judgement.power.empty and at_block is None and (call is None or call.rank == OWN):
+        leave_weak(result, side, tensor, output.k)
+    elif judgement.power.empty and block is None and output.rank == OWN:
         result.leave_products(f"{side.name}, {tensor.type.name}, K = {tensor.k:,}", UNDERFLOWS, tensor.name)
     elif (closer := judgement.closer) is not None:
         result.keep_closer(Closer(1, closer.outputs, closer.judged, int(closer.together)))
     if judgement.verified and judgement.power.misses_blocks:
-        if again is None:
-            result.leave_products(f"{side.name}, {tensor.type.name}, K = {k:,}", MISSES_BLOCKS, tensor.name)
+        if output.again is None:
+            result.leave_products(output.product, MISSES_BLOCKS, tensor.name)
             return judgement
-        size = root_mean_square(semantics.values_of(x) if values is None else values)
-        return _judge_parts(result, side, tensor, judgement, again, size, semantics, numbers, detail, call)
-    if judgement.passed:
-        return judgement
-    wrong = np.argwhere(judgement.bad)
-    fault_of = _Blamed(side, tensor, row_at, at_block, np.isfinite(expected.exact))
-    # one element for each row of W first: different rows say more than different tokens
-    _, firsts = np.unique(wrong[:, 1], return_index=True)
-    more = fault_of.count(judgement.bad)
-    first = [wrong[i] for i in firsts[:_PER_MATRIX]]
-    for culprit in (*(fault_of.culprit(int(m), int(n)) for m, n in first), *(c for c, n_bad in more.items() if n_bad)):
-        result.blamed.setdefault(culprit, 0)  # so that their order does not depend on how many are shown
-    shown = first[: result.room(OWN if call is None else call.rank)]
-    for m, n in shown:
-        got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
-        difference = abs(float(got) - exact)
-        row = row_at(int(n))
-        block, blamed = at_block, None
-        written = got.view(np.uint32) != POISON
-        alone = judgement.closer is None  # else few outputs, made again, need not fail
-        if block is None and block_of is not None and written and np.isfinite(exact) and alone:
-            blamed = block_of(int(m), int(n))
-            block = None if blamed is None else blamed.block
-        raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
-        given = None if values is None else values[m]
-        what = describe(got, expected, int(m), int(n), _reason(tensor, semantics, row, at_block, x[m], given))
-        place = where(tensor, row, int(m), block)
-        if semantics.inside is not None and what == OUTSIDE:
-            what += INSIDE
-        if block is None and blamed is not None:
-            place += f" ({blamed.advice})"
-        at = None if block is None else 0 if at_block is not None else block
-        kind, met = ("", None) if at is None else activations_of(tensor, semantics, x[m], at)
-        result.fail(
-            Failure(
-                f"{side.name}{detail}: {place}: the output {what}", tensor.name, row, block, int(m),
-                None if block is None else tensor.block_offset(row, block * _unit(tensor)),
-                raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part,
-                matrix_of(tensor, row), fault_of.culprit(int(m), int(n)), kind, met, call=call,
-                block_type=tensor.type.name,
-            )
-        )  # fmt: skip
-        more[fault_of.culprit(int(m), int(n))] -= 1
-    for culprit, n_more in more.items():
-        result.fail_more(culprit, n_more, tensor.name)
+        return _judge_parts(result, output, judgement, output.again)
+    if not judgement.passed:
+        _record_wrong(result, output, judgement)
     return judgement
 
 
-def _judge_parts(
-    result: RungResult, side: Side, tensor: Tensor, judgement: Judgement, again: Remade, size: float,
-    semantics: Semantics, rows: npt.NDArray[np.intp], detail: str, call: Call | None,
-) -> Judgement:  # fmt: skip
-    """Judge each part of the rows of a product that passed; returns its judgement, of which the outputs whose parts are
+def _record_wrong(result: RungResult, output: Output, judgement: Judgement) -> None:
+    """Record some of the wrong outputs one by one, and count the others."""
+    side, tensor, y, expected = output.side, output.tensor, output.y, output.expected
+    wrong = np.argwhere(judgement.bad)
+    fault_of = _Blamed(output)
+    # one element for each row of W first: different rows say more than different tokens
+    _, firsts = np.unique(wrong[:, 1], return_index=True)
+    more = fault_of.count(judgement.bad)
+    first = [(int(wrong[i][0]), int(wrong[i][1])) for i in firsts[:_PER_MATRIX]]
+    for culprit in (*(fault_of.culprit(m, n) for m, n in first), *(c for c, n_bad in more.items() if n_bad)):
+        result.blamed.setdefault(culprit, 0)  # so that their order does not depend on how many are shown
+    for m, n in first[: result.room(output.rank)]:
+        got, exact, bound = y[m, n], float(expected.exact[m, n]), float(expected.bound[m, n])
+        difference = abs(float(got) - exact)
+        row, block, blamed = int(output.rows[n]), output.block, None
+        written = got.view(np.uint32) != POISON
+        alone = judgement.closer is None  # else few outputs, made again, need not fail
+        if block is None and output.blame is not None and written and np.isfinite(exact) and alone:
+            blamed = output.blame(m, n)
+            block = None if blamed is None else blamed.block
+        raw = None if block is None else block_of_row(tensor, row, block).tobytes()[:MAX_HEX_BYTES].hex()
+        what = describe(got, expected, m, n, _reason(output, m, row))
+        place = where(tensor, row, m, block)
+        if output.semantics.inside is not None and what == OUTSIDE:
+            what += INSIDE
+        if block is None and blamed is not None:
+            place += f" ({blamed.advice})"
+        at = None if block is None else 0 if output.block is not None else block
+        kind, met = ("", None) if at is None else activations_of(tensor, output.semantics, output.x[m], at)
+        culprit = fault_of.culprit(m, n)
+        result.fail(
+            Failure(
+                f"{side.name}{output.detail}: {place}: the output {what}", tensor.name, row, block, m,
+                None if block is None else tensor.block_offset(row, block * _unit(tensor)),
+                raw, float(got), exact, bound, difference / bound if bound else float("inf"), tensor.part,
+                matrix_of(tensor, row), culprit, kind, met, call=output.call, block_type=tensor.type.name,
+            )
+        )  # fmt: skip
+        more[culprit] -= 1
+    for culprit, n_more in more.items():
+        result.fail_more(culprit, n_more, tensor.name)
+
+
+def _judge_parts(result: RungResult, output: Output, judgement: Judgement, again: Remade) -> Judgement:
+    """Judge each part of the rows of a product that passed; returns its judgement, in which the outputs whose parts are
     wrong fail. Raises KernelFault."""
-    bad, k = judgement.bad.copy(), again.shape[1]
+    bad, k, size = judgement.bad.copy(), again.shape[1], output.size()
     shown: set[int] = set()
     for turn in range(_TURNS):
         for part in again.parts(size, turn):
@@ -227,15 +255,18 @@ def _judge_parts(
             if of_part.shows_blocks:
                 shown.add(part.columns.start)
             if not of_part.passed:
-                words = f"{detail}, activations zero outside of columns {part.columns[0]:,} to {part.columns[-1]:,}"
-                judge_output(
-                    result, side, tensor, part.y, part.expected, semantics, part.x, None, rows, None, words, None, call
+                columns = f"columns {part.columns[0]:,} to {part.columns[-1]:,}"
+                alone = replace(
+                    output, y=part.y, expected=part.expected, x=part.x, values=None, again=None, blame=None, block=None,
+                    detail=f"{output.detail}, activations zero outside of {columns}",
                 )  # fmt: skip
+                judge_output(result, alone)
                 bad[part.token] |= of_part.bad[0]
         if bad.any() or len(shown) == -(-k // PART):
             break
     else:
-        result.leave_products(f"{side.name}, {tensor.type.name}, K = {k:,}", MISSES_BLOCKS, tensor.name)
+        name = f"{output.side.name}, {output.tensor.type.name}, K = {k:,}"
+        result.leave_products(name, MISSES_BLOCKS, output.tensor.name)
     result.note(_BY_PARTS)
     return replace(judgement, bad=bad)
 
@@ -248,35 +279,31 @@ def leave_weak(result: RungResult, side: Side, tensor: Tensor, k: int) -> None:
 
 
 class _Blamed:
-    """Who is at fault for each wrong output of a product: where there is no finite exact value, the weights of the file
-    or else the definition; elsewhere whoever computed it."""
+    """The culprit for each wrong output of a product: if there is no finite exact value, the weights of the file or
+    else the definition; otherwise the side that computed it."""
 
-    def __init__(
-        self, side: Side, tensor: Tensor, row_at: Callable[[int], int], block: int | None,
-        finite: npt.NDArray[np.bool_],
-    ) -> None:  # fmt: skip
-        self._side, self._tensor, self._row_at, self._block, self._finite = side, tensor, row_at, block, finite
+    def __init__(self, output: Output) -> None:
+        self._output, self._finite = output, np.isfinite(output.expected.exact)
         self._of_file: dict[int, bool] = {}
-        fmt, size = tensor.type.weights, tensor.type.block_bytes
-        blocks = row_of(tensor, row_at(0)).reshape(-1, size)[:_DECODED]
+        fmt, size = output.tensor.type.weights, output.tensor.type.block_bytes
+        blocks = row_of(output.tensor, int(output.rows[0])).reshape(-1, size)[:_DECODED]
         sound = not isinstance(fmt, BlockFormat) or decodes_rightly(fmt, blocks)
-        #: Who is at fault for an output that has a finite exact value.
-        self._computed: Culprit = ("kernel" if side.of_kernel else "llama.cpp") if sound else "verifier"
+        #: The culprit for an output with a finite exact value.
+        self._computed: Culprit = ("kernel" if output.side.of_kernel else "llama.cpp") if sound else "verifier"
 
     def culprit(self, m: int, n: int) -> Culprit:
-        """For the output of token m and row n, of which there is no other than a wrong one."""
+        """The culprit for the wrong output of token m and row n."""
         if self._finite[m, n]:
             return self._computed
         if n not in self._of_file:
-            row, fmt = self._row_at(n), self._tensor.type.weights
+            fmt, raw = self._output.tensor.type.weights, _weights(self._output, int(self._output.rows[n]))
             assert fmt is not None
-            raw = row_of(self._tensor, row) if self._block is None else block_of_row(self._tensor, row, self._block)
             with np.errstate(all="ignore"):
                 self._of_file[n] = not fmt.finite(raw.reshape(-1, fmt.block_bytes)).all()
         return "file" if self._of_file[n] else "definition"
 
     def count(self, bad: npt.NDArray[np.bool_]) -> dict[Culprit, int]:
-        """Who → how many of the wrong outputs."""
+        """Culprit → the number of its wrong outputs."""
         counts: dict[Culprit, int] = {self._computed: int((bad & self._finite).sum())}
         outside = bad & ~self._finite
         for n in np.flatnonzero(outside.any(axis=0)):
@@ -286,13 +313,15 @@ class _Blamed:
         return counts
 
 
-def _reason(
-    tensor: Tensor, semantics: Semantics, row: int, block: int | None, x: Bytes, values: Floats | None
-) -> Callable[[], str | None]:
-    fmt = tensor.type.weights
+def _weights(output: Output, row: int) -> Bytes:
+    """The bytes of the weights of a row of outputs."""
+    return row_of(output.tensor, row) if output.block is None else block_of_row(output.tensor, row, output.block)
+
+
+def _reason(output: Output, m: int, row: int) -> Callable[[], str | None]:
+    fmt, values = output.tensor.type.weights, None if output.values is None else output.values[m]
     assert fmt is not None
-    w = row_of(tensor, row) if block is None else block_of_row(tensor, row, block)
-    return lambda: overflow_reason(semantics, fmt, w, x, values)
+    return lambda: overflow_reason(output.semantics, fmt, _weights(output, row), output.x[m], values)
 
 
 def judge_whole(
@@ -313,19 +342,11 @@ def judge_whole(
             expected = exact.product(semantics, matrix.fmt, run.rows_of(matrix, span), x, order)
             sample.saw(KERNEL, expected)
             part = np.ascontiguousarray(y[:, span])
-            judged = judge_output(
-                result,
-                KERNEL,
-                matrix.tensor,
-                part,
-                expected,
-                semantics,
-                x,
-                None,
-                first_row + numbers_of(span),
-                call=call,
+            output = Output(
+                KERNEL, matrix.tensor, first_row + numbers_of(span), part, expected, semantics, x, call=call,
                 again=made_by.remade(run, span),
-            )
+            )  # fmt: skip
+            judged = judge_output(result, output)
             if not judged.passed and first is None:
                 n, m = (int(i) for i in np.argwhere(judged.bad.T)[0])
                 first = m, int(numbers_of(span)[n])
@@ -348,8 +369,7 @@ def _unit(tensor: Tensor) -> int:
 
 
 def activations_of(tensor: Tensor, semantics: Semantics, x: Bytes, block: int) -> tuple[str, str | None]:
-    """Type and bytes in hex of the activations that a block of weights is multiplied by, as far as there is room for
-    whole blocks of them.
+    """Type and bytes in hex of the activations that a block of weights is multiplied by: the whole blocks that fit.
 
     Args:
         x: a token's activations uint8[row bytes], as the definition has them.

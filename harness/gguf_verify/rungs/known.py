@@ -1,4 +1,4 @@
-"""What a rung knows when it gives out a task (`tasks`)."""
+"""The state of a rung at the dispatch of a task (see `pool`)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .run import Run
 
 @dataclass(frozen=True)
 class Known:
-    """What a rung had found when a task was given out, at least: more of it need not be looked for.
+    """The findings of a rung at the dispatch of a task, at least: the task need not look for more of them.
 
     Args:
         listed: failures of the model's own products that are listed.
         explanations: diagnoses that may still be tried: `Explanations.left`.
-        map: maps of wrong outputs are drawn.
+        map: wrong outputs get a map.
         unkept: the first wrong call is to be kept.
     """
 

@@ -33,7 +33,7 @@ class Limit:
 
     @property
     def words(self) -> str:
-        """What is verified, what is not, and both cures."""
+        """The verified range, the rest, and both cures."""
         return (
             f"{self.why}. It is verified {self.scope}: declare domain = {{ {self.name} = {{ most = {self.most} }} }}, "
             f"or use another grid (2^31 - 1 blocks in x, 65,535 in y and z)"

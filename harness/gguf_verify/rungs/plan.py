@@ -64,8 +64,8 @@ class Probe:
         tokens: the numbers of tokens of the calls, each at least 1.
         n, k: rows and columns.
         blocks: the weights' blocks: the model's, laid out anew, or any bits under finite scales.
-        values: the activations: drawn ones and ties of codes; special ones (zeros of both signs, tiny and huge values);
-            or drawn ones with codes of -128, for kernels that are given blocks.
+        values: the activations: random ones and ties of codes; special ones (zeros of both signs, tiny and huge
+            values); or random ones with codes of -128, for kernels that take blocks.
         whole: the kernel runs on the activations' bytes too, and its quantizer is checked.
     """
 

@@ -2,12 +2,12 @@
 
 Structured activations, such as runs of ±c, leave large sums in lanes, and rows of identical blocks round in one
 direction. So a score that fails is a doubt, not a verdict (`semantics.gates`). The same rows of weights are multiplied
-again, by random activations of the same size, where neither happens: what is wrong with the kernel shows there, and a
-correct kernel passes. An output is a mismatch where its row fails there, too.
+again, by random activations of the same size, where neither happens: a fault of the kernel shows there, and a correct
+kernel passes. An output is a mismatch where its row fails there, too.
 
-What a wrong weight adds to an output of random activations is normally distributed, so that of one token may be small
-by chance: with a deviation of a hundred times what the score admits, 1 in 125 is not seen. Products of few tokens are
-therefore made again several times.
+The error of a wrong weight in an output of random activations is normally distributed, so that of one token may be
+small by chance: with a deviation of a hundred times what the score admits, 1 in 125 is not seen. Products of few tokens
+are therefore made again several times.
 
 Of coarse sums over long rows, such as sums in half, a judgement may not show that a block of the row is missing
 (`semantics.power`). Such a product is made again with activations that are zero outside of one part of the row, for

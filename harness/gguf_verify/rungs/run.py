@@ -1,12 +1,10 @@
-"""What all rungs of one run share: the model, the kernel, the llama.cpp processes and the options."""
+"""The run that all stages share: the model, the kernel, the options, and llama.cpp's processes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Sized
 from dataclasses import dataclass, field
-from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -38,9 +36,8 @@ from ..support.arrays import get
 from ..support.errors import UsageError
 from ..support.progress import Steps, progress_bar
 from .budget import Budget
-from .course import Course
+from .pool import Pool
 from .session import Session, opened_llama
-from .tasks import Here, Judges
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -53,62 +50,89 @@ _WORTH_A_DEVICE = 1 << 20
 _FEW_OUTPUTS = 1 << 16
 
 
-@dataclass
+class Resources:
+    """The open resources of a run: each is opened when it is first used, and closed with the run."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Any] = {}
+
+    def get(self, name: str, opened: Callable[[], T]) -> T:
+        """The resource of this name; `opened` opens it."""
+        if name not in self._open:
+            self._open[name] = opened()
+        found: T = self._open[name]
+        return found
+
+    def close(self, *names: str) -> None:
+        """Close the resources of these names, if they are open. They are opened anew when they are used again."""
+        for name in names:
+            resource = self._open.pop(name, None)
+            if hasattr(resource, "close"):
+                resource.close()
+
+
+@dataclass(frozen=True)
 class Run:
-    """One verification of one model with one kernel."""
+    """One verification of one model with one kernel.
+
+    No stage changes it: one that runs another form of the kernel, or has less time, makes a `replace`d run, which
+    shares the resources.
+
+    Args:
+        resources: what is open.
+        judges: where the tasks that rungs plan are judged.
+        budget: the time that the run may take.
+    """
 
     model: Model
     kernel: Candidate
     options: Options = field(default_factory=Options)
-    #: Called at each step of a rung.
-    tick: Callable[[], object] = lambda: None
-    #: Gets each call with a wrong output, as a rung finds it (`rungs.explain.WrongCall`).
-    keep: Callable[[Any], None] | None = None
-    #: What has the tasks judged that rungs plan.
-    judges: Judges = field(default_factory=Here)
-    #: What it may take.
+    resources: Resources = field(default_factory=Resources)
+    judges: Pool = field(default_factory=Pool)
     budget: Budget = field(default_factory=Budget)
-    #: Files that the kernel opened in processes that judge for this one.
-    opened: OpenedFiles = field(default_factory=OpenedFiles)
 
-    @cached_property
+    @property
     def only(self) -> Call | None:
-        """The one call that this run makes, where `--only-call` asks for one. Raises UsageError."""
+        """The one call that this run makes (`--only-call`), if it makes only one. Raises UsageError."""
         return Call.parse(self.options.only_call) if self.options.only_call else None
 
-    @cached_property
+    @property
     def library(self) -> Llama:
         """A llama.cpp process without a model, which decodes, quantizes and computes single products. Raises
         EnvironmentFault."""
-        return opened_llama(self.options)
+        return self.resources.get("library", lambda: opened_llama(self.options))
 
-    @cached_property
+    @property
     def backend(self) -> Backend:
         """The backend of llama.cpp that is the reference. Raises EnvironmentFault if it cannot be used here."""
-        return start(self.options.reference, self.library)
+        return self.resources.get("backend", lambda: start(self.options.reference, self.library))
 
-    @cached_property
+    @property
     def versions(self) -> dict[str, Any]:
         """`Llama.versions`."""
-        return self.library.versions()
+        return self.resources.get("versions", lambda: self.library.versions())
 
-    @cached_property
+    @property
     def session(self) -> Session:
-        """A llama.cpp process with the model. Raises LlamaRefused, also where keys of the file have no meaning."""
+        """A llama.cpp process with the model. Raises LlamaRefused, also if keys of the file have no meaning."""
+        return self.resources.get("session", self._load)
+
+    def _load(self) -> Session:
         why = why_meaningless(self.model)
         if why is not None:
             raise FileRefused(why)
-        with Steps(self.options.progress) as told:
-            told("llama.cpp loads the model")
-            return Session(self.model, self.options, self.backend, self.budget.check)
+        with Steps(self.options.progress) as step:
+            step("llama.cpp loads the model")
+            return Session(self.model, self.options, self.backend)
 
-    @cached_property
+    @property
     def exact_on(self) -> tuple[Device | None, str]:
-        """Where exact products are computed, None for NumPy, and that in words. Raises EnvironmentFault."""
-        return arrays_for(self.options.exact_on, self.kernel.host.name, self.options.seed)
+        """The device of exact products (None for NumPy), and its description. Raises EnvironmentFault."""
+        options, host = self.options, self.kernel.host.name
+        return self.resources.get("exact_on", lambda: arrays_for(options.exact_on, host, options.seed))
 
     def device_for(self, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.uint8]) -> Device | None:
-        """Where the product of these weights and activations is computed. Raises EnvironmentFault."""
+        """The device that computes the product of these weights and activations. Raises EnvironmentFault."""
         device, _ = self.exact_on
         return None if device is None or rows.nbytes * len(x) < _WORTH_A_DEVICE else device
 
@@ -131,29 +155,16 @@ class Run:
 
     def close(self) -> None:
         """End the processes that were started."""
-        self.__dict__.pop("backend", None)
-        if "library" in self.__dict__:
-            self.__dict__.pop("library").close()
-        self.close_session()
+        self.resources.close("backend", "library", "session")
 
     def close_session(self) -> None:
         """End the process that holds the model, if it was started."""
-        if "session" in self.__dict__:
-            self.__dict__.pop("session").close()
+        self.resources.close("session")
 
     @property
     def opened_here(self) -> OpenedFiles:
         """Files that the kernel has opened in this process."""
         return self.kernel.opened
-
-    @contextmanager
-    def by(self, kernel: Candidate) -> Iterator[None]:
-        """In this block another form of the kernel multiplies."""
-        own, self.kernel = self.kernel, kernel
-        try:
-            yield
-        finally:
-            self.kernel = own
 
     def semantics(self, fmt: WeightFormat) -> Semantics:
         """The declared semantics of what multiplies such weights: the run's kernel, or, where they are not quantized,
@@ -178,7 +189,7 @@ class Run:
         return matches(self.options.tensor, name)
 
     def leave_idle(self, result: RungResult) -> None:
-        """Record that the kernel under test was never asked, where only kernels beside it were."""
+        """Record that the kernel under test was never called, if only kernels beside it were."""
         beside = [kind for kind in result.checked if kind.endswith(BESIDE)]
         if beside and not any(map(result.checked.get, result.substance)):
             kinds = sorted({t.type.name for t in self.selected() if may_be_matrix(t)})
@@ -196,25 +207,13 @@ class Run:
         return chosen
 
     def vectors(self, products: Container[str] = ()) -> int:
-        """How many of the selected tensors are no matrices (norms, biases): those of one dimension, integers; but not
-        those that are one row of a product."""
+        """The number of selected tensors that are not matrices (norms, biases): those of one dimension, integers; but
+        not those that are one row of a product."""
         return sum(not may_be_matrix(t) and t.name not in products for t in self.selected())
 
-    def course(self, tensors: Mapping[str, Tensor]) -> Course:
-        """The way of a rung through these tensors, by name."""
-        return Course(self, tensors)
-
     def bar(self, what: str, total: int | None, unit: str, initial: int = 0) -> tqdm[Any]:
-        """A progress bar on standard error, for what takes more than a second."""
-        bar = progress_bar(what, total, unit, self.options.progress, initial)
-        step = bar.update
-
-        def update(n: float | None = 1) -> bool | None:
-            self.tick()
-            return step(n)
-
-        bar.update = update  # type: ignore[method-assign]
-        return bar
+        """A progress bar on standard error, for steps that take more than a second."""
+        return progress_bar(what, total, unit, self.options.progress, initial)
 
     def progress(self, what: str, items: Iterable[T], total: int | None = None, unit: str = "it") -> Iterator[T]:
         """The items, with a bar."""
@@ -227,7 +226,7 @@ class Run:
 
     @property
     def blocks_are(self) -> str:
-        """Whose blocks the probe plan lays out anew, for the envelope."""
+        """The origin of the blocks that the probe plan lays out anew, for the envelope."""
         return "the model's"
 
     def file_info(self, wait: bool = True) -> FileInfo:
@@ -239,7 +238,7 @@ class Run:
         return tensor.raw.reshape(tensor.n_rows, tensor.row_bytes)
 
     def matrix(self, result: RungResult, gemm: Gemm) -> Matrix | None:
-        """What a GEMM multiplies, as it lies in the file; None where that is not known, which is said in the result."""
+        """The matrix of a GEMM, as it lies in the file; None if it is not known, which the result records."""
         tensor = self.model.tensors.get(gemm.tensor)
         if tensor is None:
             result.leave(gemm.tensor, "is no tensor of the file")
@@ -271,7 +270,7 @@ class Run:
         return sum(t.nbytes for t in self.selected() if may_be_matrix(t))
 
     def n_matrices(self) -> int:
-        """How many matrices the selected tensors hold: GEMMs of the graph, about, for a progress bar."""
+        """The number of matrices in the selected tensors: about the GEMMs of the graph, for a progress bar."""
         return sum(prod(t.shape[2:]) for t in self.selected() if may_be_matrix(t))
 
 

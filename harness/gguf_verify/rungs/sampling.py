@@ -1,7 +1,7 @@
 """Which rows of a large matrix are judged element by element, and how its whole outputs are checked all the same.
 
 A small matrix is judged whole, and so is every one with `--thorough`. Of a large one runs of rows are judged: the
-first, the last, and others that are drawn, one in each stretch between these. The whole outputs are checked by random
+first, the last, and random ones, one in each stretch between these. The whole outputs are checked by random
 combinations of all rows (`semantics.combinations`). Where a combination is suspicious, or a sampled element is wrong,
 the other rows are judged too, so a combination alone never fails a kernel. Which rows are judged, and the signs, depend
 on the bytes of the outputs: no kernel can know them while it computes.
@@ -13,12 +13,16 @@ is judged whole.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..formats import BlockFormat
+from ..formats import BlockFormat, WeightFormat
+from ..gguf.file import Tensor
 from ..results.margins import Sampled
 from ..results.rungs import RungResult
 from ..semantics.combinations import LIMIT, MISSED, Combinations
@@ -53,7 +57,7 @@ def numbers_of(span: Span) -> Rows:
 
 
 def runs(n: int, count: int, rows: int, seed: tuple[int, ...]) -> list[slice]:
-    """`count` runs of consecutive rows of n, at least two and apart: the first rows, the last, and drawn ones."""
+    """`count` runs of consecutive rows of n, at least two and apart: the first rows, the last, and random ones."""
     starts = [0, n - rows]
     rng, stretch = np.random.default_rng(seed), (n - 2 * rows) // max(1, count - 2)
     starts += [rows + i * stretch + int(rng.integers(0, stretch - rows + 1)) for i in range(count - 2)]
@@ -153,3 +157,67 @@ def _digest(name: str, outputs: Iterable[Floats]) -> int:
     for y in outputs:
         found.update(np.ascontiguousarray(y).data)
     return int.from_bytes(found.digest()[:8], "little")
+
+
+# ---- blocks ----------------------------------------------------------------------------------------------------------
+
+_CHUNK_VALUES = 1 << 25
+#: Runs of rows of a large tensor, and columns of blocks, whose blocks are judged. Each column is a call of its own.
+_RUNS, _COLUMNS = 4, 8
+#: Weights of these blocks.
+_SAMPLE = 1 << 19
+
+
+@dataclass(frozen=True)
+class BlockSample:
+    """The blocks of a tensor that are judged: those of some rows and columns, or all.
+
+    Args:
+        fmt: of the weights.
+        rows: of the tensor, uint8[N, row bytes].
+        chunks: the numbers of the rows that are judged together.
+        columns: the numbers of the blocks along K.
+    """
+
+    fmt: WeightFormat
+    rows: npt.NDArray[np.uint8]
+    chunks: list[Rows]
+    columns: Rows
+
+    @classmethod
+    def of(cls, run: Run, tensor: Tensor, fmt: WeightFormat) -> BlockSample:
+        """Of a tensor of the run."""
+        rows, n, k = run.row_bytes(tensor), tensor.n_rows, tensor.k
+        columns, step = np.arange(-(-k // fmt.unit)), max(1, _CHUNK_VALUES // k)
+        large = is_large(run, n, k)
+        seed = run.options.seed, zlib.crc32(tensor.name.encode())
+        if large and len(columns) >= 2 * _COLUMNS and k % fmt.unit == 0:
+            columns = together(runs(len(columns), _COLUMNS, 1, (*seed, 1)))
+        step = min(step, run.kernel.domain.n.most or step)
+        sampled = min(step, _SAMPLE // (len(columns) * fmt.unit)) // _RUNS
+        if large and sampled and n >= 2 * _RUNS * sampled:
+            chunks = [together(runs(n, _RUNS, sampled, seed))]
+        else:
+            chunks = [numbers_of(span) for span in whole(n, step)]
+        return cls(fmt, rows, chunks, columns)
+
+    @property
+    def _in_all_columns(self) -> bool:
+        return bool(len(self.columns) * self._size >= self.rows.shape[1])
+
+    @property
+    def _size(self) -> int:
+        """Bytes of a block along K."""
+        return self.fmt.unit // self.fmt.block_size * self.fmt.block_bytes
+
+    def weights(self, numbers: Rows) -> npt.NDArray[np.uint8]:
+        """The bytes of these rows in the columns, uint8[n, bytes]."""
+        return self.rows[numbers] if self._in_all_columns else self._taken(self.rows, self._size, numbers)
+
+    def activations(self, x: Floats) -> Floats:
+        """The values float32[M, K] in the columns."""
+        return x if self._in_all_columns else self._taken(x, self.fmt.unit, np.arange(len(x)))
+
+    def _taken(self, of: npt.NDArray[Any], size: int, numbers: Rows) -> npt.NDArray[Any]:
+        parts = of.reshape(len(of), -1, size)[numbers[:, None], self.columns]
+        return np.ascontiguousarray(parts.reshape(len(numbers), -1))

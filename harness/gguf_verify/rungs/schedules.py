@@ -91,12 +91,12 @@ def check_schedules(
 
     Args:
         matrix: weights of the type.
-        like: activations float32[M, K], whose size drawn ones get.
+        like: activations float32[M, K], whose size random ones get.
         first_row: of the matrix in its tensor, for failures.
         explanations: of the rung.
         call: of which the calls are variants; their number counts shapes and, of each, schedules.
 
-    Raises KernelFault where the ordinary launch does; EnvironmentFault where checks were asked for and cannot be done.
+    Raises KernelFault where the ordinary launch does; EnvironmentFault if checks are requested and cannot be made.
     """
     failed, untried = set[str](), set[Schedule]()
     unset: dict[str, dict[str, None]] = {}
@@ -215,12 +215,12 @@ def omit(result: RungResult, schedule: Schedule, why: str, scope: str = "") -> N
 
 
 def may_run(run: Run, schedule: Schedule) -> bool:
-    """Whether a schedule's launches are cheap enough, or asked for: a card's are checked by other programs."""
+    """Whether a schedule's launches are cheap enough, or requested: other programs check those of a GPU."""
     return not schedule.checked or run.options.sanitize or HOSTS[run.kernel.host.name].emulated
 
 
 def not_done(run: Run, schedule: Schedule) -> str:
-    """What was not done, in words."""
+    """The reason for a check that was not made, in words."""
     if schedule.checked and not may_run(run, schedule):
         return "--sanitize looks for them"
     return "its host cannot do that"
@@ -234,7 +234,7 @@ def not_tried(schedule: Schedule, why: NotTried) -> str:
 def run_under(
     kernel: Kernel, fmt: WeightFormat, rows: Bytes, x: Floats, schedule: Schedule
 ) -> tuple[Floats | None, KernelFault | None]:
-    """The outputs under a schedule, or what is wrong. Raises EnvironmentFault where it cannot be run so."""
+    """The outputs under a schedule, or their fault. Raises EnvironmentFault if it cannot be run so."""
     try:
         return kernel.product(kernel.upload(fmt, rows), x), None
     except KernelFinding as finding:
@@ -251,7 +251,7 @@ def under_schedule(schedule: Schedule) -> str:
 
 
 def difference(y: Floats, expected: Floats, when: str) -> KernelFault | None:
-    """What is wrong where outputs y [M, N] have other bits than the ordinary launch gave; `when`: in words."""
+    """The fault of outputs y [M, N] with other bits than those of the ordinary launch; `when`: in words."""
     differ = np.argwhere(y.view(np.uint32) != expected.view(np.uint32))
     if not len(differ):
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from functools import cached_property
 
 from ..gguf.model import Model
 from ..llama import Llama, LlamaRefused
@@ -16,7 +15,7 @@ from ..support.progress import progress_bar
 
 
 def opened_llama(options: Options) -> Llama:
-    """llama.cpp's process with the build that is asked for. Raises UsageError, EnvironmentFault."""
+    """A llama.cpp process with the requested build. Raises UsageError, EnvironmentFault."""
     return Llama(options.time_limit, options.verbose, build=path_of(options.llama))
 
 
@@ -25,12 +24,9 @@ class Session:
 
     Args:
         backend: where llama.cpp runs the model.
-        tick: called after each token that llama.cpp generates.
     """
 
-    def __init__(
-        self, model: Model, options: Options, backend: Backend, tick: Callable[[], object] = lambda: None
-    ) -> None:
+    def __init__(self, model: Model, options: Options, backend: Backend) -> None:
         self._process = opened_llama(options)
         self.llama = self._process.model
         self.note: str | None = None
@@ -60,7 +56,7 @@ class Session:
                 predicted = "" if self.embeds else f" and {options.n_predict} to predict"
                 said = f"{read} tokens of prompt{predicted} do not fit a context of {options.ctx_size}"
                 raise UsageError(said, "prompt-too-long")
-            if self.embeds and length > trained > 0:  # it may hold a table of so many positions
+            if self.embeds and length > trained > 0:  # it may hold a table of this number of positions
                 said = f"the prompt has {length} tokens, the model reads {trained} at most"
                 raise UsageError(said, "prompt-too-long")
             if length > trained > 0:
@@ -70,7 +66,7 @@ class Session:
             raise
         self._n_predict = options.n_predict
         self._progress = options.progress
-        self._tick = tick
+        self._continuation: list[int] | None = None
 
     def passes(self) -> Iterator[tuple[list[int], int]]:
         """Batches of tokens, and the position of each, whose GEMMs show all that the backend does with a matrix. When
@@ -87,17 +83,17 @@ class Session:
                 with contextlib.suppress(EnvironmentFault):
                     self.llama.read_source(self.source)
 
-    @cached_property
-    def continuation(self) -> list[int]:
+    def continuation(self, after_token: Callable[[], object]) -> list[int]:
         """llama.cpp's greedy tokens after the prompt, computed one at a time."""
-        bar = progress_bar("tokens: llama.cpp's own", self._n_predict, "token", self._progress)
+        if self._continuation is None:
+            with progress_bar("tokens: llama.cpp's own", self._n_predict, "token", self._progress) as bar:
 
-        def generated() -> None:
-            bar.update()
-            self._tick()
+                def generated() -> None:
+                    bar.update()
+                    after_token()
 
-        with bar:
-            return self.llama.generate(self.prompt, self._n_predict, generated)
+                self._continuation = self.llama.generate(self.prompt, self._n_predict, generated)
+        return self._continuation
 
     def close(self) -> None:
         self._process.close()

@@ -18,13 +18,11 @@ from gguf_verify.cli.runs.live import Live
 from gguf_verify.gguf.model import open_model
 from gguf_verify.kernels.interface import Candidate
 from gguf_verify.report.writer import Form, Kind
-from gguf_verify.results.failures import Failure
 from gguf_verify.results.options import Options
-from gguf_verify.results.report import Report
-from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs import Run, Rung
+from gguf_verify.rungs import Run
 from gguf_verify.support.errors import Interrupted
-from gguf_verify.verification import Watcher, verify
+from gguf_verify.verification import verify
+from gguf_verify.verification.climb import Event, Failed, RungBegins, RungEnds
 from tests.support.shown import text_of
 from tests.support.tools import FIXTURES, altered_kernel, flat
 
@@ -44,27 +42,26 @@ def helper(weights):
 """
 
 
-class Told(Watcher):
-    """Keeps what it is told, and raises where it is asked to."""
+class Told:
+    """Keeps the events in words, and raises an error at one of them."""
 
     def __init__(self, raises: BaseException | None = None, at: str = "") -> None:
         self.said: list[str] = []
         self._raises, self._at = raises, at
 
-    def _tell(self, what: str) -> None:
-        self.said.append(what)
-        if self._raises is not None and what == self._at:
+    def __call__(self, event: Event) -> None:
+        match event:
+            case RungBegins(rung):
+                words = f"begins {rung.name}"
+            case Failed(result, failure):
+                words = f"failed {result.name}: {failure.tensor}"
+            case RungEnds(result):
+                words = f"ends {result.name}"
+            case _:
+                raise AssertionError(event)
+        self.said.append(words)
+        if self._raises is not None and words == self._at:
             raise self._raises
-
-    def begins(self, _report: Report, rung: Rung) -> None:
-        self._tell(f"begins {rung.name}")
-
-    def failed(self, result: RungResult, failure: Failure) -> None:
-        self._tell(f"failed {result.name}: {failure.tensor}")
-
-    def ends(self, report: Report, result: RungResult) -> None:
-        assert report.rungs[-1] is result
-        self._tell(f"ends {result.name}")
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +73,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Candidate:
 def test_the_first_failure_may_end_the_run(wrong: Candidate) -> None:
     told = Told()
     options = Options(**{**vars(ONE), "exit_first": True})
-    report = verify(Q4_0, wrong, options=options, watcher=told)
+    report = verify(Q4_0, wrong, options=options, told=told)
     assert list(dict.fromkeys(told.said)) == [
         "begins bytes", "ends bytes", "begins blocks", "failed blocks: blk.0.attn_k.weight", "ends blocks",
     ]  # fmt: skip
@@ -122,7 +119,7 @@ def test_a_wrong_byte_ends_the_bytes_rung(tmp_path: Path) -> None:
     path.write_bytes(raw)
     told = Told()
     options = Options(**{**vars(ONE), "exit_first": True, "tensor": None})
-    report = verify(path, "q8_1_naive", "cpu", options=options, watcher=told)
+    report = verify(path, "q8_1_naive", "cpu", options=options, told=told)
     (result,) = report.rungs
     assert (report.exit_code, report.ended_by, report.not_climbed) == (
         1,
@@ -153,7 +150,7 @@ def test_each_failure_is_printed_as_it_is_found(
 ) -> None:
     """In the words of the report, and no output twice; what a waiver covers says so."""
     form = Form(width=80)
-    report = verify(Q4_0, wrong, rungs=["blocks", "layers"], options=ONE, waivers=waivers, watcher=Live(form))
+    report = verify(Q4_0, wrong, rungs=["blocks", "layers"], options=ONE, waivers=waivers, told=Live(form))
     told = capsys.readouterr().err
     verbose = text_of(Kind.RUN, report, width=80, verbose=True)
     shown = told.count("WAIVED ")
@@ -170,7 +167,7 @@ def test_each_failure_is_printed_as_it_is_found(
 
 def test_without_it_the_run_goes_on(wrong: Candidate) -> None:
     told = Told()
-    report = verify(Q4_0, wrong, rungs=["bytes", "blocks", "layers"], options=ONE, watcher=told)
+    report = verify(Q4_0, wrong, rungs=["bytes", "blocks", "layers"], options=ONE, told=told)
     failed = [line for line in told.said if line.startswith("failed")]
     # reported as they are found; the report has the most important ones first
     assert sorted(failed) == sorted(f"failed {rung.name}: {f.tensor}" for rung, f in report.failures)
@@ -194,7 +191,7 @@ def test_a_pass_is_no_first_failure() -> None:
 )
 def test_an_interrupted_run_reports_what_it_found(error: BaseException, ended_by: str, code: int) -> None:
     told = Told(error, "begins layers")
-    report = verify(Q4_0, "q8_1_naive", "cpu", options=ONE, watcher=told, interrupted_report=True)
+    report = verify(Q4_0, "q8_1_naive", "cpu", options=ONE, told=told, interrupted_report=True)
     assert (report.verdict, report.exit_code, report.ended_by) == ("interrupted", code, ended_by)
     assert [rung.name for rung in report.rungs] == ["bytes", "blocks"]
     assert report.not_climbed == ("layers", "tokens")
@@ -202,7 +199,7 @@ def test_an_interrupted_run_reports_what_it_found(error: BaseException, ended_by
 
 def test_an_interrupted_rung_keeps_what_is_known_to_be_wrong(wrong: Candidate) -> None:
     told = Told(KeyboardInterrupt(), "failed blocks: blk.0.attn_k.weight")
-    report = verify(Q4_0, wrong, options=ONE, watcher=told, interrupted_report=True)
+    report = verify(Q4_0, wrong, options=ONE, told=told, interrupted_report=True)
     assert (report.verdict, report.exit_code) == ("mismatch", 1)
     assert (report.rungs[1].name, report.rungs[1].outcome) == ("blocks", "broken off")
     assert report.rungs[1].fault == "interrupted by SIGINT before its end"
@@ -211,7 +208,7 @@ def test_an_interrupted_rung_keeps_what_is_known_to_be_wrong(wrong: Candidate) -
 
 def test_without_being_asked_an_interrupt_is_raised() -> None:
     with pytest.raises(KeyboardInterrupt):
-        verify(Q4_0, "q8_1_naive", "cpu", ["bytes"], ONE, watcher=Told(KeyboardInterrupt(), "ends bytes"))
+        verify(Q4_0, "q8_1_naive", "cpu", ["bytes"], ONE, told=Told(KeyboardInterrupt(), "ends bytes"))
 
 
 def test_all_files_are_written_when_a_run_is_interrupted(
@@ -223,8 +220,8 @@ def test_all_files_are_written_when_a_run_is_interrupted(
         def __init__(self, _form: object) -> None:
             super().__init__()
 
-        def begins(self, _report: Report, rung: Rung) -> None:
-            if rung.name == "blocks":
+        def __call__(self, event: Event) -> None:
+            if isinstance(event, RungBegins) and event.rung.name == "blocks":
                 os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr("gguf_verify.cli.runs.live.Live", Signals)

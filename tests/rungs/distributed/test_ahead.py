@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import gguf_verify.verification
+import gguf_verify.verification.pipeline
 from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.llama.model import LoadedModel
@@ -33,7 +33,7 @@ def wrong(tmp_path: Path) -> Wrong:
 def ahead(kernel: ShippedKernel, n: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Report, Ahead]:
     judges = Ahead(n)
     with monkeypatch.context() as patch:
-        patch.setattr(gguf_verify.verification, "judges", lambda *_: nullcontext(judges))
+        patch.setattr(gguf_verify.verification.pipeline, "judges", lambda *_: nullcontext(judges))
         report = verify(FIXTURES / "tiny-Q4_0.gguf", kernel, rungs=["bytes", "blocks", "layers"], options=OPTIONS)
     return report, judges
 
@@ -69,6 +69,6 @@ def test_what_breaks_off_a_plan_comes_after_what_was_found(wrong: Wrong, monkeyp
     kernel = wrong("1.01f * acc")
     here = verify(FIXTURES / "tiny-Q4_0.gguf", kernel, rungs=["blocks", "layers"], options=OPTIONS)
     assert all(rung.n_failures and "no more" in rung.unverified[0].why for rung in here.rungs)
-    monkeypatch.setattr(gguf_verify.verification, "judges", lambda *_: nullcontext(Ahead(3)))
+    monkeypatch.setattr(gguf_verify.verification.pipeline, "judges", lambda *_: nullcontext(Ahead(3)))
     there = verify(FIXTURES / "tiny-Q4_0.gguf", kernel, rungs=["blocks", "layers"], options=OPTIONS)
     assert told(there) == told(here)

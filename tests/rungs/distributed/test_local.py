@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Generator, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 import gguf_verify.rungs.blocks
 from gguf_verify.distributed import local as module
-from gguf_verify.distributed.local import Processes, paying
+from gguf_verify.distributed.local import LocalWorkers, paying
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.hosts.choice import make_host
 from gguf_verify.results.options import Options
@@ -21,8 +23,8 @@ from gguf_verify.results.report import Report
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.budget import Budget, BudgetSpent
 from gguf_verify.rungs.opening import open_run
+from gguf_verify.rungs.pool import Pool, Step
 from gguf_verify.rungs.run import Run
-from gguf_verify.rungs.tasks import Step
 from gguf_verify.rungs.tokens.passes import ExactPass, ExactPasses, Noise
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.verification import verify
@@ -65,21 +67,29 @@ def test_a_lost_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv("LETHAL_MARKER", str(tmp_path / "marker"))
     here = run("q8_1_naive", 1, "blocks", "layers")
     monkeypatch.setattr(gguf_verify.rungs.blocks, "BlocksTask", Lethal)
-    monkeypatch.setattr(module.Processes, "_workers", property(_once_open))
+    monkeypatch.setattr(module.LocalWorkers, "count", once_open)
     there = run("q8_1_naive", 2, "blocks", "layers")
     assert (tmp_path / "blocks").exists()
     assert here.exit_code == 0
     assert told(there) == told(here)
 
 
-_WORKERS: Any = module.Processes._workers
+_COUNT = LocalWorkers.count
 
 
-def _once_open(of: Processes) -> Any:
-    """The processes that take tasks, when all are open: or this one would judge, and die."""
-    while of._opening:
-        _WORKERS.fget(of)
-    return _WORKERS.fget(of)
+def once_open(of: LocalWorkers) -> int:
+    """The number of processes that take tasks once all are open; before, this process would judge, and die."""
+    wait([worker.opening for worker in of.workers])
+    return _COUNT(of)
+
+
+@contextmanager
+def processes(work: RunWork, count: int, must_open: bool = True) -> Iterator[tuple[Pool, LocalWorkers]]:
+    """A pool whose processes have opened their work."""
+    with module.local_processes(work, count, must_open, verbose=False) as pool:
+        workers: Any = pool._workers
+        wait([worker.opening for worker in workers.workers])
+        yield pool, workers
 
 
 @pytest.fixture(autouse=True)
@@ -116,27 +126,23 @@ def test_another_version_is_refused(opened: Run, tmp_path: Path) -> None:
     work = work_of(opened)
     other = dataclasses.replace(work, known={**work.known, "NumPy": "0.0"})
     said = r"a process that judges on .*: it has another NumPy: .*, here '0\.0'; nothing was judged there"
-    with (
-        module.local_processes(other, 1, must_open=True, verbose=False) as judging,
-        pytest.raises(EnvironmentFault, match=said),
-    ):
-        _once_open(judging)
-    with module.local_processes(other, 1, must_open=False, verbose=False) as judging:
-        assert _once_open(judging) == []
+    with processes(other, 1) as (pool, _), pytest.raises(EnvironmentFault, match=said):
+        list(pool.each(opened, steps(*numbered(1, tmp_path))))
+    with processes(other, 1, must_open=False) as (judging, workers):
+        assert workers.count() == 0
         assert [found for _, found in judging.each(opened, steps(*numbered(3, tmp_path)))] == [0, 1, 2]
 
 
 def test_none_is_left(opened: Run, tmp_path: Path) -> None:
-    with module.local_processes(work_of(opened), 2, must_open=True, verbose=False) as judging:
-        pids = [process.pid for process in judging._processes]
+    with processes(work_of(opened), 2) as (judging, workers):
+        pids = [worker.process.pid for worker in workers.workers]
         list(judging.each(opened, steps(*numbered(4, tmp_path))))
     assert gone(pids)
 
 
 def test_tasks_come_in_order(opened: Run, tmp_path: Path) -> None:
     """Also where the first is over after the second, and where more wait than the processes take."""
-    with module.local_processes(work_of(opened), 2, must_open=True, verbose=False) as judging:
-        _once_open(judging)
+    with processes(work_of(opened), 2) as (judging, _):
         tasks = numbered(6, tmp_path / "each", first_waits=True)
         assert [found for _, found in judging.each(opened, steps(*tasks))] == [*range(6)]
         later, found = judging.later(opened), list[Any]()
@@ -154,36 +160,33 @@ def test_a_pass_with_exact_products(opened: Run, monkeypatch: pytest.MonkeyPatch
     of = ExactPasses(opened, RungResult(name="tokens", question=""), tokens, set(), frozenset)
     here, noisy = of.logits(shared=True), of.logits(True, noise)
     assert (here != noisy).any()
-    with module.local_processes(work_of(opened), 1, must_open=True, verbose=False) as judging:
-        _once_open(judging)
-        opened.judges = judging
+    with processes(work_of(opened), 1) as (judging, _):
+        run = dataclasses.replace(opened, judges=judging)
         result = RungResult(name="tokens", question="")
-        passes = ExactPasses(opened, result, tokens, set(), frozenset)
+        passes = ExactPasses(run, result, tokens, set(), frozenset)
         assert passes.at_once == 1
         monkeypatch.setattr(ExactPass, "judge", None)  # here
         np.testing.assert_array_equal(passes.logits(shared=True), here)
         assert result.stages
-        opened.budget = Budget(0.0)
+        late = ExactPasses(dataclasses.replace(run, budget=Budget(0.0)), result, tokens, set(), frozenset)
         with pytest.raises(BudgetSpent):
-            passes.logits(shared=False)
-        opened.budget = Budget()
+            late.logits(shared=False)
         np.testing.assert_array_equal(passes.logits(True, noise), noisy)
 
 
 def test_a_process_that_ends_with_tasks(opened: Run, tmp_path: Path) -> None:
     """All that it owes is judged here, in order, and so is what follows when no process is left."""
     mark = tmp_path / "mark"
-    with module.local_processes(work_of(opened), 1, must_open=True, verbose=False) as judging:
-        _once_open(judging)
+    with processes(work_of(opened), 1) as (judging, workers):
         first, second = Waits(0, str(mark), True, False), Waits(1, str(mark), False, False)
         later = judging.later(opened)
         for task in (first, second):
             later.give(task)
         assert not list(later.found())
-        judging._processes[0].kill()
+        workers.workers[0].process.kill()
         mark.touch()
         assert [number for _, number in later.found(all_of_them=True)] == [0, 1]
-        assert judging._workers == []
+        assert workers.count() == 0
         assert [found for _, found in judging.each(opened, steps(*numbered(2, mark)))] == [0, 1]
 
 

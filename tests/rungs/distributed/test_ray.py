@@ -21,7 +21,7 @@ import gguf_verify.rungs.blocks
 from gguf_verify.audit import AuditOptions, audit
 from gguf_verify.distributed import audits, connection
 from gguf_verify.distributed.connection import connected
-from gguf_verify.distributed.worker import Judged, Place
+from gguf_verify.distributed.worker import Place
 from gguf_verify.gguf.model import open_model
 from gguf_verify.identification import identify_model
 from gguf_verify.llama import LlamaRefused
@@ -31,7 +31,7 @@ from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.rungs.budget import Budget
 from gguf_verify.rungs.drawn import Drawn
-from gguf_verify.rungs.tasks import Step
+from gguf_verify.rungs.pool import Judged, Pool, Step
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from gguf_verify_nightly.config import read_config
@@ -246,7 +246,7 @@ def test_order_and_bounds(tmp_path: Path) -> None:
     are planned ahead than are bounded, and what breaks off the plan comes after what was planned before."""
     import ray
 
-    from gguf_verify.distributed.cluster import Cluster
+    from gguf_verify.distributed.cluster import RayWorkers
 
     planned = []
 
@@ -260,7 +260,7 @@ def test_order_and_bounds(tmp_path: Path) -> None:
     found, ahead = [], []
 
     def follow() -> None:
-        for _, answer in Cluster(workers).each(run_of(), plan()):
+        for _, answer in Pool(RayWorkers(workers), 2).each(run_of(), plan()):
             found.append(answer)
             ahead.append(len(planned) - len(found))
 
@@ -276,12 +276,12 @@ def test_a_task_that_is_lost_each_time() -> None:
     """It ends the run with one line, and is not given out for ever."""
     import ray
 
-    from gguf_verify.distributed.cluster import Cluster
+    from gguf_verify.distributed.cluster import RayWorkers
 
     worker = ray.remote(Judge).options(num_cpus=0, max_restarts=-1, max_task_retries=1).remote()
     task = Waits(0, "", waits=False, marks=False, dies=True)
     with pytest.raises(EnvironmentFault, match="a worker of Ray was lost"):
-        list(Cluster([worker]).each(run_of(), (Step(task=task) for _ in range(1))))
+        list(Pool(RayWorkers([worker]), 1).each(run_of(), (Step(task=task) for _ in range(1))))
     ray.kill(worker)
 
 

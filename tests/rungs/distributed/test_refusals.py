@@ -15,7 +15,8 @@ from gguf_verify.distributed import identity, judges, runs, worker
 from gguf_verify.distributed.runs import RunWork
 from gguf_verify.kernels.by_name import open_kernel
 from gguf_verify.results.options import Options
-from gguf_verify.rungs.opening import open_run
+from gguf_verify.rungs.opening import Request, open_run
+from gguf_verify.rungs.pool import Judged, Refused
 from gguf_verify.rungs.run import Run
 from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
@@ -37,7 +38,7 @@ OPTIONS = Options(progress=False, threads=1)
 )
 def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"path": MODEL, "kernel": "q8_1_naive", "host": "cpu", "options": OPTIONS} | asked
-    with pytest.raises(UsageError, match=words), judges("local", None, **given):
+    with pytest.raises(UsageError, match=words), judges(None, Request(ray="local", **given)):
         pass
 
 
@@ -74,7 +75,7 @@ def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
     """It is said at once; Ray would try for minutes."""
     with (
         pytest.raises(EnvironmentFault, match=f"no cluster of Ray answers there: .*{words}"),
-        judges(address, None, MODEL, "q8_1_naive", "cpu", OPTIONS),
+        judges(None, Request(MODEL, "q8_1_naive", "cpu", options=OPTIONS, ray=address)),
     ):
         pass
 
@@ -150,8 +151,8 @@ def test_a_sandbox_that_is_not_there(work: RunWork, monkeypatch: pytest.MonkeyPa
 
 def test_errors_are_passed_on_as_values() -> None:
     """With their type where another process can make them again, and else with their words."""
-    assert isinstance(worker.Refused.of(UsageError("no")).error, UsageError)
-    odd = worker.Refused.of(KernelFinding("race", "words")).error
+    assert isinstance(Refused.of(UsageError("no")).error, UsageError)
+    odd = Refused.of(KernelFinding("race", "words")).error
     assert isinstance(odd, HarnessError)
     assert str(odd) == "words"
 
@@ -181,8 +182,8 @@ def test_what_time_is_left(work: RunWork) -> None:
 
     of = worker.Worker(work)
     try:
-        assert of.judge(Asks()) == worker.Judged((False, ""), cut=False)
-        assert of.judge(Asks(), 1e6, "why") == worker.Judged((True, "why"), cut=False)
-        assert of.judge(Asks(), 0.0, "why") == worker.Judged((True, "why"), cut=True)
+        assert of.judge(Asks()) == Judged((False, ""), cut=False)
+        assert of.judge(Asks(), 1e6, "why") == Judged((True, "why"), cut=False)
+        assert of.judge(Asks(), 0.0, "why") == Judged((True, "why"), cut=True)
     finally:
         of.close()

@@ -13,7 +13,7 @@ from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Gemm
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.report import Report
-from gguf_verify.rungs.layers.activations import llama_activations
+from gguf_verify.rungs.layers.call import llama_activations
 from gguf_verify.semantics.definition import quantized_inside
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu

@@ -10,7 +10,7 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.kernels.foreign.opening import open_foreign
-from gguf_verify.rungs.ranges import representable
+from gguf_verify.rungs.generated_inputs import representable
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product

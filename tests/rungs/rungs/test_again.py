@@ -18,7 +18,7 @@ from gguf_verify.kernels.shipped import ShippedKernel
 from gguf_verify.results.calls import Call
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.layers import again
-from gguf_verify.rungs.layers.shapes import OTHER_M
+from gguf_verify.rungs.layers.call import OTHER_M
 from tests.support.foreign_runs import EXAMPLES, verified
 
 TIMES = 4
@@ -83,6 +83,6 @@ def test_right_kernels(name: str, times: int | None) -> None:
 def test_an_emulated_card_is_asked_for_other_orders() -> None:
     nothing: Any = None
     result = RungResult(name="layers")
-    run: Any = SimpleNamespace(kernel=naive(Wavering))
-    again.check_again(run, result, nothing, 0, nothing, nothing, {5: nothing}, nothing, Call(kind="again"))
+    judged: Any = SimpleNamespace(run=SimpleNamespace(kernel=naive(Wavering)), result=result)
+    again.check_again(judged, nothing, nothing)
     assert not result.checked

@@ -15,8 +15,8 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
-from gguf_verify.results.rungs import RungResult
 from gguf_verify.verification import verify
+from gguf_verify.verification.climb import Event, RungEnds
 from tests.support.shown import json_of, text_of, written
 from tests.support.tools import FIXTURES, split_model
 
@@ -38,12 +38,12 @@ def last_byte(path: Path) -> int:
 def verified(path: Path, after: str, change: Callable[[], object], rungs: list[str]) -> Report:
     """A run during which the file changes after a rung."""
 
-    def on_rung(_report: Report, result: RungResult) -> None:
-        if result.name == after:
+    def told(event: Event) -> None:
+        if isinstance(event, RungEnds) and event.result.name == after:
             change()
 
     options = Options(prompt="Once", n_predict=1, tensor=TENSOR, threads=2, progress=False, probes="brief")
-    return verify(path, "q8_1_dp4a", CpuHost(2), rungs, options, "gguf-verify m.gguf", on_rung)
+    return verify(path, "q8_1_dp4a", CpuHost(2), rungs, options, told=told, command="gguf-verify m.gguf")
 
 
 def restored(path: Path, write: Callable[[], object]) -> None:
@@ -141,10 +141,11 @@ def test_a_failure_of_a_file_that_changes_is_none(tmp_path: Path) -> None:
     """What was wrong need not be wrong in the file that has the digest."""
     path = tiny(tmp_path)
 
-    def on_rung(_report: Report, result: RungResult) -> None:
-        flipped(path, last_byte(path))
-        result.n_failures = 1
+    def told(event: Event) -> None:
+        if isinstance(event, RungEnds):
+            flipped(path, last_byte(path))
+            event.result.n_failures = 1
 
     options = Options(tensor=TENSOR, progress=False, probes="brief")
-    report = verify(path, "q8_1_dp4a", CpuHost(1), ["bytes"], options, on_rung=on_rung)
+    report = verify(path, "q8_1_dp4a", CpuHost(1), ["bytes"], options, told=told)
     assert (report.n_failures, report.exit_code) == (1, 3)

@@ -28,6 +28,7 @@ from gguf_verify.results.report import Report
 from gguf_verify.semantics.values import exact_weights
 from gguf_verify.support.errors import Culprit, EnvironmentFault, KernelFault, MalformedFile, NothingToVerify
 from gguf_verify.verification import verify
+from gguf_verify.verification.climb import Event, RungEnds
 from tests.support.tools import FIXTURES, ROOT, edited_model, patched, patched_block, write_model
 
 Floats = npt.NDArray[np.float32]
@@ -159,10 +160,11 @@ def changed(folder: Path) -> Report:
         last = model.tensors[TENSOR].offset
     usual = Options(prompt="The", n_predict=1, tensor=r"blk\.0\.attn_k\.", probes="brief", progress=False)
 
-    def on_rung(*_: object) -> None:
-        patched(path, path, last, b"\1\2\3\4")
+    def told(event: Event) -> None:
+        if isinstance(event, RungEnds):
+            patched(path, path, last, b"\1\2\3\4")
 
-    return verify(path, right(), rungs=("blocks",), options=usual, on_rung=on_rung)
+    return verify(path, right(), rungs=("blocks",), options=usual, told=told)
 
 
 #: Name → who is at fault, and the report.

@@ -12,7 +12,7 @@ import pytest
 from gguf_verify import verify
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
-from gguf_verify.rungs import blocks, compiling, sampling
+from gguf_verify.rungs import compiling, sampling
 from gguf_verify.rungs import run as run_module
 from gguf_verify.rungs.opening import open_run
 from gguf_verify.semantics.cuda import NoDefinition
@@ -136,7 +136,7 @@ def test_the_host_decides() -> None:
 def test_samples_and_combinations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Large matrices are sampled, and their combinations are computed on the device too."""
     monkeypatch.setattr(sampling, "SMALL", 1 << 12)
-    monkeypatch.setattr(blocks, "_SAMPLE", 1 << 12)
+    monkeypatch.setattr(sampling, "_SAMPLE", 1 << 12)
     monkeypatch.setattr(sampling, "ROWS", 4)
     by_numpy = run("tiny-Q4_0.gguf")
     device = request.getfixturevalue("device")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.llama import Gemm
-from gguf_verify.llama.model import LoadedModel
+from gguf_verify.llama.model import LoadedModel, returned
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs.budget import BudgetSpent
@@ -44,7 +44,7 @@ def test_what_ends_a_pass_does_not_hide_what_was_given(found, monkeypatch: pytes
         raise BudgetSpent("no time is left")
 
     with pytest.raises(BudgetSpent):
-        grafts.graft("a pass", one_then_no_time)
+        returned(grafts.graft("a pass", one_then_no_time))
     assert judged == [TENSOR]
 
 
@@ -55,7 +55,7 @@ def test_a_fault_while_an_output_is_explained_is_the_tensors(found, monkeypatch:
         raise KernelFault("the kernel crashed when it was called again")
 
     monkeypatch.setattr(module, "judge_whole", faulty)
-    assert np.isfinite(grafts.graft("a pass", grafts.kernel(shared=False))).all()
+    assert np.isfinite(returned(grafts.graft("a pass", grafts.kernel(shared=False)))).all()
     assert grafts.faulty == {TENSOR}
     assert [f.culprit for f in result.failures] == ["kernel"]
 
@@ -68,14 +68,14 @@ def three(monkeypatch: pytest.MonkeyPatch):
     def judge(run, result, matrix, first_row, y, semantics, x, order, exact, call) -> None:
         judged.append((matrix.tensor.name, call.number, call.use))
 
-    graft = LoadedModel.graft
+    grafting = LoadedModel.grafting
 
     def watched(self, tokens, replace, activations=(), of=(), *rest):
         spared.append(frozenset(of))
-        return graft(self, tokens, replace, activations, of, *rest)
+        return grafting(self, tokens, replace, activations, of, *rest)
 
     monkeypatch.setattr(module, "judge_whole", judge)
-    monkeypatch.setattr(LoadedModel, "graft", watched)
+    monkeypatch.setattr(LoadedModel, "grafting", watched)
     options = Options(tensor=r"blk\.0\.attn_[qkv]", prompt="Once", n_predict=1, progress=False, threads=1)
     with open_run(Path(FIXTURES / "tiny-Q4_0.gguf"), "q8_1_naive", "cpu", options) as run:
         yield Grafts(run, RungResult(name="tokens", question=""), run.session.prompt), judged, spared
@@ -88,13 +88,13 @@ QKV = frozenset(f"blk.0.attn_{name}.weight" for name in "qkv")
 def test_llama_computes_nothing_that_is_replaced(three) -> None:
     grafts, judged, spared = three
     grafts.plain()
-    logits = grafts.by_kernel(shared=False)
+    logits = returned(grafts.by_kernel(shared=False))
     exact = grafts.passes.logits(shared=False)
     assert spared == [frozenset(), QKV, QKV]
     assert np.abs(logits - exact).max() < 1e-3
     assert [(number, use) for _, number, use in judged] == [(1, 0), (1, 1), (1, 2)]
     assert {tensor for tensor, *_ in judged} == QKV
-    np.testing.assert_array_equal(logits, grafts.graft("all are computed", grafts.kernel(shared=False)))
+    np.testing.assert_array_equal(logits, returned(grafts.graft("all are computed", grafts.kernel(shared=False))))
 
 
 def test_a_pass_begins_anew_where_an_output_is_lacking(three, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_a_pass_begins_anew_where_an_output_is_lacking(three, monkeypatch: pytes
 
     monkeypatch.setattr(kernel, "product", product, raising=False)
     monkeypatch.setattr(kernel, "of", lambda *_: kernel, raising=False)
-    logits = grafts.by_kernel(shared=False)
+    logits = returned(grafts.by_kernel(shared=False))
     (faulty,) = grafts.faulty
     assert spared == [frozenset(), QKV, frozenset()]
     assert [(number, use) for _, number, use in judged] == [(1, 0), (1, 2)]
@@ -126,4 +126,4 @@ def test_a_pass_begins_anew_where_an_output_is_lacking(three, monkeypatch: pytes
         matrix = grafts.run.matrix(grafts.result, gemm)
         return None if gemm.tensor == faulty else product(kernel.upload(matrix.fmt, matrix.rows), gemm.x)
 
-    np.testing.assert_array_equal(logits, grafts.graft("by hand", of_others))
+    np.testing.assert_array_equal(logits, returned(grafts.graft("by hand", of_others)))

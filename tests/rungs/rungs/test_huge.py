@@ -29,12 +29,13 @@ from gguf_verify.kernels.spec import KernelSpec
 from gguf_verify.results.calls import Call
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
-from gguf_verify.rungs.codes import _Codes
 from gguf_verify.rungs.explain import Explanations
-from gguf_verify.rungs.huge import BlocksAlone, HugeProbes
-from gguf_verify.rungs.huge_tasks import LargeTask
+from gguf_verify.rungs.huge import HugeProbes
 from gguf_verify.rungs.plan import Huge, huge, wide
 from gguf_verify.rungs.run import Run
+from gguf_verify.rungs.tasks.large import LargeTask
+from gguf_verify.rungs.tasks.quantize import _Codes
+from gguf_verify.rungs.thread_blocks import BlocksAlone
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify.support.errors import EnvironmentFault, KernelFault

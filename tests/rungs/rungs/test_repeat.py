@@ -239,7 +239,7 @@ def test_activations_that_were_given_as_blocks_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_large_product_is_cut_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gguf_verify.cases as cases
+    from gguf_verify.verification import cases
 
     monkeypatch.setattr(cases, "MOST_BYTES", 20_000)
     case = tmp_path / "case"

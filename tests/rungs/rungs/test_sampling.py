@@ -14,7 +14,7 @@ from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.report.writer import Kind
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
-from gguf_verify.rungs import blocks, sampling
+from gguf_verify.rungs import sampling
 from gguf_verify.verification import verify
 from tests.support.shown import json_of, text_of
 from tests.support.tools import FIXTURES
@@ -41,7 +41,7 @@ def gemm(w, x, shape):
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fixture's matrices are large."""
     monkeypatch.setattr(sampling, "SMALL", 1 << 12)
-    monkeypatch.setattr(blocks, "_SAMPLE", 1 << 12)
+    monkeypatch.setattr(sampling, "_SAMPLE", 1 << 12)
     monkeypatch.setattr(sampling, "ROWS", 8)
 
 
@@ -92,7 +92,7 @@ def test_one_wrong_code_anywhere_is_found(rung: str, seed: int, tmp_path: Path) 
 
 def test_columns_of_blocks_are_sampled_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong in a column that is drawn is found, named by its number in the row, and repeated alone."""
-    monkeypatch.setattr(blocks, "_COLUMNS", 3)
+    monkeypatch.setattr(sampling, "_COLUMNS", 3)
     right = verified("q8_1", "blocks").rungs[0]
     assert right.verdict == "passed"
     assert right.sampled is not None

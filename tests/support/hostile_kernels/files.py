@@ -79,7 +79,7 @@ def changes_the_project(t: Targets) -> None:
         Path(f"{package}/nothing.py").write_text("pass\n")
     compiled = [str(p) for p in Path(package, "report").rglob("*.pyc")][:3]
     every(
-        [f"{package}/verification.py", f"{package}/report/annotations.py", *compiled,
+        [f"{package}/verification/pipeline.py", f"{package}/report/annotations.py", *compiled,
          f"{t.project}/kernels/emulator/standard.hpp"],
         lambda path: _append(path, b"\n"),
     )  # fmt: skip

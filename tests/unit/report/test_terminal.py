@@ -16,6 +16,7 @@ from gguf_verify.report.terminal.failures import as_lines
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.report import Report
+from gguf_verify.verification.climb import Failed, RungEnds
 from tests.support import recordings, records
 from tests.support.recordings import FOLDER, PIPED, RECORDINGS, failing, interrupted, passing, path_of, stranger
 from tests.support.shown import json_of, text_of, written
@@ -274,12 +275,12 @@ def test_every_report_says_what_ended_the_run(make: Callable[[], Report], writer
 def test_lines_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     report = failing()
     live = Live(PIPED)
-    live.ends(report, report.rungs[0])
-    live.failed(report.rungs[1], report.rungs[1].failures[0])
-    live.ends(report, report.rungs[1])
-    live.failed(report.rungs[2], report.rungs[2].failures[0])
-    live.failed(report.rungs[2], report.rungs[2].failures[0])  # of one output once, as in the report
-    live.ends(report, report.rungs[2])
+    live(RungEnds(report.rungs[0]))
+    live(Failed(report.rungs[1], report.rungs[1].failures[0]))
+    live(RungEnds(report.rungs[1]))
+    live(Failed(report.rungs[2], report.rungs[2].failures[0]))
+    live(Failed(report.rungs[2], report.rungs[2].failures[0]))  # of one output once, as in the report
+    live(RungEnds(report.rungs[2]))
     captured = capsys.readouterr()
     assert captured.out == ""
     told = captured.err.splitlines()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.rungs.scale_blocks import any_bits, every_scale
+from gguf_verify.rungs.generated_inputs import any_bits, every_scale
 from gguf_verify.semantics.dequantization import (
     ARITHMETICS,
     BOUNDED,

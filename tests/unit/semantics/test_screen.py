@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.rungs.generated_inputs import any_blocks
-from gguf_verify.rungs.scale_blocks import any_bits
+from gguf_verify.rungs.generated_inputs import any_bits, any_blocks
 from gguf_verify.semantics import screen, terms_of_blocks
 from gguf_verify.semantics.declared import DECLARABLE, composed, declared
 from gguf_verify.semantics.definition import Semantics, quantized_inside

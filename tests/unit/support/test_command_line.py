@@ -15,6 +15,7 @@ from gguf_verify.invocation import command_of
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.results.options import Options
 from gguf_verify.rungs import rungs_for
+from gguf_verify.rungs.opening import Request
 from gguf_verify.support.command_line import command_line, pattern_of, program, quoted, repeat, shown, with_flags
 
 WORDS = ["plain", "two words", "it's", 'a "b"', "$(id) `id` $x", "back\\slash", "new\nline\ttab", "\x1b[31m", "ü 世界",
@@ -50,28 +51,33 @@ SEED = Options(seed=3)
 @pytest.mark.usefixtures("_plain")
 def test_a_run_as_a_command_line() -> None:
     options = Options(prompt="it's", seed=7, tensor="attn", probes="brief", sanitize=True, time_limit=10.5)
-    made = command_of("m.gguf", "mine.py:gemm", "cpu", ["layers"], options)
+    made = command_of(Request("m.gguf", "mine.py:gemm", "cpu", ["layers"], options))
     assert made == (
         "gguf-verify m.gguf --kernel mine.py:gemm --host cpu --rungs layers -p 'it'\"'\"'s' -s 7 --tensor attn "
         "--probes brief --time-limit 10.5 --sanitize"
     )
-    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), SEED) == "gguf-verify m.gguf -s 3"
-    assert command_of("m.gguf", "q8_1", "auto", None, SEED) == "gguf-verify m.gguf -s 3"
-    assert command_of("m.gguf", "q8_1", "auto", None, SEED, identify=True) == "gguf-verify m.gguf --identify -s 3"
-    assert command_of("-m", "q8_1", "auto", rungs_for(), SEED) == "gguf-verify ./-m -s 3"
-    assert command_of("audit", "q8_1", "auto", rungs_for(), SEED) == "gguf-verify ./audit -s 3"
-    assert command_of("m.gguf", "q8_1", "auto", rungs_for(), SEED, Path("p.txt")) == "gguf-verify m.gguf -f p.txt -s 3"
-    made = command_of("m.gguf", "q8_1", "auto", rungs_for(), Options(prompt="--tensor", seed=3))
+    assert command_of(Request("m.gguf", "q8_1", "auto", rungs_for(), SEED)) == "gguf-verify m.gguf -s 3"
+    assert command_of(Request("m.gguf", "q8_1", "auto", None, SEED)) == "gguf-verify m.gguf -s 3"
+    assert (
+        command_of(Request("m.gguf", "q8_1", "auto", None, SEED), identify=True) == "gguf-verify m.gguf --identify -s 3"
+    )
+    assert command_of(Request("-m", "q8_1", "auto", rungs_for(), SEED)) == "gguf-verify ./-m -s 3"
+    assert command_of(Request("audit", "q8_1", "auto", rungs_for(), SEED)) == "gguf-verify ./audit -s 3"
+    assert (
+        command_of(Request("m.gguf", "q8_1", "auto", rungs_for(), SEED), Path("p.txt"))
+        == "gguf-verify m.gguf -f p.txt -s 3"
+    )
+    made = command_of(Request("m.gguf", "q8_1", "auto", rungs_for(), Options(prompt="--tensor", seed=3)))
     assert made.endswith(" --prompt=--tensor -s 3")
 
 
 @pytest.mark.usefixtures("_plain")
 def test_functions_have_a_name_where_another_process_finds_them() -> None:
-    made = command_of("m.gguf", pattern_of, "auto", rungs_for(), SEED)
+    made = command_of(Request("m.gguf", pattern_of, "auto", rungs_for(), SEED))
     assert re.fullmatch(r"gguf-verify m.gguf --kernel \S+command_line\.py:pattern_of -s 3", made)
-    assert command_of("m.gguf", lambda w, x, s: None, "auto", rungs_for(), SEED) == ""
+    assert command_of(Request("m.gguf", lambda w, x, s: None, "auto", rungs_for(), SEED)) == ""
     assert repeat("", "layers", "blk", "own") == ""
-    assert next(iter(KERNELS)) in command_of("m.gguf", next(iter(KERNELS)), "auto", rungs_for(), SEED)
+    assert next(iter(KERNELS)) in command_of(Request("m.gguf", next(iter(KERNELS)), "auto", rungs_for(), SEED))
 
 
 @pytest.mark.usefixtures("_plain")

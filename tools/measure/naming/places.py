@@ -27,7 +27,7 @@ from gguf_verify.llama import Evaluation, Gemm, Llama
 from gguf_verify.results.options import Options
 from gguf_verify.results.rungs import RungResult
 from gguf_verify.rungs import RUNGS, Run, explain
-from gguf_verify.rungs.layers.activations import ACTIVATIONS
+from gguf_verify.rungs.layers.call import ACTIVATIONS
 from gguf_verify.support import scratch
 
 from ..inputs import WEIGHTS, Bytes, Floats, can_write, decoded, model_in, rows_of, text, write_tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...invocation import command_of
@@ -11,6 +12,7 @@ from ...report.writer import Kind
 from ...results.options import DEFAULT_PROMPT, Options
 from ...results.report import Report
 from ...rungs import rungs_for
+from ...rungs.opening import Request
 from ...support.errors import EXIT_INTERRUPTED, UsageError, say
 from ...verification import verify
 from ..common import PIPED_WIDTH, Files, asked_for, check_ranges, deliver, error_form, form, prompt_of, write_files
@@ -18,7 +20,7 @@ from ..interrupts import undisturbed
 from ..verify import kernel_options
 
 if TYPE_CHECKING:
-    from .live import Live
+    from ...verification.climb import Event
 
 
 _MOST_TOKENS = 1 << 20
@@ -50,7 +52,7 @@ def run_verify(args: argparse.Namespace) -> int:
         from ...identification import identify_model
 
         found = identify_model(
-            args.model, args.kernel, args.host, options, _command(args, options), args.ray, args.jobs
+            args.model, args.kernel, args.host, options, command=_command(args, options), ray=args.ray, jobs=args.jobs
         )
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
     certificate = Certificates.asked_for(args, _rungs(args), further(options))
@@ -60,11 +62,11 @@ def run_verify(args: argparse.Namespace) -> int:
         args.host,
         _rungs(args),
         options,
-        _command(args, options),
+        told=shown_live(options),
+        command=_command(args, options),
         source=args.source,
         source_text=args.source_text,
         waivers=args.waivers,
-        watcher=watcher(args, options),
         interrupted_report=True,
         ray=args.ray,
         jobs=args.jobs,
@@ -73,11 +75,13 @@ def run_verify(args: argparse.Namespace) -> int:
     return exit_code if certificate is None or not report.rungs else certificate.write(report, exit_code)
 
 
-def watcher(args: argparse.Namespace, options: Options) -> Live | None:
-    """Return what prints a run's progress on standard error, or None."""
+def shown_live(options: Options) -> Callable[[Event], object]:
+    """Return what shows the events of a run on standard error; nothing unless the options ask for progress."""
+    if not options.progress:
+        return lambda _: None
     from .live import Live
 
-    return Live(error_form()) if options.progress else None
+    return Live(error_form())
 
 
 def deliver_run(report: Report, verbose: bool, files: Files) -> int:
@@ -92,18 +96,17 @@ def deliver_run(report: Report, verbose: bool, files: Files) -> int:
 
 
 def _command(args: argparse.Namespace, options: Options) -> str:
-    return command_of(
+    request = Request(
         args.model,
         args.kernel,
         args.host,
         _rungs(args),
         options,
-        args.file,
-        identify=args.identify,
         source=args.source,
         source_text=args.source_text,
         waivers=args.waivers,
     )
+    return command_of(request, args.file, args.identify)
 
 
 def _rungs(args: argparse.Namespace) -> list[str] | None:

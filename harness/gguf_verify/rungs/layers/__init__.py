@@ -1,5 +1,5 @@
-"""The layers rung: `rung` follows the graph, `shapes` says at which shapes, `outputs` runs the kernel, `gemm` judges,
-`explain` looks at what is wrong. It imports what every rung may import."""
+"""The layers rung: `plan` follows the graph, `task` judges one product of it (`call`, `gemm`), and `merge` joins the
+findings. `alone` makes a single call (`--only-call`)."""
 
 from .rung import RUNG
 

@@ -1,33 +1,28 @@
-"""The same product again and again on a card: does it have the same bits each time?
+"""The same product again and again on a GPU: does it have the same bits each time?
 
-A card runs threads, warps and blocks in an order that nobody chooses, and in another one each time. A race may show in
-one launch of a hundred, and then a run that makes each product once says nothing of it. An emulated card is asked for
-other orders (`schedules`); a card is asked to do the same once more.
+A GPU runs threads, warps and blocks in an arbitrary order, another one each time. A race may show in one launch of a
+hundred, which a run that makes each product once would miss. An emulated GPU runs in other orders (`schedules`); a GPU
+makes the same product again.
 
 A kernel that declares no order and adds floats by atomic operations may give other bits, and functions of Python that
-launch what nobody sees may be slow; these are left out.
+whose launches are not visible may be slow; these are skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from ...checks import AGAIN, ALONE
 from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
-from ...results.calls import Call
 from ...results.failures import Failure
-from ...results.rungs import RungResult
 from ..calls import calling
 from ..explain import Explanations, Place
-from ..run import Matrix, Run
 from ..schedules import difference
-from .outputs import KernelCalls
+from .call import Outputs
+from .gemm import GemmJudge
 
 Floats = npt.NDArray[np.float32]
 
@@ -36,28 +31,25 @@ Floats = npt.NDArray[np.float32]
 _TIMES, _TIMES_APART, _OUTPUTS = 64, 8, 1 << 23
 
 
-def check_again(
-    run: Run, result: RungResult, matrix: Matrix, first_row: int, calls: KernelCalls, x: Floats,
-    outputs: Mapping[int, Floats], explanations: Explanations, call: Call,
-) -> None:  # fmt: skip
-    """Make products of a matrix again, where a card makes them, and record the first one that has other bits.
+def check_again(judged: GemmJudge, made: Outputs, explanations: Explanations) -> None:
+    """Make the products for other numbers of tokens again, if a GPU makes them, and record the first one that has other
+    bits.
 
     Args:
-        matrix, first_row, calls: the weights, where they begin in their tensor, and the kernel on them.
-        x: activations float32[M, K].
-        outputs: by a number m of tokens, what the kernel gave for the first m of x, float32[m, N].
+        made: the products.
         explanations: of the rung.
-        call: of which the calls are variants.
 
     Raises KernelFault.
     """
+    run, result = judged.run, judged.result
     if HOSTS[run.kernel.host.name].emulated:
         result.did("again", 0)  # other schedules show what chance would
         return
-    for m, first in outputs.items():
-        this = replace(call, m=m)
+    matrix, first_row, x = judged.matrix, judged.gemm.first_row, made.other.values
+    for m, first in made.others.items():
+        this = judged.call("again", m=m)
         with calling(this):
-            kernel, weights = calls.at(m)
+            kernel, weights = judged.calls.at(m)
             launched = kernel.launches(matrix.fmt, m, weights.n, weights.k)
             if not launched or (kernel.adds_floats and kernel.order is None):
                 why = "adds floats by atomic operations, in any order" if launched else "its launches cannot be seen"

@@ -14,7 +14,6 @@ from ...checks import ALONE
 from ...diagnosis.localisation import Blame, blame
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of, where
-from ...kernels.interface import Kernel
 from ...llama import Gemm
 from ...results.calls import Call, CallKind
 from ...results.failures import Failure
@@ -29,17 +28,21 @@ from ...support.errors import Culprit
 from ..calls import calling
 from ..envelope import OTHER_SHAPES
 from ..exact import ExactProducts
-from ..explain import WrongBytes, WrongCall
-from ..generated_inputs import every_size
-from ..judging import CHUNK_OUTPUTS, KERNEL, judge_output, llama_side
-from ..ranges import representable
+from ..explain import Place, WrongBytes, WrongCall
+from ..generated_inputs import representable
+from ..judging import CHUNK_OUTPUTS, KERNEL, Output, judge_output, llama_side
 from ..remade import KernelCall, Remade
 from ..run import Matrix, Run
 from ..sampling import SampledOutputs, Span, numbers_of
-from .activations import llama_activations, llama_bytes
-from .outputs import Activations, KernelCalls, Outputs, check_quantizer, run_kernel
-from .shapes import OTHER_M as OTHER_TOKENS
-from .shapes import Trial, cut_trials, with_more_tokens
+from .call import (
+    Activations,
+    KernelCalls,
+    Outputs,
+    Trial,
+    llama_activations,
+    llama_bytes,
+    with_more_tokens,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -113,16 +116,31 @@ class GemmJudge:
                 "llama.cpp's quantizer differs from the project's encoder; llama.cpp's own bytes were used"
             )
 
+    @property
+    def _name(self) -> str:
+        return label(self.matrix.tensor, self.gemm.first_row)
+
     # ---- running the kernel ------------------------------------------------------------------------------------------
 
     def run_kernel(self, other_m: tuple[int, ...]) -> Outputs:
-        """Run the kernel on the graph's activations, and on `other_m` numbers of tokens. Raises KernelFault."""
-        values = with_more_tokens(self.gemm.x, max(other_m), self.run.options.seed)
-        other = Activations.of(self.semantics, values)
-        return run_kernel(
-            self.calls, self.result, self.matrix, self.gemm.first_row, self.own, self.shared_bytes, other, other_m,
-            self.semantics, self.wrong_bytes, self.call("own"),
-        )  # fmt: skip
+        """Run the kernel on the graph's activations, and on `other_m` numbers of tokens; check its quantizer. Raises
+        KernelFault."""
+        x = self.gemm.x
+        other = Activations.of(self.semantics, with_more_tokens(x, max(other_m), self.run.options.seed))
+        with calling(self.call("own")):
+            kernel, weights = self.calls.at(len(x))
+        self.check_quantizer(self.own, self.call("quantizer"))
+        with calling(self.call("own")):
+            own = kernel.product(weights, x)
+        with calling(self.call("shared")):
+            shared = kernel.gemm(weights, self.shared_bytes)
+        others = {}
+        for m in other_m:
+            self.check_quantizer(other.first(m), self.call("quantizer", m=m))
+            with calling(self.call("other-m", m=m)):
+                kernel_of_m, weights_of_m = self.calls.at(m)
+                others[m] = kernel_of_m.product(weights_of_m, other.values[:m])
+        return Outputs(kernel, own, shared, others, other)
 
     def call(self, kind: CallKind, **other: int) -> Call:
         """A call that is made for this GEMM; `other`: fields that are not those of the graph's own product."""
@@ -130,76 +148,34 @@ class GemmJudge:
         fields: dict[str, Any] = {"m": m, "n": n, "k": k, "first_row": self.gemm.first_row, "use": self.use}
         return Call(kind=kind, **(fields | other))
 
-    def repeat(self, only: Call, exact: ExactProducts) -> None:
-        """Make and judge one call alone, of this GEMM or at another shape of it. Raises KernelFault."""
-        values = with_more_tokens(self.gemm.x, max(OTHER_TOKENS), self.run.options.seed)
-        if only.kind == "cut":
-            for number, trial in enumerate(cut_trials(self.matrix, values)):
-                if number == only.number:
-                    self.try_shape(trial, number, only)
-            return
-        if only.kind in ("quantizer", "every-size"):
-            if only.kind == "every-size":
-                x, m = every_size(self.matrix.tensor.k), len(self.gemm.x)
-            elif only.number:
-                trials = list(cut_trials(self.matrix, values))[only.number - 1 :]
-                if not trials:
-                    return
-                x, m = trials[0].x, len(self.gemm.x)
-            else:
-                x, m = (self.gemm.x, only.m) if only.m == len(self.gemm.x) else (values[: only.m], only.m)
-            with calling(only):
-                kernel, _ = self.calls.at(m)
-            wrong = check_quantizer(
-                self.result, kernel, self.semantics, self.matrix, self.gemm.first_row, x, self.semantics.bytes_of(x),
-                only,
-            )  # fmt: skip
-            self.wrong_bytes += [] if wrong is None else [wrong]
-            self.result.count(ALONE)
-            return
-        m = only.m if only.kind == "other-m" else len(self.gemm.x)
-        x = values[:m] if only.kind == "other-m" else self.gemm.x
-        made = self._alone(only, x)
-        step = max(1, CHUNK_OUTPUTS // m)
-        for start in range(0, len(self.matrix.rows), step):
-            span = slice(start, start + step)
-            rows, theirs = self.matrix.rows[span], None
-            if only.kind in ("reference", "shared"):
-                theirs = self._exact(self.llama, rows, self.llama_bytes)
-            if only.kind == "reference" and theirs is not None:
-                self._judge_llama(span, theirs)
-            elif only.kind == "shared" and made is not None and theirs is not None:
-                expected = self._exact(self.semantics, rows, self.shared_bytes)
-                self._judge_kernel(SHARED, made, span, expected, self.shared_bytes)
-                if self.run.backend.compared:
-                    self._compare_directly(made, span, expected, theirs)
-            elif made is not None:
-                taken = self.own if only.kind == "own" else Activations.of(self.semantics, x)
-                expected = exact.product(
-                    self.semantics, self.matrix.fmt, rows, taken.encoded, self.calls.at(m)[0].order
-                )
-                side, detail = (KERNEL, "") if only.kind == "own" else (OTHER_M, f" at M={m}")
-                self._judge_kernel(side, made, span, expected, taken.encoded, taken.values, detail)
-        self.result.count(ALONE)
+    def check_quantizer(self, taken: Activations, call: Call, m: int = 0) -> None:
+        """Compare the kernel's quantizer with the definition's, and record the first byte that differs. Raises
+        KernelFault.
 
-    def _alone(self, only: Call, x: Floats) -> Floats | None:
-        """What the kernel gives; None where the call is llama.cpp's. Raises KernelFault."""
-        if only.kind == "reference":
-            return None
-        with calling(only):
-            kernel, weights = self.calls.at(len(x))
-            return kernel.gemm(weights, self.shared_bytes) if only.kind == "shared" else kernel.product(weights, x)
-
-    def check_quantizer(self, kernel_values: Floats, call: Call) -> None:
-        """Check the quantizer of the kernel for the graph's tokens on values float32[M, K]. Raises KernelFault."""
+        Args:
+            m: the kernel is the one for this number of tokens; 0: for those of the graph.
+        """
+        x, expected, tensor = taken.values, taken.encoded, self.matrix.tensor
         with calling(call):
-            kernel, _ = self.calls.at(len(self.gemm.x))
-        encoded = self.semantics.bytes_of(kernel_values)
-        wrong = check_quantizer(
-            self.result, kernel, self.semantics, self.matrix, self.gemm.first_row, kernel_values, encoded, call
+            kernel, _ = self.calls.at(m or len(self.gemm.x))
+            quantized = kernel.quantize(x)
+        wrong = quantized != expected
+        if not wrong.any():
+            return
+        token, at = (int(i) for i in np.argwhere(wrong)[0])
+        size = expected.shape[1] * self.matrix.fmt.unit // x.shape[1]
+        who = f"the kernel's quantizer at M={len(x)}"
+        self.result.fail(
+            Failure(
+                f"{where(tensor, self.gemm.first_row)}: {who}: token {token}, activation block {at // size}, byte "
+                f"{at % size} is {quantized[token, at]:#04x}, expected {expected[token, at]:#04x}",
+                tensor.name, token=token, culprit="kernel", call=call,
+            )
+        )  # fmt: skip
+        place = Place(who, tensor.name, self._name, call)
+        self.wrong_bytes.append(
+            WrongBytes(self.semantics, x, quantized, expected, place, self.matrix.fmt.name, token, at // size)
         )
-        if wrong is not None:
-            self.wrong_bytes.append(wrong)
 
     def try_shape(self, trial: Trial, number: int, only: Call | None = None) -> None:
         """Run and judge the kernel at another shape, on its own quantizer and on bytes. Raises KernelFault.
@@ -214,11 +190,11 @@ class GemmJudge:
         fmt = self.matrix.fmt
         call = self.call("cut", number=number, m=m, n=n, k=trial.k)
         if only is None:
-            self.check_quantizer(trial.x, replace_fields(call, kind="quantizer", number=number + 1))
+            self.check_quantizer(taken, replace_fields(call, kind="quantizer", number=number + 1))
         with calling(call):
             kernel = self.run.kernel.of(fmt, m, n, trial.k)
             weights = kernel.upload(fmt, trial.rows)
-        expected = self._exact(self.semantics, trial.rows, taken.encoded, kernel.order)
+        expected = self.expected(self.semantics, trial.rows, taken.encoded, kernel.order)
         for how in ("", ", on their bytes"):
             call = replace_fields(call, given=bool(how))
             if only is not None and call.given != only.given:
@@ -229,16 +205,19 @@ class GemmJudge:
             if only is not None:
                 self.result.count(ALONE)
             detail = f" of {n} rows{trial.words} and K = {trial.k}, {m} tokens{how}"
-            judgement = judge_output(
-                self.result, OTHER_SHAPES, self.matrix.tensor, y, expected, self.semantics, taken.encoded, None,
-                self.gemm.first_row, None, detail, call=call,
+            output = Output(
+                OTHER_SHAPES, self.matrix.tensor, self.gemm.first_row + np.arange(n), y, expected, self.semantics,
+                taken.encoded, call=call, detail=detail,
                 again=KernelCall(kernel, fmt, trial.rows, m, bool(how), weights).remade(self.run, slice(None)),
             )  # fmt: skip
+            judgement = judge_output(self.result, output)
             if not judgement.passed and OTHER_SHAPES not in self.wrong:
                 at_n, at_m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
-                self._keep_wrong(
-                    OTHER_SHAPES, kernel, trial.rows, given, taken.encoded, y, kernel.order, detail, (at_m, at_n), call
-                )
+                self.wrong[OTHER_SHAPES] = WrongCall(
+                    fmt, self.semantics, trial.rows, given, taken.encoded, y, kernel.order,
+                    f"{OTHER_SHAPES.name}{detail}", self.matrix.tensor.name, self._name, at_m, at_n, call=call,
+                    kernel=kernel,
+                )  # fmt: skip
             self._keep_worst(OTHER_SHAPES, judgement.utilisation)
             self.n_other_shapes += y.size
 
@@ -262,28 +241,23 @@ class GemmJudge:
     def _judge_rows(self, made: Outputs, span: Span, exact: ExactProducts, gaps: _Gaps, sample: SampledOutputs) -> None:
         rows = self.run.rows_of(self.matrix, span)
         own = exact.product(self.semantics, self.matrix.fmt, rows, self.own.encoded, made.kernel.order)
-        if self._alike:
+        if self.llama is self.semantics and not self.differing:  # one definition, and the same activations
             theirs = shared = replace(own, ordered=None)
         else:
-            theirs = self._exact(self.llama, rows, self.llama_bytes)
+            theirs = self.expected(self.llama, rows, self.llama_bytes)
             # long sums in half have no other check than their bits; elsewhere those of `own` suffice
             order = made.kernel.order if (self.semantics.inside or self.semantics).fused_in_half else None
-            shared = self._exact(self.semantics, rows, self.shared_bytes, order)
+            shared = self.expected(self.semantics, rows, self.shared_bytes, order)
         for side, product in ((self.llama_side, theirs), (KERNEL, own), (SHARED, shared)):
             sample.saw(side, product)
         if self.run.backend.compared:
-            self._judge_llama(span, theirs)
-        self._judge_kernel(KERNEL, made.own, span, own, self.own.encoded, self.gemm.x)
-        self._judge_kernel(SHARED, made.shared, span, shared, self.shared_bytes)
+            self.judge_llama(span, theirs)
+        self.judge_kernel(KERNEL, made.own, span, own, self.own.encoded, self.gemm.x)
+        self.judge_kernel(SHARED, made.shared, span, shared, self.shared_bytes)
         self._judge_other_m(made, span, own, sample)
         if self.run.backend.compared:
-            self._compare_directly(made.shared, span, shared, theirs)
+            self.compare_directly(made.shared, span, shared, theirs)
         gaps.add(own, theirs)
-
-    @property
-    def _alike(self) -> bool:
-        """Whether kernel and llama.cpp have one definition and the same activations."""
-        return self.llama is self.semantics and not self.differing
 
     def _suspicious(self, made: Outputs, sample: SampledOutputs) -> bool:
         """Whether a combination of rows of any whole output is too far off."""
@@ -303,25 +277,26 @@ class GemmJudge:
         for m, y in made.others.items():
             order = self.calls.at(m)[0].order
             if order not in expected:
-                expected[order] = self._exact(self.semantics, self.matrix.rows[span], made.other.encoded, order)
+                expected[order] = self.expected(self.semantics, self.matrix.rows[span], made.other.encoded, order)
                 if len(expected) == 1:
                     sample.saw(OTHER_M, expected[order])
             taken = made.other.first(m)
             of_m = expected[order].rows(np.arange(m))
-            self._judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")
+            self.judge_kernel(OTHER_M, y, span, of_m, taken.encoded, taken.values, f" at M={m}")
 
-    def _exact(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:
+    def expected(self, semantics: Semantics, rows: Bytes, x: Bytes, order: Order | None = None) -> Product:
         return self.run.product(semantics, self.matrix.fmt, rows, x, order)
 
-    def _judge_llama(self, span: Span, expected: Product) -> None:
+    def judge_llama(self, span: Span, expected: Product) -> None:
         part = np.ascontiguousarray(self.gemm.y[:, span])
-        judgement = judge_output(
-            self.result, self.llama_side, self.matrix.tensor, part, expected, self.llama, self.llama_bytes, None,
-            self.gemm.first_row + numbers_of(span), call=self.call("reference"), again=self._llama_again(span),
+        output = Output(
+            self.llama_side, self.matrix.tensor, self.gemm.first_row + numbers_of(span), part, expected, self.llama,
+            self.llama_bytes, call=self.call("reference"), again=self._llama_again(span),
         )  # fmt: skip
+        judgement = judge_output(self.result, output)
         self._keep_worst(self.llama_side, judgement.utilisation)
 
-    def _judge_kernel(
+    def judge_kernel(
         self, side: Side, y: Floats, span: Span, expected: Product, encoded: Bytes, values: Floats | None = None,
         detail: str = "",
     ) -> None:  # fmt: skip
@@ -336,15 +311,19 @@ class GemmJudge:
         part, blames = np.ascontiguousarray(y[:, span]), list[Blame]()
         call, (kernel, weights) = self.call(_KINDS[side.name], m=len(y)), self.calls.at(len(y))
         made_by = KernelCall(kernel, self.matrix.fmt, self.matrix.rows, len(y), values is None, weights)
-        judgement = judge_output(
-            self.result, side, self.matrix.tensor, part, expected, self.semantics, encoded,
-            self._localiser(span, taken, order, blames), self.gemm.first_row + numbers_of(span), None, detail, values,
-            call, made_by.remade(self.run, span),
+        output = Output(
+            side, self.matrix.tensor, self.gemm.first_row + numbers_of(span), part, expected, self.semantics, encoded,
+            values, call=call, detail=detail, again=made_by.remade(self.run, span),
+            blame=self._localiser(span, taken, order, blames),
         )  # fmt: skip
+        judgement = judge_output(self.result, output)
         if not judgement.passed and side not in self.wrong:
             n, m = (int(i) for i in np.argwhere(judgement.bad.T)[0])
-            at = m, int(numbers_of(span)[n])
-            self._keep_wrong(side, kernel, self.matrix.rows, taken, encoded, y, order, detail, at, call, tuple(blames))
+            self.wrong[side] = WrongCall(
+                self.matrix.fmt, self.semantics, self.matrix.rows, taken, encoded, y, order, f"{side.name}{detail}",
+                self.matrix.tensor.name, self._name, m, int(numbers_of(span)[n]), tuple(blames), call=call,
+                kernel=kernel,
+            )  # fmt: skip
         self._keep_worst(side, judgement.utilisation)
 
     def _llama_again(self, span: Span) -> Remade:
@@ -361,17 +340,6 @@ class GemmJudge:
 
         rows, shape = matrix.rows[span], self.gemm.x.shape
         return Remade(self.llama, matrix.fmt, rows, make, shape, options.seed, options.threads)
-
-    def _keep_wrong(
-        self, side: Side, kernel: Kernel, rows: Bytes, taken: Floats | Bytes, encoded: Bytes, y: Floats,
-        order: Order | None, detail: str, at: tuple[int, int], call: Call, blames: tuple[Blame, ...] = (),
-    ) -> None:  # fmt: skip
-        tensor = self.matrix.tensor
-        self.wrong[side] = WrongCall(
-            self.matrix.fmt, self.semantics, rows, taken, encoded, y, order, f"{side.name}{detail}",
-            tensor.name, label(tensor, self.gemm.first_row), *at, blames, call=call,
-            kernel=kernel,
-        )  # fmt: skip
 
     def _localiser(
         self, span: Span, taken: npt.NDArray[np.float32] | npt.NDArray[np.uint8], order: Order | None,
@@ -391,7 +359,7 @@ class GemmJudge:
     def _keep_worst(self, side: Side, utilisation: float) -> None:
         self.utilisation[side] = max(self.utilisation.get(side, 0.0), utilisation)
 
-    def _compare_directly(self, y: Floats, span: Span, shared: Product, theirs: Product) -> None:
+    def compare_directly(self, y: Floats, span: Span, shared: Product, theirs: Product) -> None:
         """Compare kernel and llama.cpp on the same activation bytes, without an exact product between them.
 
         Beside rounding they may differ in s, which a kernel of `q8_1` reads as a half and llama.cpp's Q4_0 and Q5_0 do

@@ -1,4 +1,4 @@
-"""What was found with the GEMMs of the graph, joined in the graph's order to the rung's result."""
+"""The findings of all GEMMs of the graph, joined in the graph's order to the rung's result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...results.margins import Side
 from ...results.rungs import RungResult
 from ...semantics.definition import Semantics
 from ..exact import ExactProducts
-from ..explain import Explanations
+from ..explain import Explanations, WrongOutput
 from ..judging import llama_side
 from ..known import Known
 from ..llama_quantizers import Quantizers
@@ -25,7 +25,7 @@ class Merge:
     def __init__(self, run: Run, result: RungResult) -> None:
         self._run, self._result = run, result
         self._exact = ExactProducts(run, result)
-        self._explanations = Explanations(result, run.options.threads, draws=True, keep=run.keep)
+        self._explanations = Explanations(result, run.options.threads, draws=True, holds=bool(run.options.save_case))
         self._quantizers = Quantizers(run.backend)
         #: llama.cpp → one definition that it was judged by, and the gap to it in each GEMM.
         self._gaps: dict[Side, tuple[Semantics, list[float]]] = {}
@@ -33,13 +33,18 @@ class Merge:
         self._paths: dict[str, set[str]] = {}
 
     @property
+    def first_wrong(self) -> WrongOutput | None:
+        """The first wrong call, if the run saves a case."""
+        return self._explanations.attempts.first
+
+    @property
     def known(self) -> Known:
-        """What is known by now."""
+        """The findings so far."""
         return Known.of(self._result, self._explanations)
 
     def add(self, plan: Plan, task: GemmTask, found: GemmFound) -> None:
-        """Join what a task found, which comes next in the graph; where it was given out with a decision that what came
-        before it turns out to make wrong, it is judged again."""
+        """Join the findings of the next task of the graph. A task whose prediction at dispatch was wrong is judged
+        again."""
         kind, judges = self._run.model.tensors[task.gemm.tensor].type.name, self._run.judges
         # in this order, because what other schedules show may keep the probes from being made
         if not plan.schedules.right(kind, task.schedules, found.at_schedules):
@@ -66,7 +71,7 @@ class Merge:
             self._gaps.setdefault(side, (definition, []))[1].append(found.gap)
 
     def report(self) -> None:
-        """Record what only the GEMMs together tell."""
+        """Record the findings that depend on all GEMMs."""
         run, result = self._run, self._result
         self._exact.report()
         for name, paths in self._paths.items():

@@ -13,29 +13,31 @@ from ...results.rungs import PartialResult, RungResult
 from ..course import Course
 from ..graph_uses import not_multiplied, why_not_checked
 from ..known import Known
+from ..pool import Step
 from ..run import Run
-from ..tasks import Step
-from .activations import ACTIVATIONS
+from .call import ACTIVATIONS
 from .task import GemmTask
 
 
 class OncePerType:
-    """What is done with one GEMM of each type of weights: the first that comes so far."""
+    """Work that is done with one GEMM of each type of weights: the first that gets that far."""
 
     def __init__(self) -> None:
         self._given: set[str] = set()
         self._done: set[str] = set()
 
     def give(self, kind: str) -> bool:
-        """Whether a task that is given out now is to do it, as far as is known."""
+        """Whether the next task is to do it, as predicted at dispatch."""
         given = kind not in self._given
         self._given.add(kind)
         return given
 
     def right(self, kind: str, asked: bool, came: bool) -> bool:
-        """Whether a task was to do it that was asked so, and came as far or not; tasks are told in the graph's order.
+        """Whether the prediction for the next task of the graph was correct; if not, it must be judged again.
 
-        Where not, it is to be judged again.
+        Args:
+            asked: the prediction.
+            came: the task got that far.
         """
         if came:
             self._given.add(kind)
@@ -97,7 +99,7 @@ class Plan:
                 yield step
 
     def report(self, result: RungResult) -> None:
-        """Record what only the passes together tell."""
+        """Record the findings that depend on all passes."""
         for name, rows in self._covered.items():
             if name in self._seen and rows.any() and not rows.all():
                 result.leave(name, f"no product of this graph uses {int((~rows).sum())} of its {len(rows)} rows")
@@ -108,7 +110,7 @@ class Plan:
             )
 
     def _task(self, said: PartialResult, gemm: Gemm, first: bool) -> GemmTask | None:
-        """The task of one product; None where it is not judged, which is said where that is not what was asked for."""
+        """The task of one product; None if it is not judged, which is recorded unless it was requested."""
         run, only = self._run, self._run.only
         key = gemm.tensor, gemm.first_row
         use = self._uses[key] = self._uses.get(key, -1) + 1

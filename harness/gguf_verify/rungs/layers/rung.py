@@ -23,27 +23,28 @@ from ...gguf.matrices import may_be_matrix
 from ...llama import LlamaRefused
 from ...results.rungs import RungResult
 from ..calls import begin_alone, end_alone
-from ..interface import Rung
+from ..course import Course
+from ..interface import Rung, Steps
 from ..run import Run
 from .merge import Merge
 from .plan import Plan
 
 
-def check(run: Run, result: RungResult) -> None:
-    """Judge every GEMM with weights. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge every GEMM with weights. Raises EnvironmentFault if llama.cpp crashes."""
     only = begin_alone(run, result)
     matrices = {t.name: t for t in run.selected() if may_be_matrix(t) and t.nbytes}
     seen: set[str] = set()
     try:
         if matrices:
             merge = Merge(run, result)
-            course = run.course(matrices)
+            course = Course(run, matrices)
             plan = Plan(run, matrices, course, lambda: merge.known, seen)
             for step, found in run.judges.each(run, plan.steps()):
                 result.join(step.said)
                 if step.task is not None:
                     merge.add(plan, step.task, found)
-                run.tick()
+                yield merge.first_wrong
             if only is None:
                 course.leave(result)
                 merge.report()
@@ -51,10 +52,10 @@ def check(run: Run, result: RungResult) -> None:
     except LlamaRefused as error:
         result.leave_all("GEMMs", str(error), error.culprit)
     if only is not None:
-        return end_alone(result, only)
+        end_alone(result, only)
+        return
     result.skip("vectors", run.vectors(seen))
     run.leave_idle(result)
-    return None
 
 
 RUNG = Rung(

@@ -20,23 +20,22 @@ from ...semantics.fast_math import Agreement
 from ...semantics.overflow import LARGEST_HALF, largest_half
 from ...support.checksums import crc32
 from ...support.errors import KernelFault
-from ..author_oracle import Distances
 from ..envelope import OTHER_SHAPES, TypeProbes
-from ..exact import ExactProducts
+from ..exact import Distances, ExactProducts
 from ..experts import RoutingProbes
 from ..explain import Attempts, Place
 from ..generated_inputs import every_size
+from ..graph_uses import zeros_before
 from ..judging import KERNEL
 from ..known import Known
 from ..llama_quantizers import Quantizers
 from ..run import Matrix, Run
 from ..schedules import BRIEF, check_schedules, omit
-from ..zero_weights import zeros_before
 from .again import check_again
+from .alone import judge_alone
+from .call import OTHER_M as OTHER_TOKENS
+from .call import Activations, Outputs, cut_trials
 from .gemm import OTHER_M, SHARED, GemmJudge
-from .outputs import Outputs
-from .shapes import OTHER_M as OTHER_TOKENS
-from .shapes import cut_trials
 
 _REPACKED = "llama.cpp repacked weights: that it holds the file's bytes could not be checked"
 
@@ -48,10 +47,10 @@ class GemmTask:
     Args:
         gemm: as llama.cpp computed it; that of a matrix which the graph left idle is one outside of the graph.
         use: how many products with this matrix came before in the rung.
-        checksum: that of llama.cpp's weights was asked for.
+        checksum: the capture has the checksum of llama.cpp's weights.
         new_shape: no GEMM before had this type, N and K: the kernel also runs with other numbers of tokens, N and K.
         schedules: the kernel of this type also runs under other schedules.
-        probes: the probes of this type are made, where the GEMM is right.
+        probes: the probes of this type are made, if the GEMM is correct.
         known: what the rung had found.
     """
 
@@ -70,12 +69,12 @@ class GemmTask:
 
 @dataclass
 class GemmFound:
-    """What was found with one GEMM.
+    """The findings of one GEMM.
 
     Args:
         part: of the rung's result.
         attempts: what explains its wrong calls.
-        at_schedules, at_probes: it came as far as where other schedules and the probes are tried, if they are.
+        at_schedules, at_probes: it reached the point at which other schedules and the probes are tried.
         path: of llama.cpp's backend that was judged.
         gap: NMSE between the two definitions' exact products; None where nothing was judged, or nothing is quantized.
         quantized: see `Quantizers.seen`.
@@ -159,13 +158,13 @@ class _Judging:
         if only.kind == "schedule":
             self._run_schedules(judged)
         elif only.kind == "again" and only.m in OTHER_TOKENS:
-            self._make_again(judged, judged.run_kernel((only.m,)))
+            check_again(judged, judged.run_kernel((only.m,)), self._explanations)
         elif only.kind in ("probe", "grid", "index"):
             self._probes(judged).check()
         elif only.kind == "routing":
             self._routings(judged).check()
         elif only.kind in ("own", "shared", "other-m", "reference", "cut", "quantizer", "every-size"):
-            judged.repeat(only, self._exact)
+            judge_alone(judged, only, self._exact)
 
     def _probes(self, judged: GemmJudge) -> TypeProbes:
         matrix = judged.matrix
@@ -179,7 +178,7 @@ class _Judging:
         return RoutingProbes(self._run, self._result, tensor, rows, judged.gemm.x, self._explanations, call)
 
     def _judge(self, judged: GemmJudge, failed: int) -> Outputs:
-        """Run and judge the kernel; at other shapes too, where the GEMM is right. Raises KernelFault."""
+        """Run and judge the kernel; at other shapes too, if the GEMM is correct. Raises KernelFault."""
         run, matrix, gemm, new_shape = self._run, judged.matrix, judged.gemm, self._task.new_shape
         if run.options.sanitize:  # first: what ends an ordinary launch has a line only in a checked one
             self._check_schedules(judged)
@@ -197,8 +196,8 @@ class _Judging:
             self._leave_schedules()
         judged.judge(made, self._exact)
         if new_shape and run.options.probes == "full":
-            self._make_again(judged, made)
-        # where something is wrong already, it has a place in the graph, which says more than another shape
+            check_again(judged, made, self._explanations)
+        # a fault in the graph has a place there, which says more than another shape
         if self._result.n_failures > failed:
             return made
         if new_shape:
@@ -207,7 +206,8 @@ class _Judging:
                     judged.try_shape(trial, i)
         self._found.at_probes = True
         if self._task.probes:
-            judged.check_quantizer(every_size(matrix.tensor.k), judged.call("every-size"))
+            taken = Activations.of(judged.semantics, every_size(matrix.tensor.k))
+            judged.check_quantizer(taken, judged.call("every-size"))
             probes = self._probes(judged)
             with run.budget.half():
                 probes.check()
@@ -222,7 +222,7 @@ class _Judging:
             self._run_schedules(judged)
 
     def _leave_schedules(self) -> None:
-        """What the brief plan does without."""
+        """Record what the brief plan skips."""
         omit(self._result, Schedule("descending"), BRIEF, "brief")
         if not self._run.options.sanitize:
             omit(self._result, Schedule(checked=True), BRIEF, "brief")
@@ -237,13 +237,6 @@ class _Judging:
         check_schedules(
             self._run, self._result, matrix, gemm.x, gemm.first_row, self._explanations, judged.call("schedule")
         )
-
-    def _make_again(self, judged: GemmJudge, made: Outputs) -> None:
-        """Raises KernelFault."""
-        check_again(
-            self._run, self._result, judged.matrix, judged.gemm.first_row, judged.calls, made.other.values, made.others,
-            self._explanations, judged.call("again"),
-        )  # fmt: skip
 
     def _record(self, judged: GemmJudge, made: Outputs, number: int | None, failed: int) -> None:
         result, matrix, gemm, kernel = self._result, judged.matrix, judged.gemm, made.kernel

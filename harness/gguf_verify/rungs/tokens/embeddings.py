@@ -12,10 +12,10 @@ with weights:
 The wobble is how far correct arithmetic moves any element of an embedding. It is measured for each pass (a kernel of
 float32 activations has codes only in the first): a difference in the last bit moves an activation's code by one step,
 which moves further codes in later layers. Whether such a step occurs is chance, so noise of the size of float32
-rounding would measure nothing at one time and much at another. The noise drawn here is as large as the bound of each
-product, the most that correct arithmetic may be off, and then codes do move. Two correct passes may both have moved,
-hence the factor of two. Errors too small to be seen through the wobble are found where each grafted output is judged,
-which is done in both of the kernel's passes.
+rounding would measure nothing at one time and much at another. The noise here is as large as the bound of each product,
+the most that correct arithmetic may be off, and then codes do move. Two correct passes may both have moved, hence the
+factor of two. Errors too small to be seen through the wobble are found where each grafted output is judged, which is
+done in both of the kernel's passes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from ...results.failures import Failure
 from ...results.products import EmbeddingRecord
 from ...results.rungs import RungResult
 from ...support.text import printable
+from ..interface import Steps
 from ..run import Run
 from .grafts import Grafts, bound_noise
 from .passes import Noise
@@ -35,7 +36,7 @@ from .passes import Noise
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-#: Noise is drawn so many times, and more often where there are few numbers, as for a reranker's single score, which a
+#: Numbers of draws of noise: more if there are few numbers, as for a reranker's single score, which a
 #: draw may leave where it is by chance (measured: of 17 Gaussian numbers, a given one is more than twice as large as
 #: all others once in a thousand times).
 _DRAWS, _DRAWS_OF_FEW, _FEW = 2, 16, 64
@@ -48,19 +49,19 @@ class Embeddings:
         self.run, self.result = run, result
         self.grafts = Grafts(run, result, run.session.prompt)
 
-    def judge(self) -> None:
-        """Raises LlamaRefused where llama.cpp gives nothing to compare with, KernelFault."""
+    def judge(self) -> Steps:
+        """Judge the embeddings. Raises LlamaRefused where llama.cpp gives nothing to compare with, KernelFault."""
         if self.run.only is not None:
-            self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
+            yield from self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
             return
         plain = self.plain = self.grafts.plain()
         if not np.isfinite(plain).all() or not plain.any():
             raise LlamaRefused("the model gives no embeddings that are finite and not zero")
         self.result.notes.append(f"the model does not generate: {self._what()} are compared, not greedy tokens")
-        shared = self.grafts.by_kernel(shared=True)
+        shared = yield from self.grafts.by_kernel(shared=True)
         for of_pass in (True, False):
             self._begin_exact(of_pass)
-        ours = self.grafts.by_kernel(shared=False)
+        ours = yield from self.grafts.by_kernel(shared=False)
         self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ from ...checks import ALONE
 from ...diagnosis.experiments import Experiments
 from ...formats import QK
 from ...gguf.matrices import label
-from ...llama import Gemm, LlamaRefused
+from ...llama import Evaluation, Gemm, LlamaRefused
 from ...results.calls import Call
 from ...results.failures import Failure
 from ...results.rungs import RungResult
@@ -21,16 +21,18 @@ from ...support.errors import KernelFault
 from ...support.progress import under_way
 from ..calls import calling
 from ..exact import ExactProducts
-from ..explain import Explanations, Place
+from ..explain import Explanations, Place, WrongOutput
 from ..judging import KERNEL
 from ..known import Known
-from ..layers.activations import ACTIVATIONS
+from ..layers.call import ACTIVATIONS
 from ..run import Run
 from .passes import ExactPasses, activations
 from .task import GraftFound, GraftTask
 
 Floats = npt.NDArray[np.float32]
 Replace = Callable[[Gemm], Floats | None]
+#: The steps of a pass (see `interface.Steps`), which returns logits or embeddings, one row for each token.
+Pass = Generator[WrongOutput | None, None, Floats]
 
 
 def rounding_noise(k: int) -> float:
@@ -59,7 +61,7 @@ class Grafts:
         self.grafted = 0
         self.tested = False
         self.faulty: set[str] = set()
-        #: Tensors whose products are all replaced, as far as is known, and those of which one is not.
+        #: Tensors whose products have all been replaced so far, and those with one that was not.
         self._replaced: set[str] = set()
         self._kept: set[str] = set()
         #: Whether llama.cpp is spared what the kernel multiplies: until a product cannot be replaced.
@@ -70,7 +72,7 @@ class Grafts:
         self._judged = run.judges.later(run)
         self.exact = ExactProducts(run, result)
         self.passes = ExactPasses(run, result, tokens, self.faulty, self._sparable)
-        self._explanations = Explanations(result, run.options.threads, keep=run.keep)
+        self._explanations = Explanations(result, run.options.threads, holds=bool(run.options.save_case))
 
     def plain(self) -> Floats:
         """llama.cpp's own logits or embeddings, one row for each token.
@@ -92,8 +94,8 @@ class Grafts:
             raise LlamaRefused("llama.cpp's own outputs, put back in place, change its logits: no graft can be judged")
         return plain
 
-    def by_kernel(self, shared: bool) -> Floats:
-        """Logits or embeddings of a pass with the kernel's outputs; see `kernel`. Raises BudgetSpent.
+    def by_kernel(self, shared: bool) -> Pass:
+        """A pass with the kernel's outputs; see `kernel`. Returns logits or embeddings. Raises BudgetSpent.
 
         llama.cpp computes none of these products itself. Where the kernel breaks its contract in one, the pass begins
         anew, and llama.cpp computes them all from then on, since its own output stays in place there.
@@ -102,21 +104,21 @@ class Grafts:
         if self._sparing:
             spared = self._sparable()
             try:
-                return self.graft(what, self.kernel(shared), spared)
+                return (yield from self.graft(what, self.kernel(shared), spared))
             except LlamaRefused:
                 if not spared & (self.faulty | self._kept):
                     raise
                 self._sparing = False
-        return self.graft(what, self.kernel(shared))
+        return (yield from self.graft(what, self.kernel(shared)))
 
     def _sparable(self) -> frozenset[str]:
         return frozenset(self._replaced - self._kept - self.faulty)
 
-    def graft(self, what: str, replace: Replace, spared: Collection[str] = ()) -> Floats:
-        """Logits or embeddings of a pass in which `replace` gives the outputs of the selected tensors' GEMMs.
+    def graft(self, what: str, replace: Replace, spared: Collection[str] = ()) -> Pass:
+        """A pass in which `replace` gives the outputs of the selected tensors' GEMMs. Returns logits or embeddings.
 
         Args:
-            spared: as of `Llama.graft`.
+            spared: see `LoadedModel.grafting`.
 
         Raises BudgetSpent; LlamaRefused also where an output of a spared tensor is lacking.
         """
@@ -135,8 +137,9 @@ class Grafts:
                 bar.update(self.run.bytes_of(gemm) if wanted else 0)
                 return y
 
+            steps = self.run.session.llama.grafting(self.tokens, counted, ACTIVATIONS, spared)
             try:
-                evaluation = self.run.session.llama.graft(self.tokens, counted, ACTIVATIONS, spared, self._join_judged)
+                evaluation = yield from self._joining(steps)
             except Exception:  # whatever ended the pass: what the kernel gave until then is judged
                 self._join_judged(all_of_them=True)
                 raise
@@ -196,6 +199,17 @@ class Grafts:
             return None if found.broken else y  # its author may have broken its contract
 
         return replace
+
+    def _joining(self, steps: Generator[None, None, Evaluation]) -> Generator[WrongOutput | None, None, Evaluation]:
+        """The steps of a pass; after each one, the outputs that were judged until then are joined."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                evaluation: Evaluation = end.value
+                return evaluation
+            self._join_judged()
+            yield self._explanations.attempts.first
 
     def _join_judged(self, all_of_them: bool = False) -> None:
         """Join what was found with outputs that were grafted."""

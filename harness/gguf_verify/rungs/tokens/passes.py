@@ -4,7 +4,7 @@ of its own, while the kernel's outputs are grafted in the process that plans."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,13 @@ from ...results.rungs import PartialResult, RungResult
 from ...semantics.result import exact_result
 from ...support.progress import under_way
 from ..budget import BudgetSpent
-from ..layers.activations import ACTIVATIONS, llama_activations
+from ..layers.call import ACTIVATIONS, llama_activations
+from ..pool import Pool
 from ..run import Matrix, Run
-from ..tasks import Here
 
 Floats = npt.NDArray[np.float32]
 
-#: Numbers of noise that are drawn for a pass; each output takes those from a place of its own on.
+#: Random numbers of noise for a pass; each output takes them from a place of its own.
 _POOL = 1 << 20
 
 
@@ -67,11 +67,12 @@ class ExactPass:
         """Compute it. Raises BudgetSpent, LlamaRefused, EnvironmentFault."""
         plain = run.kernel.neutral()
         assert plain is not None
+        run = replace(run, kernel=plain)
         product = self._product(run)
         if self.noise is not None:
             product = _noisy(product, self.noise, run.options.seed)
         try:
-            with run.by(plain), run.bar(f"tokens: {self.what}", run.matrix_bytes(), "B") as bar:
+            with run.bar(f"tokens: {self.what}", run.matrix_bytes(), "B") as bar:
 
                 def grafted(gemm: Gemm) -> Floats | None:
                     run.budget.check()
@@ -87,7 +88,7 @@ class ExactPass:
         return PassFound(PartialResult(name="tokens"), logits)
 
     def _product(self, run: Run) -> Callable[[Gemm], Floats | None]:
-        known = RungResult(name="tokens", question="")  # the kernel's passes have said what is left out
+        known = RungResult(name="tokens", question="")  # the kernel's passes have recorded what is skipped
 
         def product(gemm: Gemm) -> Floats | None:
             matrix = run.matrix(known, gemm)
@@ -103,7 +104,7 @@ class ExactPass:
 
 @dataclass
 class PassFound:
-    """What a pass gave: the time of its stages, and logits or embeddings, float32[tokens, …]."""
+    """The results of a pass: the time of its stages, and logits or embeddings, float32[tokens, …]."""
 
     part: PartialResult
     logits: Floats
@@ -122,9 +123,9 @@ class ExactPasses:
         self, run: Run, result: RungResult, tokens: list[int], faulty: set[str], spared: Callable[[], frozenset[str]]
     ) -> None:
         self._result, self._tokens, self._faulty, self._spared = result, tuple(tokens), faulty, spared
-        # a llama.cpp of each process that judges would hold weights of its own on a card, or repacked ones
+        # a llama.cpp of each process that judges would hold weights of its own on a GPU, or repacked ones
         elsewhere = run.backend.mapped and not run.options.repack
-        judges = run.judges if elsewhere else Here()
+        judges = run.judges if elsewhere else Pool()
         self._later = judges.later(run)
         #: How many are computed at the same time.
         self.at_once = max(1, judges.wanted // 2)
@@ -132,7 +133,7 @@ class ExactPasses:
         self._logits = dict[ExactPass, Floats]()
 
     def begin(self, shared: bool, noise: Noise | None = None) -> ExactPass:
-        """Have a pass computed, which will be asked for."""
+        """Have a pass computed, which will be needed."""
         of = ExactPass(self._tokens, shared, noise, frozenset(self._faulty), self._spared())
         if of not in self._given:
             self._given.add(of)

@@ -23,6 +23,7 @@ A model that does not generate (an encoder, an embedding model) is judged by its
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +37,7 @@ from ...support.errors import KernelFault
 from ...support.text import printable
 from ..budget import BudgetSpent
 from ..calls import begin_alone, end_alone
-from ..interface import Rung
+from ..interface import Rung, Steps
 from ..run import Run
 from .embeddings import Embeddings
 from .grafts import Grafts, rounding_noise
@@ -44,15 +45,15 @@ from .passes import Noise
 
 Logits = npt.NDArray[np.float32]
 
-#: Noise is drawn so many times, and up to so many times where the first draws do not explain a token. The wobble is the
+#: Numbers of draws of noise: usually, and at most, if the first draws do not explain a token. The wobble is the
 #: largest move of any logit. Whether a last bit moves a code is chance, and a kernel's pass in which one moved must not
 #: be judged by draws in which none did (measured on a tiny model and prompts of 3 to 9 tokens: 27 of 48 draws moved a
 #: logit by more than 1e-4, up to 0.25, the others by some 1e-6).
 _DRAWS, _MOST_DRAWS = 2, 16
 
 
-def check(run: Run, result: RungResult) -> None:
-    """Judge the tokens. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge the tokens. Raises EnvironmentFault if llama.cpp crashes."""
     for tensor in run.selected():
         why = run.uncovered(tensor) if tensor.type.quantized else None
         if why is not None:
@@ -66,11 +67,8 @@ def check(run: Run, result: RungResult) -> None:
     if plain is not run.kernel:
         result.note("what the kernel fuses was given operands that change nothing")
     try:
-        with run.by(plain):
-            if run.session.embeds:
-                Embeddings(run, result).judge()
-            else:
-                _Tokens(run, result).judge()
+        run = replace(run, kernel=plain)
+        yield from (Embeddings if run.session.embeds else _Tokens)(run, result).judge()
     except LlamaRefused as error:
         result.leave_all("tokens", str(error), error.culprit)
     except KernelFault as error:
@@ -93,12 +91,12 @@ class _Tokens:
         self.run, self.result = run, result
         self.session = run.session
         self.first = len(self.session.prompt) - 1
-        self.continuation = self.session.continuation
+        self.continuation = self.session.continuation(run.budget.check)
         self.grafts = Grafts(run, result, self.session.prompt + self.continuation[:-1])
 
-    def judge(self) -> None:
+    def judge(self) -> Steps:
         if self.run.only is not None:
-            self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
+            yield from self.grafts.graft("one call", self.grafts.kernel(shared=self.run.only.number == 0))
             return
         self.plain = self.grafts.plain()[self.first :]
         if not np.ptp(self.plain):
@@ -106,9 +104,9 @@ class _Tokens:
         own = self.plain.argmax(axis=1)
         for i in np.flatnonzero(own != np.array(self.continuation)):
             self.result.notes.append(f"llama.cpp's own greedy token {i} differs between one batch and one at a time")
-        shared = self.grafts.by_kernel(shared=True)[self.first :]
+        shared = (yield from self.grafts.by_kernel(shared=True))[self.first :]
         self._begin_exact(shared)
-        ours = self.grafts.by_kernel(shared=False)[self.first :]
+        ours = (yield from self.grafts.by_kernel(shared=False))[self.first :]
         self.grafts.exact.report()
         if not self.grafts.grafted:
             if not self.grafts.faulty:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +13,7 @@ from ...results.calls import Call
 from ...results.failures import Failure
 from ...results.rungs import PartialResult
 from ...support.errors import KernelFault
-from ..author_oracle import Distances
-from ..exact import ExactProducts
+from ..exact import Distances, ExactProducts
 from ..explain import Attempts, Place, WrongCall
 from ..judging import judge_whole
 from ..known import Known
@@ -49,8 +48,7 @@ class GraftTask:
         """Judge it, whatever the kernel fuses behind its products. Raises EnvironmentFault."""
         plain = run.kernel.neutral()
         assert plain is not None
-        with run.by(plain):
-            return self._judged(run)
+        return self._judged(replace(run, kernel=plain))
 
     def _judged(self, run: Run) -> GraftFound:
         tensor, call, part = run.model.tensors[self.tensor], self.call, self.known.part()
@@ -81,7 +79,7 @@ class GraftTask:
 
 @dataclass
 class GraftFound:
-    """What was found with one output: see `GemmFound`. `broken`: the kernel, or its author's oracle, broke its
+    """The findings of one output: see `GemmFound`. `broken`: the kernel, or its author's oracle, broke its
     contract."""
 
     part: PartialResult

@@ -1,7 +1,7 @@
 """Calls of dequantizers and quantizers that are too large for memory: some of their thread blocks, as in `huge`.
 
-What is given repeats a prime number of blocks, so what must be written repeats, too: it is what the kernel makes of
-these blocks in an ordinary call, which is judged. A thread block that writes something else there is wrong.
+The input repeats a prime number of blocks, so the output repeats, too: it is the output of an ordinary call with these
+blocks, which is judged. A thread block that writes something else there is wrong.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..checks import ALONE
-from ..gguf.file import Tensor
-from ..hosts.memory import POISON
-from ..kernels.domain import Domain, Extent
-from ..kernels.launches import LargeCall
-from ..results.calls import Call
-from ..results.failures import Failure
-from ..support.errors import EnvironmentFault, KernelFault
-from ..support.text import printable
-from .huge import BlocksAlone
-from .plan import Huge, huge
-from .schedules import BRIEF
-from .task_calls import INDICES, Found, TaskCalls
+from ...checks import ALONE
+from ...gguf.file import Tensor
+from ...hosts.memory import POISON
+from ...kernels.domain import Domain, Extent
+from ...kernels.launches import LargeCall
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...support.errors import EnvironmentFault, KernelFault
+from ...support.text import printable
+from ..plan import Huge, huge
+from ..schedules import BRIEF
+from ..thread_blocks import BlocksAlone
+from .calls import INDICES, Found, TaskCalls
 
 Words = npt.NDArray[np.uint32]
 
@@ -35,7 +35,7 @@ _MOST_SMALL, _FEW, _COLUMNS = 2048, 3, 1024
 
 
 def columns_of(extent: Extent, unit: int) -> int | None:
-    """Some columns that a domain has and that are a multiple of a unit; None where there are none."""
+    """A number of columns in a domain that is a multiple of a unit; None if there is none."""
     found = extent.up(_COLUMNS) or extent.up(unit)
     for _ in range(1 << 8):
         if found is None or found % unit == 0:
@@ -45,7 +45,7 @@ def columns_of(extent: Extent, unit: int) -> int | None:
 
 
 def few(extent: Extent) -> int | None:
-    """Few rows or tokens that a domain has; None where there are none."""
+    """A small number of rows or tokens in a domain; None if there is none."""
     return extent.up(_FEW) or extent.down(_FEW)
 
 
@@ -69,13 +69,13 @@ def check_large(
     calls: TaskCalls, found: Found, tensor: Tensor, sizes: Sequence[tuple[Huge, int, int]],
     make: Callable[[Call], LargeTask | None],
 ) -> None:  # fmt: skip
-    """What a rung does with large calls of one kind.
+    """Check the large calls of one kind.
 
     Args:
         found: where it is recorded.
         tensor: that failures name.
         sizes: of `sizes_of`.
-        make: gives the task; None where its small call is wrong, which is recorded.
+        make: makes the task; None if its small call is wrong, which is recorded.
     """
     call = Call(kind="index")
     if not calls.wants(call):
@@ -109,7 +109,7 @@ class LargeTask:
             KernelFault.
         expected: the words that repeat in every output.
         small: rows or tokens, and columns, of a call whose thread blocks all run by themselves.
-        seed: of what is drawn.
+        seed: of random blocks.
     """
 
     large: Callable[[int, int], LargeCall | str]
@@ -124,7 +124,7 @@ class LargeTask:
         Args:
             sizes: with rows or tokens, and those of a call in which no index reaches 2^31.
 
-        Returns: what was right; what is not covered, and why; and what is wrong, in words, or "".
+        Returns: the correct calls; what is not covered, and why; and the fault in words, or "".
         """
         indices, not_covered = list[str](), list[tuple[str, str]]()
         for size, count, below in sizes:
@@ -151,7 +151,7 @@ class LargeTask:
         return indices, not_covered, ""
 
     def _why(self, below: int, size: Huge) -> str:
-        """That an index overflows, where a smaller call is right; in words that follow what is wrong."""
+        """That an index overflows, if a smaller call is correct; in words that follow the fault."""
         try:
             call = self.large(below, size.k) if below else ""
             if isinstance(call, str) or call.launched.refused or self._wrong(call, (), (below, size.k))[0]:
@@ -162,7 +162,7 @@ class LargeTask:
         return f" (an index or a count overflows 32 bits: right at {where}, where they take less than 2^31 bytes)"
 
     def _wrong(self, call: LargeCall, crossings: tuple[float, ...], key: tuple[int, int]) -> tuple[str, int]:
-        """What is wrong with chosen thread blocks, and how many ran. Raises EnvironmentFault."""
+        """The fault of chosen thread blocks, and how many ran. Raises EnvironmentFault."""
         blocks = BlocksAlone(call.run, call.launched, call.words, (self.seed, *key))
         for number in blocks.chosen(crossings):
             of = f"thread block {number:,} of {call.launched.blocks:,}"

@@ -1,15 +1,14 @@
 """The packing rung, of kernels that repack weights: are the packed bytes the whole rows, so that they can be had again?
 
-What the author's pack makes is taken apart by the author's unpack, in a process that gets the packed bytes alone, and
-must be the rows, byte for byte: those of the model, blocks of random bytes, and the model's blocks at the numbers of
-rows and columns of the probe plan. Where there is no unpack, the packing is taken apart by inference if it only moves
-bits (`diagnosis.permutation`); else nothing is verified.
+The author's unpack takes the packed bytes apart, in a process that gets only these, and the result must be the rows,
+byte for byte: those of the model, blocks of random bytes, and the model's blocks at the numbers of rows and columns of
+the probe plan. Without an unpack, the packing is taken apart by inference if it only moves bits
+(`diagnosis.permutation`); else nothing is verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import cache, partial
 from itertools import groupby
 from typing import Any
@@ -17,27 +16,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..diagnosis.permutation import Lost, Moves, find_moves
-from ..formats import BlockFormat
-from ..gguf.file import Tensor
-from ..gguf.matrices import matrix_of, rows_of_matrix, where
-from ..kernels.tasks import Packed, Repacker
-from ..results.calls import Call
-from ..results.failures import MAX_HEX_BYTES, Failure
-from ..results.products import TensorValues
-from ..results.rungs import RungResult
-from ..support.errors import KernelFault
-from ..support.text import printable
-from .calls import begin_alone, end_alone
-from .interface import Rung
-from .run import Run
-from .scale_blocks import any_bits
-from .task_calls import BROKEN, MOST_WRONG, Found, TaskCalls, laid_out, quantized_matrices, shapes_of, small_shapes
+from ...diagnosis.permutation import Lost, Moves, find_moves
+from ...formats import BlockFormat
+from ...gguf.file import Tensor
+from ...gguf.matrices import rows_of_matrix
+from ...kernels.tasks import Packed, Repacker
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...results.products import TensorValues
+from ...results.rungs import RungResult
+from ...support.text import printable
+from ..calls import begin_alone, end_alone
+from ..course import Course
+from ..generated_inputs import any_bits
+from ..interface import Rung, Steps
+from ..run import Run
+from .calls import (
+    BROKEN,
+    MOST_WRONG,
+    BlocksCall,
+    Found,
+    Probe,
+    TaskCalls,
+    block_format,
+    laid_out,
+    quantized_matrices,
+    shapes_of,
+    small_shapes,
+)
 
 Bytes = npt.NDArray[np.uint8]
-#: The blocks of a probe in words, its rows and columns, and what makes it.
-_Probe = tuple[str, int, int, Callable[[], Bytes]]
-
 #: What cannot be verified, and what to do.
 NO_UNPACK = "what it packs was not taken apart: {why}; give an unpack that makes the rows again, @kernel(unpack=f)"
 #: Packed bytes that are held until they are taken apart. The matrix that exceeds this is the last one of its batch.
@@ -48,19 +56,20 @@ _TOGETHER = 16
 _INFERRED = 6
 
 
-def check(run: Run, result: RungResult) -> None:
+def check(run: Run, result: RungResult) -> Steps:
     """Judge the kernel's packing. Raises EnvironmentFault."""
     only = begin_alone(run, result)
     rung = _Packing(TaskCalls(run, result, only))
-    course = run.course({t.name: t for t in quantized_matrices(run, result)})
-    first = rung.tensors(course.each("packing", result))
+    course = Course(run, {t.name: t for t in quantized_matrices(run, result)})
+    first = yield from rung.tensors(course.each("packing", result))
     for tensor in run.progress("packing, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
+        yield None
     if only is not None:
-        return end_alone(result, only)
-    rung.report()
-    result.skip("vectors", run.vectors())
-    return None
+        end_alone(result, only)
+    else:
+        rung.report()
+        result.skip("vectors", run.vectors())
 
 
 RUNG = Rung(
@@ -69,35 +78,8 @@ RUNG = Rung(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Matrix:
-    """Rows that are packed and taken apart.
-
-    Args:
-        call: that packs them.
-        rows: makes them, uint8[n, row bytes].
-        start: the row of the tensor that the first one is; None: they are a probe.
-        values: the blocks of a probe, in words.
-    """
-
-    call: Call
-    tensor: Tensor
-    fmt: BlockFormat
-    rows: Callable[[], Bytes]
-    start: int | None = None
-    values: str = ""
-
-    @property
-    def size(self) -> str:
-        return f"at N = {self.call.n}, K = {self.call.k}"
-
-    @property
-    def blocks(self) -> int:
-        return self.call.n * self.call.k // self.fmt.block_size
-
-
 #: A matrix, what it was packed into, and, where that is None, what `_Packing._judged` yields.
-_Packed = tuple[_Matrix, Packed | None, int | None]
+_Packed = tuple[BlocksCall, Packed | None, int | None]
 
 
 class _Packing:
@@ -108,11 +90,11 @@ class _Packing:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._draw = np.random.default_rng((calls.run.options.seed, 19))
 
-    def tensors(self, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    def tensors(self, tensors: Iterable[Tensor]) -> Generator[None, None, dict[str, Tensor]]:
         """Judge tensors, matrix by matrix. Returns the first one of each type."""
         first: dict[str, Tensor] = {}
 
-        def matrices() -> Iterator[_Matrix]:
+        def matrices() -> Iterator[BlocksCall]:
             for tensor in tensors:
                 first.setdefault(tensor.type.name, tensor)
                 if self._calls.broken:
@@ -122,20 +104,21 @@ class _Packing:
 
         for _, judged in groupby(self._judged(matrices()), lambda each: each[0].tensor.name):
             self._record(list(judged))
+            yield
         return first
 
-    def _matrices(self, tensor: Tensor) -> Iterator[_Matrix]:
-        fmt, matrix = _format(tensor), rows_of_matrix(tensor)
+    def _matrices(self, tensor: Tensor) -> Iterator[BlocksCall]:
+        fmt, matrix = block_format(tensor), rows_of_matrix(tensor)
         for number, start in enumerate(range(0, tensor.n_rows, matrix)):
             n = min(matrix, tensor.n_rows - start)
             call = Call(kind="tensor", number=number, first_row=start, n=n, k=tensor.k)
             if self._calls.wants(call):
-                yield _Matrix(call, tensor, fmt, partial(self._rows, tensor, start, n), start)
+                yield BlocksCall(call, tensor, fmt, partial(self._rows, tensor, start, n), start)
 
     def _rows(self, tensor: Tensor, start: int, n: int) -> Bytes:
         return np.ascontiguousarray(self._calls.run.row_bytes(tensor)[start : start + n])
 
-    def _record(self, judged: Sequence[tuple[_Matrix, int | None]]) -> None:
+    def _record(self, judged: Sequence[tuple[BlocksCall, int | None]]) -> None:
         """Record a tensor, unless something of it was not judged.
 
         Args:
@@ -151,7 +134,7 @@ class _Packing:
 
     def probes(self, tensor: Tensor) -> None:
         """Judge the probes of a type."""
-        fmt, found = _format(tensor), Found(tensor.type.name)
+        fmt, found = block_format(tensor), Found(tensor.type.name)
         plan = list(self._plan(tensor, fmt))
         for matrix, wrong in self._judged(self._probes(tensor, fmt, plan, found)):
             if wrong == 0:
@@ -166,24 +149,25 @@ class _Packing:
         if self._calls.only is None:
             self._calls.record(found)
 
-    def _probes(self, tensor: Tensor, fmt: BlockFormat, plan: Sequence[_Probe], found: Found) -> Iterator[_Matrix]:
-        for number, (values, n, k, make) in enumerate(plan):
-            call = Call(kind="probe", number=number, n=n, k=k)
+    def _probes(self, tensor: Tensor, fmt: BlockFormat, plan: Sequence[Probe], found: Found) -> Iterator[BlocksCall]:
+        for number, probe in enumerate(plan):
+            call = Call(kind="probe", number=number, n=probe.n, k=probe.k)
+            words = f" of {probe.n} rows and K = {probe.k} ({probe.values})"
             if self._calls.wants(call):
                 if self._calls.broken or self._calls.out_of_time(found):
                     break
-                yield _Matrix(call, tensor, fmt, make, values=values)
+                yield BlocksCall(call, tensor, fmt, probe.make, values=probe.values, words=words)
 
-    def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[_Probe]:
+    def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[Probe]:
         options = self._calls.run.options
         blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)
         shapes = shapes_of(self._kernel.domain, fmt.block_size, options.seed, options.probes == "brief")
         sizes = list(dict.fromkeys((n, k) for _, n, k in shapes))
         for n, k in sizes[: None if self._kernel.unpacks else _INFERRED]:
-            yield "the model's", n, k, partial(laid_out, fmt, blocks, n, k)
+            yield Probe("the model's", k, partial(laid_out, fmt, blocks, n, k), n=n)
         for n, k in sizes[: 3 if self._kernel.unpacks else 1]:
             made = any_bits(fmt, n * k // fmt.block_size, options.seed)
-            yield "random bytes", n, k, partial(np.resize, made, (n, fmt.row_bytes(k)))
+            yield Probe("random bytes", k, partial(np.resize, made, (n, fmt.row_bytes(k))), n=n)
 
     def _scheduled(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[tuple[Call, str, Callable[[Any], Bytes]]]:
         """All calls of pack, then those of unpack, so that few processes are started."""
@@ -207,7 +191,7 @@ class _Packing:
 
     # ---- judging -----------------------------------------------------------------------------------------------------
 
-    def _judged(self, matrices: Iterable[_Matrix]) -> Iterator[tuple[_Matrix, int | None]]:
+    def _judged(self, matrices: Iterable[BlocksCall]) -> Iterator[tuple[BlocksCall, int | None]]:
         """Pack matrices and take them apart, in batches, since each of the two ends the other's process. Yields the
         number of wrong blocks of each; None: that is not known, which is recorded."""
         batch: list[_Packed] = []
@@ -222,7 +206,7 @@ class _Packing:
                 batch, held = [], 0
         yield from self._take_apart(batch)
 
-    def _pack(self, matrix: _Matrix) -> Packed | None:
+    def _pack(self, matrix: BlocksCall) -> Packed | None:
         """None where the kernel broke its contract, which is recorded."""
         rows = matrix.rows()
         packed = self._calls.make(matrix.call, matrix.tensor, matrix.size, lambda: self._kernel.pack(matrix.fmt, rows))
@@ -231,7 +215,7 @@ class _Packing:
             self._sizes[matrix.fmt.name] = file + rows.size, own + packed.bytes.size
         return packed
 
-    def _take_apart(self, batch: Sequence[_Packed]) -> Iterator[tuple[_Matrix, int | None]]:
+    def _take_apart(self, batch: Sequence[_Packed]) -> Iterator[tuple[BlocksCall, int | None]]:
         """Take a batch apart in random order, at most `_TOGETHER` matrices in one process: what that keeps of others
         must not replace what a matrix was packed into. Yields as `_judged`."""
         found, packs, probes = {}, not self._calls.broken, 0
@@ -250,41 +234,30 @@ class _Packing:
             probes += not right and matrix.start is None
         yield from ((batch[i][0], found[i]) for i in range(len(batch)))
 
-    def _unpack(self, matrix: _Matrix, packed: Packed) -> bool:
+    def _unpack(self, matrix: BlocksCall, packed: Packed) -> bool:
         """Whether the author's unpack makes the rows again. If not, the reason is recorded."""
-        call, tensor, fmt, start = matrix.call, matrix.tensor, matrix.fmt, matrix.start
+        call, tensor, fmt = matrix.call, matrix.tensor, matrix.fmt
         unpack = partial(self._kernel.unpack, fmt, packed, call.n, call.k)
         made = self._calls.make(call, tensor, matrix.size, unpack, counts=False)
         if made is None:
             return False
-        rows = matrix.rows()
-        wrong = (made.reshape(rows.shape) != rows).reshape(call.n, -1, fmt.block_bytes)
+        rows = matrix.rows().reshape(call.n, -1, fmt.block_bytes)
+        wrong = made.reshape(rows.shape) != rows
         bad = np.argwhere(wrong.any(axis=-1))
         if not len(bad):
             return True
         row, block = (int(i) for i in bad[0])
-        at = int(wrong[row, block].argmax())
-        byte = block * fmt.block_bytes + at
-        got, expected = int(made.reshape(rows.shape)[row, byte]), int(rows[row, byte])
-        raw = rows[row, block * fmt.block_bytes : (block + 1) * fmt.block_bytes]
-        if start is not None:
-            row += start
-        place = (
-            f"{printable(tensor.name, 64)} of {call.n} rows and K = {call.k} ({matrix.values}): row {row} block {block}"
-            if start is None else where(tensor, row, block=block)
-        )  # fmt: skip
-        self._result.fail(
-            Failure(
-                f"{place}: byte {at} of the block comes back as {got:#04x}, it was {expected:#04x}; {len(bad):,} of "
-                f"{matrix.blocks:,} blocks are not those that were packed", tensor.name, row, block, None,
-                None if start is None else tensor.block_offset(row, block), raw.tobytes()[:MAX_HEX_BYTES].hex(),
-                float(got), float(expected), None, None, 0 if start is None else tensor.part,
-                None if start is None else matrix_of(tensor, row), call=call, block_type=fmt.name,
-            ), len(bad),
-        )  # fmt: skip
+        byte = int(wrong[row, block].argmax())
+        got, expected = int(made.reshape(rows.shape)[row, block, byte]), int(rows[row, block, byte])
+        what = (
+            f"byte {byte} of the block comes back as {got:#04x}, it was {expected:#04x}; {len(bad):,} of "
+            f"{matrix.blocks:,} blocks are not those that were packed"
+        )
+        failure = matrix.failure((row, block), rows[row, block], what, (float(got), float(expected)))
+        self._result.fail(failure, len(bad))
         return False
 
-    def _infer(self, matrix: _Matrix, packed: Packed) -> bool:
+    def _infer(self, matrix: BlocksCall, packed: Packed) -> bool:
         """Without an unpack: whether the packing only moves bits, and loses none. If not, the reason is recorded."""
         call, tensor, fmt, rows = matrix.call, matrix.tensor, matrix.fmt, matrix.rows()
         found: list[Moves | Lost | str] = []
@@ -327,10 +300,3 @@ class _Packing:
                 self._result.note(
                     f"packed {name} is larger than the file's rows: {own:,} bytes for {file:,}, {own / file:.3g} times"
                 )
-
-
-def _format(tensor: Tensor) -> BlockFormat:
-    fmt = tensor.type.format
-    if fmt is None:
-        raise KernelFault("the tensor has no block format")
-    return fmt

@@ -1,31 +1,31 @@
-"""What the rungs of kernels that multiply nothing share: their calls, the shapes of these, and what was covered."""
+"""Calls of kernels that multiply nothing: the probe plan, other schedules, and the record of what they cover."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ..checks import ALONE
-from ..formats import BlockFormat
-from ..gguf.file import Tensor
-from ..gguf.matrices import may_be_matrix
-from ..hosts.schedule import Schedule
-from ..kernels.domain import Domain
-from ..kernels.tasks import Task
-from ..results.calls import Call
-from ..results.failures import Failure
-from ..results.products import TypeEnvelope
-from ..results.rungs import RungResult
-from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
-from ..support.text import printable
-from .calls import calling
-from .plan import PLAN, in_words, plan
-from .run import Run
-from .schedules import BRIEF, made, may_run, not_done, not_tried, omit, schedules, shapes
+from ...checks import ALONE
+from ...formats import BlockFormat
+from ...gguf.file import Tensor
+from ...gguf.matrices import matrix_of, may_be_matrix, where
+from ...hosts.schedule import Schedule
+from ...kernels.domain import Domain
+from ...kernels.tasks import Task
+from ...results.calls import Call
+from ...results.failures import MAX_HEX_BYTES, Failure
+from ...results.products import TypeEnvelope
+from ...results.rungs import RungResult
+from ...support.errors import EnvironmentFault, KernelFault, KernelFinding, NotTried
+from ...support.text import printable
+from ..calls import calling
+from ..plan import PLAN, in_words, plan
+from ..run import Run
+from ..schedules import BRIEF, made, may_run, not_done, not_tried, omit, schedules, shapes
 
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -36,9 +36,81 @@ MOST_WRONG = 3
 INDICES = "indices of 2^31 and more"
 
 
+@dataclass(frozen=True)
+class Probe:
+    """A call of the probe plan.
+
+    Args:
+        values: what is special about the blocks or activations, in words.
+        k, m, n: columns, and tokens or rows.
+        make: makes the blocks or activations.
+    """
+
+    values: str
+    k: int
+    make: Callable[[], npt.NDArray[Any]]
+    m: int = 0
+    n: int = 0
+
+
+@dataclass(frozen=True)
+class BlocksCall:
+    """A call with rows of blocks.
+
+    Args:
+        call, tensor, fmt: the call, the tensor that failures name, and the type.
+        rows: makes the rows, uint8[n, row bytes].
+        start: the row of the tensor that is the first one; None: a probe.
+        values: the blocks of a probe, in words.
+        words: the shape and the blocks of a probe, for failures.
+    """
+
+    call: Call
+    tensor: Tensor
+    fmt: BlockFormat
+    rows: Callable[[], Bytes]
+    start: int | None = None
+    values: str = ""
+    words: str = ""
+
+    @property
+    def size(self) -> str:
+        """Its shape, in words."""
+        return f"at N = {self.call.n}, K = {self.call.k}"
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks."""
+        return self.call.n * self.call.k // self.fmt.block_size
+
+    def failure(
+        self, at: tuple[int, int], raw: Bytes, what: str, numbers: tuple[float, float],
+        bound: float | None = None, use: float | None = None,
+    ) -> Failure:  # fmt: skip
+        """The failure of one block.
+
+        Args:
+            at: its row and its number in the row.
+            raw: its bytes.
+            numbers: the number that it gives, and the expected one.
+            use: the utilisation of the bound.
+        """
+        (row, block), tensor, of_file = at, self.tensor, self.start is not None
+        row += self.start or 0
+        place = (
+            where(tensor, row, block=block) if of_file
+            else f"{printable(tensor.name, 64)}{self.words}: row {row} block {block}"
+        )  # fmt: skip
+        return Failure(
+            f"{place}: {what}", tensor.name, row, block, None, tensor.block_offset(row, block) if of_file else None,
+            raw.tobytes()[:MAX_HEX_BYTES].hex(), *numbers, bound, use, tensor.part if of_file else 0,
+            matrix_of(tensor, row) if of_file else None, call=self.call, block_type=self.fmt.name,
+        )  # fmt: skip
+
+
 @dataclass
 class Found:
-    """What the probes of one type, or of one encoding, found."""
+    """The findings of the probes of one type, or of one encoding."""
 
     name: str
     calls: int = 0
@@ -51,7 +123,7 @@ class Found:
     wrong: int = 0
 
     def right(self, values: str, k: int, m: int = 0, n: int = 0) -> None:
-        """A call was right. A size of 0 says nothing."""
+        """Record a correct call. A size of 0 has no meaning."""
         self.calls += 1
         self.values.add(values)
         self.columns.add(k)
@@ -93,8 +165,28 @@ class TaskCalls:
         only = self.only
         return only is None or (only.kind, only.number, only.use) == (call.kind, call.number, call.use)
 
+    def probes(self, found: Found, plan: Iterable[Probe], correct: Callable[[Call, Probe], bool]) -> None:
+        """Make the calls of a plan.
+
+        Args:
+            correct: makes and judges a call; whether it is correct.
+        """
+        for number, probe in enumerate(plan):
+            call = Call(kind="probe", number=number, m=probe.m, n=probe.n, k=probe.k)
+            if not self.wants(call):
+                continue
+            if found.wrong >= MOST_WRONG or self.broken:
+                found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
+                break
+            if self.out_of_time(found):
+                break
+            if correct(call, probe):
+                found.right(probe.values, probe.k, probe.m, probe.n)
+            else:
+                found.wrong += 1
+
     def make(self, call: Call, tensor: Tensor, words: str, do: Callable[[], T], counts: bool = True) -> T | None:
-        """What a call gives; None where the kernel broke its contract, which is recorded. `counts`: whether
+        """The result of a call; None if the kernel broke its contract, which is recorded. `counts`: whether
         it is counted as a call of its own."""
         if self.only is not None and counts:
             self.result.count(ALONE)
@@ -141,7 +233,7 @@ class TaskCalls:
         Args:
             inputs: a call, its shape in words, and what makes it with a kernel.
 
-        Raises EnvironmentFault where checks were asked for and cannot be done.
+        Raises EnvironmentFault if checks are requested and cannot be made.
         """
         run, result, failed = self.run, self.result, set[str]()
         if self.broken:
@@ -216,6 +308,13 @@ def quantized_matrices(run: Run, result: RungResult) -> Iterator[Tensor]:
             result.leave(tensor.name, why)
         else:
             yield tensor
+
+
+def block_format(tensor: Tensor) -> BlockFormat:
+    """The format of a quantized tensor."""
+    fmt = tensor.type.format
+    assert fmt is not None
+    return fmt
 
 
 def shapes_of(domain: Domain, unit: int, seed: int, brief: bool) -> list[tuple[int, int, int]]:

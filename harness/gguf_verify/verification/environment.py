@@ -1,4 +1,4 @@
-"""What a report says of where a run was made: versions, kernel, file, reference, sandbox and options."""
+"""The environment of a run, for its report: versions, kernel, file, reference, sandbox and options."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from .formats import ELEMENTS, FORMATS, WeightFormat
-from .gguf.matrices import may_be_matrix
-from .hosts.base import Host
-from .kernels.interface import Candidate
-from .kernels.shipped import ELEMENT_KERNELS
-from .processes import sandbox
-from .results.environment import Environment, FileInfo, HostInfo, KernelInfo, ReferenceInfo, Versions
-from .results.options import Options
-from .rungs import Run
-from .rungs.drawn import NAME as DRAWN_NAME
-from .rungs.drawn import Drawn
-from .support.version import project_version
+from ..formats import ELEMENTS, FORMATS, WeightFormat
+from ..gguf.matrices import may_be_matrix
+from ..hosts.base import Host
+from ..kernels.interface import Candidate
+from ..kernels.shipped import ELEMENT_KERNELS
+from ..processes import sandbox
+from ..results.environment import Environment, FileInfo, HostInfo, KernelInfo, ReferenceInfo, Versions
+from ..results.options import Options
+from ..rungs import Run
+from ..rungs.drawn import NAME as DRAWN_NAME
+from ..rungs.drawn import Drawn
+from ..support.version import project_version
 
 #: What "verified" says of a kernel that is judged by an oracle of its author.
 VERIFIED_BY_ITS_ORACLE = (
     "the kernel computes what an oracle of its author says; how near that is to llama.cpp's product, only the oracle's "
     "distances to the known definitions above tell"
 )
-#: What a report says of what was not yet asked when a signal ended the run.
+#: The value of a field that was not known yet when a signal ended the run.
 UNKNOWN = "unknown"
 
 
 def unknown_environment(
     path: Path | str | Drawn, kernel: Candidate | str | Callable[..., Any], host: Host | str, options: Options
 ) -> Environment:  # fmt: skip
-    """The environment of a run that a signal ended before it was known: what was asked for, and no more."""
+    """The environment of a run that a signal ended before it was known: the request, and no more."""
     where = HostInfo(name=host if isinstance(host, str) else host.name, device=UNKNOWN)
     name = kernel if isinstance(kernel, str) else getattr(kernel, "name", getattr(kernel, "__name__", UNKNOWN))
     try:
@@ -92,7 +92,7 @@ def environment_of(run: Run, hashed: bool = True) -> Environment:
 def completed(environment: Environment, run: Run, wait: bool = True) -> Environment:
     """The environment of a run with what is known at its end alone: its file's digests, and the files that its kernel
     has opened. With `wait`, digests that are not there yet are waited for; else they are omitted."""
-    kernel = replace(environment.kernel, opened=run.opened.with_(run.opened_here))
+    kernel = replace(environment.kernel, opened=run.judges.opened.with_(run.opened_here))
     file = environment.file if environment.file.sha256 else run.file_info(wait)
     return replace(environment, kernel=kernel, file=file)
 

@@ -1,7 +1,7 @@
 """The codes rung, of kernels that quantize activations: is every byte the one that the encoding says?
 
 The kernel gets the activations of the model's own graph, as llama.cpp computes them for the prompt; then, at the
-numbers of tokens and columns of the probe plan, drawn ones, ties of codes, values of every size, zeros of both signs,
+numbers of tokens and columns of the probe plan, random ones, ties of codes, values of every size, zeros of both signs,
 outliers, and blocks with NaN and infinities beside others. `semantics.quantization` says which bytes are right.
 """
 
@@ -9,33 +9,34 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from ..diagnosis.identify import known_inputs
-from ..formats import SLICE
-from ..gguf.file import Tensor
-from ..gguf.matrices import may_be_matrix
-from ..hosts.schedule import Schedule
-from ..kernels.tasks import Quantizer
-from ..llama import Evaluation, LlamaRefused
-from ..results.calls import Call
-from ..results.failures import MAX_HEX_BYTES, Failure
-from ..results.rungs import RungResult
-from ..semantics.dequantization import rounded_float32
-from ..semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
-from ..support.errors import KernelFault, NotRun, NotTried
-from ..support.text import printable
-from .calls import begin_alone, end_alone
-from .generated_inputs import drawn, every_size, special, ties_of_codes
-from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
-from .interface import Rung
-from .run import Run
-from .task_calls import MOST_WRONG, Found, TaskCalls, shapes_of, small_shapes
+from ...diagnosis.identify import known_inputs
+from ...formats import SLICE
+from ...gguf.file import Tensor
+from ...gguf.matrices import may_be_matrix
+from ...hosts.schedule import Schedule
+from ...kernels.tasks import Quantizer
+from ...llama import Evaluation, LlamaRefused
+from ...results.calls import Call
+from ...results.failures import MAX_HEX_BYTES, Failure
+from ...results.rungs import RungResult
+from ...semantics.dequantization import rounded_float32
+from ...semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
+from ...support.errors import KernelFault, NotRun, NotTried
+from ...support.text import printable
+from ..calls import begin_alone, end_alone
+from ..course import Course
+from ..generated_inputs import drawn, every_size, special, ties_of_codes
+from ..interface import Rung, Steps
+from ..run import Run
+from .calls import Found, Probe, TaskCalls, shapes_of, small_shapes
+from .large import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -48,21 +49,20 @@ _PER_CALL = 3
 _COLUMNS = (1, 9, 24)
 
 
-def check(run: Run, result: RungResult) -> None:
-    """Judge the kernel's bytes. Raises EnvironmentFault where llama.cpp crashes."""
+def check(run: Run, result: RungResult) -> Steps:
+    """Judge the kernel's bytes. Raises EnvironmentFault if llama.cpp crashes."""
     only = begin_alone(run, result)
     rung = _Codes(TaskCalls(run, result, only))
     like = np.ones((1, 32), np.float32)
     matrices = [t for t in run.selected() if may_be_matrix(t)]
     if only is None or only.kind == "tensor":
         try:
-            like = rung.graph(like)
+            like = yield from rung.graph(like)
         except LlamaRefused as error:
             result.leave_all("activations of the model", str(error), error.culprit)
     rung.probes(matrices[0], like)
     if only is not None:
-        return end_alone(result, only)
-    return None
+        end_alone(result, only)
 
 
 RUNG = Rung(
@@ -87,13 +87,14 @@ class _Codes:
 
     # ---- the model's own activations ---------------------------------------------------------------------------------
 
-    def graph(self, like: Floats) -> Floats:
+    def graph(self, like: Floats) -> Generator[None, None, Floats]:
         """The activations of the model's products, each once; returns some of them. Raises LlamaRefused."""
         run, result, seen = self._calls.run, self._result, set[bytes]()
         uses: dict[str, int] = {}
-        course = run.course({t.name: t for t in run.selected() if may_be_matrix(t)})
+        course = Course(run, {t.name: t for t in run.selected() if may_be_matrix(t)})
         captures = course.through(lambda: run.session.llama.capture(run.session.prompt))
         for gemm in course.products("codes", captures):
+            yield
             if isinstance(gemm, Evaluation):
                 if not course.again:
                     course.settle({t.name for t in run.selected()} - uses.keys())
@@ -132,21 +133,11 @@ class _Codes:
     # ---- others ------------------------------------------------------------------------------------------------------
 
     def probes(self, tensor: Tensor, like: Floats) -> None:
-        """What the probe plan asks; the tensor names failures."""
+        """Judge the probes. Failures name the tensor."""
         found = self._found
-        for number, (values, x) in enumerate(self._plan(like)):
-            call = Call(kind="probe", number=number, m=len(x), k=x.shape[1])
-            if not self._calls.wants(call):
-                continue
-            if found.wrong >= MOST_WRONG or self._calls.broken:
-                found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
-                break
-            if self._calls.out_of_time(found):
-                break
-            if self._judge(call, tensor, x, values):
-                found.right(values, x.shape[1], m=len(x))
-            else:
-                found.wrong += 1
+        self._calls.probes(
+            found, self._plan(like), lambda call, probe: self._judge(call, tensor, probe.make(), probe.values)
+        )
         self._calls.under_schedules(tensor, self._scheduled(tensor, like))
         sizes = sizes_of(self._kernel.domain, self._unit, "M·K", float(_ITEMSIZE[self._kernel.takes]))
         check_large(self._calls, found, tensor, sizes, lambda call: self._large(call, tensor, like))
@@ -159,7 +150,7 @@ class _Codes:
         return math.lcm(SLICE, self._size, self._block)
 
     def _large(self, call: Call, tensor: Tensor, like: Floats) -> LargeTask | None:
-        """Calls in which values repeat; None where a small one is wrong, or there is none."""
+        """Calls in which values repeat; None if a small one is wrong, or if there is none."""
         domain, kernel, seed = self._kernel.domain, self._kernel, self._calls.run.options.seed
         values = self._held(drawn((1, REPEATED * self._unit), like, seed))
         k, some = columns_of(domain.k, self._unit), few(domain.m)
@@ -178,15 +169,14 @@ class _Codes:
         expected = np.tile(made, 4 // math.gcd(4, nbytes)).view("<u4")  # whole words
         return LargeTask(partial(kernel.large, values), whole, expected, (some, k), seed)
 
-    def _plan(self, like: Floats) -> Iterator[tuple[str, Floats]]:
-        """What the values are, and float32[M, K]."""
+    def _plan(self, like: Floats) -> Iterator[Probe]:
         options, domain = self._calls.run.options, self._kernel.domain
         seed = options.seed
         sizes = dict.fromkeys((m, k) for m, _, k in shapes_of(domain, self._size, seed, options.probes == "brief"))
         for m, k in sizes:
             x = drawn((m, k), like, seed)
             x[-1:] = ties_of_codes(k)
-            yield "drawn", self._held(x)
+            yield Probe("drawn", k, partial(self._held, x), m=m)
         wide = [k for k in (-(-c * 32 // self._size) * self._size for c in _COLUMNS) if k in domain.k]
         for k in dict.fromkeys(wide):
             for name, values in (
@@ -195,7 +185,8 @@ class _Codes:
             ):  # fmt: skip
                 at = 0
                 for wanted, given in domain.m.parts(len(values)):
-                    yield name, self._held(values[at + np.arange(given) % wanted])
+                    some = values[at + np.arange(given) % wanted]
+                    yield Probe(name, k, partial(self._held, some), m=given)
                     at += wanted
 
     def _held(self, x: Floats) -> Floats:
@@ -220,7 +211,7 @@ class _Codes:
         return all(right)
 
     def _right(self, call: Call, tensor: Tensor, what: str, x: Floats, got: Bytes) -> bool:
-        """Whether the bytes are right. What is wrong of them is recorded."""
+        """Whether the bytes are correct. Wrong ones are recorded."""
         checked = check_bytes(self._encoding, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
         self._count(checked, what.startswith("the model's"))
         hint = self._explain() if checked.n_wrong else ""

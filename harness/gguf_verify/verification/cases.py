@@ -23,16 +23,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .results.environment import Environment
-from .rungs.explain import WrongOutput
-from .semantics.accumulation import SCORE_LIMIT
-from .semantics.exact import product
-from .semantics.gates import Judgement, judge
-from .semantics.sums import Product
-from .support.command_line import repeat, shown
-from .support.errors import UsageError
-from .support.plain import plain
-from .support.text import printable
+from ..results.environment import Environment
+from ..rungs.explain import WrongOutput
+from ..semantics.accumulation import SCORE_LIMIT
+from ..semantics.exact import product
+from ..semantics.gates import Judgement, judge
+from ..semantics.sums import Product
+from ..support.command_line import repeat, shown
+from ..support.errors import UsageError
+from ..support.plain import plain
+from ..support.text import printable
 
 #: Bytes that the arrays of a case take at most; rows and tokens that a larger product is cut down to.
 MOST_BYTES, MOST_ROWS, MOST_TOKENS = 64 << 20, 64, 8
@@ -70,37 +70,18 @@ def check_folder(folder: Path) -> None:
         raise UsageError(f"--save-case: {name}: {error.strerror}") from None
 
 
-class Keeper:
-    """Writes the first wrong call of a run.
+#: That no case was saved.
+NO_CASE = "no case was written: no product of the kernel is wrong, or none gave outputs"
 
-    Args:
-        folder: does not exist, or is empty.
-        model: the file that is verified.
-        command: that repeats the run.
 
-    Raises UsageError.
-    """
-
-    def __init__(self, folder: Path, model: str, command: str) -> None:
-        check_folder(folder)
-        self._folder, self._model, self._command = folder, model, command
-        #: Of the run; it is known before the first call.
-        self.environment: Environment | None = None
-        #: What became of the case, in a line.
-        self.words = "no case was written: no product of the kernel is wrong, or none gave outputs"
-        self._done = False
-
-    def keep(self, call: WrongOutput) -> None:
-        """Write the call, where it is the first. That a disk is full is no verdict on a kernel: `words` says it."""
-        if self._done:
-            return
-        self._done = True
-        try:
-            write_case(self._folder, call, self._model, self._command, self.environment)
-        except OSError as error:
-            self.words = f"the case could not be written to {printable(str(self._folder))}: {error.strerror}"
-        else:
-            self.words = f"the first wrong product is in {printable(str(self._folder))}: see README.md there"
+def save_case(folder: Path, call: WrongOutput, model: Path, command: str, environment: Environment) -> str:
+    """Write a call into a folder. Returns a sentence about it: a full disk is no verdict on a kernel."""
+    name = printable(str(folder))
+    try:
+        write_case(folder, call, str(model), command, environment)
+    except OSError as error:
+        return f"the case could not be written to {name}: {error.strerror}"
+    return f"the first wrong product is in {name}: see README.md there"
 
 
 def write_case(folder: Path, call: WrongOutput, model: str, command: str, environment: Environment | None) -> None:

@@ -16,34 +16,35 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from ..formats import SLICE, BlockFormat
-from ..gguf.file import Tensor
-from ..gguf.matrices import matrix_of, where
-from ..kernels.tasks import Dequantizer
-from ..results.calls import Call
-from ..results.failures import MAX_HEX_BYTES, Failure
-from ..results.products import TensorValues
-from ..results.rungs import MAX_FAILURES, RungResult
-from ..semantics.dequantization import BOUNDED, Expected, expected_values, fitting
-from ..semantics.epilogue import stored
-from ..support.text import printable
-from .calls import begin_alone, end_alone
-from .generated_inputs import any_blocks
-from .huge_tasks import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
-from .interface import Rung
-from .judging import KERNEL
-from .run import Run
-from .scale_blocks import any_bits, every_scale
-from .task_calls import (
+from ...formats import SLICE, BlockFormat
+from ...gguf.file import Tensor
+from ...kernels.tasks import Dequantizer
+from ...results.calls import Call
+from ...results.failures import Failure
+from ...results.products import TensorValues
+from ...results.rungs import MAX_FAILURES, RungResult
+from ...semantics.dequantization import BOUNDED, Expected, expected_values, fitting
+from ...semantics.epilogue import stored
+from ...support.text import printable
+from ..calls import begin_alone, end_alone
+from ..course import Course
+from ..generated_inputs import any_bits, any_blocks, every_scale
+from ..interface import Rung, Steps
+from ..judging import KERNEL
+from ..run import Run
+from .calls import (
     BROKEN,
-    MOST_WRONG,
+    BlocksCall,
     Found,
+    Probe,
     TaskCalls,
+    block_format,
     laid_out,
     quantized_matrices,
     shapes_of,
     small_shapes,
 )
+from .large import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -59,24 +60,26 @@ _ITEMSIZE = {"float32": 4, "float16": 2, "bfloat16": 2}
 _PER_CALL, _LOOKED_AT = 3, 1 << 20
 
 
-def check(run: Run, result: RungResult) -> None:
+def check(run: Run, result: RungResult) -> Steps:
     """Judge the kernel's values. Raises EnvironmentFault."""
     only = begin_alone(run, result)
     rung = _Values(TaskCalls(run, result, only), result)
     first: dict[str, Tensor] = {}
-    course = run.course({t.name: t for t in quantized_matrices(run, result)})
+    course = Course(run, {t.name: t for t in quantized_matrices(run, result)})
     for tensor in course.each("values", result):
         first.setdefault(tensor.type.name, tensor)
         if rung.broken:
             result.leave(tensor.name, BROKEN, culprit="kernel")
-            continue
-        rung.tensor(tensor)
+        else:
+            rung.tensor(tensor)
+        yield None
     for tensor in run.progress("values, probes", list(first.values()), unit="type"):
         rung.probes(tensor)
+        yield None
     if only is not None:
-        return end_alone(result, only)
-    result.skip("vectors", run.vectors())
-    return None
+        end_alone(result, only)
+    else:
+        result.skip("vectors", run.vectors())
 
 
 RUNG = Rung(
@@ -100,7 +103,7 @@ class _Values:
 
     def tensor(self, tensor: Tensor) -> None:
         """All blocks of a tensor, in calls of one of its matrices, or of some of its rows where it is large."""
-        fmt = _format(tensor)
+        fmt = block_format(tensor)
         rows, failed = self._calls.run.row_bytes(tensor), self._result.n_failures
         matrix = tensor.shape[1] if len(tensor.shape) > 1 else 1
         most = max(1, min(matrix, _CALL // tensor.k))
@@ -110,7 +113,7 @@ class _Values:
             part = rows[start : min(start + most, start - start % matrix + matrix)]
             call = Call(kind="tensor", number=number, first_row=start, n=len(part), k=tensor.k)
             if self._calls.wants(call):
-                self._judge(call, tensor, fmt, part, "", start)
+                self._correct(BlocksCall(call, tensor, fmt, partial(np.asarray, part), start))
         self._result.count("tensors")
         blocks = len(rows) * tensor.k // fmt.block_size
         self._result.details.append(
@@ -118,22 +121,14 @@ class _Values:
         )
 
     def probes(self, tensor: Tensor) -> None:
-        """What the probe plan asks of a type."""
-        fmt, found = _format(tensor), Found(tensor.type.name)
-        for number, (values, n, k, make) in enumerate(self._plan(tensor, fmt)):
-            call = Call(kind="probe", number=number, n=n, k=k)
-            if not self._calls.wants(call):
-                continue
-            if found.wrong >= MOST_WRONG or self.broken:
-                found.not_covered.append(("the rest of the plan", "the kernel is wrong already"))
-                break
-            if self._calls.out_of_time(found):
-                break
-            words = f" of {n} rows and K = {k} (blocks of {values})"
-            if self._judge(call, tensor, fmt, make(), words):
-                found.right(values, k, n=n)
-            else:
-                found.wrong += 1
+        """Judge the probes of a type."""
+        fmt, found = block_format(tensor), Found(tensor.type.name)
+
+        def correct(call: Call, probe: Probe) -> bool:
+            words = f" of {probe.n} rows and K = {probe.k} (blocks of {probe.values})"
+            return self._correct(BlocksCall(call, tensor, fmt, probe.make, words=words))
+
+        self._calls.probes(found, self._plan(tensor, fmt), correct)
         self._calls.under_schedules(tensor, self._scheduled(tensor, fmt))
         unit = math.lcm(fmt.block_size, SLICE)
         nbytes = max(fmt.block_bytes / fmt.block_size, float(_ITEMSIZE[self._kernel.output]))
@@ -143,7 +138,7 @@ class _Values:
             self._calls.record(found)
 
     def _large(self, call: Call, tensor: Tensor, fmt: BlockFormat, unit: int) -> LargeTask | None:
-        """Calls in which blocks repeat; None where a small one is wrong, or there is none."""
+        """Calls in which blocks repeat; None if a small one is wrong, or if there is none."""
         domain, kernel = self._kernel.domain, self._kernel
         blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)[:REPEATED]
         if len(blocks) < REPEATED:
@@ -159,35 +154,32 @@ class _Values:
         def whole(n: int, k: int) -> npt.NDArray[np.uint32]:
             return stored(kernel.dequantize(fmt, rows(n, k)).astype(np.float64), kernel.output).reshape(-1).view("<u4")
 
-        if not self._judge(structs.replace(call, n=n, k=k), tensor, fmt, rows(n, k), " (blocks that repeat)"):
+        small = structs.replace(call, n=n, k=k)
+        if not self._correct(BlocksCall(small, tensor, fmt, partial(rows, n, k), words=" (blocks that repeat)")):
             return None
         words = REPEATED * fmt.block_size * _ITEMSIZE[kernel.output] // 4
         large = partial(kernel.large, fmt, np.ascontiguousarray(blocks))
         return LargeTask(large, whole, whole(n, k)[:words], (some, k), self._seed)
 
-    def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[tuple[str, int, int, Callable[[], Bytes]]]:
-        """What the blocks are, N and K of a call, and what makes its rows."""
+    def _plan(self, tensor: Tensor, fmt: BlockFormat) -> Iterator[Probe]:
         domain, seed = self._kernel.domain, self._seed
         blocks = self._calls.run.row_bytes(tensor).reshape(-1, fmt.block_bytes)
         sizes = list(dict.fromkeys((n, k) for _, n, k in shapes_of(domain, fmt.block_size, seed, self._brief)))
 
-        def of_model(n: int, k: int) -> Callable[[], Bytes]:
-            return lambda: laid_out(fmt, blocks, n, k)
-
-        def of(made: Bytes, n: int, k: int) -> Callable[[], Bytes]:
-            return lambda: np.resize(made, (n, fmt.row_bytes(k)))
+        def of(values: str, made: Bytes, n: int, k: int) -> Probe:
+            return Probe(values, k, lambda: np.resize(made, (n, fmt.row_bytes(k))), n=n)
 
         for n, k in sizes:
-            yield "the model's", n, k, of_model(n, k)
+            yield Probe("the model's", k, partial(laid_out, fmt, blocks, n, k), n=n)
         for n, k in sizes[:3]:
             count = n * k // fmt.block_size
-            yield "any bits", n, k, of(any_blocks(fmt, count, seed), n, k)
-            yield "any bits, also no numbers", n, k, of(any_bits(fmt, count, seed), n, k)
+            yield of("any bits", any_blocks(fmt, count, seed), n, k)
+            yield of("any bits, also no numbers", any_bits(fmt, count, seed), n, k)
         for made in every_scale(fmt, seed, self._brief):
             n, k = _shape_for(self._kernel, fmt, len(made))
             each = n * k // fmt.block_size
             for start in range(0, len(made), each) if each else ():
-                yield "every scale", n, k, of(made[start : start + each], n, k)
+                yield of("every scale", made[start : start + each], n, k)
 
     def _scheduled(
         self, tensor: Tensor, fmt: BlockFormat
@@ -200,15 +192,14 @@ class _Values:
 
     # ---- judging -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, call: Call, tensor: Tensor, fmt: BlockFormat, rows: Bytes, words: str, start: int = -1) -> bool:
-        """Make a call and judge its values; `start`: the row of the tensor that its first row is, if it is one."""
-        got = self._calls.make(
-            call, tensor, f"at N = {len(rows)}, K = {call.k}", lambda: self._kernel.dequantize(fmt, rows)
-        )
+    def _correct(self, of: BlocksCall) -> bool:
+        """Make a call, and judge its values."""
+        fmt, rows = of.fmt, of.rows()
+        got = self._calls.make(of.call, of.tensor, of.size, lambda: self._kernel.dequantize(fmt, rows))
         if got is None:
             return False
         if self._calls.only is None:
-            self._result.count("values" if start >= 0 else "values of probes", got.size)
+            self._result.count("values of probes" if of.start is None else "values", got.size)
         blocks = rows.reshape(-1, fmt.block_bytes)
         values = got.reshape(-1, fmt.block_size)
         step, n_wrong, shown = max(1, _CHUNK // fmt.block_size), 0, 0
@@ -216,16 +207,18 @@ class _Values:
             span = slice(at, at + step)
             expected = self._expected(fmt, blocks[span])
             wrong = expected.wrong(values[span])
-            self._measure(expected, values[span], tensor)
+            self._measure(expected, values[span], of.tensor)
             bad = np.flatnonzero(wrong.any(axis=1))
             n_wrong += int(wrong.sum())
             for i in bad[: max(0, min(_PER_CALL - shown, MAX_FAILURES - len(self._result.failures)))]:
                 shown += 1
-                n_wrong -= int(wrong[i].sum())
+                n = int(wrong[i].sum())
+                n_wrong -= n
                 hint = self._explain(fmt, blocks, values) if shown == 1 else ""
-                self._fail(call, tensor, fmt, rows, words, start, at + int(i), wrong[i], values[at + i], expected,
-                           int(i), hint)  # fmt: skip
-        self._result.fail_more("kernel", n_wrong, tensor.name)
+                place = divmod(at + int(i), rows.shape[1] // fmt.block_bytes)
+                said = _wrong_block(of, place, blocks[at + i], (wrong[i], values[at + i], expected, int(i)), hint)
+                self._result.fail(said, n)
+        self._result.fail_more("kernel", n_wrong, of.tensor.name)
         return not shown and not n_wrong
 
     def _expected(self, fmt: BlockFormat, blocks: Bytes) -> Expected:
@@ -239,41 +232,8 @@ class _Values:
             what = "values that the declared arithmetic does not determine"
             self._result.figures[what] = self._result.figures.get(what, 0) + n
 
-    def _fail(
-        self, call: Call, tensor: Tensor, fmt: BlockFormat, rows: Bytes, words: str, start: int, at: int,
-        wrong: Bools, values: Floats, expected: Expected, i: int, hint: str,
-    ) -> None:  # fmt: skip
-        """Record a wrong block: the one with the number `at` in the call, `i` in `expected`."""
-        wide = rows.shape[1] // fmt.block_bytes
-        row, block = divmod(at, wide)
-        j = int(wrong.argmax())
-        got, right = float(values[j]), float(expected.values[i, j])
-        of_file = start >= 0
-        place = (
-            where(tensor, start + row, block=block)
-            if of_file
-            else f"{printable(tensor.name, 64)}{words}: row {row} block {block}"
-        )
-        bound = share = None
-        if expected.bound is not None and expected.exact is not None:
-            bound = float(expected.bound[i, j])
-            right = float(expected.exact[i, j])
-            share = abs(got - right) / bound if bound else float("inf")
-        raw = rows[row, block * fmt.block_bytes : (block + 1) * fmt.block_bytes]
-        n = int(wrong.sum())
-        more = f" (and {n - 1} further values of the block)" if n > 1 else ""
-        self._result.fail(
-            Failure(
-                f"{place}: value {j} {_how(got, right, bound)}{more}{hint}", tensor.name,
-                start + row if of_file else row, block, None,
-                tensor.block_offset(start + row, block) if of_file else None,
-                raw.tobytes()[:MAX_HEX_BYTES].hex(), got, right, bound, share, tensor.part if of_file else 0,
-                matrix_of(tensor, start + row) if of_file else None, call=call, block_type=fmt.name,
-            ), n,
-        )  # fmt: skip
-
     def _explain(self, fmt: BlockFormat, blocks: Bytes, values: Floats) -> str:
-        """What else the values of a call are, once for each type."""
+        """An explanation of wrong values, once for each type."""
         if fmt.name in self._explained:
             return ""
         self._explained.add(fmt.name)
@@ -296,14 +256,28 @@ def _dequantized(fmt: BlockFormat, rows: Bytes, kernel: Dequantizer) -> Floats:
     return kernel.dequantize(fmt, rows)
 
 
-def _format(tensor: Tensor) -> BlockFormat:
-    fmt = tensor.type.format
-    assert fmt is not None
-    return fmt
+def _wrong_block(
+    of: BlocksCall, place: tuple[int, int], raw: Bytes, block: tuple[Bools, Floats, Expected, int], hint: str
+) -> Failure:
+    """The failure of a block.
+
+    Args:
+        place: its row and its number in the row.
+        block: which of its values are wrong, the values, and what is expected, with the block's number there.
+    """
+    wrong, values, expected, i = block
+    j, n = int(wrong.argmax()), int(wrong.sum())
+    got, right = float(values[j]), float(expected.values[i, j])
+    bound = use = None
+    if expected.bound is not None and expected.exact is not None:
+        bound, right = float(expected.bound[i, j]), float(expected.exact[i, j])
+        use = abs(got - right) / bound if bound else float("inf")
+    more = f" (and {n - 1} further values of the block)" if n > 1 else ""
+    return of.failure(place, raw, f"value {j} {_how(got, right, bound)}{more}{hint}", (got, right), bound, use)
 
 
 def _shape_for(kernel: Dequantizer, fmt: BlockFormat, blocks: int) -> tuple[int, int]:
-    """N and K of calls with so many blocks, within the domain: (0, 0) where there is no such call."""
+    """N and K of calls with this number of blocks, within the domain; (0, 0) if there is no such call."""
     domain = kernel.domain
     for slices in (_WIDE * 32, fmt.block_size):
         wanted = -(-slices // fmt.block_size) * fmt.block_size
