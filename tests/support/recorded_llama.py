@@ -1,0 +1,203 @@
+"""llama.cpp's answers recorded once in a process of the tests, and replayed.
+
+Most tests of whole verifications ask llama.cpp the same: to load a fixture, and to evaluate one prompt with its products
+captured. A process of llama.cpp costs about 0.3 s of processor time, and each verification starts two. `RecordedLlama`
+starts one only where it is asked what was not asked before in the same order.
+
+An answer is found by a digest of all that could have influenced it: the environment, the contents of the files that were
+handed over, each message sent so far with its arrays, and how many messages were received between them. Where an answer
+is missing, a real process is started, is sent the same messages, must answer them with the same arrays, and goes on.
+Refusals and failures are not recorded, since what is reported of them comes from the process's log.
+
+Only tests know this class: the `recorded` fixture puts it in the place of `Llama` in `gguf_verify.rungs.session`. Recordings
+live in memory, so that no run can read those of another version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from gguf_verify.llama import Llama
+from gguf_verify.llama.child import Child
+from gguf_verify.llama.process import TIME_LIMIT
+from gguf_verify.processes.given import Given, OpenFile
+
+Arrays = list[npt.NDArray[Any]]
+
+#: Bytes of arrays that are kept; the answers that were used least lately are dropped.
+ROOM = 512 << 20
+
+
+class Recordings:
+    """Answers by the digest of what was asked."""
+
+    def __init__(self, room: int = ROOM) -> None:
+        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._left = room
+
+    def find(self, key: bytes) -> Answer | None:
+        if key in self._answers:
+            self._answers.move_to_end(key)
+        return self._answers.get(key)
+
+    def keep(self, key: bytes, answer: Answer) -> None:
+        self._answers[key] = answer
+        self._left -= sum(each.nbytes for each in answer.arrays)
+        while self._left < 0:
+            _, dropped = self._answers.popitem(last=False)
+            self._left += sum(each.nbytes for each in dropped.arrays)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A message that was received."""
+
+    header: str
+    arrays: Arrays
+
+    @classmethod
+    def of(cls, header: dict[str, object], arrays: Arrays) -> Answer:
+        return cls(json.dumps(header), [each.copy() for each in arrays])
+
+    def given(self) -> tuple[dict[str, object], Arrays]:
+        """A copy, which the caller may change."""
+        return json.loads(self.header), [each.copy() for each in self.arrays]
+
+    def agrees(self, arrays: Arrays) -> bool:
+        return [(a.dtype, a.shape, a.tobytes()) for a in self.arrays] == [(a.dtype, a.shape, a.tobytes()) for a in arrays]
+
+
+@dataclass(frozen=True)
+class HeldFile:
+    """A file that was handed over, kept open until it may have to be handed over again."""
+
+    path: Path
+    identity: list[int]
+    handle: int
+
+    def fileno(self) -> int:
+        return self.handle
+
+
+@dataclass(frozen=True)
+class Question:
+    """A message that was sent, and the files that it handed over."""
+
+    call: str
+    header: dict[str, Any]
+    arrays: Arrays
+    files: tuple[list[HeldFile], ...]
+
+
+class _NotStarted:
+    """In the place of a process that was not needed yet."""
+
+    link, lanes = None, None
+
+    def close(self) -> None:
+        pass
+
+
+class RecordedLlama(Llama):
+    """`Llama` that starts its process only where an answer is not recorded. With arguments that concern the process,
+    it is `Llama`."""
+
+    recordings = Recordings()
+
+    def __init__(
+        self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None, build: Path | None = None
+    ) -> None:
+        self._recorded = child is None and build is None and not verbose
+        self._live = not self._recorded
+        #: What the process will have to be sent and to answer, if it is started.
+        self._said: list[tuple[str, Question | Answer]] = []
+        self._files: tuple[list[HeldFile], ...] = ()
+        environment = sorted((name, value) for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST")
+        self._asked = hashlib.blake2b(repr(environment).encode())
+        super().__init__(time_limit, verbose, child if self._live else _NotStarted(), build)  # type: ignore[arg-type]
+
+    def give(self, *groups: Sequence[OpenFile]) -> list[list[str]]:
+        for file in (file for group in groups for file in group):
+            self._asked.update(repr(file.path.name).encode() + _digest(file))
+        if not self._live:
+            self._files = tuple([HeldFile(f.path, f.identity, os.dup(f.fileno())) for f in group] for group in groups)
+        return super().give(*groups)
+
+    def reply(self, call: str, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> None:
+        self._asked.update(repr((call, json.dumps(header))).encode())
+        for each in arrays:
+            self._asked.update(repr((each.dtype.str, each.shape)).encode() + each.tobytes())
+        if self._live:
+            super().reply(call, header, *arrays)
+        else:
+            self._said.append((call, Question(call, header, [each.copy() for each in arrays], self._files)))
+            self._files = ()
+
+    def _message(self, call: str) -> tuple[dict[str, object], Arrays]:
+        key = self._asked.digest()
+        self._asked.update(b"received")
+        if not self._live and (found := self.recordings.find(key)) is not None:
+            self._said.append((call, found))
+            return found.given()
+        self._start()
+        header, arrays = super()._message(call)
+        if self._recorded and header.keys().isdisjoint(("refused", "error")):
+            self.recordings.keep(key, Answer.of(header, arrays))
+        return header, arrays
+
+    def _start(self) -> None:
+        """Start the process, if there is none, and bring it to where the conversation is."""
+        if self._live:
+            return
+        self._live = True
+        self._child, self._given = Child(), Given()
+        self._link, lanes = self._child.link, self._child.lanes
+        self._out, self._back = lanes or (None, None)
+        for call, said in self._said:
+            if isinstance(said, Question):
+                if said.files:
+                    super().give(*said.files)
+                super().reply(call, said.header, *said.arrays)
+            else:
+                _, arrays = super()._message(call)
+                assert said.agrees(arrays), f"llama.cpp answers {call} otherwise than it was recorded"
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of what only a process that is not started yet would need."""
+        asked = [said.files for _, said in self._said if isinstance(said, Question)]
+        for files in (*asked, self._files):
+            for file in (file for group in files for file in group):
+                os.close(file.handle)
+        self._said, self._files = [], ()
+
+    def abandon(self) -> None:
+        self._start()
+        super().abandon()
+
+    @property
+    def pid(self) -> int:
+        self._start()
+        return super().pid
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
+
+
+def _digest(file: OpenFile) -> bytes:
+    """Of the content of a file, whose position stays."""
+    digest, at = hashlib.blake2b(), 0
+    while piece := os.pread(file.fileno(), 1 << 20, at):
+        digest.update(piece)
+        at += len(piece)
+    return digest.digest()
