@@ -16,6 +16,8 @@ PYTEST := $(BIN)/python -m pytest -q
 # On two cores. Tests of one file stay together, since they share what is built once; the longest files come first, so
 # that both cores end together.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# The processor time of each test, the longest first.
+TIMES := build/processor-times.txt
 
 # Some systems keep Python from writing bytecode. What is run here starts Python some thousand times, and up to half of
 # a start would be reading the same sources again.
@@ -36,11 +38,11 @@ help: ## list these targets
 verify: setup ## verify the small models in fixtures/
 	@for model in $(MODELS); do $(BIN)/python scripts/verify_model.py $$model || exit $$?; echo; done
 
-test: lint ## lint, then test every type, rung, host and kernel
-	$(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
+test: lint ## lint, then test every rung, host and kernel, and one type for each way to build a block
+	$(PYTEST) $(PARALLEL) -m "not slow" --processor-times $(TIMES) $(PYTEST_ARGS)
 
-test-all: lint ## lint, then run all tests, with every combination of type and kernel
-	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
+test-all: lint ## lint, then run all tests, with every combination of type and kernel, and llama.cpp started each time
+	$(PYTEST) $(PARALLEL) --live --processor-times $(TIMES) $(PYTEST_ARGS)
 
 test-unit: setup ## run the tests that need no llama.cpp, in less than a minute
 	$(PYTEST) $(PARALLEL) -m "not slow" tests/unit $(PYTEST_ARGS)

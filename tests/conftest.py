@@ -88,7 +88,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if tier not in TIERS:
             raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(sorted(TIERS))}")
         item.add_marker(tier)
-        if item.nodeid in SLOW:
+    slow = SLOW.among(item.nodeid for item in items)
+    for item in items:
+        if item.nodeid in slow:
             item.add_marker("slow")
     items.sort(key=lambda item: TIERS.index(tier_of(item)))
 

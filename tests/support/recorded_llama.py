@@ -1,16 +1,16 @@
-"""llama.cpp's answers recorded once in a process of the tests, and replayed.
+"""llama.cpp's answers, recorded once in a process of the tests and replayed.
 
-Most tests of whole verifications ask llama.cpp the same: to load a fixture, and to evaluate one prompt with its products
-captured. A process of llama.cpp costs about 0.3 s of processor time, and each verification starts two. `RecordedLlama`
-starts one only where it is asked what was not asked before in the same order.
+Most tests of verifications ask llama.cpp the same questions: they load a fixture and evaluate one prompt. A process of
+llama.cpp costs about 0.3 s of processor time, and each verification starts two. `RecordedLlama` starts one only when it
+is asked something new.
 
-An answer is found by a digest of all that could have influenced it: the environment, the contents of the files that were
-handed over, each message sent so far with its arrays, and how many messages were received between them. Where an answer
-is missing, a real process is started, is sent the same messages, must answer them with the same arrays, and goes on.
-Refusals and failures are not recorded, since what is reported of them comes from the process's log.
+An answer is found by a digest of everything that can influence it: the environment, the contents of the files that were
+handed over, each message sent so far with its arrays, and the number of messages received between them. If an answer is
+missing, a real process is started. It is sent the same messages, must answer them with the same arrays, and goes on.
+Refusals and faults are not recorded: reports quote the log.
 
-Only tests know this class: the `recorded` fixture puts it in the place of `Llama` in `gguf_verify.rungs.session`. Recordings
-live in memory, so that no run can read those of another version.
+Only tests know this class: the fixture `recorded` puts it in place of `Llama` in `gguf_verify.rungs.session`.
+Recordings stay in memory, so no run reads those of another version. `make test-all` starts llama.cpp each time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class Answer:
         return json.loads(self.header), [each.copy() for each in self.arrays]
 
     def agrees(self, arrays: Arrays) -> bool:
-        return [(a.dtype, a.shape, a.tobytes()) for a in self.arrays] == [(a.dtype, a.shape, a.tobytes()) for a in arrays]
+        return [(a.dtype, a.shape, a.tobytes()) for a in self.arrays] == [
+            (a.dtype, a.shape, a.tobytes()) for a in arrays
+        ]
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,11 @@ class RecordedLlama(Llama):
     recordings = Recordings()
 
     def __init__(
-        self, time_limit: float = TIME_LIMIT, verbose: bool = False, child: Child | None = None, build: Path | None = None
+        self,
+        time_limit: float = TIME_LIMIT,
+        verbose: bool = False,
+        child: Child | None = None,
+        build: Path | None = None,
     ) -> None:
         self._recorded = child is None and build is None and not verbose
         self._live = not self._recorded
