@@ -44,6 +44,9 @@ class Recordings:
         self._answers: OrderedDict[bytes, Answer] = OrderedDict()
         self._left = room
 
+    def known(self) -> list[bytes]:
+        return list(self._answers)
+
     def find(self, key: bytes) -> Answer | None:
         if key in self._answers:
             self._answers.move_to_end(key)
@@ -130,6 +133,11 @@ class RecordedLlama(Llama):
         environment = sorted((name, value) for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST")
         self._asked = hashlib.blake2b(repr(environment).encode())
         super().__init__(time_limit, verbose, child if self._live else _NotStarted(), build)  # type: ignore[arg-type]
+
+    @property
+    def started(self) -> bool:
+        """Whether there is a process."""
+        return self._live
 
     def give(self, *groups: Sequence[OpenFile]) -> list[list[str]]:
         for file in (file for group in groups for file in group):
