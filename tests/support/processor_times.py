@@ -8,7 +8,7 @@ count for the first and the last test that uses it.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
 
@@ -27,7 +27,7 @@ class ProcessorTimes:
     def __init__(self, path: Path, *, writes: bool) -> None:
         self._path, self._writes = path, writes
         self._before = spent()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -38,12 +38,13 @@ class ProcessorTimes:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._seconds[report.nodeid] += dict(report.user_properties).get(PROPERTY, 0.0)
+        self._seconds[report.nodeid] += sum(float(str(v)) for name, v in report.user_properties if name == PROPERTY)
 
     def pytest_sessionfinish(self) -> None:
         if not self._writes:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        unfinished.write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in self._seconds.most_common()))
+        longest_first = sorted(self._seconds.items(), key=lambda each: -each[1])
+        unfinished.write_text("".join(f"{seconds:.2f}\t{test}\n" for test, seconds in longest_first))
         unfinished.replace(self._path)

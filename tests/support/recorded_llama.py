@@ -81,7 +81,7 @@ class Answer:
         ]
 
 
-@dataclass(frozen=True)
+@dataclass
 class HeldFile:
     """A file that was handed over, kept open until it may have to be handed over again."""
 
