@@ -97,10 +97,23 @@ class HeldFile:
 class Question:
     """A message that was sent, and the files that it handed over."""
 
-    call: str
     header: dict[str, Any]
     arrays: Arrays
     files: tuple[list[HeldFile], ...]
+
+
+@dataclass(frozen=True)
+class Said:
+    """A part of a conversation.
+
+    Args:
+        call: of which it is a part.
+        asked: the digest of the conversation up to its end.
+    """
+
+    call: str
+    message: Question | Answer
+    asked: bytes
 
 
 class _NotStarted:
@@ -128,10 +141,12 @@ class RecordedLlama(Llama):
         self._recorded = child is None and build is None and not verbose
         self._live = not self._recorded
         #: What the process will have to be sent and to answer, if it is started.
-        self._said: list[tuple[str, Question | Answer]] = []
+        self._said: list[Said] = []
         self._files: tuple[list[HeldFile], ...] = ()
+        #: Digests of the files of the next message.
+        self._contents = b""
         environment = sorted((name, value) for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST")
-        self._asked = hashlib.blake2b(repr(environment).encode())
+        self._begun = _extended(b"", repr(environment).encode())
         super().__init__(time_limit, verbose, child if self._live else _NotStarted(), build)  # type: ignore[arg-type]
 
     @property
@@ -139,33 +154,44 @@ class RecordedLlama(Llama):
         """Whether there is a process."""
         return self._live
 
+    @property
+    def _asked(self) -> bytes:
+        """The digest of all that was said so far. An interrupt changes it and what was said together, or neither."""
+        return self._said[-1].asked if self._said else self._begun
+
     def give(self, *groups: Sequence[OpenFile]) -> list[list[str]]:
-        for file in (file for group in groups for file in group):
-            self._asked.update(repr(file.path.name).encode() + _digest(file))
+        self._contents = b"".join(f.path.name.encode() + _digest(f) for group in groups for f in group)
         if not self._live:
             self._files = tuple([HeldFile(f.path, f.identity, os.dup(f.fileno())) for f in group] for group in groups)
         return super().give(*groups)
 
     def reply(self, call: str, header: dict[str, Any], *arrays: npt.NDArray[Any]) -> None:
-        self._asked.update(repr((call, json.dumps(header))).encode())
-        for each in arrays:
-            self._asked.update(repr((each.dtype.str, each.shape)).encode() + each.tobytes())
+        contents, self._contents = self._contents, b""
+        described = [(each.dtype.str, each.shape) for each in arrays]
+        words = repr((call, json.dumps(header), described)).encode()
+        asked = _extended(self._asked, words, contents, *(each.tobytes() for each in arrays))
         if self._live:
             super().reply(call, header, *arrays)
+            self._begun = asked
         else:
-            self._said.append((call, Question(call, header, [each.copy() for each in arrays], self._files)))
+            question = Question(header, [each.copy() for each in arrays], self._files)
             self._files = ()
+            self._said.append(Said(call, question, asked))
 
     def _message(self, call: str) -> tuple[dict[str, object], Arrays]:
-        key = self._asked.digest()
-        self._asked.update(b"received")
+        key = self._asked
+        asked = _extended(key, b"received")
         if not self._live and (found := self.recordings.find(key)) is not None:
-            self._said.append((call, found))
+            self._said.append(Said(call, found, asked))
             return found.given()
         self._start()
+        # what follows an interrupt is not recorded: who was interrupted has not seen this message
+        recorded, self._recorded = self._recorded, False
         header, arrays = super()._message(call)
-        if self._recorded and header.keys().isdisjoint(("refused", "error")):
+        self._begun = asked
+        if recorded and header.keys().isdisjoint(("refused", "error")):
             self.recordings.keep(key, Answer.of(header, arrays))
+        self._recorded = recorded
         return header, arrays
 
     def _start(self) -> None:
@@ -176,19 +202,27 @@ class RecordedLlama(Llama):
         self._child, self._given = Child(), Given()
         self._link, lanes = self._child.link, self._child.lanes
         self._out, self._back = lanes or (None, None)
-        for call, said in self._said:
-            if isinstance(said, Question):
-                if said.files:
-                    super().give(*said.files)
-                super().reply(call, said.header, *said.arrays)
-            else:
-                _, arrays = super()._message(call)
-                assert said.agrees(arrays), f"llama.cpp answers {call} otherwise than it was recorded"
+        try:
+            for said in self._said:
+                self._say_again(said.call, said.message)
+        except BaseException:
+            super().abandon()
+            raise
+        self._begun = self._asked
         self._forget()
+
+    def _say_again(self, call: str, message: Question | Answer) -> None:
+        if isinstance(message, Answer):
+            _, arrays = super()._message(call)
+            assert message.agrees(arrays), f"llama.cpp answers {call} otherwise than it was recorded"
+            return
+        if message.files:
+            super().give(*message.files)
+        super().reply(call, message.header, *message.arrays)
 
     def _forget(self) -> None:
         """Let go of what only a process that is not started yet would need."""
-        asked = [said.files for _, said in self._said if isinstance(said, Question)]
+        asked = [said.message.files for said in self._said if isinstance(said.message, Question)]
         for files in (*asked, self._files):
             for file in (file for group in files for file in group):
                 os.close(file.handle)
@@ -206,6 +240,13 @@ class RecordedLlama(Llama):
     def close(self) -> None:
         self._forget()
         super().close()
+
+
+def _extended(digest: bytes, *parts: bytes) -> bytes:
+    made = hashlib.blake2b(digest)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little") + part)
+    return made.digest()
 
 
 def _digest(file: OpenFile) -> bytes:

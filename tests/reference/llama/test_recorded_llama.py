@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
 from gguf_verify.llama import Gemm, LlamaRefused
+from gguf_verify.support import protocol
 from tests.support import recorded_llama
 from tests.support.recorded_llama import RecordedLlama, Recordings
 from tests.support.tools import FIXTURES, patched_block
@@ -79,6 +81,25 @@ def test_a_recording_that_is_wrong_fails(recordings: Recordings) -> None:
         recordings.keep(key, replace(answer, arrays=[each + 1 for each in answer.arrays]))
     with RecordedLlama() as llama, pytest.raises(AssertionError, match="otherwise than it was recorded"):
         captured(llama, Q4_0)
+
+
+def test_what_follows_an_interrupt_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    receive = protocol.receive
+
+    def interrupted(*given: Any, **options: Any) -> NoReturn:
+        monkeypatch.setattr(protocol, "receive", receive)
+        raise KeyboardInterrupt
+
+    with RecordedLlama() as llama:
+        llama.model.open(Q4_0, 1)
+        llama.model.make_context(8)
+        tokens = llama.model.tokenize("The")
+        monkeypatch.setattr(protocol, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llama.model.evaluate(tokens)
+        known = RecordedLlama.recordings.known()
+        llama.receive("evaluate")
+        assert RecordedLlama.recordings.known() == known
 
 
 def test_old_recordings_are_dropped() -> None:
