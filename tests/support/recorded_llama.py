@@ -75,6 +75,11 @@ class Answer:
         """A copy, which the caller may change."""
         return json.loads(self.header), [each.copy() for each in self.arrays]
 
+    @property
+    def ends(self) -> bool:
+        """Whether it is the last one of a call."""
+        return "event" not in json.loads(self.header)
+
     def agrees(self, arrays: Arrays) -> bool:
         return [(a.dtype, a.shape, a.tobytes()) for a in self.arrays] == [
             (a.dtype, a.shape, a.tobytes()) for a in arrays
@@ -189,7 +194,7 @@ class RecordedLlama(Llama):
         recorded, self._recorded = self._recorded, False
         header, arrays = super()._message(call)
         self._begun = asked
-        if recorded and header.keys().isdisjoint(("refused", "error")):
+        if recorded and (header.get("refused") == "stopped" or header.keys().isdisjoint(("refused", "error"))):
             self.recordings.keep(key, Answer.of(header, arrays))
         self._recorded = recorded
         return header, arrays
@@ -203,22 +208,27 @@ class RecordedLlama(Llama):
         self._link, lanes = self._child.link, self._child.lanes
         self._out, self._back = lanes or (None, None)
         try:
-            for said in self._said:
-                self._say_again(said.call, said.message)
+            self._say_again()
         except BaseException:
             super().abandon()
             raise
         self._begun = self._asked
         self._forget()
 
-    def _say_again(self, call: str, message: Question | Answer) -> None:
-        if isinstance(message, Answer):
-            _, arrays = super()._message(call)
-            assert message.agrees(arrays), f"llama.cpp answers {call} otherwise than it was recorded"
-            return
-        if message.files:
-            super().give(*message.files)
-        super().reply(call, message.header, *message.arrays)
+    def _say_again(self) -> None:
+        stopped = False
+        for call, message in ((said.call, said.message) for said in self._said):
+            if isinstance(message, Question):
+                if message.files:
+                    super().give(*message.files)
+                super().reply(call, message.header, *message.arrays)
+                stopped = "stop" in message.header
+            elif not stopped:
+                _, arrays = super()._message(call)
+                assert message.agrees(arrays), f"llama.cpp answers {call} otherwise than it was recorded"
+            elif message.ends:  # how many products it computed before it heard of the stop is chance
+                while "event" in super()._message(call)[0]:
+                    pass
 
     def _forget(self) -> None:
         """Let go of what only a process that is not started yet would need."""

@@ -83,6 +83,20 @@ def test_a_recording_that_is_wrong_fails(recordings: Recordings) -> None:
         captured(llama, Q4_0)
 
 
+def test_a_capture_that_was_left() -> None:
+    """Products that llama.cpp computed ahead may follow the stop, or not."""
+    for again in (False, True):
+        with RecordedLlama() as llama:
+            llama.model.open(Q4_0, 1)
+            llama.model.make_context(8)
+            tokens = llama.model.tokenize("The")
+            capture = llama.model.capture(tokens)
+            next(capture)
+            capture.close()
+            assert llama.started is not again
+            assert llama.model.evaluate(tokens, first=int(again)).logits.shape[0] == len(tokens) - again
+
+
 def test_what_follows_an_interrupt_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     receive = protocol.receive
 
