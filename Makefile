@@ -17,6 +17,8 @@ PYTEST := $(BIN)/python -m pytest -q
 # On two cores. Tests of one file stay together, since they share what is built once; the longest files come first, so
 # that both cores end together.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# The processor time of each test, the longest first.
+TIMES := build/processor-times.txt
 
 # Some systems keep Python from writing bytecode. What is run here starts Python some thousand times, and up to half of
 # a start would be reading the same sources again.
@@ -39,11 +41,11 @@ verify: $(LLAMA_INSTALLED) ## verify the small models in fixtures/
 	@echo "Next: $(BIN)/gguf-verify MODEL.gguf           a model of your own"
 	@echo "      $(BIN)/gguf-verify new-kernel --help    a kernel of your own"
 
-test: lint ## lint, then test every type, rung, host and kernel
-	$(PYTEST) $(PARALLEL) -m "not slow" $(PYTEST_ARGS)
+test: lint ## lint, then test every rung, host and kernel, and one type for each way to build a block
+	$(PYTEST) $(PARALLEL) -m "not slow" --processor-times $(TIMES) $(PYTEST_ARGS)
 
-test-all: lint ## lint, then run all tests, with every combination of type and kernel
-	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
+test-all: lint ## lint, then run all tests, with every combination of type and kernel, and llama.cpp started each time
+	$(PYTEST) $(PARALLEL) --live --processor-times $(TIMES) $(PYTEST_ARGS)
 
 test-unit: setup ## run the tests that need no llama.cpp, in less than a minute
 	$(PYTEST) $(PARALLEL) -m "not slow" tests/unit $(PYTEST_ARGS)

@@ -26,6 +26,8 @@ from gguf_verify.support import scratch, seeds
 from gguf_verify.support.cache import cache_dir
 from tests.support import corpus, needs, validated
 from tests.support.blocks_by_hand import Make
+from tests.support.processor_times import ProcessorTimes
+from tests.support.recorded_llama import RecordedLlama
 from tests.support.slow_tests import SlowTests
 
 validated.install()
@@ -55,6 +57,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--require", action="append", default=[], metavar="NEED", choices=sorted(needs.NEEDS),
         help=f"fail, instead of skipping, tests whose need is not met: {', '.join(sorted(needs.NEEDS))}",
     )  # fmt: skip
+    parser.addoption(
+        "--live", action="store_true", help="start llama.cpp in each verification, instead of replaying its answers"
+    )
+    parser.addoption(
+        "--processor-times", type=Path, metavar="FILE", help="write the processor time of each test to FILE"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,6 +76,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # tests of what CUDA's compiler refuses switch it on; others run what it would refuse, or would be slower
     os.environ.setdefault(SWITCH, "off")
     needs.required.update(config.getoption("--require"))
+    if (path := config.getoption("--processor-times")) is not None:
+        config.pluginmanager.register(ProcessorTimes(path, writes=not hasattr(config, "workerinput")))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,7 +88,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if tier not in TIERS:
             raise pytest.UsageError(f"{item.path} is in no tier: {', '.join(sorted(TIERS))}")
         item.add_marker(tier)
-        if item.nodeid in SLOW:
+    slow = SLOW.among(item.nodeid for item in items)
+    for item in items:
+        if item.nodeid in slow:
             item.add_marker("slow")
     items.sort(key=lambda item: TIERS.index(tier_of(item)))
 
@@ -151,6 +163,14 @@ def llama() -> Iterator[Llama]:
     """llama.cpp's library in its own process."""
     with Llama() as process:
         yield process
+
+
+@pytest.fixture(autouse=True)
+def recorded(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verifications in this process replay what llama.cpp answered before: without `--live`, and in tests without the
+    marker `live`."""
+    if not request.config.getoption("--live") and request.node.get_closest_marker("live") is None:
+        monkeypatch.setattr("gguf_verify.rungs.session.Llama", RecordedLlama)
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,11 @@ def command_here(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, code, out.getvalue(), err.getvalue())
 
 
+def cli_here(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """As `cli`, in this process: for what does not depend on a process of its own."""
+    return command_here(*arguments, "--probes", "brief")
+
+
 def flat(text: str) -> str:
     """Text without the places at which lines were broken."""
     return " ".join(text.split())

@@ -62,9 +62,9 @@ def test_warning_and_refusal(name: str, tmp_path: Path) -> None:
     entry = next(e for e in corpus.BAD if e.name.startswith(name))
     path = tmp_path / "m.gguf"
     path.write_bytes(entry.build().data)
-    codes = [cli(path, *flags).returncode for flags in ((), ("--strict",))]
+    codes = [command_here("audit", path, *flags).returncode for flags in ((), ("--strict",))]
     assert codes == ([0, 1] if entry.effect == "warning" else [4, 4])
-    done = cli(path, "--map")
+    done = command_here("audit", path, "--map")
     assert "Traceback" not in done.stderr
     assert f"GGUF-{'048' if entry.effect == 'warning' else '046'}-" in done.stdout
     assert "trailing" in done.stdout or "REFUSED" in done.stdout
@@ -86,10 +86,10 @@ def test_x_ray_by_all_addresses(tmp_path: Path) -> None:
     name = ("--tensor", "blk.0.attn_q.weight")
     report = tmp_path / "x.json"
     runs = [
-        cli(Q5_1, *name, "--block", 2 * tensor.blocks_per_row + 1, "--json", report),
-        cli(Q5_1, *name, "--row", 2, "--block", 1),
-        cli(Q5_1, "--offset", str(offset)),
-        cli(Q5_1, "--offset", hex(offset)),
+        command_here("audit", Q5_1, *name, "--block", 2 * tensor.blocks_per_row + 1, "--json", report),
+        command_here("audit", Q5_1, *name, "--row", 2, "--block", 1),
+        command_here("audit", Q5_1, "--offset", str(offset)),
+        command_here("audit", Q5_1, "--offset", hex(offset)),
     ]
     assert {done.returncode for done in runs} == {0}
     # an offset is explained in a line of its own above the bytes
@@ -122,22 +122,22 @@ def test_usage(arguments: list[str], said: str) -> None:
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
-    assert "No such file" in one_line(cli(tmp_path / "none.gguf"), 2)
-    assert "no .gguf file in" in one_line(cli(tmp_path), 2)
+    assert "No such file" in one_line(command_here("audit", tmp_path / "none.gguf"), 2)
+    assert "no .gguf file in" in one_line(command_here("audit", tmp_path), 2)
     empty = tmp_path / "empty.gguf"
     empty.touch()
-    done = cli(empty)
+    done = command_here("audit", empty)
     assert done.returncode == 4
     assert "an empty file" in done.stdout
-    assert "No such file" in one_line(cli(Q4_0, "--source", tmp_path / "none.gguf"), 2)
+    assert "No such file" in one_line(command_here("audit", Q4_0, "--source", tmp_path / "none.gguf"), 2)
 
 
 def test_the_source(tmp_path: Path) -> None:
-    done = cli(Q4_0, "--source", F16)
+    done = command_here("audit", Q4_0, "--source", F16)
     assert done.returncode == 0
     assert "30 of 30 tensors are, byte for byte, what llama.cpp makes of it" in done.stdout
     path = patched_block(Q4_0, tmp_path / "m.gguf", "blk.0.attn_v.weight", 1, 1, 5, b"\x12")
-    done = cli(path, "--source", F16, "--no-readers")
+    done = command_here("audit", path, "--source", F16, "--no-readers")
     assert done.returncode == 1
     assert "29 of 30" in done.stdout
     assert "file     row 1 block 1" in done.stdout
@@ -202,7 +202,7 @@ def test_interrupted(when: str) -> None:
 
 
 def test_no_sha256(tmp_path: Path) -> None:
-    done = cli(Q4_0, "--no-sha256", "--no-readers", "--source", F16, "--json", tmp_path / "a.json")
+    done = command_here("audit", Q4_0, "--no-sha256", "--no-readers", "--source", F16, "--json", tmp_path / "a.json")
     assert done.returncode == 0
     assert done.stdout.count("not computed") == 2
     header = json.loads((tmp_path / "a.json").read_text())["header"]

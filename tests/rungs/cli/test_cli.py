@@ -19,7 +19,17 @@ from gguf_verify.hosts.cupy_host import gpu_fault
 from gguf_verify.llama import Llama
 from tests.support.nights import validator
 from tests.support.processes import children, gone, wait_until
-from tests.support.tools import FIXTURES, ROOT, assert_one_line, cli, command_here, flat, patched, patched_block
+from tests.support.tools import (
+    FIXTURES,
+    ROOT,
+    assert_one_line,
+    cli,
+    cli_here,
+    command_here,
+    flat,
+    patched,
+    patched_block,
+)
 
 SCRIPT = ROOT / "scripts" / "verify_model.py"
 Q4_0 = FIXTURES / "tiny-Q4_0.gguf"
@@ -54,7 +64,7 @@ def test_a_pass_fits_on_one_screen(tmp_path: Path) -> None:
 def test_verbose_has_a_line_for_each_gemm_and_all_that_a_pass_leaves_out(tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     chosen = r"blk\.0\.attn_q|blk\.2\.ffn_down|^output\."
-    done = cli(Q4_0, "--rungs", "layers", "-p", "Once", "-v", "--tensor", chosen, "--json", out)
+    done = cli_here(Q4_0, "--rungs", "layers", "-p", "Once", "-v", "--tensor", chosen, "--json", out)
     assert done.returncode == 0
     headroom = json.loads(out.read_text())["rungs"][0]["headroom"]
     assert f"range {headroom['tensor']}: the largest half" in flat(done.stdout)
@@ -90,7 +100,7 @@ def test_a_failure_says_how_to_repeat_it(tmp_path: Path) -> None:
 def test_not_finite_numbers_are_strings_in_json(tmp_path: Path) -> None:
     path = patched_block(Q4_0, tmp_path / "inf.gguf", "blk.0.attn_q.weight", 9, 3, 0, b"\x00\x7c")
     out = tmp_path / "r.json"
-    done = cli(path, "--rungs", "layers", "--tensor", "blk.0.attn_q", "--json", out)
+    done = cli_here(path, "--rungs", "layers", "--tensor", "blk.0.attn_q", "--json", out)
     assert done.returncode == 1
     text = out.read_text()
     assert "NaN" in text or "Infinity" in text
@@ -98,11 +108,11 @@ def test_not_finite_numbers_are_strings_in_json(tmp_path: Path) -> None:
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    assert_one_line(cli(tmp_path / "no.gguf"), 2, "No such file")
+    assert_one_line(cli_here(tmp_path / "no.gguf"), 2, "No such file")
 
 
 def test_directory(tmp_path: Path) -> None:
-    assert_one_line(cli(tmp_path), 2, "a directory")
+    assert_one_line(cli_here(tmp_path), 2, "a directory")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +123,7 @@ def test_directory(tmp_path: Path) -> None:
 def test_no_gguf(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(content)
-    assert_one_line(cli(path), 4, said)
+    assert_one_line(cli_here(path), 4, said)
 
 
 def writer(path: Path) -> gguf.GGUFWriter:
@@ -133,7 +143,7 @@ def finish(w: gguf.GGUFWriter) -> None:
 def test_vocabulary_only(tmp_path: Path) -> None:
     path = tmp_path / "vocab.gguf"
     finish(writer(path))
-    assert_one_line(cli(path), 5, "nothing to verify .* no tensor")
+    assert_one_line(cli_here(path), 5, "nothing to verify .* no tensor")
 
 
 def test_vectors_only(tmp_path: Path) -> None:
@@ -141,7 +151,7 @@ def test_vectors_only(tmp_path: Path) -> None:
     w = writer(path)
     w.add_tensor("output_norm.weight", np.ones(32, np.float32))
     finish(w)
-    assert_one_line(cli(path), 5, "nothing to verify .* none of its 1 tensors is a matrix")
+    assert_one_line(cli_here(path), 5, "nothing to verify .* none of its 1 tensors is a matrix")
 
 
 def test_split_with_a_part_missing(tmp_path: Path) -> None:
@@ -151,14 +161,14 @@ def test_split_with_a_part_missing(tmp_path: Path) -> None:
     w.add_uint16("split.no", 0)
     w.add_int32("split.tensors.count", 4)
     finish(w)
-    assert_one_line(cli(path), 4, "model-00002-of-00002.gguf")
+    assert_one_line(cli_here(path), 4, "model-00002-of-00002.gguf")
 
 
 def test_a_mix_of_types(tmp_path: Path, llama: Llama) -> None:
     """llama.cpp's usual Q4_0 mix holds Q6_K too: every matrix is verified."""
     path = tmp_path / "mixed-Q4_0.gguf"
     llama.quantize_file(FIXTURES / "tiny-F16.gguf", path, 2, pure=False)
-    done = cli(path, "-n", 2)
+    done = cli_here(path, "-n", 2)
     assert done.returncode == 0, done.stdout
     assert "Q6_K" in done.stdout
     assert "NOT VERIFIED" not in done.stdout
@@ -168,7 +178,7 @@ def test_a_model_that_llama_refuses(tmp_path: Path) -> None:
     raw = Q4_0.read_bytes()
     at = raw.index(b"general.architecture") + len("general.architecture") + 4 + 8
     assert raw[at : at + 5] == b"llama"
-    done = cli(patched(Q4_0, tmp_path / "x.gguf", at, b"llamb"), "-n", 2)
+    done = cli_here(patched(Q4_0, tmp_path / "x.gguf", at, b"llamb"), "-n", 2)
     assert done.returncode == 5
     assert "bytes   passed" in done.stdout
     said = "error loading model: unknown model architecture: 'llamb' (at fault: llama.cpp)"
@@ -209,7 +219,7 @@ def test_usage(arguments: list[str], said: str) -> None:
 
 @pytest.mark.skipif(gpu_fault() is None, reason="this machine has a GPU")
 def test_no_gpu_is_no_silent_fallback() -> None:
-    assert_one_line(cli(Q4_0, "--host", "gpu"), 3, "the GPU host cannot be used")
+    assert_one_line(cli_here(Q4_0, "--host", "gpu"), 3, "the GPU host cannot be used")
 
 
 def test_no_compiler(tmp_path: Path) -> None:
@@ -224,7 +234,7 @@ def test_what_was_found_is_not_lost_when_the_graph_cannot_be_evaluated(tmp_path:
     at = path.read_bytes().index(key) + len(key) + 4
     path = patched(path, tmp_path / "y.gguf", at, bytes(4))
     out = tmp_path / "r.json"
-    done = cli(path, "-n", 1, "-v", "--json", out)
+    done = cli_here(path, "-n", 1, "-v", "--json", out)
     assert done.returncode == 1
     assert "blk.0.attn_q.weight row 9 block 3" in flat(done.stdout)
     assert re.search("(BROKEN OFF|NOT VERIFIED) layers", done.stdout)
@@ -234,7 +244,7 @@ def test_what_was_found_is_not_lost_when_the_graph_cannot_be_evaluated(tmp_path:
 def test_empty_tensors_of_many_rows_do_not_hang(tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     path.write_bytes(crafted_empty(2**40))
-    done = cli(path, "--rungs", "bytes")
+    done = cli_here(path, "--rungs", "bytes")
     assert done.returncode == 5
     assert "1 empty tensors" in done.stdout
 
@@ -310,7 +320,7 @@ def test_no_child_is_left_behind(kind: signal.Signals) -> None:
 def test_json_does_not_overwrite_a_model_of_another_name(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.write_bytes(Q4_0.read_bytes())
-    done = cli(path, "--rungs", "bytes", "--json", path)
+    done = cli_here(path, "--rungs", "bytes", "--json", path)
     assert done.returncode == 2
     assert path.read_bytes() == Q4_0.read_bytes()
 
