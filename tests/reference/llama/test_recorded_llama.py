@@ -92,7 +92,7 @@ def test_a_capture_that_was_left() -> None:
             tokens = llama.model.tokenize("The")
             capture = llama.model.capture(tokens)
             next(capture)
-            capture.close()
+            capture.close()  # type: ignore[attr-defined]
             assert llama.started is not again
             assert llama.model.evaluate(tokens, first=int(again)).logits.shape[0] == len(tokens) - again
 
