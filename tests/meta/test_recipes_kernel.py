@@ -67,9 +67,9 @@ def test_a_new_kernel_is_one_spec_and_one_source(tmp_path: Path) -> None:
 
     for path, text in zip(FILES, (SPEC, SOURCE), strict=True):
         copy.add(path, text)
-    listed = copy.cli("--help").stdout
+    listed = copy.cli("explain", "f32_pairs").stdout
     assert "f32_pairs" in listed
-    assert "a kernel of a test" in listed
+    assert "A kernel of a test." in listed
     in_family = copy.cli(*RUN, "--kernel", "f32")
     assert in_family.returncode == 0, in_family.stdout + in_family.stderr
     assert "f32_pairs" in in_family.stdout

@@ -7,7 +7,8 @@ is asked something new.
 An answer is found by a digest of everything that can influence it: the environment, the contents of the files that were
 handed over, each message sent so far with its arrays, and the number of messages received between them. If an answer is
 missing, a real process is started. It is sent the same messages, must answer them with the same arrays, and goes on.
-Refusals and faults are not recorded: reports quote the log.
+Refusals and faults are not recorded, since reports quote the log, and neither are scans of files, whose messages depend
+on threads.
 
 Only tests know this class: the fixture `recorded` puts it in place of `Llama` in `gguf_verify.rungs.session`.
 Recordings stay in memory, so no run reads those of another version. `make test-all` starts llama.cpp each time.
@@ -35,6 +36,8 @@ Arrays = list[npt.NDArray[Any]]
 
 #: Bytes of arrays that are kept; the answers that were used least lately are dropped.
 ROOM = 512 << 20
+#: The call whose answers are not recorded.
+_SCAN = "scan"
 
 
 class Recordings:
@@ -194,7 +197,8 @@ class RecordedLlama(Llama):
         recorded, self._recorded = self._recorded, False
         header, arrays = super()._message(call)
         self._begun = asked
-        if recorded and (header.get("refused") == "stopped" or header.keys().isdisjoint(("refused", "error"))):
+        fails = header.get("refused", "stopped") != "stopped" or "error" in header
+        if recorded and not fails and call != _SCAN:
             self.recordings.keep(key, Answer.of(header, arrays))
         self._recorded = recorded
         return header, arrays

@@ -8,8 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from ..support.errors import EXIT_ENVIRONMENT, EXIT_INTERRUPTED, HarnessError, limit_reached, say, signal_of
 from ..support.files import inputs_kept
@@ -20,8 +19,6 @@ from .interrupts import as_started_alone, interruptible
 
 #: The command that runs when the command line names none.
 DEFAULT = "verify"
-#: OpenBLAS reads this environment variable once, when NumPy loads it.
-_BLAS = "OPENBLAS_NUM_THREADS"
 
 
 def main(argv: Sequence[str] | None = None, run: Callable[[list[str]], int] | None = None) -> int:
@@ -77,33 +74,14 @@ def _run(argv: list[str]) -> int:
 
     if argv[:1] == ["help"] and not os.path.exists("help"):
         argv = [*argv[1:2], "--help"]
-    with _one_thread_of_blas():
-        command = find(argv[0]) if argv else None
+    command = find(argv[0]) if argv else None
     if command is not None:
         return command.run(argv[1:])
     if argv:
         _check_first(argv[0])
-    with _one_thread_of_blas():
-        default = find(DEFAULT)
+    default = find(DEFAULT)
     assert default is not None
     return default.run(argv)
-
-
-@contextmanager
-def _one_thread_of_blas() -> Iterator[None]:
-    """Limit OpenBLAS to one thread if NumPy is loaded inside this block and the user set no number of threads.
-
-    The harness runs products in threads of its own. An idle thread of OpenBLAS spins, and so takes a core away from
-    them and from llama.cpp.
-    """
-    if _BLAS in os.environ:
-        yield
-        return
-    os.environ[_BLAS] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_BLAS]  # a kernel in its own process may use as many as it likes
 
 
 def _check_first(word: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from ..processes.sandbox import MODES
 from ..report.writer import Form, Writer, every_writer, terminal
 from ..results.report import Report
+from ..support.blas import load_numpy
 from ..support.command_line import program, quoted
 from ..support.errors import (
     EXIT_ENVIRONMENT,
@@ -188,9 +189,11 @@ def spell(argv: Sequence[str]) -> str:
 @contextlib.contextmanager
 def internal_errors(verbose: bool) -> Iterator[None]:
     """Turn unexpected exceptions into EnvironmentFault: exit code 1 of an uncaught one would look like a mismatch.
+    NumPy is loaded first.
 
     If `verbose`, also print the package's log.
     """
+    load_numpy()
     log = logging.getLogger("gguf_verify")
     said = _Said()
     if verbose:

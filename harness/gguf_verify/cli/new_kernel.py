@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..processes.sandbox import MODES
+from ..support.blas import load_numpy
 from ..support.command_line import quoted
 from ..support.errors import UsageError, say
 from ..support.text import printable
@@ -70,6 +71,7 @@ def run(argv: list[str]) -> int:
     """`gguf-verify new-kernel …`; returns the exit code. Raises HarnessError."""
     from ..kernels.foreign.template import Template
 
+    load_numpy()  # before the formats load it
     args = build_parser().parse_args(argv)
     files = Template.of(args.type, args.semantics, args.takes, args.output).files(args.file)
     write(files)

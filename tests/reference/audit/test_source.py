@@ -142,7 +142,7 @@ def test_a_source_that_llama_cannot_decode(
         path = write_model(tmp_path / "m.gguf", {"a": first, "b": (x, "F32"), "c": (last, "F32")})
         result = run(path, source=source, readers=False)
         assert (result.exit_code, result.fault) == (code, None)
-        why = f"not compared with the source: llama.cpp has no conversion from {kind}, the source's"
+        why = f"not compared with the source: llama.cpp has no conversion from {kind}, the source's type"
         assert result.unverified == [("a", why)]
         assert [c.first for c in result.comparisons] == [None, None, (2, 7) if code == 1 else None]
         assert [c.result is None for c in result.comparisons] == [True, False, False]

@@ -144,7 +144,7 @@ def test_dispatch() -> None:
         (FORMATS["IQ2_XXS"], 1, 90, "drops the remainder"),
         (FORMATS["IQ1_S"], 9, 90, "rounds a part of the scale"),
         (FORMATS["Q2_K"], 9, 90, "sums activations by sixteens"),
-        (FORMATS["IQ1_M"], 9, 90, "no MMQ"),
+        (FORMATS["IQ1_M"], 9, 90, "MMQ does not exist"),
         (FORMATS["TQ1_0"], 1, 90, "no MMVQ of TQ1_0"),
         (FORMATS["TQ2_0"], 9, 90, "no MMQ of TQ2_0"),
         (FORMATS["MXFP4"], 9, 120, "4-bit activations"),

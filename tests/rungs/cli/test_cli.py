@@ -246,7 +246,7 @@ def test_empty_tensors_of_many_rows_do_not_hang(tmp_path: Path) -> None:
     path.write_bytes(crafted_empty(2**40))
     done = cli_here(path, "--rungs", "bytes")
     assert done.returncode == 5
-    assert "1 empty tensors" in done.stdout
+    assert "1 empty tensor" in done.stdout
 
 
 def crafted_empty(rows: int) -> bytes:

@@ -36,8 +36,8 @@ SAFETENSORS = (2).to_bytes(8, "little") + b"{}" + bytes(100)
          r"is a URL; only `gguf-verify audit` reads URLs .* Download the file first, .*\[url\]"),
         (["--kernel", "q8_1_dpa4"], 2, r"no kernel is called 'q8_1_dpa4'; did you mean 'q8_1_dp4a'\? there are: q8_1, "
          r".*FILE.py:NAME, FILE.cu:SYMBOL or FILE.toml \[unknown-kernel\]"),
-        (["--rungs", "layer"], 2, r"no rung is called layer; did you mean 'layers'\? there are: bytes, blocks, codes, "
-         r"packing, values, layers, tokens \[unknown-rung\]"),
+        (["--rungs", "layer"], 2, r"no rung is called layer; did you mean 'layers'\? there are: bytes, blocks, values, "
+         r"codes, packing, layers, tokens \[unknown-rung\]"),
         (["--host", "gpuu"], 2, r"--host 'gpuu': did you mean 'gpu'\? --host takes auto, gpu, cpu \[usage\]"),
         (["--kernl", "f32"], 2, r"unknown option --kernl; did you mean '--kernel'\? see gguf-verify --help \[usage\]"),
         (["-n", "many"], 2, r"argument -n/--n-predict: invalid int value: 'many'; see gguf-verify --help \[usage\]"),

@@ -150,7 +150,7 @@ def test_a_library_that_reads_past_the_end() -> None:
         behind[-1].copy()
         return np.zeros((shape.m, shape.n), np.float32)
 
-    with pytest.raises(KernelFault, match=r"SIGSEGV.*past the end of one$"):
+    with pytest.raises(KernelFault, match=r"SIGSEGV.*past the end of it$"):
         made(open_foreign(reads, CpuHost(1)))
 
 

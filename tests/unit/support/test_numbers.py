@@ -32,7 +32,7 @@ def test_types_of_numbers() -> None:
     assert number_type("<f4", CODES) == np.float32
     assert number_type(">f4", CODES_OF_FILES) == np.dtype(">f4")
     assert all(dtype.str == code for code, dtype in CODES.items())
-    with pytest.raises(ValueError, match="is no type"):
+    with pytest.raises(ValueError, match="is not a number type"):
         number_type(">f4", CODES)
 
 

@@ -23,7 +23,7 @@ def test_a_package_that_is_not_installed_lacks_its_commands(monkeypatch: pytest.
     assert find("nightly") is None
     assert "nightly" not in commands()
     done = command_here("nightly", "run", "x.toml")
-    assert (done.returncode, "'nightly' is no command and no file" in done.stderr) == (2, True)
+    assert (done.returncode, "'nightly' is neither a command nor a file" in done.stderr) == (2, True)
 
 
 def test_an_entry_point_that_is_no_command_is_not_one(monkeypatch: pytest.MonkeyPatch) -> None:
