@@ -1,11 +1,10 @@
-"""Judging a product y = x·Wᵀ that any engine has computed, from captured arrays: `gguf-verify judge`.
+"""`gguf-verify judge`: judges a product y = x·Wᵀ of any engine from captured arrays.
 
-x and y are `.npy` files, W is a tensor of the model's file. The exact product of a definition says what y should be,
-and its bound how far correct float32 arithmetic may be from it; where no definition is claimed, all are tried. Nothing
-is run: what was captured is judged.
+x and y are `.npy` files, W is a tensor in the model's file. y is compared with the exact product of a definition; the
+bound is the largest deviation that correct float32 arithmetic allows. If no definition is claimed, all are tried. No
+kernel is run.
 
-The arrays are foreign: nothing in them is unpickled, and their headers are compared with the tensor before any data is
-read.
+The arrays are untrusted: nothing is unpickled, and their headers are compared with the tensor before any data is read.
 """
 
 from __future__ import annotations
@@ -43,27 +42,27 @@ from .support.version import project_version
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
 
-#: What asks for the definition that fits.
+#: Requests a search for the definition that fits.
 AUTO = "auto"
-#: Why outputs are not verified that pass by a bound that cannot fail.
-UNDERFLOWS = "all outputs that are not zero are too small for their type to tell them from zero: they underflow"
-MISSES_BLOCKS = "the loss of a single block of a row would not show in most outputs"
-WEAK = "the bound would accept zero, or 0.9 times the exact output, for most outputs: it could not have failed"
-#: The most tokens; outputs that are judged at a time; tokens and rows on which definitions are told apart first.
+#: Reasons why outputs within a bound are still not verified: the bound is too weak to detect errors.
+UNDERFLOWS = "all outputs that are not zero underflow: their type cannot distinguish them from zero"
+MISSES_BLOCKS = "the loss of a single block of a row would stay within the bound for most outputs"
+WEAK = "the bound would accept zero, or 0.9 times the exact output, for most outputs, so passing proves nothing"
+#: Upper limit of tokens; outputs judged at a time; tokens and rows for the first comparison of definitions.
 MOST_TOKENS, _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 1 << 20, 32, 256
 MOST_DIAGNOSED = DIAGNOSED_TOKENS, MOST_ROWS
-#: Bytes of a case's description.
+#: Upper limit of a case's description, in bytes.
 _MOST_JSON = 1 << 20
 
 
 @dataclass(frozen=True)
 class WrongOutput:
-    """An output that fails.
+    """An output outside its bound.
 
     Args:
-        row, token: of the tensor, and of x.
+        row, token: the row of the tensor and the token of x.
         got, expected, bound, utilisation: the numbers.
-        byte_offset, part: where the row begins in the file.
+        byte_offset, part: the start of the row: its offset, and the part of a split model.
     """
 
     row: int
@@ -78,27 +77,27 @@ class WrongOutput:
 
 @dataclass(frozen=True, repr=False)
 class Judged(Shown):
-    """What was found of a captured product.
+    """The result for a captured product.
 
     Args:
         file, tensor, type: of the weights.
         sha256: of each part of the model.
         m, n, k: tokens, rows and columns.
-        first_row: of the tensor, with which the rows begin.
+        first_row: the first judged row of the tensor.
         output: the type of y: "float32" or "float16".
-        claimed: the definition that was claimed; "auto" for none.
-        definition: the one that y was judged by: the claimed one, or the one that fits, or the nearest.
-        candidates: every definition that was tried, on some rows and tokens, the nearest first.
-        wrong: how many outputs fail.
-        outputs: how many were judged.
+        claimed: the claimed definition; "auto" for none.
+        definition: the definition that y was judged by: the claimed, the fitting or the nearest one.
+        candidates: all definitions that were tried, on some rows and tokens, the nearest first.
+        wrong: the number of outputs outside the bound.
+        outputs: the number of judged outputs.
         utilisation, score: of the worst output.
         nmse: over all outputs.
-        first: the first output that fails.
-        left: why some or all could not be judged.
-        ambiguous: activation codes that an approximate division may set differently, for which the bound was widened.
-        lines: what explains wrong outputs.
-        faults: the faults of the catalogue that do.
-        command: that repeats it.
+        first: the first output outside the bound.
+        left: why some or all outputs could not be judged.
+        ambiguous: the number of activation codes that approximate division may change; the bound is widened for them.
+        lines: an explanation of wrong outputs.
+        faults: the faults of the catalogue that explain them.
+        command: the command that repeats it.
         gguf_verify: this project's version.
     """
 
@@ -129,7 +128,7 @@ class Judged(Shown):
 
     @property
     def exit_code(self) -> int:
-        """1 where an output is wrong; else 5 where something, or all, could not be judged."""
+        """1 if an output is wrong; otherwise 5 if some or all outputs could not be judged."""
         if self.wrong:
             return EXIT_MISMATCH
         return EXIT_UNVERIFIED if self.left or not self.outputs else EXIT_VERIFIED
@@ -143,14 +142,17 @@ class Judged(Shown):
 
     @property
     def fitting(self) -> tuple[str, ...]:
-        """The definitions within whose bound the outputs are, on the rows and tokens where all were tried."""
+        """The definitions whose bound the outputs meet, on the rows and tokens where all were tried."""
         return tuple(c.name for c in self.candidates if c.within)
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A captured product and its weights: x float32[M, K], y[M, N], rows uint8[N, row bytes], and the blocks that a
-    kernel was given, uint8[M, row bytes], where they are known."""
+    """A captured product and its weights.
+
+    x float32[M, K], y[M, N], rows uint8[N, row bytes]; taken uint8[M, row bytes]: the kernel's activation blocks, if
+    known.
+    """
 
     fmt: WeightFormat
     rows: Bytes
@@ -159,7 +161,7 @@ class _Sample:
     taken: Bytes | None = None
 
     def window(self, at: tuple[int, int, Any, Any, Any] | None) -> _Sample:
-        """So many tokens and rows as a diagnosis looks at, with output `at` among them."""
+        """The part around output `at` that is small enough for a diagnosis."""
         m, n = (0, 0) if at is None else (at[0] // MOST_DIAGNOSED[0], at[1] // MOST_DIAGNOSED[1])
         tokens = slice(m * MOST_DIAGNOSED[0], (m + 1) * MOST_DIAGNOSED[0])
         rows = slice(n * MOST_DIAGNOSED[1], (n + 1) * MOST_DIAGNOSED[1])
@@ -170,7 +172,7 @@ class _Sample:
         )  # fmt: skip
 
     def some(self) -> _Sample:
-        """Rows and tokens from all over it."""
+        """A sample of evenly spaced rows and tokens."""
         m, n = len(self.x), len(self.rows)
         tokens = np.unique(np.linspace(0, m - 1, min(m, _SOME_TOKENS)).astype(int))
         rows = np.unique(np.linspace(0, n - 1, min(n, _SOME_ROWS)).astype(int))
@@ -183,10 +185,14 @@ class _Sample:
 
 @dataclass
 class _Found:
-    """What judging by one definition found. `suspected`: outputs that only their score fails, and no lane order
-    explains; they are not among the wrong ones, since a captured product cannot be made again. `typical`: the median
-    square of an error, of the first part of the outputs: some that are far off, such as two exchanged rows, say nothing
-    about the definition that the others were made by, and their squares are all that a mean shows."""
+    """The result of judging by one definition.
+
+    Args:
+        suspected: the number of outputs within the bound whose score is too large and which no lane order explains.
+            They do not count as wrong, because a captured product cannot be computed again.
+        typical: the median squared error over the first part of the outputs. A mean would be dominated by a few large
+            errors, such as two exchanged rows, which say nothing about the definition of the other outputs.
+    """
 
     wrong: int = 0
     suspected: int = 0
@@ -201,7 +207,7 @@ class _Found:
 
     @property
     def verified(self) -> bool:
-        """Whether no output fails, and most could have."""
+        """Whether no output is wrong, and the bound could have detected errors in most of them."""
         return not self.wrong and not self.power.says_nothing
 
     @property
@@ -219,23 +225,24 @@ def judge_captured(
     Args:
         path: the model, or the first part of a split one.
         tensor: the name of the weights.
-        x: float32[M, K] or the name of an `.npy` file: the activations, before any quantization.
-        y: float32[M, N] or float16[M, N], or an `.npy` file: the outputs.
-        definition: that the engine claims to compute, a name of `docs/concepts.md`'s table; "auto": find it.
-        rows: the first row of the tensor and the one after the last; they count through all matrices (experts) of the
-            tensor. None: all rows.
-        threads: for the exact products; 0: one for each core.
-        fast_math: the engine's quantizer of activations was built with approximate division (`-use_fast_math`): the
-            bound is widened by |w|·d_a for each code that this may set differently.
-        taken: uint8[M, row bytes], the activations as blocks, where the engine was given those, of `definition`.
+        x: the activations before any quantization: float32[M, K] or the path of an `.npy` file.
+        y: the outputs: float32[M, N] or float16[M, N], or the path of an `.npy` file.
+        definition: the definition that the engine claims to compute, from the table in `docs/concepts.md`; "auto":
+            find it.
+        rows: the first row of the tensor and the one after the last, counted through all its matrices (experts).
+            None: all rows.
+        threads: for the exact products; 0: one per core.
+        fast_math: the engine's activation quantizer was built with approximate division (`-use_fast_math`). The bound
+            is widened by |w|·d_a for each code that this may change.
+        taken: uint8[M, row bytes]: the activation blocks of `definition`, if these were the engine's input.
         command: the command line that repeats it.
 
     A float16 output was rounded once more: see `semantics.narrow`.
 
     Raises:
         MalformedFile: the model cannot be read safely.
-        NothingToVerify: the tensor is of a type that no definition multiplies.
-        UsageError: there is no such tensor or definition, or an array is not what it should be.
+        NothingToVerify: no definition multiplies tensors of this type.
+        UsageError: there is no such tensor or definition, or an array has the wrong type or shape.
     """
     with open_model(path) as model:
         found = model.tensors.get(tensor)
@@ -244,10 +251,10 @@ def judge_captured(
             raise UsageError(f"no tensor is called {quoted(tensor)}; there is, for example, {quoted(near)}")
         fmt = found.type.weights
         if fmt is None or not may_be_matrix(found):
-            raise NothingToVerify(f"{quoted(tensor)} is no matrix that is multiplied ({found.type.name})")
+            raise NothingToVerify(f"{quoted(tensor)} is not a matrix that is multiplied ({found.type.name})")
         start, stop = (0, found.n_rows) if rows is None else rows
         if not 0 <= start < stop <= found.n_rows:
-            raise UsageError(f"rows {start}:{stop} are not among the {found.n_rows} of {quoted(tensor)}")
+            raise UsageError(f"rows {start}:{stop} are out of range: {quoted(tensor)} has {found.n_rows} rows")
         names = _definitions(fmt)
         if definition != AUTO and definition not in names:
             raise UsageError(f"{fmt.name} has no definition {definition[:40]!a}; it has: {', '.join([AUTO, *names])}")
@@ -299,7 +306,7 @@ def _command(
 def _judged(
     sample: _Sample, names: dict[str, Semantics], claimed: str, threads: int, fast_math: bool
 ) -> dict[str, Any]:
-    """The fields of `Judged` that the numbers decide; "at": the first wrong output."""
+    """Return the computed fields of `Judged`; "at" is the first wrong output."""
     nothing: dict[str, Any] = {
         "definition": claimed, "candidates": (), "wrong": 0, "outputs": 0, "utilisation": 0.0, "score": 0.0,
         "nmse": 0.0,
@@ -309,7 +316,7 @@ def _judged(
     finite = np.concatenate([np.isfinite(part).all(axis=1) for part in _parts(sample.x)])
     left: list[str] = []
     if not finite.all():
-        left.append(f"{int((~finite).sum()):,} of {len(finite):,} tokens of x hold values that are not finite")
+        left.append(f"{int((~finite).sum()):,} of {len(finite):,} tokens of x contain values that are not finite")
         keep = np.flatnonzero(finite)
         if not len(keep):
             return nothing | {"left": tuple(left)}
@@ -322,13 +329,13 @@ def _judged(
     first = {s.name: s for s in [*definitions(sample.fmt), *wider(sample.fmt)]}
     tried = first if claimed == AUTO else {claimed: names[claimed]}
     tries: list[tuple[Candidate, float]] = []
-    # nobody declares anything here, so the wide bounds of weights decoded in steps would admit what is wrong
+    # nothing was declared, so the wide bounds of weights decoded in steps would accept wrong outputs
     pairs = [s for s in names.values() if s.name not in first and not s.term.steps]
     for semantics in [*tried.values(), *pairs] if claimed == AUTO else tried.values():
         if semantics.name not in tried and any(c.within for c, _ in tries):
-            break  # every pair of an encoding and a term, where no known definition fits
+            break  # other pairs of an encoding and a term are only tried if no known definition fits
         found = _by(some, semantics, threads, fast_math)
-        within = found.verified and found.energy > 0  # all zeros are every definition's answer, and say nothing
+        within = found.verified and found.energy > 0  # every definition gives zeros for zeros
         tries.append((Candidate(semantics.name, found.utilisation, found.score, found.nmse, within), found.typical))
     candidates = [c for c, _ in sorted(tries, key=lambda t: (not t[0].within, t[1]))]
     fits = [c.name for c in candidates if c.within]
@@ -341,11 +348,11 @@ def _judged(
     found = results[best]
     if found.suspected and not found.wrong:
         left.append(
-            f"{found.suspected:,} outputs are within the bound, but further off than independent roundings explain: "
-            "structured data may do that, and so may a fault; capture a product of other activations"
+            f"{found.suspected:,} outputs are within the bound, but further off than independent roundings explain. "
+            "The cause may be structured data or a fault; capture a product of other activations"
         )
     if not found.energy:
-        left.append("the exact product is zero everywhere: zeros are the answer of every definition")
+        left.append("the exact product is zero everywhere, for every definition")
     elif found.power.lacking:
         left.append(WEAK)
     elif found.power.empty:
@@ -357,7 +364,7 @@ def _judged(
     faults: tuple[FaultMatch, ...] = ()
     if found.wrong:
         lines, faults = _explained(sample.window(at), names[best], threads)
-        for name in tried if not fits else ():  # how near a definition is says little of outputs that are far from all
+        for name in tried if not fits else ():  # if no definition is near, try the faults of each
             if not faults and name != best:
                 others = _explained(sample.window(at), names[name], threads)
                 if others[1]:
@@ -372,7 +379,7 @@ def _judged(
 
 
 def _definitions(fmt: WeightFormat) -> dict[str, Semantics]:
-    """What may be claimed, by name: the definitions that are tried, and every other that a kernel may declare."""
+    """The definitions that may be claimed, by name: those that are tried, and all others that a kernel may declare."""
     return {s.name: s for s in [*definitions(fmt), *wider(fmt), *composed_definitions(fmt)]}
 
 
@@ -391,7 +398,7 @@ def _explained(sample: _Sample, semantics: Semantics, threads: int) -> tuple[tup
 
 
 def _parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Rows of an array, as many at a time as hold about 2^22 values."""
+    """Split an array into groups of rows with about 2^22 values each."""
     step = max(1, (1 << 22) // max(1, array.shape[1]))
     for start in range(0, len(array), step):
         yield array[start : start + step]
@@ -440,9 +447,10 @@ def _by(sample: _Sample, semantics: Semantics, threads: int, fast_math: bool) ->
 
 
 def _ambiguous(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Floats) -> tuple[npt.NDArray[np.float64], int]:
-    """By how much a step of each ambiguous code of a token may move its outputs, [M, N], and how many codes these are.
+    """Return the possible change of each output, [M, N], by a step of every ambiguous code, and the number of codes.
 
-    That is |w|·d_a; where offsets and minima meet the sum s, which no code changes, it is |d_w|·q_w·d_a.
+    A step changes an output by |w|·d_a. If offsets and minima are multiplied by the sum s, which is independent of the
+    codes, the change is |d_w|·q_w·d_a.
     """
     may = ambiguous_codes(x)
     if not may.any():
@@ -462,7 +470,7 @@ def _ambiguous(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Floats) -
 
 
 def _blocks(given: Path | str | npt.NDArray[Any], semantics: Semantics | None, m: int, k: int) -> Bytes:
-    """Raises UsageError."""
+    """Read blocks of activations. Raises UsageError."""
     if semantics is None or semantics.activations is None:
         raise UsageError("blocks of activations need a definition that quantizes them: --definition")
     fmt = semantics.activations
@@ -475,7 +483,7 @@ def _blocks(given: Path | str | npt.NDArray[Any], semantics: Semantics | None, m
 
 @dataclass(frozen=True)
 class CaseFiles:
-    """What a folder of `--save-case` says of itself, checked, for `judge_case`."""
+    """The checked description in a folder of `--save-case`, for `judge_case`."""
 
     folder: Path
     tensor: str
@@ -487,18 +495,18 @@ class CaseFiles:
 
 
 def read_case(folder: Path) -> CaseFiles:
-    """Raises UsageError where the folder is no case."""
+    """Read the description of a case. Raises UsageError if the folder is not a case."""
     path = folder / "case.json"
     try:
         if not path.is_file():
-            raise UsageError(f"{printable(str(folder))} is no case: it has no case.json")
+            raise UsageError(f"{printable(str(folder))} is not a case: it has no case.json")
         said = json.loads(read_input(path, "description of a case", _MOST_JSON))
         sizes = [said[name] for name in ("m", "n", "k")]
         words = [said[name] for name in ("tensor", "type", "definition")]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{printable(str(path))} is no description of a case: {first_line(error)}") from None
+        raise UsageError(f"{printable(str(path))} is not the description of a case: {first_line(error)}") from None
     if not all(type(s) is int and 0 < s < 1 << 40 for s in sizes) or not all(isinstance(w, str) for w in words):
-        raise UsageError(f"{printable(str(path))} is no description of a case")
+        raise UsageError(f"{printable(str(path))} is not the description of a case")
     return CaseFiles(folder, *words, *sizes)
 
 
@@ -506,10 +514,10 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     """Judge the files of `--save-case`, which hold the weights too.
 
     Args:
-        definition: in place of the one that the case names; "auto": find it.
-        threads, fast_math: as of `judge_captured`.
+        definition: used instead of the definition in the case; "auto": find it.
+        threads, fast_math: see `judge_captured`.
 
-    Raises UsageError where the folder is no case, or its arrays are not what it says.
+    Raises UsageError if the folder is not a case, or its arrays do not match its description.
     """
     from .formats import ELEMENTS, FORMATS
 
@@ -522,11 +530,11 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     if claimed != AUTO and claimed not in names:
         raise UsageError(f"{fmt.name} has no definition {claimed[:40]!a}; it has: {', '.join([AUTO, *names])}")
     if case.k % fmt.block_size:
-        raise UsageError(f"rows of {case.k} values are no whole blocks of {fmt.name}")
+        raise UsageError(f"rows of {case.k} values are not a whole number of {fmt.name} blocks")
     row_bytes = case.k // fmt.block_size * fmt.block_bytes
     weights = case.folder / "w.bin"
     if not weights.is_file() or weights.stat().st_size != case.n * row_bytes:
-        raise UsageError(f"w.bin does not hold {case.n} rows of {row_bytes} bytes")
+        raise UsageError(f"w.bin does not contain {case.n} rows of {row_bytes} bytes")
     note_input(weights, weights.stat())
     rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
     x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))
