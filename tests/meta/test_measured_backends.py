@@ -50,4 +50,4 @@ def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert 0.49 < row.ulps <= 0.5
     monkeypatch.setitem(arithmetic._BACKENDS, "CPU", replace(arithmetic._BACKENDS["CPU"], division=0.25))
     assert main([*asked, "--only", "1/x"]) == 1
-    assert "results are off by more than is declared" in capsys.readouterr().out
+    assert "results exceed the declared error" in capsys.readouterr().out

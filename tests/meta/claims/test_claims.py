@@ -87,7 +87,7 @@ VERDICTS = {
     "vec_dot_ratio": "true only for Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4, and in MMQ only without tensor cores",
     "reuse": "true only for the bytes that are read",
     "flop_per_byte": "true only for halves, and for the conclusion: it is 3.56 for Q4_0",
-    "laptop_peak": "false: the product counts operations in a cycle",
+    "laptop_peak": "false: the product counts operations per cycle",
     "registers_and_stream_k": "true only for ",
     "memory": "true only for halves",
 }
@@ -348,7 +348,7 @@ def test_counts_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_
     other = arithmetic.reuse(replace(sources, kernels=tmp_path))
     assert "8 tokens and 32 rows" in other.evidence[0]
     (folder / "02_tiled.cu").write_text("TOKENS = 8")
-    with pytest.raises(ValueError, match="states no tile"):
+    with pytest.raises(ValueError, match="has no tile size"):
         arithmetic.reuse(replace(sources, kernels=tmp_path))
 
 
