@@ -136,8 +136,8 @@ def q5_cost(s: Sources) -> Claim:
                   out),
             "A block has 22 bytes for Q5_0 and 24 for Q5_1, compared with 18 for Q4_0: 22 % and 33 % more to read. "
             "This matters if most time is spent on reading weights (few tokens). With many tokens arithmetic "
-            "dominates: the cost of Q5_0 vanishes, and that of Q5_1 is mostly the cost of its minima, which Q4_1 (listed for "
-            "comparison) has too.",
+            "dominates: the cost of Q5_0 vanishes, and that of Q5_1 is mostly the cost of its minima, which Q4_1 "
+            "(listed for comparison) has too.",
         ),
         "`python -m tools.measure bench kernels` on a GPU",
     )  # fmt: skip
