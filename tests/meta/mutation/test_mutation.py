@@ -242,7 +242,7 @@ def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
 
 
 def test_no_mutant_of_a_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no mutant is called common"):
+    with pytest.raises(UsageError, match="no mutant has the id common"):
         kill.run(options(tmp_path, "--mutant", "common.cuh:1:1:none"))
 
 
