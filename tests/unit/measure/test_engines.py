@@ -213,7 +213,7 @@ def test_a_kernel_whose_engine_is_not_there_is_not_run(tmp_path: Path) -> None:
     kernel = msgspec.structs.replace(CATALOGUE.engines[0].kernels[0], needs=("library.so",))
     (made, *_) = runs.run_kernel(CATALOGUE.engines[0], kernel, "cpu", [], tmp_path)
     assert made.verdict == runs.NOT_RUN
-    assert "built/library.so is not there" in made.says
+    assert "built/library.so does not exist" in made.says
 
 
 def test_a_repetition_runs_in_the_folder(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_table_and_page(tmp_path: Path) -> None:
     assert said in summary
     assert summary.endswith(f"They were judged by {report.VERSION}.")
     del kill_part["version"]
-    assert "before there were other schedules" in report.summary(kill_part)
+    assert "before other schedules" in report.summary(kill_part)
     known = [{"file": "gemm/.*", "diff": "why not", "why": "because"}]
     known.append({"file": "pack/.*", "diff": "further", "why": f"{report.UNSEEN}: masks"})
     text = report.page(data, known)
