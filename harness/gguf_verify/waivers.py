@@ -1,8 +1,8 @@
 """Waivers: known mismatches, each with a reason and an end date, which do not fail a run until then.
 
-A waiver makes nothing right. A run whose failures are all waived ends with exit code 0 and says "verified with N
-waived", never "verified". What could not be checked at all is never waived. A waiver whose date has passed counts no
-longer, and is said; so is one that matched nothing.
+A waiver does not make a result correct. A run whose failures are all waived ends with exit code 0 and says "verified
+with N waived", never "verified". Checks that could not be made are never waived. A waiver whose date has passed no
+longer counts. Reports list expired waivers, and waivers that matched nothing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .support.errors import UsageError
 from .support.text import printable
 from .support.toml import Mistake, read_toml, typed
 
-#: More than anyone reads.
+#: Upper limit: no one reads more.
 MOST_WAIVERS = 1000
-#: Key → names of which a pattern that matches all is no choice: of files, kernels, matrices and rungs.
+#: Key → typical names of files, kernels, matrices and rungs. A pattern that matches all of them is too general.
 _NAMES = {
     "model": ("tiny-Q4_0.gguf", "Model.Q8_0-00001-of-00002.gguf", "x.gguf"),
     "kernel": ("q8_1", "kernels/My.cu:gemm", "k.py:f", "0.so"),
@@ -35,16 +35,16 @@ _NAMES = {
     "rung": ("bytes", "blocks", "layers", "tokens"),
 }  # fmt: skip
 
-#: A file with every key that there is.
+#: An example file with every key.
 REFERENCE = """\
-[[waiver]]                     # a mismatch of a kernel; every key that is given must match
+[[waiver]]                     # a mismatch of a kernel; every key below must match
 model = "tiny-*.gguf"          # the model's file name; * ? [abc] match as in a shell
-kernel = "q8_1"                # the kernel, as a report names it
-tensor = "blk.0.attn_q.weight" # the tensor; this, or rung, must be given
+kernel = "q8_1"                # the kernel's name in a report
+tensor = "blk.0.attn_q.weight" # the tensor; either tensor or rung is required
 rung = "layers"                # bytes, blocks, layers or tokens
-fault = "code-order"           # the diagnosis must name this fault
+fault = "code-order"           # the fault that the diagnosis must report
 reason = "issue 42: the codes are in the old order until the loader is rewritten"
-until = 2027-01-31             # the last day on which it counts (UTC); reason and until must be given
+until = 2027-01-31             # the last day on which it counts (UTC); reason and until are required
 
 [[waiver]]                     # a finding of an audit
 finding = "GGUF-107-codes-unused"
@@ -56,7 +56,7 @@ until = 2027-01-31
 
 
 class Waiver(msgspec.Struct, frozen=True, kw_only=True):
-    """One waiver; `REFERENCE` shows what each key means. A key that is None matches everything."""
+    """One waiver; see `REFERENCE` for the keys. A key that is None matches everything."""
 
     reason: str
     until: date
@@ -69,7 +69,7 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """What it matches, in a line; not escaped."""
+        """The keys that it matches, in one line; not escaped."""
         names = ("finding", "model", "kernel", "tensor", "rung", "fault")
         return ", ".join(f"{name} {v}" for name in names if (v := getattr(self, name)) is not None)
 
@@ -78,12 +78,15 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True):
         return today > self.until
 
     def of_run(self, report: Report) -> bool:
-        """Whether it is about this model and this kernel."""
+        """Whether it applies to this model and kernel."""
         name = Path(report.environment.file.path).name
         return self.finding is None and _fits(self.model, name) and _fits(self.kernel, report.environment.kernel.name)
 
     def covers(self, report: Report, rung: RungResult, tensor: str) -> bool:
-        """Whether it is about the failures of a tensor ("" for those of no tensor) in a rung of `of_run`'s run."""
+        """Whether it applies to the failures of a tensor ("" for failures without a tensor) in a rung of this run.
+
+        Call it only if `of_run` is true.
+        """
         if not (_fits(self.rung, rung.name) and _fits(self.tensor, tensor)):
             return False
         if self.fault is None:
@@ -93,17 +96,18 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True):
         return self.fault in named
 
     def of_audit(self, name: str) -> bool:
-        """Whether it is about findings in a file of this name."""
+        """Whether it applies to findings in a file of this name."""
         return self.finding is not None and _fits(self.model, name)
 
     def covers_finding(self, finding: str, tensor: str) -> bool:
-        """Whether it is about a finding of this id, or of the number with which the id begins, of what it is of."""
+        """Whether it applies to a finding of this id in this tensor. A waiver may give only the id's first part, such
+        as GGUF-107."""
         if self.finding is None or not (finding == self.finding or finding.startswith(f"{self.finding}-")):
             return False
         return _fits(self.tensor, tensor)
 
     def use(self, n: int, day: date) -> WaiverUse:
-        """The record for a report: it matched n failures."""
+        """Return the record for a report, given the number of failures that it matched."""
         state: WaiverState = "expired" if self.expired(day) else "applied" if n else "unused"
         return WaiverUse(what=self.words, reason=self.reason, until=self.until.isoformat(), state=state, failures=n)
 
@@ -117,13 +121,13 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_waivers(path: Path | str) -> tuple[Waiver, ...]:
-    """The waivers of a file. Raises UsageError with one line that names the file and the key."""
+    """Read the waivers in a file. Raises UsageError with one line that contains the file and the key."""
     path = Path(path)
     table = read_toml(path, "waivers")
     try:
         held = typed(table, _File, "").waiver
         if len(held) > MOST_WAIVERS:
-            raise Mistake("waiver", f"there are {len(held):,}, and at most {MOST_WAIVERS:,} are allowed")
+            raise Mistake("waiver", f"there are {len(held):,}; the limit is {MOST_WAIVERS:,}")
         return tuple(_waiver(entry, f"waiver[{i}]") for i, entry in enumerate(held))
     except Mistake as error:
         place, what = error.args
@@ -133,9 +137,9 @@ def read_waivers(path: Path | str) -> tuple[Waiver, ...]:
 def _waiver(entry: dict[str, object], place: str) -> Waiver:
     for key in ("reason", "until"):
         if key not in entry:
-            raise Mistake(f"{place}.{key}", "is missing: a waiver has a reason and a last day")
+            raise Mistake(f"{place}.{key}", "is missing: a waiver needs a reason and a last day")
     if type(entry["until"]) is not date:
-        raise Mistake(f"{place}.until", "must be a date, written as in until = 2027-01-31, without quotes")
+        raise Mistake(f"{place}.until", "must be a date without quotes, for example: until = 2027-01-31")
     made: Waiver = typed(entry, Waiver, place)
     for key, value in entry.items():
         if isinstance(value, str) and not any(map(str.isalnum, value)):
@@ -147,18 +151,17 @@ def _waiver(entry: dict[str, object], place: str) -> Waiver:
     if made.finding is not None and not re.fullmatch(r"[A-Z]+-[0-9]+(-[a-z0-9-]+)?", made.finding):
         raise Mistake(f"{place}.finding", "must be the id of one finding, such as GGUF-107 or GGUF-107-codes-unused")
     if made.finding is None and made.tensor is None and made.rung is None:
-        raise Mistake(place, "would waive everything: name a tensor, a rung or an audit's finding")
+        raise Mistake(place, "would waive everything: give a tensor, a rung or the finding of an audit")
     if made.finding is not None and (made.kernel or made.rung or made.fault):
         raise Mistake(place, "a finding of an audit has no kernel, rung or fault")
     return made
 
 
-#: What is said of a pattern without a choice.
-_ANYTHING = "covers everything: name what is known to be wrong"
+_ANYTHING = "matches everything: give the name of what is known to be wrong"
 
 
 def _matches_any(pattern: str, names: Sequence[str]) -> bool:
-    """Whether a pattern has nothing to say: no letter or digit beside its wildcards, or it matches all of the names."""
+    """Whether a pattern is too general: no letter or digit besides its wildcards, or it matches all of the names."""
     said = re.sub(r"\[[^\]]*\]", "", pattern)
     return not any(map(str.isalnum, said)) or all(fnmatchcase(name, pattern) for name in names)
 
@@ -166,14 +169,14 @@ def _matches_any(pattern: str, names: Sequence[str]) -> bool:
 def refuse_everything(
     waivers: Sequence[Waiver], model: str, kernel: str, tensors: Sequence[str], rungs: Sequence[str]
 ) -> None:
-    """That the waivers of a run leave something that can fail it.
+    """Check that a run can still fail despite its waivers.
 
     Args:
         model: the file's name.
         tensors: all matrices of the model.
-        rungs: all that look at them.
+        rungs: all rungs that check them.
 
-    Raises UsageError where those of them that name no single tensor together cover every tensor in every rung.
+    Raises UsageError if the waivers that do not give a single tensor's name together cover every tensor in every rung.
     """
     about = [w for w in waivers if w.finding is None and w.fault is None and w.tensor not in tensors]
     mine = [w for w in about if _fits(w.model, model) and _fits(w.kernel, kernel)]
@@ -187,15 +190,15 @@ def refuse_everything(
 
 
 def today() -> date:
-    """In UTC, so that a waiver ends everywhere at the same time."""
+    """Today's date in UTC, so that a waiver ends everywhere at the same time."""
     return datetime.now(UTC).date()
 
 
 def apply(report: Report, waivers: Sequence[Waiver], day: date, under_way: Sequence[RungResult] = ()) -> None:
-    """Waive failures of a run: sets `RungResult.waived` and `Report.waivers`.
+    """Waive failures of a run: set `RungResult.waived` and `Report.waivers`.
 
     Args:
-        under_way: rungs that the report does not hold yet.
+        under_way: unfinished rungs, which the report does not contain yet.
     """
     mine = [waiver for waiver in waivers if waiver.of_run(report)]
     counts = [0] * len(mine)

@@ -1,4 +1,4 @@
-"""One cell's run, and who makes the runs of a night: threads of this process, or processes of Ray."""
+"""The run of a cell, and the workers of a night: threads of this process, or Ray processes."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .graph_outcomes import graph_cell_of
 from .outcomes import broken_off, cell_of, killed
 from .records import BACKEND, Cell, Key
 
-#: Seconds beyond their limit within which the runs of cells have ended.
+#: Runs of cells have ended this many seconds after their time limit.
 _SLACK = 60.0
 
 
 class Killed(NamedTuple):
-    """A run that somebody else ended; how, and after how many seconds."""
+    """A run that was killed from outside; how, and after how many seconds."""
 
     key: Key
     how: str
@@ -40,20 +40,20 @@ class Killed(NamedTuple):
 
 @dataclass(frozen=True)
 class CellRun:
-    """What is run for one cell.
+    """The command that is run for a cell, and its surroundings.
 
     Args:
-        key: which cell.
-        command: without the report that it writes.
-        python_path: in which its Python finds this package.
-        version: of llama-cpp-python that it must run with, "none" for a build in a folder; None for any.
-        keep_all: also keep the report of a pass.
-        time_limit, grace: seconds, see `Processes.run`.
+        key: of the cell.
+        command: without the option for the report.
+        python_path: the PYTHONPATH with this package.
+        version: the required version of llama-cpp-python; "none" for a build in a folder, None for any version.
+        keep_all: also keep the reports of passing runs.
+        time_limit, grace: in seconds, see `Processes.run`.
         work: the night's folder.
-        files: what it reads: the model, the kernel's file and the waivers, or the libraries of a build of llama.cpp.
-        gpu: its kernel or its llama.cpp runs on a GPU.
-        llama: the folder of the build of llama.cpp that a graph's run is to load; None for llama-cpp-python's.
-        nvrtc: the version of NVRTC that compiles its kernel, and its library; None for the one that is installed.
+        files: its inputs: the model, the kernel's file and the waivers, or the libraries of a build of llama.cpp.
+        gpu: whether its kernel or its llama.cpp runs on a GPU.
+        llama: the folder with the build of llama.cpp for a graph; None for the one in llama-cpp-python.
+        nvrtc: the version and library of NVRTC for its kernel; None for the installed one.
     """
 
     key: Key
@@ -70,13 +70,13 @@ class CellRun:
     nvrtc: tuple[str, Path] | None = None
 
     def made(self, processes: Processes, variables: Mapping[str, str]) -> Cell | Killed:
-        """The run's cell, with these variables of the environment. Raises Stopped."""
+        """Run it with these environment variables and return the cell. Raises Stopped."""
         folder = None
         try:
-            # another machine need not have the night's folder
+            # another machine may not have the night's folder
             folder = Path(tempfile.mkdtemp(dir=self.work if self.work.is_dir() else None))
             report, temporary = folder / "report.json", folder / "tmp"
-            temporary.mkdir()  # a run that is killed leaves its temporary files
+            temporary.mkdir()  # a killed run does not remove its temporary files
             env = {**variables, "TMPDIR": str(temporary), "PYTHONPATH": self.python_path}
             env.pop("PYTHONHOME", None)
             if self.nvrtc is not None:
@@ -96,7 +96,7 @@ class CellRun:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def __call__(self, variables: Mapping[str, str]) -> Cell | Killed:
-        """`made` in a process of its own."""
+        """Call `made` in another process, which has no `Processes` yet."""
         processes = Processes()
         try:
             return self.made(processes, variables)
@@ -110,14 +110,15 @@ def uses_gpu(host: str, reference: str) -> bool:
 
 
 class Crew(Protocol):
-    """Who makes runs."""
+    """Workers that make runs."""
 
     def __len__(self) -> int:
-        """How many have not ended."""
+        """The number of runs that have not ended."""
         ...
 
     def ended(self, seconds: float) -> list[Cell | Killed]:
-        """What those give that end within so many seconds, the first of them. Raises Stopped; EnvironmentFault."""
+        """Wait at most this many seconds for a run to end, and return the results of those that have. Raises Stopped
+        or EnvironmentFault."""
         ...
 
 
@@ -125,7 +126,7 @@ class Crew(Protocol):
 def threads(
     runs: Sequence[CellRun], jobs: int, processes: Processes, begins: Callable[[Key], object]
 ) -> Iterator[Crew]:
-    """Threads of this process, so many at a time; each run is told of as it begins."""
+    """Run in threads of this process, at most `jobs` at a time; `begins` is called when a run starts."""
     pool = ThreadPoolExecutor(jobs)
 
     def made(run: CellRun) -> Cell | Killed:
@@ -153,9 +154,9 @@ class _Threads:
 
 @contextmanager
 def by_ray(address: str, runs: Sequence[CellRun], jobs: int) -> Iterator[Crew]:
-    """Processes of the cluster of Ray that this process is connected with, so many at a time on each machine. Raises
+    """Run in processes of the connected Ray cluster, at most `jobs` at a time on each machine. Raises
     EnvironmentFault."""
-    from gguf_verify.distributed.errands import Errand, Errands  # they import Ray
+    from gguf_verify.distributed.errands import Errand, Errands  # imports Ray
 
     known, found = in_common(), dict[tuple[Path, ...], Expected]()
     for run in runs:
@@ -185,16 +186,18 @@ class _ByRay:
             self._since = now
         elif now - self._since > self._longest:
             raise EnvironmentFault(
-                f"no cell ended within {self._longest:g} s, so none runs: do others use the cluster?"
+                f"no cell ended within {self._longest:g} s, so none is running; is the cluster busy?"
             )
         return [self._made(i, of) for i, of in found]
 
     def _made(self, i: int, found: Cell | Killed | Exception) -> Cell | Killed:
         if isinstance(found, Exception):
-            return Killed(self._runs[i].key, f"its worker of Ray was lost each time: {printable(str(found), 200)}", 0.0)
+            return Killed(
+                self._runs[i].key, f"its Ray worker was lost on every attempt: {printable(str(found), 200)}", 0.0
+            )
         return found
 
 
 def in_common() -> dict[str, str]:
-    """Name → value of what machines have in common whose cells are cells of one night."""
+    """The properties that must be equal on all machines of a night: name → value."""
     return of_code() | machine.processor()

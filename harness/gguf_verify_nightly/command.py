@@ -35,11 +35,11 @@ _EPILOG = """\
 exit codes
   run      0: every cell is verified
            1: a cell is a mismatch
-           3: a cell broke off, crashed or timed out, or the night cannot run
+           3: a cell was aborted, crashed or timed out, or the night cannot run
            4: a model file is malformed
            5: not everything could be verified
            128 + N: signal N interrupted the night; the same command resumes it
-  compare  0: no cell that was verified fails or is missing now
+  compare  0: no verified cell of the old night fails or is missing now
            1: a cell fails or is missing now; with --strict, also if utilisations drifted or cells became slower
            5: no cell could be compared
   all      2: an error in the command line or the configuration, or no history
@@ -49,7 +49,7 @@ exit codes
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of this command."""
+    """Return the argument parser of this command."""
     from .config import REFERENCE
 
     parser: argparse.ArgumentParser = Parser(
@@ -73,7 +73,9 @@ def build_parser() -> argparse.ArgumentParser:
     run_.add_argument("--new", action="store_true", help="start a new night instead of resuming the last one")
     add_ray(run_, "run the cells")
     add_reports(run_, NightKind.NIGHT)
-    compare_ = commands.add_parser("compare", help="show what became worse, better or is missing since another night")
+    compare_ = commands.add_parser(
+        "compare", help="list cells that became worse or better, or are missing, since another night"
+    )
     _add_source(compare_)
     compare_.add_argument(
         "--old",
@@ -83,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     compare_.add_argument(
         "--new", metavar="N|NAME", help="the later night, by number or pinned name (default: the newest)"
     )
-    compare_.add_argument("--strict", action="store_true", help="give exit code 1 for drift and slower cells too")
+    compare_.add_argument("--strict", action="store_true", help="also exit with 1 for drift and slower cells")
     status = commands.add_parser("status", help="list the last nights")
     _add_source(status)
     status.add_argument("-n", type=int, default=10, metavar="N", help="number of nights (default: %(default)s)")
@@ -107,7 +109,7 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: list[str]) -> int:
-    """`gguf-verify nightly …`; returns the exit code. Raises HarnessError."""
+    """Run `gguf-verify nightly …` and return the exit code. Raises HarnessError."""
     args = build_parser().parse_args(argv)
     with internal_errors(args.verbose):
         commands = {"run": _run, "compare": _compare, "status": _status, "pin": _pin}
@@ -167,7 +169,7 @@ def _compare(args: argparse.Namespace) -> int:
         earlier = [n for n in nights if n.number < new.number and n.config == new.config]
         found = _compared(earlier, new, _named(history, args.old))
     if found is None:
-        line = f"there is no finished night to compare night {new.number} with"
+        line = f"no finished night to compare night {new.number} with"
         return print_lines(line, exit_code=EXIT_UNVERIFIED)
     return deliver(NightKind.COMPARISON, found, found.exit_code(args.strict))
 
@@ -181,7 +183,7 @@ def _named(history: History, name: str | None) -> Night | None:
     number = history.pinned(name)
     if number is None:
         known = ", ".join(f"{printable(k, 64)} ({n})" for k, n in history.pins().items()) or "none"
-        raise UsageError(f"no night is called {printable(name, 64)}; pinned names: {known}")
+        raise UsageError(f"no night has the name {printable(name, 64)}; pinned names: {known}")
     return history.night(number)
 
 
@@ -205,7 +207,7 @@ def _pin(args: argparse.Namespace) -> int:
         if number is None:
             raise UsageError("the history has no finished night")
         history.pin(args.name, number)
-    return print_lines(f"night {number} is now called {printable(args.name, 64)}")
+    return print_lines(f"night {number} now has the name {printable(args.name, 64)}")
 
 
 COMMAND = Command(

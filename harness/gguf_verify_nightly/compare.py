@@ -1,4 +1,4 @@
-"""What is worse, better or gone in a night, compared with an earlier one. A cell that is gone is never a pass."""
+"""Comparison of two nights: cells that are worse, better or missing. A missing cell is never a pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .significance import TimeChange, drifts, judge_times
 
 @dataclass(frozen=True)
 class Change:
-    """A cell whose outcomes in two nights are worth reporting.
+    """A cell to report because of its outcomes in two nights.
 
     Args:
         old, new: the outcomes; None if that night has none.
-        reason: the new cell's, with what the history adds; of a cell that vanished, why it has no outcome.
+        reason: the reason of the new cell and facts from the history; for a vanished cell, why it has no outcome.
     """
 
     key: Key
@@ -32,12 +32,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Drift:
-    """A worst utilisation that the history of its cell, rung and side does not explain.
+    """A largest utilisation outside the range expected from the history of its cell, rung and side.
 
     Args:
-        old, new: in the two nights.
-        least, most: in all nights that it was judged by.
-        nights: how many nights those are.
+        old, new: the values of the two nights.
+        least, most: the range in the nights of the history.
+        nights: the number of nights in that history.
     """
 
     key: Key
@@ -59,7 +59,7 @@ class Drift:
 
 @dataclass(frozen=True)
 class Slower:
-    """A cell's time that the history does not explain, slower or faster."""
+    """A cell's time, slower or faster than expected from the history."""
 
     key: Key
     time: TimeChange
@@ -74,34 +74,34 @@ class Slower:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What differs between two nights.
+    """The differences between two nights.
 
     Args:
-        old, new: their numbers.
-        compared: how many cells both nights have.
-        verified: how many of those are verified in both.
-        new_failures: verified or waived in the old night and neither in the new one.
-        fixed: verified in the new night and not in the old one.
-        other_failures: with the same outcome in both nights and another reason: rung, place, count or diagnosis.
-        still_failing: neither verified nor waived in either, with the same outcome and reason.
+        old, new: the numbers of the nights.
+        compared: number of cells that both nights have.
+        verified: number of those that are verified in both.
+        new_failures: cells that were verified or waived in the old night and are neither in the new one.
+        fixed: cells that are verified in the new night but not in the old one.
+        other_failures: failures with the same outcome but another reason: rung, place, count or diagnosis.
+        still_failing: neither verified nor waived in either night, with the same outcome and reason.
         waived: waived in the new night.
-        other_outcome: with different outcomes, neither better nor worse.
-        vanished: recorded in the old night; in the new one not planned or not run.
+        other_outcome: different outcomes, neither better nor worse.
+        vanished: recorded in the old night, but not planned or not run in the new one.
         appeared: recorded in the new night only.
         not_run: planned in the new night and recorded in neither.
         drift: utilisations that changed.
-        drift_not_judged: how many utilisations vary in a history that is too short to judge them.
+        drift_not_judged: number of utilisations that vary, with a history too short to judge them.
         slower, faster: times that changed.
-        pace: the new night's times relative to the usual ones; 1 is the usual pace. `pace_sigmas` is how far off that
-            is, in σ of the earlier nights' paces.
-        times_judged: how many times were judged.
-        times_not_judged: nights in the history → how many cells have too few nights to be judged.
-        versions: name → (old, new) → how many cells.
+        pace: the new night's times relative to the usual ones; 1 is the usual pace.
+        pace_sigmas: the deviation of `pace` from 1, in σ of the earlier nights' paces.
+        times_judged: number of times that were judged.
+        times_not_judged: nights in the history → number of cells with too few nights to be judged.
+        versions: name → (old, new) → number of cells.
         project: the project's version in the old and the new night, if it changed.
-        hardware: name → (old, new), for what changed.
-        other_machine: the nights ran on different hardware, so that times and utilisations are not compared with the
-            old night's.
-        new_exit_code: that of the new night by itself.
+        hardware: name → (old, new), for changed properties.
+        other_machine: whether the nights ran on different hardware; if so, times and utilisations are not compared
+            with those of the old night.
+        new_exit_code: the exit code of the new night alone.
     """
 
     old: int
@@ -137,8 +137,9 @@ class Comparison:
         return f"night {self.old}"
 
     def exit_code(self, strict: bool = False) -> int:
-        """1 for new failures, other failures and vanished cells, with `strict` also for drift and slower cells; 5 if no
-        cell could be compared; else the new night's: a cell that still fails is no pass."""
+        """Return 1 for new failures, other failures and vanished cells, with `strict` also for drift and slower cells;
+        5 if no cell could be compared; otherwise the new night's exit code, because a cell that still fails is not a
+        pass."""
         worse = self.new_failures or self.other_failures or self.vanished
         if worse or (strict and (self.drift or self.slower)):
             return EXIT_MISMATCH
@@ -149,8 +150,8 @@ def compare(earlier: Sequence[Night], old: Night, new: Night) -> Comparison:
     """Compare a night with an earlier one.
 
     Args:
-        earlier: the history by which drift and times are judged, in any order. Only nights before `new` and on the
-            same machine count; `old` is one of them if it meets these conditions.
+        earlier: the history for judging drift and times, in any order. Only nights before `new` and on the same
+            machine count; `old` is included if it meets these conditions.
     """
     machine = _machine(new)
     history = {night.number: night for night in (*earlier, old) if night.number < new.number or night is old}
@@ -185,7 +186,7 @@ def _machine(night: Night) -> tuple[str, ...]:
 
 
 def _changes(past: Sequence[Night], old: Night, new: Night) -> dict[str, tuple[Change, ...]]:
-    """The lists of a comparison, by name. `past` are the nights before the new one, oldest first."""
+    """Return the lists of a comparison by name. `past`: the nights before the new one, oldest first."""
     names = "new_failures other_failures fixed waived still_failing other_outcome vanished appeared"
     out: dict[str, list[Change]] = {name: [] for name in names.split()}
     planned = set(new.planned)
@@ -208,7 +209,7 @@ def _changes(past: Sequence[Night], old: Night, new: Night) -> dict[str, tuple[C
 
 
 def _change(old: Cell, new: Cell) -> tuple[str, str]:
-    """The list that a cell belongs to which is not verified in both nights, and the reason that is reported."""
+    """For a cell that is not verified in both nights: the name of its list, and the reason to report."""
     if new.verified:
         return "fixed", ""
     if new.accepted:
@@ -230,7 +231,7 @@ def _since(past: Sequence[Cell]) -> str:
 
 
 def _flaky(past: Sequence[Cell]) -> str:
-    """Of a cell that was both accepted and not before it changed now: how often it failed."""
+    """How often a cell failed before, if it also changed between passing and failing then."""
     failed = sum(not cell.accepted for cell in past)
     turns = sum(a.accepted is not b.accepted for a, b in pairwise(past))
     return f"it failed in {failed} of {len(past)} nights before" if turns else ""
@@ -241,8 +242,10 @@ def _utilisations(cell: Cell) -> dict[tuple[str, str], float]:
 
 
 def _drift(past: Sequence[Night], old: Night, new: Night) -> tuple[tuple[Drift, ...], int]:
-    """Drift of cells that both nights verify, and how many measures could not be judged. The utilisations of a failed
-    cell mean little, and the failure is in another list."""
+    """Return the drift of cells that are verified in both nights, and the number of measures that could not be judged.
+
+    The utilisations of a failed cell mean little, and the failure is in another list.
+    """
     out, not_judged = [], 0
     for key, cell in new.cells.items():
         before = old.cells.get(key)
@@ -270,7 +273,7 @@ def _versions(pairs: Sequence[tuple[Cell, Cell]]) -> dict[str, dict[tuple[str, s
     counts: dict[str, Counter[tuple[str, str]]] = {}
     for old, new in pairs:
         if not old.versions or not new.versions:
-            continue  # one of the runs ended before it reported its versions
+            continue  # a run that ended early has no versions
         for name in dict.fromkeys([*old.versions, *new.versions]):
             change = (old.versions.get(name, ""), new.versions.get(name, ""))
             if change[0] != change[1]:

@@ -30,70 +30,73 @@ from .devices import NAME as DEVICE_NAME
 from .devices import build_in
 from .records import BACKEND, Key
 
-#: A configuration with every key that there is.
+#: An example configuration with every key.
 REFERENCE = """\
 name = "nightly"               # the configuration's name in the history; default: the file's name without .toml
 history = "nightly.sqlite"     # the history; paths are relative to this file's folder
-jobs = 1                       # how many cells run at the same time
-time_limit = 900               # seconds that a cell may take
-build_time_limit = 7200        # seconds that installing a llama.cpp may take
-n_predict = 16                 # tokens that each run generates
-seed = 7                       # of every run; without it, each night draws one, keeps it when resumed and prints it
-threads = 0                    # threads of a cell; 0 means every core
-models = ["tiny-Q4_0.gguf", "models/*.gguf"]              # files that are verified as they are
-kernels = ["q8_1", "f32", "my_kernel.py:gemm"]            # as --kernel takes them; default: q8_1
-hosts = ["cpu"]                # as --host takes them; default: auto
-devices = ["CPU"]              # judge llama.cpp's graph on these, as `gguf-verify backend --device`; default: none
-keep_reports = "failures"      # which runs' full reports the history keeps: "failures" or "all"
-waivers = "waivers.toml"       # known mismatches that do not fail a night until a date, as --waivers takes them
+jobs = 1                       # number of cells to run at the same time
+time_limit = 900               # time limit of a cell, in seconds
+build_time_limit = 7200        # time limit for installing one llama.cpp, in seconds
+n_predict = 16                 # tokens to generate in each run
+seed = 7                       # seed of every run; default: a new one each night, printed, and reused on resume
+threads = 0                    # threads per cell; 0 means one per core
+models = ["tiny-Q4_0.gguf", "models/*.gguf"]              # files to verify as they are
+kernels = ["q8_1", "f32", "my_kernel.py:gemm"]            # values of --kernel; default: q8_1
+hosts = ["cpu"]                # values of --host; default: auto
+devices = ["CPU"]              # check llama.cpp's graph on these (`gguf-verify backend --device`); default: none
+keep_reports = "failures"      # runs whose full report the history keeps: "failures" or "all"
+waivers = "waivers.toml"       # known mismatches that do not fail a night before they expire (--waivers)
 
-[quantize]                     # more models: llama.cpp quantizes each source to each type
+[quantize]                     # more models: each source, quantized by llama.cpp to each type
 sources = ["tiny-F16.gguf"]
 types = ["Q4_0", "Q6_K"]
 
 [prompts]                      # name = text; default: the default prompt of `gguf-verify verify`
 story = "Once upon a time"
 
-[variants.NAME]                # one llama.cpp; without keys, the installed one. Default: only the installed one
-llama-cpp-python = "0.3.35"    # this version, installed in a virtual environment of its own
-cmake-args = "-DGGML_NATIVE=OFF"                          # built with these CMake arguments, likewise
-nvrtc = "13.2.78"              # kernels are compiled by this version of NVRTC, of PyPI's nvidia-cuda-nvrtc
-repack = true                  # as --repack
-reference = "gpu"              # as --reference: cpu, gpu, or a device's name, such as Vulkan0
+[variants.NAME]                # one llama.cpp; an empty table is the installed one. Default: only the installed one
+llama-cpp-python = "0.3.35"    # use this version, installed in its own virtual environment
+cmake-args = "-DGGML_NATIVE=OFF"                          # build with these CMake arguments, also in its own
+nvrtc = "13.2.78"              # compile kernels with this version of NVRTC (nvidia-cuda-nvrtc on PyPI)
+repack = true                  # pass --repack
+reference = "gpu"              # value of --reference: cpu, gpu, or a device name such as Vulkan0
 hosts = ["gpu"]                # replaces the hosts above for this variant
 devices = []                   # replaces the devices above for this variant
 
-[variants.VULKAN]              # a build of llama.cpp in a folder; it has cells of devices alone
-llama = "llama-vulkan"         # as `gguf-verify backend --llama`
+[variants.VULKAN]              # a build of llama.cpp in a folder; only checks devices, not kernels
+llama = "llama-vulkan"         # value of `gguf-verify backend --llama`
 devices = ["CPU", "Vulkan0"]
 
-[[exclude]]                    # cells that match every key of this table are not run
-kernel = "f32"                 # any of: model, type, kernel, host, prompt, variant; of a device: "backend", its name
+[[exclude]]                    # do not run the cells that match every key of this table
+kernel = "f32"                 # keys: model, type, kernel, host, prompt, variant; device: kernel "backend", host NAME
 variant = "NAME"
 """
-#: Which runs' full reports the history keeps.
+#: Runs whose full report the history keeps.
 KEEP_REPORTS = ("failures", "all")
-#: More cells than any night has time for.
+#: Upper limit: no night has time for more cells.
 MOST_CELLS = 100_000
 _MOST_PROMPT = 100_000
 _NAME = re.compile(r"[\w.+-]{1,64}")
 _VERSION = re.compile(r"\d+(\.\d+)*([a-z]+\d*)?([.+-][\w.]+)?")
-#: No command line can hold a NUL.
+#: A command line cannot contain a NUL.
 Text = Annotated[str, Meta(pattern=r"^[^\x00]*$")]
 Names = Annotated[list[Text], Meta(min_length=1)]
 Seconds = Annotated[float, Meta(ge=1, le=10**6)]
 
 
 class Quantize(Struct, frozen=True):
-    """The table [quantize]: `sources` are patterns of files."""
+    """The table [quantize]; `sources` are glob patterns."""
 
     sources: Names
     types: Names
 
 
 class Variant(Struct, frozen=True, rename={"version": "llama-cpp-python", "cmake_args": "cmake-args"}):
-    """A table [variants.NAME]: one llama.cpp. Without `version`, `cmake_args` and `llama` it is the installed one, and
-    without the first two its Python is."""
+    """A table [variants.NAME]: one llama.cpp.
+
+    Without `version`, `cmake_args` and `llama` this is the installed llama.cpp. Without the first two, its cells run
+    in the installed Python.
+    """
 
     version: Text | None = None
     cmake_args: Text | None = None
@@ -110,14 +113,14 @@ class Variant(Struct, frozen=True, rename={"version": "llama-cpp-python", "cmake
 
 
 class Model(Struct, frozen=True):
-    """A model: as it is where `type` is "", else quantized to that type."""
+    """A model: the file as it is if `type` is "", otherwise quantized to that type."""
 
     path: Path
     type: str = ""
 
 
 class ConfigFile(Struct, frozen=True, kw_only=True):
-    """What the file says. Names, paths and the inner tables are checked afterwards."""
+    """The content of the file. Names, paths and the inner tables are checked afterwards."""
 
     name: Text | None = None
     history: Text = "nightly.sqlite"
@@ -145,11 +148,11 @@ class Config:
 
     Args:
         path: the configuration's file.
-        file: its settings; the fields below stand for what must be looked up first.
-        models: all models of the matrix; those that are yet to be quantized have a type.
+        file: its settings; the fields below hold the resolved values.
+        models: all models of the matrix; those to be quantized have a type.
         prompts: name → text.
         variants: name → llama.cpp.
-        known: the waivers of the file that `file.waivers` names.
+        known: the waivers in the file `file.waivers`.
     """
 
     path: Path
@@ -175,18 +178,18 @@ class Config:
         return self.folder / file_of(kernel)[0] if names_foreign(kernel) else None
 
     def kernel_argument(self, kernel: str) -> str:
-        """The kernel's name for `--kernel`, which works in any folder."""
+        """The value for `--kernel`, valid in any working directory."""
         path = self.kernel_path(kernel)
         if path is None:
             return kernel
         return f"{path}:{entry}" if (entry := file_of(kernel)[1]) else str(path)
 
     def build(self, variant: Variant) -> Path | None:
-        """The folder of a variant's build of llama.cpp, for `--llama`; None for that of llama-cpp-python."""
+        """The folder with a variant's build of llama.cpp, for `--llama`; None for the one in llama-cpp-python."""
         return None if variant.llama is None else self.folder / variant.llama
 
     def hosts_of(self, variant: Variant) -> dict[str, list[str]]:
-        """Each kernel with its hosts in a variant, in the order in which they run; `BACKEND` with its devices."""
+        """Map each kernel of a variant to its hosts, and `BACKEND` to its devices, in the order in which they run."""
         kernels = self.file.kernels if variant.llama is None else []
         devices = self.file.devices if variant.devices is None else variant.devices
         return dict.fromkeys(kernels, variant.hosts or self.file.hosts) | ({BACKEND: devices} if devices else {})
@@ -206,9 +209,9 @@ class Config:
         """The keys of the matrix in the order in which the cells run.
 
         Args:
-            auto: the host that "auto" means on this machine.
+            auto: the host that "auto" stands for on this machine.
 
-        Raises UsageError where every cell is excluded.
+        Raises UsageError if every cell is excluded.
         """
         keys = dict.fromkeys(
             key
@@ -222,11 +225,11 @@ class Config:
             if not any(all(getattr(key, name) == value for name, value in rule.items()) for rule in self.file.exclude)
         )
         if not keys:
-            raise UsageError(f"{printable(self.path.name)}: exclude: leaves no cell of the matrix")
+            raise UsageError(f"{printable(self.path.name)}: exclude: excludes every cell of the matrix")
         return tuple(keys)
 
     def settings(self) -> dict[str, str]:
-        """The settings that change what a night means, besides the files: name → value."""
+        """The settings, besides files, that must be equal for a night to be resumed: name → value."""
         file = self.file
         return {
             "n_predict": str(file.n_predict), "threads": str(file.threads), "time_limit": f"{file.time_limit:g}",
@@ -240,7 +243,7 @@ def _digest(named: dict[str, Any]) -> str:
 
 
 def read_config(path: Path) -> Config:
-    """Read a configuration. Raises UsageError with one line that names the file and the key."""
+    """Read a configuration. Raises UsageError with one line that contains the file and the key."""
     table = read_toml(path, "configuration")
     try:
         return _config(path, table)
@@ -254,13 +257,13 @@ def _config(path: Path, table: dict[str, Any]) -> Config:
     folder = path.absolute().parent
     history = folder / file.history
     if history.is_dir() or not history.parent.is_dir():
-        raise Mistake("history", f"{printable(str(history), 200)} cannot be a file")
+        raise Mistake("history", f"{printable(str(history), 200)} is not a possible file path")
     name = path.stem if file.name is None else file.name
     _check_name("name", name)
     models, prompts, variants = _models(file, folder), _prompts(file.prompts), _variants(file.variants)
     known = () if file.waivers is None else read_waivers(folder / file.waivers)
     config = Config(path, file, name, history, models, prompts, variants, known)
-    _check_known("keep_reports", file.keep_reports, KEEP_REPORTS, "nothing is called")
+    _check_known("keep_reports", file.keep_reports, KEEP_REPORTS, "unknown value")
     _check_hosts("hosts", file.hosts)
     _check_kernels(config)
     _check_devices(config)
@@ -268,14 +271,14 @@ def _config(path: Path, table: dict[str, Any]) -> Config:
     hosts = sum(len(named) for variant in config.variants.values() for named in config.hosts_of(variant).values())
     most = len(config.models) * len(config.prompts) * hosts
     if most > MOST_CELLS:
-        raise Mistake("models", f"the matrix has {most:,} cells, and at most {MOST_CELLS:,} are allowed")
+        raise Mistake("models", f"the matrix has {most:,} cells; the limit is {MOST_CELLS:,}")
     config.cells("cpu")
     return config
 
 
 def _check_name(place: str, name: str) -> None:
     if not _NAME.fullmatch(name):
-        raise Mistake(place, "a name consists of up to 64 letters, digits and . _ + -")
+        raise Mistake(place, "a name has 1 to 64 characters: letters, digits and . _ + -")
 
 
 def _once(place: str, values: list[str]) -> list[str]:
@@ -289,12 +292,12 @@ def _once(place: str, values: list[str]) -> list[str]:
 
 def _check_known(place: str, value: str, known: Any, what: str) -> None:
     if value not in known:
-        raise Mistake(place, f"{what} {printable(value, 60)}; there are: {', '.join(known)}")
+        raise Mistake(place, f"{what} {printable(value, 60)}; choose from: {', '.join(known)}")
 
 
 def _check_hosts(place: str, hosts: list[str]) -> None:
     for host in _once(place, hosts):
-        _check_known(place, host, HOST_CHOICES, "no host is called")
+        _check_known(place, host, HOST_CHOICES, "unknown host")
 
 
 def _check_kernels(config: Config) -> None:
@@ -305,7 +308,7 @@ def _check_kernels(config: Config) -> None:
                 "kernels",
                 kernel,
                 [*FAMILIES, *KERNELS, "FILE.py:NAME", "FILE.cu:SYMBOL", "FILE.toml"],
-                "no kernel is called",
+                "unknown kernel",
             )
         elif not path.is_file():
             raise Mistake("kernels", f"{printable(kernel, 100)}: no such file")
@@ -314,25 +317,26 @@ def _check_kernels(config: Config) -> None:
 def _check_devices(config: Config) -> None:
     variants = config.variants.items()
     if not config.file.kernels and not config.devices:
-        raise Mistake("kernels", "must be a list of length >= 1 where no devices are named")
+        raise Mistake("kernels", "must not be empty unless devices are listed")
     named = [("devices", config.file.devices), *((f"variants.{n}.devices", v.devices or []) for n, v in variants)]
     for place, devices in named:
         for device in _once(place, devices):
             if not DEVICE_NAME.fullmatch(device):
-                raise Mistake(place, f"{printable(device, 60)} is no name of a device: up to 64 signs without spaces")
+                raise Mistake(place, f"{printable(device, 60)} is not a device name (1 to 64 characters, no spaces)")
     for name, variant in variants:
         place, folder = f"variants.{name}", config.build(variant)
         if folder is not None:
             _check_build(place, variant, folder)
         hosts = variant.hosts or config.file.hosts
         if variant.nvrtc is not None and all(host in HOSTS and HOSTS[host].emulated for host in hosts):
-            raise Mistake(f"{place}.nvrtc", "means nothing without a host that compiles by NVRTC")
+            raise Mistake(f"{place}.nvrtc", "has no effect: none of its hosts compiles with NVRTC")
         if not config.hosts_of(variant):
-            raise Mistake(place, "it has no cells: a variant with llama, or without kernels, needs devices")
+            raise Mistake(place, "has no cells: a variant with llama, or without kernels, needs devices")
 
 
 def _check_build(place: str, variant: Variant, folder: Path) -> None:
-    """A build in a folder is one llama.cpp; what says another one, or what kernels alone use, would mean nothing."""
+    """Reject keys that have no effect beside `llama`: those that select another llama.cpp, or that only concern
+    kernels."""
     others = {
         "llama-cpp-python": variant.version, "cmake-args": variant.cmake_args, "nvrtc": variant.nvrtc,
         "hosts": variant.hosts,
@@ -340,7 +344,7 @@ def _check_build(place: str, variant: Variant, folder: Path) -> None:
     }  # fmt: skip
     for key, value in others.items():
         if value is not None:
-            raise Mistake(f"{place}.{key}", "means nothing beside llama: such a variant has cells of devices alone")
+            raise Mistake(f"{place}.{key}", "has no effect beside llama: such a variant only checks devices")
     found = build_in(folder)
     if isinstance(found, str):
         raise Mistake(f"{place}.llama", printable(found, 300))
@@ -351,21 +355,21 @@ def _models(file: ConfigFile, folder: Path) -> tuple[Model, ...]:
     if file.quantize is not None:
         quantize = typed(file.quantize, Quantize, "quantize")
         for name in _once("quantize.types", quantize.types):
-            _check_known("quantize.types", name, FILE_TYPES, "llama.cpp quantizes no file to")
+            _check_known("quantize.types", name, FILE_TYPES, "llama.cpp cannot quantize a file to")
         sources = _files("quantize.sources", quantize.sources, folder)
         found += [Model(path, name) for path in sources for name in quantize.types]
     if not found:
-        raise Mistake("models", "the matrix is empty: neither models nor [quantize] names a file")
+        raise Mistake("models", "the matrix is empty: list files in models or [quantize]")
     names: dict[str, Path] = {}
     for model in found:
         if names.setdefault(model.path.name, model.path) != model.path:
-            what = f"two models are called {printable(model.path.name, 60)}, so their cells could not be told apart"
+            what = f"two models have the file name {printable(model.path.name, 60)}; names must be unique"
             raise Mistake("models", what)
     return tuple(found)
 
 
 def _files(place: str, patterns: list[str], folder: Path) -> list[Path]:
-    """The files that the patterns match, each once."""
+    """The files that match the patterns, without duplicates."""
     found: dict[Path, None] = {}
     for pattern in _once(place, patterns):
         if re.search(r"[*?\[]", pattern) and not (folder / pattern).exists():
@@ -384,7 +388,7 @@ def _files(place: str, patterns: list[str], folder: Path) -> list[Path]:
 
 
 def _named(place: str, table: dict[str, Any], kind: Any) -> dict[str, Any]:
-    """A table whose keys are names that the user chose."""
+    """Check and convert a table whose keys are chosen by the user."""
     if not table:
         raise Mistake(place, "the table is empty")
     for name in table:
@@ -396,7 +400,7 @@ def _prompts(table: dict[str, Any] | None) -> dict[str, str]:
     prompts = {"default": DEFAULT_PROMPT} if table is None else _named("prompts", table, Text)
     for name, text in prompts.items():
         if not 0 < len(text.encode()) <= _MOST_PROMPT:
-            raise Mistake(f"prompts.{name}", f"a prompt has from 1 to {_MOST_PROMPT:,} bytes")
+            raise Mistake(f"prompts.{name}", f"a prompt must have 1 to {_MOST_PROMPT:,} bytes")
     return prompts
 
 
@@ -408,13 +412,13 @@ def _variants(table: dict[str, Any] | None) -> dict[str, Variant]:
         if variant.nvrtc is not None and not _VERSION.fullmatch(variant.nvrtc):
             raise Mistake(f"variants.{name}.nvrtc", f"{printable(variant.nvrtc, 60)} is not a version")
         if not DEVICE_NAME.fullmatch(variant.reference):
-            raise Mistake(f"variants.{name}.reference", f"{printable(variant.reference, 60)} is no device's name")
+            raise Mistake(f"variants.{name}.reference", f"{printable(variant.reference, 60)} is not a device name")
         _check_hosts(f"variants.{name}.hosts", variant.hosts or [])
     return variants
 
 
 def _check_exclusions(config: Config) -> None:
-    """Each value names something: a rule with a misspelt name would exclude nothing, and nobody would notice."""
+    """Reject unknown names: a rule with a misspelt name would silently exclude nothing."""
     known = {
         "model": {m.path.name for m in config.models}, "type": {m.type for m in config.models if m.type},
         "kernel": [*config.file.kernels, *([BACKEND] if config.devices else [])],
@@ -422,8 +426,8 @@ def _check_exclusions(config: Config) -> None:
     }  # fmt: skip
     for i, rule in enumerate(config.file.exclude):
         if not rule:
-            raise Mistake(f"exclude[{i}]", "the table is empty and would exclude every cell")
+            raise Mistake(f"exclude[{i}]", "an empty table would exclude every cell")
         for name, value in rule.items():
-            _check_known(f"exclude[{i}].{name}", name, known, "no part of a cell's key is called")
+            _check_known(f"exclude[{i}].{name}", name, known, "unknown key")
             names = sorted(printable(known_name, 60) for known_name in known[name])
-            _check_known(f"exclude[{i}].{name}", printable(value, 60), names, "nothing is called")
+            _check_known(f"exclude[{i}].{name}", printable(value, 60), names, "unknown value")

@@ -1,4 +1,4 @@
-"""The devices whose graphs a night judges, and the builds of llama.cpp that have them."""
+"""Names of the devices that a night checks, and the builds of llama.cpp that provide them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 from gguf_verify.llama.builds import Build, find
 
-#: What a device may be called.
+#: Pattern of a device name.
 NAME = re.compile(r"[!-~]{1,64}")
 
 
 def build_in(folder: Path) -> Build | str:
-    """The build in a folder or below it, or why there is none, in one line."""
+    """Return the build in a folder or below it, or one line that says why there is none."""
     try:
         return find(folder)
     except OSError as error:
-        return f"it cannot be read ({error.strerror}): {folder}"
+        return f"cannot be read ({error.strerror}): {folder}"
 
 
 def libraries(folder: Path | None) -> tuple[Path, ...]:
-    """The files of the build in a folder: its own libraries and those of its backends. None of no folder."""
+    """The libraries of the build in a folder, including its backends'; empty if there is no folder."""
     found = None if folder is None else build_in(folder)
-    if found is None or isinstance(found, str):  # it was removed since the configuration was read: the cells say so
+    if found is None or isinstance(found, str):  # removed since the configuration was read; the cells report it
         return ()
     try:
         return tuple(sorted({p.resolve() for p in found.libraries()}))

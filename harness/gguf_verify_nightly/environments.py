@@ -1,7 +1,7 @@
-"""The Python of each variant of llama.cpp: a virtual environment of its own, made once and kept in the cache.
+"""The Python of each variant of llama.cpp: its own virtual environment, made once and kept in the cache.
 
-It has llama-cpp-python as the variant asks for it, and the packages that `requirements` lists. This project's code is
-not installed in it: it comes by PYTHONPATH, so that every variant runs the code of this process.
+It contains the variant's llama-cpp-python and the packages that `requirements` lists. This project's code is not
+installed in it but found through PYTHONPATH, so that every variant runs the code of this process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Interpreter:
     Args:
         python: the path of the executable.
         llama_version: the version of llama-cpp-python that its runs must report.
-        separate: the Python is not the one that runs this process.
+        separate: whether it is another Python than that of this process.
     """
 
     python: str
@@ -50,15 +50,15 @@ class Environments:
     """Makes the variants' environments.
 
     Args:
-        processes: runs pip, which then ends with the night.
-        time_limit: how many seconds making one may take.
+        processes: runs pip, so that pip ends with the night.
+        time_limit: time limit for each command, in seconds.
     """
 
     def __init__(self, processes: Processes, time_limit: float) -> None:
         self._processes, self._time_limit = processes, time_limit
 
     def identity(self, variant: Variant) -> str:
-        """What tells the variant from others: the installed version, or the name of its environment."""
+        """An identifier of the variant: the installed version, or the name of its environment."""
         if variant.installed:
             return f"installed {installed.version()}"
         return self._folder(variant).name
@@ -68,12 +68,12 @@ class Environments:
         return self._folder(variant).with_suffix(".log")
 
     def ready(self, variant: Variant, on_start: Callable[[], object] = lambda: None) -> Interpreter:
-        """The variant's Python, which is made if it does not exist.
+        """Return the variant's Python, and make its environment if necessary.
 
         Args:
             on_start: called before an environment is made.
 
-        Raises EnvironmentFault with one line for the variant's cells, and Stopped.
+        Raises EnvironmentFault with a message of one line for the variant's cells, or Stopped.
         """
         if variant.installed:
             return Interpreter(sys.executable, installed.version(), separate=False)
@@ -92,7 +92,7 @@ class Environments:
         try:
             version = str(json.loads(marker.read_text())[LLAMA_PACKAGE])
         except (OSError, ValueError, KeyError, TypeError):
-            raise EnvironmentFault(f"the environment {folder.name} in the cache is damaged: remove it") from None
+            raise EnvironmentFault(f"the environment {folder.name} in the cache is damaged; remove it") from None
         return Interpreter(str(folder / "bin" / "python"), version)
 
     # ---- making one -------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Environments:
         ]  # fmt: skip
 
     def _make(self, variant: Variant, folder: Path, marker: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)  # it was interrupted
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
         log = self.log(variant)
         log.write_text("")
         env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
@@ -116,7 +116,7 @@ class Environments:
             env["CMAKE_ARGS"] = variant.cmake_args
         python = str(folder / "bin" / "python")
         pip = [python, "-m", "pip", "--no-input", "--disable-pip-version-check", "install", "--progress-bar", "off"]
-        # pip's cache finds a wheel by its version only, not by how it was built
+        # pip's cache finds a wheel by its version, whatever its build options
         rebuild = ["--no-binary", LLAMA_PACKAGE, "--no-cache-dir"] if variant.cmake_args is not None else []
         self._run([sys.executable, "-m", "venv", str(folder)], env, log)
         self._run([*pip, *requirements(_uses_gpu(variant))], env, log)

@@ -1,4 +1,4 @@
-"""What surrounds a night: only one process runs a configuration, and a signal ends everything that it started."""
+"""The lock and the signal handlers of a night: one process per configuration, and a signal ends all its children."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Interrupted(HarnessError):
 
 @contextlib.contextmanager
 def locked(config: Config) -> Iterator[None]:
-    """Allow one night of a configuration in a history at a time. The lock ends with the process, however it ends.
+    """Allow one night of a configuration and history at a time. The lock ends with the process, even if that is killed.
 
     Raises EnvironmentFault if another process has the lock.
     """
@@ -54,12 +54,12 @@ def locked(config: Config) -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[Processes]:
-    """Processes that a signal kills; the signal then raises Interrupted, and what is recorded stays recorded."""
+    """Provide `Processes` that are killed by a signal, which then raises Interrupted. Recorded cells stay recorded."""
     processes = Processes()
 
     def interrupt(number: int, _frame: FrameType | None) -> None:
         for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # one signal is enough, and the process ends soon
+            signal.signal(each, signal.SIG_IGN)  # this process is ending already
         processes.stop()
         raise Interrupted(number, f"interrupted by {signal.Signals(number).name}; the same command resumes the night")
 

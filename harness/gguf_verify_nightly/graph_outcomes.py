@@ -1,7 +1,7 @@
-"""What the end of a run of `gguf-verify backend` means for its cell.
+"""The outcome of a cell from a run of `gguf-verify backend`.
 
-A pass is exit code 0 and a report of the device, and the build of llama.cpp, that were asked for, which says verified,
-holds nothing that is wrong or not judged, and does not contradict itself. Anything less is not a pass.
+A pass requires exit code 0 and a report on the requested device and build of llama.cpp. The report must say verified,
+contain nothing that is wrong or not judged, and be consistent. Anything less is not a pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .devices import build_in
 from .outcomes import MOST_CHARACTERS, concluded, exit_code, gated, more, out_of_time
 from .records import Cell, Key, Measure, Outcome
 
-#: Stands for the rung in the measures and the times of a cell.
+#: Takes the place of a rung's name in the measures and times of a cell.
 GRAPH = "graph"
 
 
@@ -29,13 +29,13 @@ def graph_cell_of(
     key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, llama: Path | None,
     keep_all: bool = False,
 ) -> Cell:  # fmt: skip
-    """The record of a run that has ended.
+    """Return the record of a run that has ended.
 
     Args:
-        path: where the run writes its JSON report.
-        version: of llama-cpp-python that it must have run with; "none" for a build in a folder, None for any.
-        llama: the folder of the build that it must have loaded; None for any.
-        keep_all: also keep the report of a pass.
+        path: the JSON report of the run.
+        version: the required version of llama-cpp-python; "none" for a build in a folder, None for any version.
+        llama: the folder with the required build; None for any.
+        keep_all: also keep the reports of passing runs.
     """
     report = claims = None
     try:
@@ -51,7 +51,7 @@ def graph_cell_of(
     if report is not None and (another := _another(report, key.host, version, llama)):
         outcome, reason = Outcome.BROKEN_OFF, another
     reason, code = printable(reason, MOST_CHARACTERS), exit_code(ended)
-    if report is None or outcome is Outcome.TIMED_OUT:  # what was measured by then is no measure of the cell
+    if report is None or outcome is Outcome.TIMED_OUT:  # its measures are incomplete
         return Cell(key, outcome, reason, code, ended.seconds)
     return Cell(
         key, outcome, reason, code, ended.seconds, {GRAPH: report.seconds}, _versions(report), report.device.words,
@@ -76,7 +76,7 @@ def _with_report(report: GraphReport, claims: GraphClaims, code: int, last: str)
 
 
 def _contradicts(report: GraphReport, claims: GraphClaims) -> bool:
-    """Whether a report that says verified has anything in it that does not go with that."""
+    """Whether a report that says verified contains anything else."""
     derived = report.verdict, report.exit_code, report.judged
     return (
         (claims.verdict, claims.exit_code, claims.judged) != derived
@@ -87,13 +87,13 @@ def _contradicts(report: GraphReport, claims: GraphClaims) -> bool:
 
 
 def _another(report: GraphReport, device: str, version: str | None, llama: Path | None) -> str:
-    """What the run judged in place of what was asked for; "" where it is the same."""
+    """How the run differs from the requested one; "" if it does not."""
     options = report.options
     for name in (report.device.name, options.device):
         if name != device:
             return f"ran on {printable(name, 100)} instead of {device}"
     if (options.ops, options.node) != (GraphOptions.ops, GraphOptions.node):
-        return "judged a part of the graph instead of all of it"
+        return "judged only a part of the graph"
     if version is not None and report.build.llama_cpp_python != version:
         return f"ran with llama-cpp-python {report.build.llama_cpp_python} instead of {version}"
     if llama is not None:
@@ -106,7 +106,7 @@ def _another(report: GraphReport, device: str, version: str | None, llama: Path 
 
 
 def _problem(report: GraphReport) -> str:
-    """The first thing that is wrong, and how many more there are."""
+    """Describe the first problem, and count the others."""
     if report.wrong:
         first = report.wrong[0]
         where = f"{first.node} ({first.operation} on {first.device}) in {first.evaluation}"
@@ -120,12 +120,12 @@ def _problem(report: GraphReport) -> str:
         left = report.not_judged[0]
         return f"{GRAPH}: not judged: {left.operation} on {left.device}: {left.why}{more(len(report.not_judged))}"
     if not any(each.nodes and not each.fell_back for each in report.operations):
-        return f"{GRAPH}: no node was judged that {report.device.name} computed"
+        return f"{GRAPH}: {report.device.name} computed none of the judged nodes"
     return ""
 
 
 def _versions(report: GraphReport) -> dict[str, str]:
-    """Name → version of everything that a result may depend on, and the definitions that operations were judged by."""
+    """Name → version of everything that may affect a result, and the definitions used for each operation."""
     build, device = report.build, report.device
     python = {} if build.llama_cpp_python == "none" else {"llama-cpp-python": build.llama_cpp_python}
     return {

@@ -1,18 +1,24 @@
 """The nightly's history: nights and their cells in one SQLite file.
 
-Tables (schema version 4): `key` has the cells' keys; `night`; `planned` has the keys of a night in order; `cell` has
-what was recorded of a cell, written in one transaction, with `facts` (JSON: what is small) and `gemms` (JSON: what is
-large); `report` has a run's report as zlib-compressed JSON of the report schema in `schema`; `pin` has names of nights;
-`graph` likewise the reports of runs that judged a graph on a device, whose JSON has a schema of its own; `killed` has
-the runs of cells that somebody else ended, and which are tried again.
+Tables (schema version 4):
 
-`PRAGMA user_version` is the schema's version. A file of an older version is migrated when it is opened, a newer one is
-refused. Version 2 renamed the column `words` to `reason`, made each measure in `facts` an object, which says whether it
-is the kernel's, and added `report.schema`; version 3 added `killed`, version 4 `graph`. Reports of another schema than
-`SCHEMA_VERSION` (of graphs: `GRAPH_SCHEMA`) stay in the file and are not read.
+- `key`: the keys of all cells.
+- `night`: the nights.
+- `planned`: the keys of each night, in order.
+- `cell`: the records of cells, each written in one transaction. `facts` and `gemms` are JSON; `gemms` is the large one
+  and is only read for a single night.
+- `report`: reports of runs as zlib-compressed JSON; `schema` is the version of the report schema.
+- `graph`: the same for runs that judged a graph on a device; their JSON has another schema.
+- `killed`: runs of cells that were killed from outside and are tried again.
+- `pin`: names of nights.
 
-The file uses the write-ahead log and immediate transactions: several processes may write at once, and each waits for
-the others.
+`PRAGMA user_version` is the schema's version. A file of an older version is migrated when it is opened; a newer one is
+refused. Version 2 renamed the column `words` to `reason`, made each measure in `facts` an object with the field
+`of_kernel`, and added `report.schema`; version 3 added `killed`, version 4 `graph`. Reports of another schema than
+`SCHEMA_VERSION` (for graphs: `GRAPH_SCHEMA`) stay in the file and are not read.
+
+The file uses the write-ahead log and immediate transactions: several processes may write at the same time, and each
+waits for the others.
 """
 
 from __future__ import annotations
@@ -44,14 +50,14 @@ from gguf_verify.support.text import printable
 from . import stored
 from .records import Cell, Key, Night
 
-#: How many seconds a writer waits for another one.
+#: A writer waits this many seconds for another one.
 BUSY_SECONDS = 30.0
-#: Errors of SQLite that are this machine's, not the file's.
+#: SQLite errors that are caused by the machine, not by the file.
 _OF_THE_MACHINE = (
     "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_FULL", "SQLITE_IOERR", "SQLITE_NOMEM", "SQLITE_PERM", "SQLITE_AUTH",
     "SQLITE_INTERRUPT", "SQLITE_PROTOCOL", "SQLITE_NOLFS",
 )  # fmt: skip
-#: How many bytes of a report's JSON are read back at most.
+#: Upper limit for a report's JSON when it is read, in bytes.
 MOST_REPORT = 1 << 28
 
 
@@ -111,21 +117,21 @@ def _version_4(db: sqlite3.Connection) -> None:
     )
 
 
-#: What makes version 1 out of an empty file, version 2 out of version 1, and so on. A migration that was released is
-#: never changed: append another.
+#: Migrations from an empty file to version 1, from version 1 to version 2, and so on. Never change a released
+#: migration; append another.
 MIGRATIONS: list[Callable[[sqlite3.Connection], None]] = [_version_1, _version_2, _version_3, _version_4]
 
 
 class History:
-    """The history in the file `path`, which is made if it does not exist. Use it as a context manager, in one thread.
+    """The history in the file `path`, which is created if it does not exist. A context manager; use it in one thread.
 
     Raises:
         MalformedFile: the file is damaged or not a history.
-        EnvironmentFault: the file cannot be written, is of a newer version, the disk is full, or another process keeps
-            it locked.
-        UsageError: there is no file and `make` is False.
+        EnvironmentFault: the file cannot be written, has a newer version, or is locked by another process, or the disk
+            is full.
+        UsageError: the file does not exist and `make` is False.
 
-    All methods raise them too.
+    All methods may raise them, too.
     """
 
     def __init__(self, path: Path | str, make: bool = True) -> None:
@@ -168,7 +174,7 @@ class History:
         if version > len(MIGRATIONS):
             raise EnvironmentFault(
                 f"the history {self._shown} has version {version}, but this gguf-verify supports only versions up to "
-                f"{len(MIGRATIONS)}: use a newer gguf-verify"
+                f"{len(MIGRATIONS)}; use a newer gguf-verify"
             )
         self._write_ahead()
         self._db.execute("PRAGMA synchronous = FULL")  # a recorded cell survives a power failure
@@ -177,19 +183,21 @@ class History:
                 if not self._version() and self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
                     raise MalformedFile(f"{self._shown} is a database, but not a history of nights")
                 self._expect_schema()
-                for number in range(self._version(), len(MIGRATIONS)):  # again: another process may have been faster
+                for number in range(
+                    self._version(), len(MIGRATIONS)
+                ):  # read again: another process may have migrated the file
                     MIGRATIONS[number](self._db)
                     self._db.execute(f"PRAGMA user_version = {number + 1}")
         else:
             self._expect_schema()
 
     def _expect_schema(self) -> None:
-        """Raises MalformedFile where the file's tables are not those of its version."""
+        """Raise MalformedFile if the file does not have the tables of its version."""
         if not stored.same_schema(self._db, MIGRATIONS[: self._version()]):
             raise MalformedFile(f"{self._shown} is damaged or not a history: its tables are not those of a history")
 
     def _write_ahead(self) -> None:
-        """Turn the write-ahead log on. SQLite does not wait here for another process that does the same."""
+        """Turn the write-ahead log on. Retry while the file is busy: SQLite's own timeout does not apply here."""
         deadline = time.monotonic() + BUSY_SECONDS
         while True:
             try:
@@ -205,7 +213,7 @@ class History:
 
     @contextlib.contextmanager
     def _faults(self) -> Iterator[None]:
-        """Turn SQLite's errors into one-line errors of this project."""
+        """Convert SQLite's errors to this project's, with messages of one line."""
         damaged = f"{self._shown} is damaged or not a history"
         try:
             yield
@@ -225,7 +233,7 @@ class History:
 
     @contextlib.contextmanager
     def _checked(self) -> Iterator[None]:
-        """Refuse content that does not have the types of the schema."""
+        """Reject content whose types are not those of the schema."""
         try:
             yield
         except (
@@ -276,7 +284,7 @@ class History:
         return Night(number, started, None, config, tuple(planned), {}, dict(hardware), project)
 
     def record(self, number: int, cell: Cell) -> None:
-        """Record one cell of a night, all of it or nothing. Raises ValueError if it is not planned or was recorded."""
+        """Record one cell of a night in one transaction. Raises ValueError if not planned or already recorded."""
         facts = stored.Facts(dict(cell.rung_seconds), dict(cell.figures), cell.measures)
         with self._transaction():
             found = self._db.execute(
@@ -300,14 +308,14 @@ class History:
                     self._db.execute(f"INSERT INTO {table} VALUES (?, ?, ?, ?)", (number, found[0], content, schema))
 
     def extend_fingerprint(self, number: int, more: Mapping[str, str]) -> None:
-        """Add entries to a night's fingerprint; those that it has stay as they are."""
+        """Add entries to a night's fingerprint; existing entries are not changed."""
         with self._transaction(), self._checked():
             (text,) = self._db.execute("SELECT fingerprint FROM night WHERE number = ?", (number,)).fetchone()
             known = stored.words(text)
             self._db.execute("UPDATE night SET fingerprint = ? WHERE number = ?", (_json({**more, **known}), number))
 
     def killed(self, number: int, key: Key, reason: str) -> int:
-        """Record that somebody else ended a cell's run; returns how often that has happened to it in this night."""
+        """Record that a cell's run was killed from outside. Returns how often that happened to it in this night."""
         with self._transaction(), self._checked():
             found = self._db.execute(
                 "SELECT planned.key FROM planned JOIN key ON key.id = planned.key WHERE night = ? "
@@ -332,7 +340,7 @@ class History:
             self._db.execute("UPDATE night SET finished = ? WHERE number = ? AND finished IS NULL", (_now(), number))
 
     def pin(self, name: str, number: int) -> None:
-        """Give a night a name, which another night loses. Raises UsageError if there is no such night."""
+        """Give a night a name; another night with that name loses it. Raises UsageError if there is no such night."""
         with self._transaction():
             if self._db.execute("SELECT 1 FROM night WHERE number = ?", (number,)).fetchone() is None:
                 raise UsageError(f"the history {self._shown} has no night {number}")
@@ -341,19 +349,19 @@ class History:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def pinned(self, name: str) -> int | None:
-        """The number of the night of this name."""
+        """The number of the night with this name, or None."""
         with self._faults(), self._checked():
             found = self._db.execute("SELECT name, night FROM pin WHERE name = ?", (name,)).fetchone()
             return None if found is None else stored.row(stored.PinRow, found).night
 
     def pins(self) -> dict[str, int]:
-        """Name → number of the night."""
+        """All pinned names: name → number of the night."""
         with self._faults(), self._checked():
             return dict(stored.rows(stored.PinRow, self._db.execute("SELECT name, night FROM pin ORDER BY name")))
 
     def night(self, number: int, reports: bool = False) -> Night:
-        """One night with its GEMMs; with `reports`, also with the reports that were kept. Raises UsageError if there is
-        no such night."""
+        """Return one night with its GEMMs and, with `reports`, the reports that were kept. Raises UsageError if there
+        is no such night."""
         found = self._nights("WHERE number = ?", (number,), True, reports)
         if not found:
             raise UsageError(f"the history {self._shown} has no night {number}")
@@ -368,13 +376,13 @@ class History:
         )  # fmt: skip
 
     def fingerprint(self, number: int) -> dict[str, str]:
-        """The fingerprint that the night was begun with, and what was added to it."""
+        """The night's fingerprint, including the entries that were added later."""
         with self._faults(), self._checked():
             found = self._db.execute("SELECT fingerprint FROM night WHERE number = ?", (number,)).fetchone()
             return {} if found is None else stored.words(found[0])
 
     def seconds(self, config: str) -> dict[Key, float]:
-        """How long each cell of a configuration took when it was last recorded."""
+        """The time of each cell of a configuration when it was last recorded."""
         with self._faults(), self._checked():
             found = self._db.execute(
                 "SELECT cell.key, seconds, max(night) FROM cell JOIN night ON number = night WHERE config = ? "
@@ -395,7 +403,7 @@ class History:
         with (
             self._transaction("DEFERRED"),
             self._checked(),
-        ):  # one state of the file, whatever another process writes meanwhile
+        ):  # a consistent view while other processes write
             found = self._db.execute(
                 f"SELECT number, started, finished, config, hardware, project FROM night {where} ORDER BY number DESC",
                 values,
@@ -441,7 +449,7 @@ class History:
         return found
 
     def _kept(self, table: str, number: int, schema: int) -> Iterator[tuple[int, bytes]]:
-        """The reports of a night of one kind, each with its key, unpacked."""
+        """Yield the decompressed reports of one kind and night, each with its key."""
         query = f"SELECT key, content FROM {table} WHERE night = ? AND schema = ?"
         for row in self._db.execute(query, (number, schema)):
             key, content = stored.row(stored.ReportRow, row)
@@ -450,7 +458,7 @@ class History:
 
 @lru_cache(256)
 def _shared(versions: str) -> dict[str, str]:
-    """The same object for the same text: the cells of a night have few different versions."""
+    """Decode versions. Cached, because the cells of a night have few different ones."""
     return stored.words(versions)
 
 
@@ -462,7 +470,7 @@ def _decompressed(content: bytes) -> bytes:
     unpacking = zlib.decompressobj()
     out = unpacking.decompress(content, MOST_REPORT)
     if not unpacking.eof:
-        raise zlib.error("the report is cut off, or too large")
+        raise zlib.error("the report is truncated or too large")
     return out
 
 

@@ -1,4 +1,4 @@
-"""The machine that a night runs on, and the version of the project that it runs."""
+"""The machine and the project version of a night."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hardware() -> dict[str, str]:
 
 
 def processor() -> dict[str, str]:
-    """CPU and cores, likewise. No card is touched."""
+    """CPU and cores: name → value. Does not access a GPU."""
     return {"CPU": cpu_name(), "cores": str(len(os.sched_getaffinity(0)))}
 
 
@@ -48,7 +48,7 @@ def auto_host() -> str:
 
 
 def project() -> str:
-    """The project's version; in a checkout with its commit, and "with changes" if a file differs from it."""
+    """The project's version; in a checkout with the commit, and "with changes" if a file differs from it."""
     root = CHECKOUT
     version = project_version()
     if not (root / ".git").exists():
@@ -69,7 +69,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 
 def code_hash() -> str:
-    """sha256 of the package and the kernels: nights with the same hash ran the same code."""
+    """The sha256 of the package and the kernels; nights with the same hash ran the same code."""
     package = PACKAGE
     digest = hashlib.sha256()
     for root in (package, kernel_root()):

@@ -1,4 +1,4 @@
-"""The models of a night: how a change of a file is noticed, and the models that llama.cpp quantizes for the night."""
+"""The models of a night: detection of changed files, and quantization by llama.cpp."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .config import Model
 
 
 def identity(path: Path) -> str:
-    """Size and times of the last changes, of content and inode: a cheap way to notice that a file was replaced."""
+    """Size and modification times (content and inode): a cheap way to detect that a file was replaced."""
     try:
         found = path.stat()
     except OSError as error:
@@ -31,8 +31,10 @@ def identity(path: Path) -> str:
 
 
 def unsuitable(model: Model) -> str | None:
-    """Why quantizing the model would give no matrix of its type, so that a cell of that name would verify something
-    else; None if it would."""
+    """Return why quantizing the model would give no matrix of its type; None if it would give one.
+
+    Without such a matrix, a cell with the type in its name would verify something else.
+    """
     fmt = FORMATS.get(model.type)
     if fmt is None:
         return None
@@ -47,7 +49,7 @@ def unsuitable(model: Model) -> str | None:
 
 
 def sha256(path: Path) -> str:
-    """The file's digest. Raises EnvironmentFault."""
+    """The file's sha256. Raises EnvironmentFault."""
     try:
         with open_regular(path) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -56,11 +58,11 @@ def sha256(path: Path) -> str:
 
 
 class Quantizer:
-    """Makes quantized models, each once. The cache keeps them by the source's sha256, the type and the version of
+    """Makes quantized models, each once. Their key in the cache is the source's sha256, the type and the version of
     llama-cpp-python.
 
     Args:
-        time_limit: how many seconds quantizing one may take.
+        time_limit: time limit for one model, in seconds.
     """
 
     def __init__(self, threads: int, time_limit: float) -> None:
@@ -68,14 +70,14 @@ class Quantizer:
         self._digests: dict[Path, str] = {}
 
     def path(self, model: Model) -> Path:
-        """Where the cache keeps the model. Raises EnvironmentFault."""
+        """The model's path in the cache. Raises EnvironmentFault."""
         if model.path not in self._digests:
             self._digests[model.path] = sha256(model.path)
         folder = cache_dir() / "models"
         return folder / f"{self._digests[model.path][:32]}-{model.type}-{installed.version()}.gguf"
 
     def made(self, model: Model, on_start: Callable[[], object] = lambda: None) -> Path:
-        """The model's file, which is made if it does not exist. Raises HarnessError with one line for its cells."""
+        """Return the model's file, and make it if necessary. Raises HarnessError with a message of one line."""
         if not model.type:
             return model.path
         target = self.path(model)

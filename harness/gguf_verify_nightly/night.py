@@ -1,5 +1,7 @@
-"""One night: the matrix's cells in child processes, each recorded completely or not at all; an interrupted night is
-resumed where it ended."""
+"""One night: runs the cells of the matrix in child processes.
+
+Each cell is recorded completely or not at all. An interrupted night is resumed where it ended.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +45,16 @@ T = TypeVar("T")
 
 @dataclass
 class Settings:
-    """How a night is run.
+    """Options of a night.
 
     Args:
-        jobs: how many cells run at the same time; None for the configuration's number.
+        jobs: number of cells to run at the same time; None for the configuration's number.
         new: begin a new night instead of resuming one.
-        terminal: show a progress bar instead of one line for each cell.
-        harness: for tests: the command that is run in place of `gguf-verify verify` and `gguf-verify backend`.
-        say: takes each line of progress.
-        ray: the address of a cluster of Ray whose processes run the cells, or "local"; None for this process.
-        grace: seconds that a cell has to write its report when its time is over, before it is killed.
+        terminal: show a progress bar instead of one line per cell.
+        harness: for tests: a command to run instead of `gguf-verify verify` and `gguf-verify backend`.
+        say: called with each line of progress.
+        ray: the address of a Ray cluster that runs the cells, or "local"; None for this process.
+        grace: seconds that a cell has to write its report after its time limit, before it is killed.
     """
 
     jobs: int | None = None
@@ -67,11 +69,11 @@ class Settings:
 def run_night(config: Config, settings: Settings | None = None) -> Night:
     """Run a configuration's matrix, or the rest of it if the last night was interrupted.
 
-    Which process runs a cell makes no difference to what is recorded, but for times.
+    Apart from times, the records do not depend on the process that runs a cell.
 
-    Returns the night without reports. It is finished but where somebody else killed cells' runs: the same command tries
-    those again, three times in all. Raises HarnessError: the history cannot be used, another process runs
-    this configuration, or no cell is left of the matrix; Interrupted.
+    Returns the night without reports. It is finished unless runs of cells were killed from outside; the same command
+    then tries those cells again, up to three times in total. Raises HarnessError if the history cannot be used,
+    another process runs this configuration, or the matrix has no cell to run; and Interrupted.
     """
     settings = settings or Settings()
     with (
@@ -86,14 +88,14 @@ def run_night(config: Config, settings: Settings | None = None) -> Night:
 class _Runner:
     """Runs one night.
 
-    What the cells need is made before them: `_interpreters` and `_nvrtc` by variant, and `_files` by model. Where that
-    failed, the entry is the line that says why, and it becomes the outcome of the cells.
+    The inputs of cells are made first: `_interpreters` and `_nvrtc` by variant, `_files` by model. If that fails, the
+    entry is the error message, which becomes the reason of these cells.
     """
 
     def __init__(self, config: Config, settings: Settings, history: History, processes: Processes) -> None:
         self._config, self._settings, self._history, self._processes = config, settings, history, processes
         self._jobs = settings.jobs or config.file.jobs
-        #: Of all runs of the night.
+        #: The seed of all runs of the night.
         self._seed = 0
         self._models = {(m.path.name, m.type): m for m in config.models}
         self._environments = Environments(processes, config.file.build_time_limit)
@@ -107,7 +109,7 @@ class _Runner:
     def run(self) -> Night:
         night = self._begin()
         try:
-            shutil.rmtree(self._work, ignore_errors=True)  # a night that was killed left it
+            shutil.rmtree(self._work, ignore_errors=True)  # left by a killed night
             self._work.mkdir(parents=True)
         except OSError as error:
             raise EnvironmentFault(f"the cache cannot be written: {error.strerror}") from None
@@ -121,7 +123,7 @@ class _Runner:
         ended = self._history.night(night.number)
         if ended.missing:
             n = len(ended.missing)
-            self._say(f"{n} cell{' was' if n == 1 else 's were'} killed from outside: the same command tries again")
+            self._say(f"{n} cell{' was' if n == 1 else 's were'} killed from outside; the same command tries again")
             return ended
         self._history.finish(night.number)
         return self._history.night(night.number)
@@ -157,7 +159,7 @@ class _Runner:
         return night
 
     def _planned(self) -> tuple[Key, ...]:
-        """The cells, without those whose model has no matrix of their type."""
+        """The cells to run, without those whose model would have no matrix of their type."""
         flaws = {(m.path.name, m.type): unsuitable(m) for m in self._config.models}
         for (name, type_), flaw in flaws.items():
             if flaw:
@@ -165,11 +167,11 @@ class _Runner:
         auto = machine.auto_host() if "auto" in self._config.hosts else ""
         keys = tuple(key for key in self._config.cells(auto) if not flaws[key.model, key.type])
         if not keys:
-            raise EnvironmentFault("no model of the matrix has rows that fit any of the types")
+            raise EnvironmentFault("no model has rows that can be quantized to any of the types")
         return keys
 
     def _fingerprint(self, hardware: Mapping[str, str]) -> dict[str, str]:
-        """What must be unchanged for a night to be resumed."""
+        """The values that must be unchanged for a night to be resumed."""
         config = self._config
         out = {f"model {m.path.name}": identity(m.path) for m in config.models}
         for kernel in config.file.kernels:
@@ -182,10 +184,10 @@ class _Runner:
         out |= {f"the machine's {name}": hardware.get(name, "") for name in machine.SAME_MACHINE}
         return out | {"the project's code": machine.code_hash()}
 
-    # ---- what cells need --------------------------------------------------------------------------------------------
+    # ---- inputs of cells --------------------------------------------------------------------------------------------
 
     def _prepare(self, pending: Sequence[Key]) -> None:
-        """Make environments and models, one after the other."""
+        """Make the environments and models, one at a time."""
         for name in dict.fromkeys(key.variant for key in pending):
             variant = self._config.variants[name]
             made = _made(self._environments.ready, variant, partial(self._say_making, name))
@@ -238,21 +240,21 @@ class _Runner:
         return threads(runs, self._jobs, self._processes, progress.begins)
 
     def _keep(self, night: Night, cell: Cell | Killed, progress: Progress) -> None:
-        """Record a cell; of a run that somebody else ended, that it was."""
+        """Record a cell. For a run that was killed from outside, record only that."""
         if isinstance(cell, Killed):
             times = self._history.killed(night.number, cell.key, cell.how)
             if times < MOST_KILLS:
-                progress.killed(cell.key, f"{cell.how}, to be tried again ({times} of {MOST_KILLS})")
+                progress.killed(cell.key, f"{cell.how}; will be tried again ({times} of {MOST_KILLS})")
                 return
             cell = killed_for_good(cell.key, cell.how, cell.seconds)
         self._history.record(night.number, cell)
-        if self._settings.ray in (None, LOCAL) and cell.opened:  # another machine has files of its own
+        if self._settings.ray in (None, LOCAL) and cell.opened:  # another machine has other files
             opened = {f"{_OPENED}{path}": sha256 for path, sha256 in cell.opened.items()}
             self._history.extend_fingerprint(night.number, opened)
         progress.done(cell)
 
     def _run_of(self, key: Key, path: str) -> CellRun | Cell:
-        """What is run for a cell, or the cell where nothing can be."""
+        """Return the run for a cell, or the finished cell if it cannot be run."""
         interpreter = self._interpreters[key.variant]
         if isinstance(interpreter, str):
             return broken_off(key, interpreter)
@@ -277,7 +279,7 @@ class _Runner:
         )  # fmt: skip
 
     def _python_path(self, interpreter: Interpreter, path: str) -> str:
-        """Another Python sees only this package; this one also sees what it saw before."""
+        """The PYTHONPATH of a run: this package alone for another Python, otherwise also the present PYTHONPATH."""
         own = "" if interpreter.separate and not self._settings.harness else os.environ.get("PYTHONPATH", "")
         return os.pathsep.join(filter(None, [path, own]))
 
@@ -292,7 +294,7 @@ class _Runner:
                 "--seed", str(self._seed), "--host", key.host, "--kernel", config.kernel_argument(key.kernel),
                 "--reference", variant.reference,
                 *([] if config.waivers is None else ["--waivers", str(config.waivers)]),
-                *(["--jobs", "1"] if self._jobs > 1 else []),  # other cells use the machine, too
+                *(["--jobs", "1"] if self._jobs > 1 else []),  # other cells use the cores, too
             ]  # fmt: skip
         return [
             *(self._settings.harness or [interpreter.python, "-P", "-m", "gguf_verify", name]), str(model),
@@ -305,18 +307,18 @@ class _Runner:
         self._settings.say(line)
 
 
-#: Begins the name of a file that a kernel opened, in a fingerprint.
+#: Prefix in a fingerprint of the name of a file that a kernel opened.
 _OPENED = "the kernel's file "
 
 
 def _opened_now(fingerprint: Mapping[str, str]) -> dict[str, str]:
-    """The files of a fingerprint that kernels opened, with what they hold now."""
+    """The files in a fingerprint that kernels opened, with their present digests."""
     names = [name for name in fingerprint if name.startswith(_OPENED)]
     return {name: file_digest(name.removeprefix(_OPENED)) or "" for name in names}
 
 
 def _made(make: Callable[[S, Callable[[], object]], T], source: S, on_start: Callable[[], object]) -> T | str:
-    """What `make` makes, or the line that says why it cannot."""
+    """Return the result of `make`, or its error message."""
     try:
         return make(source, on_start)
     except Interrupted:

@@ -1,7 +1,6 @@
-"""What the end of a run means for its cell.
+"""The outcome of a cell from a run of `gguf-verify verify`.
 
-A pass is exit code 0 and a report that says verified at every rung and does not contradict itself. Anything less is not
-a pass.
+A pass requires exit code 0 and a consistent report in which every rung passed. Anything less is not a pass.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from gguf_verify.support.text import ELLIPSIS, printable
 from .records import Cell, Key, Measure, Outcome
 
 MOST_CHARACTERS = 400
-#: How `gguf_verify.support.errors.say` begins a line.
+#: The prefix of lines from `gguf_verify.support.errors.say`.
 _OUR_PREFIX = "gguf-verify: "
 
 BY_EXIT_CODE = {
@@ -40,15 +39,15 @@ BY_EXIT_CODE = {
 BY_VERDICT = {outcome.value: outcome for outcome in (Outcome.MISMATCH, Outcome.BROKEN_OFF, Outcome.UNVERIFIED)}
 
 
-#: Signals by which somebody else ends a run: the kernel that is out of memory, an administrator, a service manager. A
-#: run that crashes dies of others. Our own time limit ends a run with no exit code.
+#: Signals sent from outside: by the OOM killer, an administrator or a service manager. A crash has other signals. A
+#: run that exceeds our own time limit has no exit code.
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP)
-#: So often a cell is begun that is killed each time; then it counts as crashed, or a night would never end.
+#: A cell that was killed this often counts as crashed; otherwise a night might never end.
 MOST_KILLS = 3
 
 
 def killed(ended: Ended) -> str:
-    """Which signal somebody else ended a run with, in words; "" for a run that ended otherwise."""
+    """Describe the signal from outside that ended a run; "" for a run that ended otherwise."""
     for number in _FROM_OUTSIDE:
         if ended.exit_code == -number or (number != signal.SIGKILL and ended.exit_code == 128 + number):
             return f"killed from outside by {number.name}"
@@ -56,25 +55,25 @@ def killed(ended: Ended) -> str:
 
 
 def killed_for_good(key: Key, how: str, seconds: float) -> Cell:
-    """A cell whose every run was killed."""
-    return Cell(key, Outcome.CRASHED, f"{how}, as {MOST_KILLS - 1} runs before: not tried again", None, seconds)
+    """Return the record of a cell whose runs were all killed."""
+    return Cell(key, Outcome.CRASHED, f"{how}, like the {MOST_KILLS - 1} runs before; not tried again", None, seconds)
 
 
 def broken_off(key: Key, reason: str) -> Cell:
-    """A cell whose run could not be started."""
+    """Return the record of a cell whose run could not be started."""
     return Cell(key, Outcome.BROKEN_OFF, printable(reason, MOST_CHARACTERS))
 
 
 def cell_of(
     key: Key, ended: Ended, path: Path, time_limit: float, version: str | None, keep_all: bool, nvrtc: str = ""
 ) -> Cell:  # fmt: skip
-    """The record of a run that has ended.
+    """Return the record of a run that has ended.
 
     Args:
-        path: where the run writes its JSON report.
-        version: the version of llama-cpp-python that it must have run with; None if any version will do.
-        keep_all: also keep the report of a pass.
-        nvrtc: the version of NVRTC that must have compiled the kernel; "" for any.
+        path: the JSON report of the run.
+        version: the required version of llama-cpp-python; None for any version.
+        keep_all: also keep the reports of passing runs.
+        nvrtc: the required version of NVRTC for the kernel; "" for any.
     """
     report = claims = None
     try:
@@ -93,9 +92,9 @@ def cell_of(
         outcome, reason = Outcome.BROKEN_OFF, f"ran with llama-cpp-python {ran_with} instead of {version}"
     used = "" if report is None else report.environment.host.nvrtc
     if report is not None and nvrtc and not f"{nvrtc}.".startswith(f"{used}." if used else "?"):
-        outcome, reason = Outcome.BROKEN_OFF, f"compiled by NVRTC {used or 'of no version'} instead of {nvrtc}"
+        outcome, reason = Outcome.BROKEN_OFF, f"compiled by NVRTC {used or 'of unknown version'} instead of {nvrtc}"
     reason, code = printable(reason, MOST_CHARACTERS), exit_code(ended)
-    if report is None or outcome is Outcome.TIMED_OUT:  # what was measured by then is no measure of the cell
+    if report is None or outcome is Outcome.TIMED_OUT:  # its measures are incomplete
         return Cell(key, outcome, reason, code, ended.seconds, opened=_opened(report))
     return Cell(
         key, outcome, reason, code, ended.seconds, {rung.name: rung.seconds for rung in report.rungs}, versions,
@@ -106,7 +105,7 @@ def cell_of(
 
 
 def _opened(report: Report | None) -> dict[str, str]:
-    """The files that the kernel opened, and what they held."""
+    """The files that the kernel opened, with their digests."""
     files = {} if report is None else report.environment.kernel.opened.files
     return {path: sha256 or "" for path, sha256 in files.items()}
 
@@ -115,12 +114,12 @@ def concluded(
     ended: Ended, time_limit: float, flaw: str, timed_out: Callable[[str, str], tuple[Outcome, str]],
     with_report: Callable[[int, str], tuple[Outcome, str]] | None,
 ) -> tuple[Outcome, str]:  # fmt: skip
-    """How a run has ended, and why.
+    """Return the outcome of a run and its reason.
 
     Args:
         flaw: why there is no report.
-        timed_out: judges a run whose time was over, by how that is said and by its last words.
-        with_report: judges one that wrote a report, by its exit code and its last words; None where there is none.
+        timed_out: judges a run that exceeded its time limit, from a description of that and the last line of output.
+        with_report: judges a run with a report, from its exit code and the last line of output; None without a report.
     """
     code = ended.exit_code
     last = f": {ended.last_line.removeprefix(_OUR_PREFIX)}" if ended.last_line else ""
@@ -138,13 +137,14 @@ def concluded(
 def gated(
     code: int, last: str, claimed: str, passing: Sequence[str], problem: Callable[[], str], flaw: Callable[[], str]
 ) -> tuple[Outcome, str]:  # fmt: skip
-    """How a run with a report has ended: `VERIFIED` where it claims one of the verdicts that pass, and all agrees.
+    """Return the outcome of a run with a report: `VERIFIED` if it claims a passing verdict and nothing contradicts it.
 
     Args:
-        code, last: its exit code and its last words.
-        claimed: the verdict that its report states.
-        problem: the first thing in the report that is wrong; "" for none.
-        flaw: what in the report does not go with a pass; "" for nothing.
+        code, last: its exit code and the last line of its output.
+        claimed: the verdict in its report.
+        passing: the verdicts that pass.
+        problem: describes the first problem in the report; "" for none.
+        flaw: describes what in the report contradicts a pass; "" for nothing.
     """
     if code != EXIT_VERIFIED:
         if claimed in passing:
@@ -159,12 +159,12 @@ def gated(
 
 
 def out_of_time(how: str, last: str, wrote: bool, mismatch: str, where: str) -> tuple[Outcome, str]:
-    """A run that had to be ended. What it had found to be wrong by then is wrong; the rest of the report is no pass.
+    """Return the outcome of a run that exceeded its time limit. Mismatches found before count; nothing else is a pass.
 
     Args:
-        wrote: it ended by itself when it was asked to, and wrote its report.
-        mismatch: what is wrong in that, if both the report and its records say so; "" for nothing.
-        where: what it was doing, behind a comma; "" if that is not known.
+        wrote: whether it ended by itself on request and wrote its report.
+        mismatch: the first mismatch, if both the report's verdict and its records have one; "" otherwise.
+        where: its activity at the end, after a comma; "" if not known.
     """
     if not wrote:
         return Outcome.TIMED_OUT, how + last
@@ -172,7 +172,7 @@ def out_of_time(how: str, last: str, wrote: bool, mismatch: str, where: str) -> 
 
 
 def exit_code(ended: Ended) -> int | None:
-    """Of a run that ended by itself."""
+    """The exit code of a run that ended by itself, otherwise None."""
     return None if ended.exit_code is None or ended.exit_code < 0 else ended.exit_code
 
 
@@ -207,7 +207,7 @@ def _with_report(report: Report, claims: Claims, code: int, last: str) -> tuple[
 
 
 def _flaw(report: Report, claims: Claims) -> str:
-    """What does not go with a report that says verified; "" for nothing."""
+    """Describe what contradicts a report that says verified; "" for nothing."""
     passed = {rung.name for rung in claims.rungs if rung.verdict == "passed"}
     if lacking := [name for name in rungs_for(report.environment.kernel.computes) if name not in passed]:
         return f"its report says verified, but not that these rungs passed: {', '.join(lacking)}"
@@ -220,7 +220,7 @@ def _flaw(report: Report, claims: Claims) -> str:
 
 
 def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:
-    """Of a run that ended with exit code 0 and says that every failure is waived."""
+    """Return the outcome of a run with exit code 0 whose report says that every failure is waived."""
     stated = {rung.name: rung.verdict for rung in claims.rungs}
     if lacking := [
         name for name in rungs_for(report.environment.kernel.computes) if stated.get(name) not in ("passed", "waived")
@@ -235,8 +235,7 @@ def _waived(report: Report, claims: Claims) -> tuple[Outcome, str]:
 
 
 def _first_problem(report: Report, end: str = "") -> str:
-    """The first thing that is wrong, how many more there are, and who is at fault, which is never cut off, nor is the
-    end."""
+    """Describe the first problem, count the others, and say what is at fault. Only the problem is shortened."""
     who = (f"; {report.at_fault}" if report.culprits else "") + end
     problem, room = _problem(report), MOST_CHARACTERS - len(who) - 1
     if len(printable(problem)) > room:
@@ -268,7 +267,7 @@ def _problem(report: Report) -> str:
 
 
 def _diagnosis(rung: RungResult) -> str:
-    """What explains the failures of a rung, by the ids of faults or the names of definitions."""
+    """The explanation of a rung's failures: the ids of faults or the names of definitions."""
     found = rung.diagnosis
     if found is None:
         return ""
@@ -277,12 +276,12 @@ def _diagnosis(rung: RungResult) -> str:
 
 
 def more(n: int) -> str:
-    """Says that there are more than the first of n."""
+    """Return " (and N more)" if there are more than one."""
     return f" (and {n - 1:,} more)" if n > 1 else ""
 
 
 def _versions(report: Report) -> dict[str, str]:
-    """Name → version of everything that a result may depend on."""
+    """Name → version of everything that may affect a result."""
     versions, host = report.environment.versions, report.environment.host
     of_host = {"C++ compiler": host.compiler, "CUDA driver": host.driver, "NVRTC": host.nvrtc, "CuPy": host.cupy}
     return {
@@ -302,7 +301,7 @@ def _measures(report: Report) -> tuple[Measure, ...]:
 
 
 def _gemms(report: Report) -> dict[str, float]:
-    """Tensor → the kernel's worst utilisation in the layers rung."""
+    """Tensor → the kernel's largest utilisation in the layers rung."""
     gemms: dict[str, float] = {}
     for rung in report.rungs:
         for record in rung.details:

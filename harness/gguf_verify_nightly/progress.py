@@ -1,4 +1,4 @@
-"""The progress of a night: how many cells are recorded, which one runs, and how much time is left."""
+"""Progress display of a night: the number of recorded cells, the running cell and the remaining time."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .records import Cell, Key, Night
 
 
 class Progress:
-    """A bar on a terminal, else one line for each cell. Threads call `begins`; the main thread calls the rest.
+    """A bar on a terminal, otherwise one line per cell. Threads call `begins`; the main thread calls the rest.
 
     Args:
-        night: the night as it is recorded so far.
-        pending: the cells that are to be run.
-        jobs: how many cells run at the same time.
-        before: how many seconds each cell took in the last night that ran it.
+        night: the night with the cells recorded so far.
+        pending: the cells to be run.
+        jobs: number of cells that run at the same time.
+        before: seconds that each cell took in the last night that ran it.
         terminal: show a bar.
-        say: takes each line.
+        say: called with each line.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Progress:
             self._say(f"{how}, {printable(str(cell.key), 200)}{reason}{left}")
 
     def killed(self, key: Key, how: str) -> None:
-        """A run that is not recorded, because somebody else ended it."""
+        """Report a run that was killed from outside, and is therefore not recorded."""
         self._pending.pop(key, None)
         self._started.pop(key, None)
         if not self._terminal:
@@ -66,7 +66,7 @@ class Progress:
             self._bar.set_postfix_str(f"{self._left()} left, {name}")
 
     def _left(self) -> str:
-        """The time that is left: what the cells took before, scaled to this night's pace. A new cell takes the mean."""
+        """Estimate the remaining time from earlier times, scaled to this night's pace. New cells take the mean."""
         known = [(seconds, self._before[key]) for key, seconds in self._took.items() if self._before.get(key)]
         pace = sum(now for now, _ in known) / sum(then for _, then in known) if known else 1.0
         seen = list(self._took.values()) or list(self._before.values())

@@ -1,4 +1,4 @@
-"""The records of a night. A night makes them, the history keeps them, and comparisons and reports only read them."""
+"""Records of a night: made by the night, kept by the history, and only read by comparisons and reports."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from gguf_verify.backend_results import GraphReport
 from gguf_verify.results.report import Report
 from gguf_verify.support.errors import EXIT_ENVIRONMENT, EXIT_MALFORMED, EXIT_MISMATCH, EXIT_UNVERIFIED, EXIT_VERIFIED
 
-#: Stands for the kernel in the keys of cells that judge llama.cpp's graph on one of its devices.
+#: Takes the place of the kernel in the keys of cells that judge llama.cpp's graph on one of its devices.
 BACKEND = "backend"
 
 
 class Outcome(StrEnum):
-    """How a cell ended. Only `VERIFIED` is a pass; a `WAIVED` one, all of whose failures are waived, fails no night."""
+    """How a cell ended. Only `VERIFIED` is a pass. `WAIVED` (every failure is waived) does not fail a night."""
 
     VERIFIED = "verified"
     WAIVED = "waived"
@@ -36,12 +36,12 @@ _EXIT_CODES = {
 
 
 class Key(NamedTuple):
-    """Which cell of the matrix. Cells of two nights with equal keys are compared with each other.
+    """The identity of a cell in the matrix. Cells of two nights with equal keys are compared with each other.
 
     Args:
         model: the file's name without its folder, unique in a configuration.
         type: the type that its matrices were quantized to for this cell; "" for the file as it is.
-        kernel, host: as `--kernel` and `--host` take them; or `BACKEND` and a device, as `--device` takes it.
+        kernel, host: values of `--kernel` and `--host`; or `BACKEND` and a value of `--device`.
         prompt: its name in the configuration.
         variant: the name of the llama.cpp in the configuration.
     """
@@ -59,16 +59,16 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """The worst of one side in one rung.
+    """The worst output of one side in one rung.
 
     Args:
-        rung: the rung's name; "graph" where nodes of a graph were judged.
-        who: the side's name, as the run's report has it: "kernel", "llama.cpp" or "llama.cpp as …"; of a graph the
+        rung: the rung's name; "graph" for nodes of a graph.
+        who: the side's name in the run's report: "kernel", "llama.cpp" or "llama.cpp as …"; for a graph, the
             operation.
-        utilisation: |y - o| / bound; an output at or below 1 is right.
+        utilisation: |y - o| / bound; an output is within the bound at or below 1.
         score: |y - o| / spread; None if the rung has none.
         where: tensor, row, block and token, as text.
-        of_kernel: the side is the kernel's, not llama.cpp's; of a graph, the device that was asked for computed it.
+        of_kernel: whether the side is the kernel, not llama.cpp; for a graph, whether the requested device computed it.
     """
 
     rung: str
@@ -84,20 +84,20 @@ class Cell:
     """One run of the matrix.
 
     Args:
-        key: which run.
+        key: its identity.
         outcome: how it ended.
-        reason: one line that says what is wrong, or why the run ended in this way; "" if it is verified.
+        reason: one line with the problem, or why the run ended in this way; "" if it is verified.
         exit_code: of the run; None if the run was killed.
         seconds: wall time of the run.
         rung_seconds: rung → seconds.
         versions: name → version, such as "llama-cpp-python", "llama.cpp", "gguf-verify", "CuPy" and "NVRTC".
         host: where the kernel or the graph ran, in one line.
-        measures: worst utilisation and score of each side in each rung.
+        measures: the worst output of each side in each rung.
         figures: measured numbers that are not judged, such as KL divergences: name → number.
-        gemms: tensor → worst utilisation of the kernel in the layers rung; only in a night that is read by itself.
-        report: the run's report, if it is kept; only in a night that is read with its reports. None of a graph.
-        graph: likewise, the report of a graph's run.
-        opened: files that the kernel opened → sha256, or "" where that is not known; only of a run that has just ended.
+        gemms: tensor → largest utilisation of the kernel in the layers rung; only if the night is read alone.
+        report: the run's report, if it is kept; only if the night is read with its reports. None for a graph.
+        graph: the same for a run that judged a graph.
+        opened: files that the kernel opened → sha256, or "" if not known; only for a run that has just ended.
     """
 
     key: Key
@@ -121,7 +121,7 @@ class Cell:
 
     @property
     def accepted(self) -> bool:
-        """Verified, or every failure is waived."""
+        """Whether it is verified, or every failure is waived."""
         return self.outcome in (Outcome.VERIFIED, Outcome.WAIVED)
 
 
@@ -135,8 +135,8 @@ class Night:
         config: the configuration's name.
         planned: the keys of all cells of the matrix, in order.
         cells: the recorded cells.
-        hardware: name → what the night ran on: CPU, cores, memory, GPU, operating system.
-        project: the project's version, with its commit if it is known.
+        hardware: the machine (CPU, cores, memory, GPU, operating system): name → value.
+        project: the project's version, with its commit if known.
     """
 
     number: int
@@ -155,8 +155,8 @@ class Night:
 
     @property
     def exit_code(self) -> int:
-        """0 if every planned cell is verified or waived; else 1 for a mismatch, 3 if a cell was broken off, crashed or
-        ran out of time, 4 for a malformed file, 5 if something is unverified or was not run."""
+        """0 if every planned cell is verified or waived; otherwise 1 for a mismatch, 3 if a cell was aborted, crashed
+        or timed out, 4 for a malformed file, 5 if something is unverified or was not run."""
         outcomes = {cell.outcome for cell in self.cells.values()}
         for outcome, code in _EXIT_CODES.items():
             if outcome in outcomes:

@@ -1,4 +1,4 @@
-"""What the Python of another llama.cpp needs besides that llama.cpp: this project's dependencies and its own code."""
+"""The packages of a variant's Python besides llama.cpp: this project's dependencies and its own code."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 
 
 def requirements(gpu: bool) -> tuple[str, ...]:
-    """The project's dependencies except llama-cpp-python, pinned to the versions that are installed here, sorted.
+    """Return the project's dependencies except llama-cpp-python, pinned to the installed versions, sorted.
 
-    Nights then differ by llama.cpp only.
+    Pinned, so that variants differ by llama.cpp only.
 
     Args:
-        gpu: also include the packages of the GPU's extras that are installed here.
+        gpu: also include the installed packages of the GPU extras.
 
     Raises EnvironmentFault if the project's metadata cannot be read.
     """
@@ -47,8 +47,8 @@ def requirements(gpu: bool) -> tuple[str, ...]:
 
 
 def _declared() -> list[tuple[str, str, str]]:
-    """(name, version specifier, extra or "") of each dependency; from pyproject.toml in a checkout, else from the
-    installed metadata."""
+    """Return (name, version specifier, extra or "") of each dependency: from pyproject.toml in a checkout, otherwise
+    from the installed metadata."""
     project = package_parent().parent / "pyproject.toml"
     try:
         if _in_checkout():
@@ -67,7 +67,7 @@ def _declared() -> list[tuple[str, str, str]]:
 
 
 def package_parent() -> Path:
-    """The folder that holds the package: `harness` in a checkout, or site-packages."""
+    """The folder that contains the package: `harness` in a checkout, or site-packages."""
     return PACKAGE.parent
 
 
@@ -78,9 +78,9 @@ def _in_checkout() -> bool:
 
 @contextlib.contextmanager
 def package_path(folder: Path) -> Iterator[str]:
-    """A PYTHONPATH that gives another Python this package, and nothing else that is installed here.
+    """Provide a PYTHONPATH that contains this package, but no other installed package.
 
-    Site-packages also hold this Python's llama-cpp-python, so an installed package is copied to `folder`, with its
+    Site-packages also contain this Python's llama-cpp-python, so an installed package is copied to `folder`, with its
     metadata.
     """
     parent = package_parent()

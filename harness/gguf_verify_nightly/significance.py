@@ -1,4 +1,4 @@
-"""Whether a new time or utilisation differs from its history by more than the history's own noise.
+"""Statistical tests: does a new time or utilisation differ from its history by more than the history's noise?
 
 All estimates are robust: medians for levels, and 1.4826 · MAD for σ, which is exact for Gaussian noise (Hampel, The
 influence curve and its role in robust estimation, 1974).
@@ -14,27 +14,27 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-#: How many nights a judgement needs.
+#: Number of nights required for a judgement.
 LEAST_NIGHTS = 5
-#: How many nights a judgement takes into account, the newest ones.
+#: Number of nights considered in a judgement, the newest ones.
 MOST_NIGHTS = 30
-#: A relative difference that another order of a float64 sum can make; it is not a change.
+#: A relative difference that another summation order in float64 can cause; it does not count as a change.
 FLOAT_NOISE = 1e-9
 _TO_SIGMA = 1.4826
-#: A time further off than this many σ is a regression, if the history is long. With few nights σ itself is uncertain:
-#: see `limit`.
+#: With a long history, a time that is off by more than this many σ is a regression. With few nights σ itself is
+#: uncertain: see `limit`.
 _SIGMAS = 6.0
-#: A time must also be this many times further off than the history's own outliers, so that noise with long tails (on a
-#: machine that is shared) raises the limit.
+#: A time must also be off by this multiple of the history's own outliers, so that noise with long tails (on a shared
+#: machine) raises the limit.
 _TAIL = 1.5
-#: How many cells are needed to estimate a night's pace.
+#: Number of cells required to estimate a night's pace.
 _CELLS_FOR_PACE = 3
-#: The relative noise that clock and scheduler add to any time: a history of equal times does not prove less.
+#: The relative noise of clock and scheduler in any time; a lower limit of σ, even if all times so far are equal.
 _LEAST_SIGMA = 1e-3
 
 
 def limit(nights: int) -> float:
-    """By how many σ a time must be off to be a regression, given the number of nights in its history."""
+    """The deviation, in σ, above which a time is a regression, given the number of nights in its history."""
     return _SIGMAS * (1 + 6 / nights)
 
 
@@ -45,9 +45,9 @@ class TimeChange:
     Args:
         seconds: the measured time.
         expected: the history's median, corrected by the night's pace.
-        sigmas: by how many σ of the history the time is off.
-        limit: by how many σ it had to be off to be reported.
-        nights: how many nights the history has.
+        sigmas: the deviation from `expected`, in σ of the history.
+        limit: the deviation above which it is reported, in σ.
+        nights: the number of nights in the history.
     """
 
     seconds: float
@@ -62,13 +62,13 @@ class Times(Generic[K]):
     """The judgement of a night's times.
 
     Args:
-        pace: the factor that all times of the night have in common: the median of time / expected time. 1 is the usual
-            pace, and stands also for one that could not be estimated.
-        pace_sigmas: by how many σ of the earlier nights' paces the pace is off. A change that slows down every cell
+        pace: the common factor of all times of the night: the median of time / expected time. 1 is the usual pace, or
+            means that it could not be estimated.
+        pace_sigmas: the deviation of the pace, in σ of the earlier nights' paces. A change that slows down every cell
             shows only here.
-        slower, faster: the times that are beyond the noise.
-        judged: how many times were judged.
-        not_judged: nights in the history → how many cells have too few nights to be judged.
+        slower, faster: the times beyond the noise.
+        judged: the number of times that were judged.
+        not_judged: nights in the history → number of cells with too few nights to be judged.
     """
 
     pace: float
@@ -85,9 +85,9 @@ def judge_times(history: Sequence[Mapping[K, float]], new: Mapping[K, float]) ->
     The model is log t(night, cell) = pace(night) + level(cell) + noise. Pace and level are estimated by alternating
     medians (Tukey's median polish), so that a slow machine changes the pace and not a thousand cells. A cell's σ is
     that of its own residuals or that of all cells, whichever is larger, because a few nights may be close together by
-    chance. A time is not a regression if the cell was that far off in any earlier night, nor if it is an outlier as
-    other cells have had (up to the 95th percentile of the cells' largest residuals). With fewer than three cells the
-    median would follow a regression, so the pace then counts as noise.
+    chance. A time is not a regression if the cell was off as far in any earlier night, nor if other cells had outliers
+    of that size (up to the 95th percentile of the cells' largest residuals). With fewer than three cells the median
+    would follow a regression, so differences in pace then count as noise.
 
     Args:
         history: earlier nights on the same machine, oldest first: cell → seconds > 0.
@@ -124,7 +124,7 @@ def judge_times(history: Sequence[Mapping[K, float]], new: Mapping[K, float]) ->
         def found(sigmas: float, k: K = k, off: float = off, n: int = len(rs)) -> TimeChange:
             return TimeChange(math.exp(now[k]), math.exp(level[k] + now_pace), off / sigma[k], sigmas, n)
 
-        # it must also be further off than this cell ever was, by more than the common noise
+        # it must also exceed this cell's largest earlier deviation by more than the common noise
         if off > max(least, up) * sigma[k] and off > max(rs) + margin:
             slower[k] = found(max(least, up))
         elif -off > max(least, down) * sigma[k] and off < min(rs) - margin:
@@ -133,13 +133,12 @@ def judge_times(history: Sequence[Mapping[K, float]], new: Mapping[K, float]) ->
 
 
 def _percentile_95(values: Iterable[float]) -> float:
-    """The 95th percentile."""
     ordered = sorted(values)
     return ordered[math.ceil(0.95 * len(ordered)) - 1]
 
 
 def _polish(nights: Sequence[Mapping[K, float]]) -> tuple[dict[K, float], list[float]]:
-    """The level of each cell and the pace of each night; the median of the paces is 0."""
+    """Estimate the level of each cell and the pace of each night; the median of the paces is 0."""
     cells = dict.fromkeys(k for night in nights for k in night)
     pace = [0.0] * len(nights)
     level: dict[K, float] = {}
@@ -162,7 +161,8 @@ def drifts(history: Sequence[float], new: float) -> bool | None:
     """Whether a number drifted from its history; None if the history varies and is too short to judge.
 
     A value that occurred before is not a drift. If the last three values were equal, any other value is one. Otherwise
-    a drift must lie outside the range of all values by more than the range's width, and be off by more than `limit` σ.
+    a drift must lie outside the range of all values by more than the range's width, and deviate from their median by
+    more than `limit` σ.
 
     Args:
         history: earlier values, oldest first, at least one.

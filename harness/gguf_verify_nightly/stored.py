@@ -1,8 +1,8 @@
-"""What a history's file may hold, and the one place where its rows become records.
+"""Checked conversion of the rows of a history's file to records.
 
-The file may come from anywhere. Its schema must be exactly what the migrations make, so that no view, trigger or
-generated column takes the place of a table; every row is checked against a typed record with limits; SQLite itself is
-told to trust no schema and to allow no huge value.
+The file is untrusted. Its schema must be exactly the one that the migrations make, so that no view, trigger or
+generated column can replace a table. Every row is checked against a typed record with limits. SQLite itself is
+configured to trust no schema and to reject huge values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .records import Measure, Outcome
 
 T = TypeVar("T")
 
-#: Bytes of a value or of a row; the largest are reports, which are compressed.
+#: Upper limit of a value or row, in bytes; compressed reports are the largest.
 MOST_VALUE = 1 << 26
-#: Rows of the schema that are looked at.
+#: Number of rows of the schema that are read.
 _MOST_OBJECTS = 100
 
 Text = Annotated[str, Meta(max_length=1 << 16)]
@@ -45,7 +45,7 @@ class KeyRow(NamedTuple):
 
 
 class NightRow(NamedTuple):
-    """Of a row of `night`, all but the fingerprint."""
+    """A row of `night` without the fingerprint."""
 
     number: Number
     started: Time
@@ -90,7 +90,7 @@ class KeyOfNight(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """How long a key's cell took in its newest night."""
+    """The time of a key's cell in its newest night."""
 
     key: Number
     seconds: Annotated[float, Meta(ge=0, le=1e9)]
@@ -111,32 +111,32 @@ _WORDS = msgspec.json.Decoder(dict[Name, Text])
 
 
 def row(kind: type[T], values: Sequence[Any]) -> T:
-    """A row as a record. Raises msgspec.ValidationError."""
+    """Convert a row to a record. Raises msgspec.ValidationError."""
     return msgspec.convert(values, kind)
 
 
 def rows(kind: type[T], found: Iterable[Sequence[Any]]) -> list[T]:
-    """Rows as records. Raises msgspec.ValidationError."""
+    """Convert rows to records. Raises msgspec.ValidationError."""
     return msgspec.convert([*found], list[kind])  # type: ignore[valid-type]
 
 
 def facts(text: str) -> Facts:
-    """Raises msgspec.MsgspecError."""
+    """Decode the column `facts`. Raises msgspec.MsgspecError."""
     return _FACTS.decode(text)
 
 
 def numbers(text: str) -> dict[str, float]:
-    """Raises msgspec.MsgspecError."""
+    """Decode a JSON object of numbers. Raises msgspec.MsgspecError."""
     return _NUMBERS.decode(text)
 
 
 def words(text: str) -> dict[str, str]:
-    """Raises msgspec.MsgspecError."""
+    """Decode a JSON object of strings. Raises msgspec.MsgspecError."""
     return _WORDS.decode(text)
 
 
 def confine(db: sqlite3.Connection) -> None:
-    """Let SQLite trust nothing of the file. Raises sqlite3.Error."""
+    """Configure SQLite for an untrusted file. Raises sqlite3.Error."""
     for what, most in (
         (sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE), (sqlite3.SQLITE_LIMIT_SQL_LENGTH, 1 << 16),
         (sqlite3.SQLITE_LIMIT_COLUMN, 64), (sqlite3.SQLITE_LIMIT_EXPR_DEPTH, 64),
@@ -159,7 +159,7 @@ def same_schema(db: sqlite3.Connection, migrations: Sequence[Callable[[sqlite3.C
 
 def _schema(db: sqlite3.Connection) -> set[tuple[str, str, str, str]]:
     query = "SELECT type, name, tbl_name, coalesce(sql, '') FROM sqlite_master LIMIT ?"
-    # versions of SQLite differ in how they quote and space what ALTER TABLE has changed
+    # versions of SQLite quote and space the SQL differently after ALTER TABLE
     return {
         (str(kind), str(name), str(table), re.sub(r"[\s\"`\[\]]+", "", str(sql)).lower())
         for kind, name, table, sql in db.execute(query, (_MOST_OBJECTS,))

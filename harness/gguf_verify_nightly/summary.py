@@ -1,4 +1,4 @@
-"""What every report of a night says first: the verdict, the counts and what changed."""
+"""Summary at the top of every report of a night: the verdict, the counts and the changes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .records import Cell, Key, Night, Outcome
 #: An entry of a comparison's list: each has a `key` and a `reason`, which is one line.
 Changed = Change | Drift | Slower
 
-#: How a cell stands that is planned and not recorded.
+#: The outcome of a cell that is planned but not recorded.
 NOT_RUN = "not run"
 
 
 class Kind(NamedTuple):
-    """A list of a comparison: its attribute, its heading, and what an entry means: "bad", "warn" or "good"."""
+    """A list of a comparison: its attribute, its heading, and the level of its entries: "bad", "warn" or "good"."""
 
     name: str
     title: str
     level: str
 
 
-#: The lists of a comparison that a report shows; the most important comes first.
+#: The lists of a comparison that a report shows, the most important first.
 KINDS = (
     Kind("new_failures", "new failures", "bad"), Kind("other_failures", "fail in another way", "bad"),
     Kind("vanished", "vanished", "bad"), Kind("still_failing", "still failing", "warn"),
@@ -49,12 +49,12 @@ class Standing(NamedTuple):
 
     @property
     def verified(self) -> bool:
-        """Only this is a pass."""
+        """Whether the cell was run and is verified."""
         return self.cell is not None and self.cell.verified
 
     @property
     def outcome(self) -> str:
-        """The cell's outcome, or that it was not run."""
+        """The cell's outcome, or `NOT_RUN`."""
         return NOT_RUN if self.cell is None else self.cell.outcome.value
 
     @property
@@ -65,11 +65,11 @@ class Standing(NamedTuple):
     @property
     def reason(self) -> str:
         """One line that says why the cell is not verified."""
-        return "the cell was planned, but not run" if self.cell is None else self.cell.reason
+        return "the cell was planned but not run" if self.cell is None else self.cell.reason
 
     @property
     def level(self) -> str:
-        """ "good" is verified, "bad" is shown to be wrong, "warn" is everything that could not be judged."""
+        """ "good" for verified, "bad" for a mismatch, "warn" for everything else."""
         if self.verified:
             return "good"
         return "bad" if self.cell is not None and self.cell.outcome is Outcome.MISMATCH else "warn"
@@ -84,7 +84,7 @@ class Verdict:
             "nothing was run".
         level: "good", "bad" or "warn".
         sentence: the counts.
-        outcomes: outcome → cells, in the order of `Outcome`, those that were not run last.
+        outcomes: outcome → number of cells, in the order of `Outcome`, followed by `NOT_RUN`.
     """
 
     word: str
@@ -95,11 +95,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class NightReport:
-    """What reports of a night are made of. Raises ValueError without nights.
+    """The content of a report of a night. Raises ValueError without nights.
 
     Args:
         nights: oldest first; the last is reported, the others are its history.
-        comparison: of the last with an earlier one, where there is one.
+        comparison: of the last night with an earlier one, if there is one.
     """
 
     nights: tuple[Night, ...]
@@ -111,7 +111,7 @@ class NightReport:
 
     @property
     def night(self) -> Night:
-        """The night that is reported."""
+        """The reported night."""
         return self.nights[-1]
 
     @property
@@ -121,22 +121,22 @@ class NightReport:
 
     @property
     def standings(self) -> list[Standing]:
-        """All cells: as planned, then what was recorded without being planned."""
+        """All cells: the planned ones in order, then those recorded without being planned."""
         return standings(self.night)
 
     @property
     def lists(self) -> list[tuple[Kind, Sequence[Changed]]]:
-        """The lists of the comparison; none without one."""
+        """The lists of the comparison; empty without one."""
         return lists(self.comparison)
 
     @property
     def changes(self) -> list[tuple[Kind, Sequence[Changed]]]:
-        """Those that hold something."""
+        """The non-empty lists of the comparison."""
         return [(kind, found) for kind, found in self.lists if found]
 
     @property
     def verdict(self) -> Verdict:
-        """Of the night, in the light of the comparison."""
+        """The verdict on the night, given the comparison."""
         return verdict(self.night, self.comparison)
 
     @property
@@ -146,7 +146,7 @@ class NightReport:
 
 
 def standings(night: Night) -> list[Standing]:
-    """All cells of a night: as planned, then what was recorded without being planned."""
+    """All cells of a night: the planned ones in order, then those recorded without being planned."""
     return [Standing(key, night.cells.get(key)) for key in dict.fromkeys([*night.planned, *night.cells])]
 
 
@@ -156,7 +156,7 @@ def lists(comparison: Comparison | None) -> list[tuple[Kind, Sequence[Changed]]]
 
 
 def verdict(night: Night, comparison: Comparison | None = None) -> Verdict:
-    """Of one night. Cells that vanished, or were not run, are never a pass; nor is a night without cells."""
+    """Return the verdict on a night. Vanished cells, cells that were not run, and a night without cells never pass."""
     cells = standings(night)
     found = Counter(s.outcome for s in cells)
     outcomes = {name: found[name] for name in [*Outcome, NOT_RUN] if found[name]}
@@ -180,6 +180,6 @@ def verdict(night: Night, comparison: Comparison | None = None) -> Verdict:
 
 
 def worst(cell: Cell, rung: str = "layers") -> float | None:
-    """The kernel's worst utilisation in a rung, where NaN is worse than any number; None without one."""
+    """The kernel's largest utilisation in a rung, where NaN exceeds any number; None without one."""
     values = [m.utilisation for m in cell.measures if m.rung == rung and m.of_kernel]
     return next((v for v in values if v != v), max(values, default=None))

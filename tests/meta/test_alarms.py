@@ -1,4 +1,4 @@
-"""False alarms: none is raised, each that is planted is counted, and the inputs are what they should be."""
+"""False alarms: none is raised, planted ones are counted, and the inputs are as intended."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_same_seed_judges_the_same() -> None:
     ],
 )
 def test_planted_alarms(monkeypatch: pytest.MonkeyPatch, planted: dict[str, float]) -> None:
-    """An oracle with too narrow a bound or spread, or other bits, calls right outputs wrong: each is counted."""
+    """An oracle with too narrow a bound or spread, or other bits, rejects correct outputs: each is counted."""
     original = product
 
     def narrow(semantics: Semantics, *arguments: Any) -> Product:
@@ -132,7 +132,7 @@ def test_wrong_bytes_of_a_quantizer_are_an_alarm(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("kind", ["special", "codes of -128"])
 def test_values_of_the_probe_plan(kind: alarms.Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that is wrong for them alone raises alarms, and a right one none."""
+    """A kernel that is only wrong for these values raises alarms; a correct one raises none."""
     monkeypatch.setattr(alarms, "KERNELS", {"q8_1_naive": KERNELS["q8_1_naive"]})
     rows = any_blocks(FORMATS["Q4_0"], 7 * 3, 1).reshape(7, -1)
     worker = alarms.Worker("cpu", [Matrix(alarms.ANY_BITS, "", FORMATS["Q4_0"], rows, np.zeros((1, 96), np.float32))])

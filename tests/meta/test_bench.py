@@ -1,4 +1,4 @@
-"""The benchmarks of verifications measure what they say, on models that are small enough for a test."""
+"""The benchmarks of verifications measure what they claim, on models small enough for a test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def gemm(w, x, shape):
 
 
 def measured(part: Any, kind: type[records.R], file: Path, *words: str) -> tuple[int, records.R]:
-    """The exit code and the one record of a measure."""
+    """Return the exit code and the single record of a measure."""
     parser = argparse.ArgumentParser()
     part.add_arguments(parser)
     code = part.run(parser.parse_args([*TINY, "--host", "cpu", "--no-page", "--results", str(file), *words]))
@@ -70,7 +70,7 @@ def test_a_prompt_has_its_tokens(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tiny model's matrices are large."""
+    """Treat the tiny model's matrices as large."""
     monkeypatch.setattr(sampling, "SMALL", 1 << 12)
     monkeypatch.setattr(sampling, "ROWS", 8)
 
@@ -87,7 +87,7 @@ def test_planted_faults_are_found(kernel: str, kind: str, tmp_path: Path) -> Non
 
 @pytest.mark.usefixtures("small_samples")
 def test_a_broken_promise_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No combination is ever suspicious: only faults in sampled rows are found, and those of thorough runs."""
+    """If no combination is suspicious, only faults in sampled rows and in thorough runs are found."""
     monkeypatch.setattr(sampling, "ROWS", 1)
     monkeypatch.setattr(Combinations, "suspicious", lambda self, y, *_: y[:, :0].any(axis=1))
     code, of = measured(planted, records.Planted, tmp_path / "results.json", "--count", "2")

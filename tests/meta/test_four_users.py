@@ -1,4 +1,4 @@
-"""The script that plays four users: it notices what fails and what is late, and everything that it plays works."""
+"""The script that plays four users: it detects failures and delays, and all its steps work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tools.measure backends` on the CPU backend: what it draws is right, and a wrong definition is told."""
+"""`python -m tools.measure backends` on the CPU backend: random nodes pass, and a wrong definition is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_wrong_is_told(
 
 
 def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is declared is enough; were half of it declared, that would be told."""
+    """The declared errors are sufficient; half of them would be reported as insufficient."""
     out = tmp_path / "r.json"
     asked = ["backends", "--results", str(out), "--no-page", "--seeds", "0", "--functions", "halves"]
     assert main([*asked, "--only", "1/x"]) == 0
@@ -50,4 +50,4 @@ def test_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert 0.49 < row.ulps <= 0.5
     monkeypatch.setitem(arithmetic._BACKENDS, "CPU", replace(arithmetic._BACKENDS["CPU"], division=0.25))
     assert main([*asked, "--only", "1/x"]) == 1
-    assert "results are off by more than is declared" in capsys.readouterr().out
+    assert "results exceed the declared error" in capsys.readouterr().out

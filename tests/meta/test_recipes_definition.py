@@ -8,7 +8,7 @@ from tests.support.project_copy import ProjectCopy
 from tests.support.tools import FIXTURES
 
 FILE = "harness/gguf_verify/semantics/definitions/q8_1_integers.py"
-#: As `q8_1`, but for the offset, which is subtracted from the codes: s is not used.
+#: Like `q8_1`, but the offset is subtracted from the codes: s is not used.
 DEFINITION = '''"""`q8_1_integers`: a definition of a test."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The recipe "add a fault" of docs/extending.md: one file gives a wrong kernel's fault its name."""
+"""The recipe "add a fault" of docs/extending.md: with one new file, the fault of an incorrect kernel is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe "add a format" of docs/extending.md: a format's two files are taken away, and added back."""
+"""The recipe "add a format" of docs/extending.md: the two files of a format are removed and added again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.project_copy import ProjectCopy
 from tests.support.tools import FIXTURES, flat
 
 FILES = ("harness/gguf_verify/formats/q5_1.py", "kernels/formats/q5_1.cuh")
-#: One small matrix is enough to be judged by.
+#: One small matrix is enough for a verdict.
 RUN = (
     FIXTURES / "tiny-Q5_1.gguf",
     "--host",
@@ -23,7 +23,7 @@ RUN = (
     "brief",
 )
 
-#: Everything that lists formats, from inside the copy.
+#: Everything that lists formats, run inside the copy.
 LISTS = """
 import json
 from gguf_verify.audit.fingerprint import patterns_of

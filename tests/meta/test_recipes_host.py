@@ -1,5 +1,5 @@
-"""The recipes "add a host" and "add a backend of llama.cpp" of docs/extending.md, carried out: one new file each is
-listed and changes a verdict."""
+"""The recipes "add a host" and "add a backend of llama.cpp" of docs/extending.md: one new file each is listed and
+changes a verdict."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_new_host_is_one_file(tmp_path: Path) -> None:
 
 
 def test_a_new_backend_is_one_file(tmp_path: Path) -> None:
-    """Of a device that ggml has: the backend of the CPU, without the record of its own file."""
+    """For a device that ggml has: the CPU backend, after its own file was removed."""
     copy = ProjectCopy(tmp_path / "project")
     blocks = (MODEL, "--host", "cpu", "--rungs", "blocks", "--tensor", "blk.0.attn_k", "--probes", "brief")
     file = "harness/gguf_verify/llama/backends/cpu.py"

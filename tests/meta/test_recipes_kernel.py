@@ -1,4 +1,4 @@
-"""The recipe "add a kernel" of docs/extending.md, carried out: a spec and a source are listed and change a verdict."""
+"""The recipe "add a kernel" of docs/extending.md: a spec and a source are listed and change a verdict."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ extern "C" __global__ void gemm(const FORMAT* __restrict__ w, const float* __res
 """
 
 FILES = ("harness/gguf_verify/kernels/ladder/f32_pairs.py", "kernels/gemm/f32/99_pairs.cu")
-#: One small matrix is enough to be judged by.
+#: One small matrix is enough for a verdict.
 RUN = (
     FIXTURES / "tiny-Q4_0.gguf",
     "--host",

@@ -1,4 +1,4 @@
-"""The recipe "add a measure" of docs/extending.md, carried out: one new file is listed and gives the exit code."""
+"""The recipe "add a measure" of docs/extending.md: one new file is listed and returns the exit code."""
 
 from __future__ import annotations
 

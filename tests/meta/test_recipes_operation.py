@@ -1,4 +1,4 @@
-"""The recipe "add an operation" of docs/extending.md: its module is taken away, and added back."""
+"""The recipe "add an operation" of docs/extending.md: its module is removed and added again."""
 
 from __future__ import annotations
 

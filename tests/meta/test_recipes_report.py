@@ -1,4 +1,4 @@
-"""The recipe "add a report" of docs/extending.md, carried out: one new file has its flag, and writes the verdict."""
+"""The recipe "add a report" of docs/extending.md: one new file adds a flag and writes the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipe "add a rung" of docs/extending.md, carried out: one new file is listed and changes a verdict."""
+"""The recipe "add a rung" of docs/extending.md: one new file is listed and changes a verdict."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ GOOD = 'reason = "r"\nuntil = 2027-01-31\n'
         (f"[[waiver]]\n{GOOD}", "would waive everything"),
         ('[[waiver]]\ntensor = "t"\nreason = "\u200b"\nuntil = 2027-01-31', "reason: is empty"),
         *(
-            (f"[[waiver]]\n{key} = '{pattern}'\n{more}{GOOD}", rf"waiver\[0\]\.{key}: covers everything")
+            (f"[[waiver]]\n{key} = '{pattern}'\n{more}{GOOD}", rf"waiver\[0\]\.{key}: matches everything")
             for key, more in (
                 ("tensor", ""),
                 ("rung", ""),
@@ -81,11 +81,11 @@ GOOD = 'reason = "r"\nuntil = 2027-01-31\n'
             for pattern in ("*", "**", "?*", "*?", "[!z]*", ".*", "^.+$", "*[a-z]*", "*[!0]")
         ),
         *(
-            (f"[[waiver]]\ntensor = '{pattern}'\n{GOOD}", r"\.tensor: covers everything")
+            (f"[[waiver]]\ntensor = '{pattern}'\n{GOOD}", r"\.tensor: matches everything")
             for pattern in ("*.weight", "*weight*", "*e*", "*.w[a-z]ight")
         ),
-        (f"[[waiver]]\nrung = '[blt]*s'\n{GOOD}", r"\.rung: covers everything"),
-        (f"[[waiver]]\nmodel = '*.gguf'\ntensor = 't'\n{GOOD}", r"\.model: covers everything"),
+        (f"[[waiver]]\nrung = '[blt]*s'\n{GOOD}", r"\.rung: matches everything"),
+        (f"[[waiver]]\nmodel = '*.gguf'\ntensor = 't'\n{GOOD}", r"\.model: matches everything"),
         (f"[[waiver]]\ntensor = ['*']\n{GOOD}", r"\.tensor: must be a string"),
         *(
             (f"[[waiver]]\nfinding = '{f}'\n{GOOD}", r"\.finding: must be the id")
@@ -98,7 +98,7 @@ GOOD = 'reason = "r"\nuntil = 2027-01-31\n'
         (f'[waiver]\ntensor = "t"\n{GOOD}', "waiver: must be a list"),
         ("[[waivers]]", "waivers: unknown key; known keys: waiver"),
         ("\x1b[31m", "not valid TOML"),
-        ("[[waiver]]\n" * 1001, "at most 1,000"),
+        ("[[waiver]]\n" * 1001, "the limit is 1,000"),
         ("x = " + "[" * 100_000, "not valid TOML"),
     ],
 )

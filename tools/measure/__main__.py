@@ -1,4 +1,4 @@
-"""`python -m tools.measure MEASURE …`: measure the verifier itself, from a checkout of the project."""
+"""`python -m tools.measure MEASURE …`: measures the verifier itself, from a checkout of the project."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 
-# Measures start a process for each core, so NumPy's BLAS, which reads this when it is loaded, gets one thread in each.
+# Measures start a process per core, so NumPy's BLAS gets one thread in each. BLAS reads this when it is loaded.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from gguf_verify import cli
@@ -15,13 +15,13 @@ from gguf_verify.cli.common import Parser
 from .measure import all_measures
 
 _EPILOG = """\
-exit codes: 0 measured · 1 a wrong name, a missed place, a false alarm, an input that breaks the parser, or a page that
-is out of date · 2 usage · 3 this machine cannot run the measure
+exit codes: 0 measured · 1 an incorrect diagnosis, a false alarm, an input that breaks the parser, or an outdated page
+2 usage · 3 this machine cannot run the measure
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of the whole command line, with one subcommand for each measure."""
+    """Return the parser of the command line, with a subcommand for each measure."""
     parser: argparse.ArgumentParser = Parser(
         prog="python -m tools.measure",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -35,13 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(argv: list[str]) -> int:
-    """Run one measure; returns the exit code. Raises HarnessError."""
+    """Run one measure and return the exit code. Raises HarnessError."""
     options = build_parser().parse_args(argv)
     return int(options.run(options))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one measure as `gguf-verify` runs a command: with its handling of errors and interrupts."""
+    """Run one measure, with `gguf-verify`'s handling of errors and interrupts."""
     return cli.main(argv, run)
 
 

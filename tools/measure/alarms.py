@@ -1,10 +1,10 @@
-"""False alarms: how many correct outputs the verifier calls wrong. It should be none.
+"""False alarms: the number of correct outputs that the verifier rejects. It should be zero.
 
-Outputs of every shipped kernel, and of llama.cpp, on real and random weights and activations are judged as the rungs
-judge them, bits included, and the bytes of the activation quantizer are compared with those of the encoder. Among them
-are the values of the probe plan: zeros of both signs, blocks of nothing, subnormal scales, outliers, codes of -128,
-blocks of any bits; and odd numbers of tokens, rows and blocks. The jobs and the values in them depend on the seeds,
-models and numbers that are asked for, not on the number of processes, and a run goes on where an earlier one stopped.
+Outputs of every shipped kernel and of llama.cpp, on real and random weights and activations, are judged like in the
+rungs, including their bits. The bytes of the activation quantizer are compared with those of the encoder. The inputs
+include the values of the probe plan (zeros of both signs, blocks of zeros, subnormal scales, outliers, codes of -128,
+random blocks) and odd numbers of tokens, rows and blocks. Jobs and values depend on the requested seeds, models and
+numbers, not on the number of processes. A run resumes where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -49,46 +49,46 @@ from .inputs import QUANTIZED, UNQUANTIZED, WEIGHTS, Bytes, Floats, Matrix, capt
 from .measure import Measure
 from .workers import workers
 
-#: Kernels that a CPU runs quickly. The others, whose barriers it emulates, get few tokens there.
+#: Kernels that are fast on a CPU. The others, whose barriers are emulated there, get few tokens.
 QUICK = frozenset({
     "q8_1_naive", "q8_1_dp4a", "f32_naive", "f16_naive", "q8_1", "f32", "f16",
     *(k.name for k in ELEMENT_KERNELS.values()),
 })  # fmt: skip
-#: Numbers of tokens by which kernels and families choose their code.
+#: Numbers of tokens at which kernels and families select different code.
 OTHER_M = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64, 131)
 #: Tokens of a job, and of a slow kernel on a CPU.
 TOKENS, FEW = 1024, 33
-#: Tokens of the jobs that only add outputs, on short rows.
+#: Tokens of the jobs that only increase the number of outputs, with short rows.
 MANY = 4096
-#: The most rows of a matrix of the model's own, and of one that was quantized here or drawn.
+#: Maximum rows of the model's own matrices, and of matrices that are quantized here or random.
 OWN_ROWS, OTHER_ROWS = 256, 47
-#: Tokens of the probe plan's values.
+#: Number of tokens for the probe plan's values.
 ODD = 129
-#: Kinds of activations: of the model, random, and those of the probe plan.
+#: Kinds of activations: from the model, random, and from the probe plan.
 Kind = Literal["real", "random", "special", "codes of -128"]
-#: For real activations: texts, and tokens of each.
+#: For real activations: number of texts, and tokens per text.
 TEXTS, TEXT_TOKENS = 6, 128
 SCALES = (1e-3, 0.03, 1.0, 20.0)
 LISTED = 100
-#: The number of the first job that makes up for outputs that could not be judged.
+#: The number of the first job that replaces outputs that could not be judged.
 MORE = 100_000
 ANY_BITS = "any bits"
-#: The sum of 32 larger activations overflows s, which is a half.
+#: With larger activations, the sum of 32 overflows s, which is a half.
 _LARGEST = 1500.0
 
 
 @dataclass(frozen=True)
 class Job:
-    """One matrix, a number of tokens of activations, and what multiplies them.
+    """One matrix, the activations, and the kernels that multiply them.
 
     Args:
-        matrix: its number among the prepared ones.
+        matrix: its index among the prepared ones.
         semantics: "q8_1", "f32", "f16", or the definition of an element type; "llama.cpp" for its own outputs.
         m: tokens.
         seed: of the activations.
         kind: of the activations.
-        fill: the job only adds outputs, and fewer kernels run on a CPU.
-        every: the kernels also run with OTHER_M tokens.
+        fill: whether the job only increases the number of outputs; then fewer kernels run on a CPU.
+        every: whether the kernels also run with OTHER_M tokens.
     """
 
     matrix: int
@@ -100,13 +100,13 @@ class Job:
     every: bool = False
 
 
-#: What outputs are counted by.
+#: Properties by which outputs are counted.
 _BY = ("kernel", "type", "weights", "activations", "K")
 
 
 @dataclass
 class Tally:
-    """What was judged, and what failed. `cpu` has seconds of the processor."""
+    """Counts of judged outputs and of failures. `cpu` has seconds of processor time."""
 
     outputs: int = 0
     quantized: int = 0
@@ -135,7 +135,7 @@ class Tally:
 
 
 def random_bytes(fmt: BlockFormat, n: int, k: int, rng: np.random.Generator) -> Bytes:
-    """Blocks of random bits whose values are finite and below 2^20, uint8[n, row bytes]."""
+    """Generate random blocks whose values are finite and below 2^20, uint8[n, row bytes]."""
     rows = n * k // fmt.block_size
     found = np.zeros((0, fmt.block_bytes), np.uint8)
     while len(found) < rows:
@@ -148,7 +148,7 @@ def random_bytes(fmt: BlockFormat, n: int, k: int, rng: np.random.Generator) -> 
 
 
 def random_activations(m: int, k: int, seed: int) -> Floats:
-    """Rows of several scales, float32[m, k]; in three of four, some values are outliers or zero."""
+    """Generate rows of several scales, float32[m, k]; in three of four, some values are outliers or zero."""
     rng = np.random.default_rng((seed, m, k))
     x = rng.standard_normal((m, k), np.float32)
     x *= np.asarray(SCALES, np.float32)[rng.integers(len(SCALES), size=(m, 1))]
@@ -159,7 +159,7 @@ def random_activations(m: int, k: int, seed: int) -> Floats:
 
 
 def real_activations(x: Floats, m: int, seed: int) -> Floats:
-    """m of the captured rows, float32[m, K]. A row that is used again is scaled, not by a power of two."""
+    """Select m of the captured rows, float32[m, K]. A row that is used again is scaled, not by a power of two."""
     rng = np.random.default_rng((seed, m))
     rows = rng.permutation(len(x))
     picked = np.resize(rows, m)
@@ -168,16 +168,16 @@ def real_activations(x: Floats, m: int, seed: int) -> Floats:
 
 
 def special_activations(m: int, k: int, seed: int, quantized: bool) -> Floats:
-    """float32[m, k] of the probe plan's special values, each row shrunk by another factor."""
+    """Generate float32[m, k] from the probe plan's special values, each row scaled by another factor below 1."""
     rows = special(k, random_activations(1, k, seed), 1e4 if quantized else 1e6)
     factors = np.random.default_rng((seed, m, k)).uniform(0.3, 1, (m, 1)).astype(np.float32)
     return np.ascontiguousarray(np.resize(rows, (m, k)) * factors)
 
 
 def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str], small: bool = False) -> list[Matrix]:
-    """The models' own matrices, some of them in every other type, and drawn ones.
+    """Return the models' own matrices, some of them in every other type, and random ones.
 
-    Raises EnvironmentFault where llama.cpp refuses a model.
+    Raises EnvironmentFault if llama.cpp rejects a model.
     """
     found: list[Matrix] = []
     with Llama() as llama:
@@ -212,8 +212,7 @@ def prepared(models: Sequence[Path], seeds: Sequence[int], types: Sequence[str],
 
 
 def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, host: str) -> list[Job]:
-    """For each seed, every matrix with every kernel that multiplies it; then more tokens, until there are `outputs`
-    outputs."""
+    """Return jobs for each seed, matrix and kernel, and then with more tokens until there are `outputs` outputs."""
     jobs: list[Job] = []
     seen: set[tuple[object, ...]] = set()
     for seed in seeds:
@@ -236,12 +235,12 @@ def jobs_for(matrices: Sequence[Matrix], seeds: Sequence[int], outputs: int, hos
                 jobs.append(Job(i, "q8_1", ODD, seed, "codes of -128"))
     left = outputs - sum(planned(job, matrices[job.matrix], host) for job in jobs)
     jobs += filling(matrices, left, host)
-    # shuffled, so that a time limit leaves jobs of all kinds
+    # shuffled, so that a run cut short by the time limit has jobs of all kinds
     return [jobs[i] for i in np.random.default_rng(len(jobs)).permutation(len(jobs))]
 
 
 def filling(matrices: Sequence[Matrix], outputs: int, host: str, first: int = 0) -> list[Job]:
-    """Jobs that make this number of outputs, or the next ones behind the first so many."""
+    """Return jobs with this number of outputs. The first `first` jobs of the sequence are skipped."""
     fill = [
         i for i, m in enumerate(matrices)
         if m.fmt.block_size == 32 and m.k <= 256 and (m.own or m.source == "drawn" or m.k <= 128)
@@ -259,7 +258,7 @@ def filling(matrices: Sequence[Matrix], outputs: int, host: str, first: int = 0)
 
 
 def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
-    """(kernel or family, tokens) of each product of the job."""
+    """Return (kernel or family, tokens) of each product in the job."""
     if job.semantics == "llama.cpp":
         return [("llama.cpp", job.m)]
     if isinstance(fmt, ElementFormat):
@@ -278,13 +277,13 @@ def calls(job: Job, fmt: WeightFormat, host: str) -> list[tuple[str, int]]:
 
 
 def definition_of(name: str, fmt: WeightFormat) -> Semantics:
-    """The definition of that name that kernels of such weights declare; `f16` is another one for F16."""
+    """Return the definition of this name for these weights; `f16` has another meaning for F16 weights."""
     declared = (spec.definition for spec in KERNELS.values() if spec.semantics == name)
     return next(declared, SEMANTICS[name]) if isinstance(fmt, BlockFormat) else SEMANTICS[name]
 
 
 def planned(job: Job, matrix: Matrix, host: str) -> int:
-    """How many outputs the job judges."""
+    """The number of outputs that the job judges."""
     return len(matrix.rows) * sum(m for _, m in calls(job, matrix.fmt, host))
 
 
@@ -296,7 +295,7 @@ class Worker:
 
     Args:
         host: its name.
-        matrices: those that jobs name by number.
+        matrices: the matrices that jobs refer to by index.
     """
 
     def __init__(self, host: str, matrices: Sequence[Matrix]) -> None:
@@ -315,7 +314,7 @@ class Worker:
         return on_host(found, self.host).of(fmt, m, n, k)
 
     def runs(self, name: str, fmt: WeightFormat, m: int, n: int, k: int) -> bool:
-        """Whether this GPU has the kernel's instructions; a CPU has."""
+        """Whether this GPU has the kernel's instructions; always true for a CPU."""
         kernel = self.kernel(name, fmt, m, n, k)
         return self.host.sm is None or kernel.spec.cards.target(self.host.sm) is not None
 
@@ -351,7 +350,7 @@ class Worker:
         taken, given = definition_of(job.semantics, fmt).bytes_of(x), job.kind == "codes of -128"
         if given:
             taken = with_least_codes(taken)
-        if job.kind == "special" or job.semantics == "f16":  # what is not finite is a matter of the definition's range
+        if job.kind == "special" or job.semantics == "f16":  # outputs may overflow the definition's range
             finite = np.isfinite(self._product(job.semantics, matrix, taken, None, tally).exact)
             rows = finite.any(axis=0)
             tokens = finite[:, rows].all(axis=1)
@@ -366,7 +365,7 @@ class Worker:
             if not self.runs(name, fmt, m, n, k):
                 continue
             kernel = self.kernel(name, fmt, m, n, k)
-            # few tokens from anywhere among them
+            # a random window of few tokens
             m = min(m, len(x))
             at = int(np.random.default_rng((job.seed, m)).integers(len(x) - m + 1))
             start = time.process_time()
@@ -440,7 +439,7 @@ class Worker:
 
 
 def save(matrices: Sequence[Matrix], folder: Path) -> None:
-    """Write matrices for `load`, in files of arrays; activations that several matrices share are written once."""
+    """Write matrices for `load` to array files; activations shared by several matrices are written once."""
     first = {id(matrix.x): i for i, matrix in reversed(list(enumerate(matrices)))}
     for i, matrix in enumerate(matrices):
         np.save(folder / f"rows{i}.npy", matrix.rows)
@@ -451,7 +450,7 @@ def save(matrices: Sequence[Matrix], folder: Path) -> None:
 
 
 def load(folder: Path) -> list[Matrix]:
-    """What `save` wrote, as memory maps, which the processes share."""
+    """Read the output of `save` as memory maps, which the processes share."""
     found = []
     for i, (source, tensor, kind, own, of_x) in enumerate(json.loads((folder / "matrices.json").read_text())):
         rows, x = (np.load(folder / name, mmap_mode="r") for name in (f"rows{i}.npy", f"x{of_x}.npy"))
@@ -463,7 +462,7 @@ _worker: Worker | None = None
 
 
 def kept(path: Path, what: str) -> tuple[int, Tally]:
-    """How many jobs of a run an earlier one did, and their tally. Raises UsageError where it was another run's."""
+    """Return the number of jobs done by an earlier run, and their tally. Raises UsageError if its options differ."""
     if not path.exists():
         return 0, Tally()
     try:
@@ -478,7 +477,7 @@ def kept(path: Path, what: str) -> tuple[int, Tally]:
 
 
 def keep(path: Path, what: str, done: int, tally: Tally) -> None:
-    """Write what `kept` reads, at once."""
+    """Write the checkpoint for `kept`, atomically."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps({"run": what, "done": done, "tally": vars(tally)}))
     part.replace(path)
@@ -495,14 +494,14 @@ def _do(job: Job) -> Tally:
 
 
 def done(host: str, matrices: Sequence[Matrix], jobs: Sequence[Job], processes: int) -> Iterator[Tally]:
-    """A tally for each job. Raises EnvironmentFault."""
+    """Yield a tally for each job. Raises EnvironmentFault."""
     try:
         with scratch.temporary("measure") as folder:
             save(matrices, folder)
             with workers(processes, _start, host, folder) as over:
                 yield from over(_do, jobs)
     finally:
-        if _worker is not None:  # the one process is this one
+        if _worker is not None:  # with one process, the worker is in this process
             _worker.close()
 
 
@@ -510,27 +509,27 @@ def done(host: str, matrices: Sequence[Matrix], jobs: Sequence[Job], processes: 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this measure."""
+    """Add the options of this measure."""
     add = parser.add_argument
-    add("models", nargs="*", type=Path, help="further GGUF files whose matrices are multiplied")
-    add("--host", choices=list(HOSTS), default="cpu", help="where kernels run (%(default)s)")
-    add("--outputs", type=lambda s: int(float(s)), default=10**9, help="judge at least so many (1e9)")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts and drawn values")
-    add("-j", "--jobs", type=int, default=0, help="processes (default: one a core)")
+    add("models", nargs="*", type=Path, help="also use the matrices of these GGUF files")
+    add("--host", choices=list(HOSTS), default="cpu", help="host that runs the kernels (%(default)s)")
+    add("--outputs", type=lambda s: int(float(s)), default=10**9, help="minimum number of outputs to judge (1e9)")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of texts and random values")
+    add("-j", "--jobs", type=int, default=0, help="number of processes (default: one per core)")
     add("--time-limit", type=float, default=0, metavar="S", help="stop after S seconds")
-    add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="of weights")
+    add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="weight types to use")
     add(
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="keep what was judged; a later run with the same options goes on",
+        help="save the progress here; a later run with the same options resumes from it",
     )
-    add("--small", action="store_true", help="only short rows and texts, to try the measure")
+    add("--small", action="store_true", help="only use short rows and texts, for a quick trial")
     results.add_argument(parser)
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures, as JSON has them. Raises EnvironmentFault where the host or llama.cpp is missing."""
+    """Return the figures for JSON. Raises EnvironmentFault if the host or llama.cpp is missing."""
     host = make_host(options.host, 1)
     began = time.perf_counter()
     matrices = prepared([*QUANTIZED, UNQUANTIZED, *options.models], options.seeds, options.types, options.small)
@@ -552,8 +551,8 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
         if now - said > 20:
             said = now
             rate = (total.outputs - before) / (now - start)
-            print(f"{total.outputs:.3g} outputs, {rate:.3g} a second, {total.n_alarms} alarms", file=sys.stderr)
-    else:  # outputs that overflow were planned, and not judged
+            print(f"{total.outputs:.3g} outputs, {rate:.3g} per second, {total.n_alarms} alarms", file=sys.stderr)
+    else:  # some planned outputs overflowed and were not judged
         missing = options.outputs - total.outputs
         for tally in done(options.host, matrices, filling(matrices, missing, options.host, MORE), processes):
             total.add(tally)
@@ -570,7 +569,7 @@ def measured(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:
-    """Rows of a table: what, measured, goal."""
+    """Return table rows: quantity, measured, goal."""
 
     def highest(name: str) -> str:
         of_kernels = [value for who, value in figures[name].items() if who != "llama.cpp"]

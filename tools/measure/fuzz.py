@@ -1,10 +1,10 @@
-"""Fuzzing of everything that reads foreign bytes.
+"""Fuzzing of all code that reads untrusted bytes.
 
-The targets are modules of tests/fuzz/targets: the GGUF parser, other files, messages between processes, histories,
-configurations, declarations, logs, and reports of hostile names. Each has invariants that hold for every input.
-Atheris (pip install atheris) keeps the inputs that reach new code and goes on from them; without it, inputs that the
-repository keeps are mutated blindly. The exit code is 0 where nothing is found. Otherwise it is 1, the input is saved,
-and the last lines say how to repeat the failure.
+The targets are modules in tests/fuzz/targets: the GGUF parser, other files, messages between processes, histories,
+configurations, declarations, logs, and reports with hostile names. Each has invariants that hold for every input.
+Atheris (pip install atheris) keeps inputs that reach new code and mutates them further. Without it, the inputs in the
+repository are mutated blindly. The exit code is 0 if nothing is found. Otherwise it is 1, the input is saved, and the
+last lines of output show how to repeat the failure.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ FOUND = Path(tempfile.gettempdir(), "gguf-verify-found")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this measure."""
+    """Add the options of this measure."""
     add = parser.add_argument
-    add("targets", nargs="*", metavar="TARGET", help="what to fuzz (default: every target); see --list")
-    add("--seconds", type=int, default=60, help="how long to look, all targets together (%(default)s)")
+    add("targets", nargs="*", metavar="TARGET", help="targets to fuzz (default: all); see --list")
+    add("--seconds", type=int, default=60, help="total time for all targets (%(default)s)")
     add("--corpus", type=Path, default=CHECKOUT / "build" / "fuzz",
-        help="a folder to keep interesting inputs in, and to go on from (default: build/fuzz)")  # fmt: skip
-    add("--found", type=Path, default=FOUND, help="where to save what is found (default: in the temporary folder)")
-    add("--seed", type=int, default=0, help="of libFuzzer's random numbers (0: another one each time)")
+        help="folder for interesting inputs, also read at the start (default: build/fuzz)")  # fmt: skip
+    add("--found", type=Path, default=FOUND, help="folder for inputs that fail (default: in the temporary folder)")
+    add("--seed", type=int, default=0, help="libFuzzer's random seed (0: a new one each time)")
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--input", type=Path, nargs="+", metavar="FILE", help="only run these inputs of one target")
-    said = "only say which lines the inputs of the repository and of --corpus reach"
+    instead.add_argument("--input", type=Path, nargs="+", metavar="FILE", help="only run these inputs, for one target")
+    said = "only list the lines that the inputs of the repository and of --corpus reach"
     instead.add_argument("--coverage", action="store_true", help=said)
-    said = "only keep in the repository the fewest of these inputs that reach as much"
+    said = "only reduce the repository's inputs to a minimal set with the same coverage"
     instead.add_argument("--keep", action="store_true", help=said)
     instead.add_argument("--list", action="store_true", help="only list the targets")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Run the fuzzing session in another process and return its exit code."""
     said = {name: getattr(options, name) for name in ("targets", "seconds", "seed", "coverage", "keep", "list")}
     said |= {name: str(getattr(options, name).absolute()) for name in ("corpus", "found")}
     said["input"] = [str(path.absolute()) for path in options.input or ()]
-    # The process can import the tests' helpers, and coverage or libFuzzer must see the package being imported.
+    # Another process, because it imports the tests' helpers, and coverage and libFuzzer must observe all imports.
     paths = [str(PACKAGE.parent), str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     command = [sys.executable, "-m", "tests.fuzz.session", json.dumps(said)]
     return subprocess.run(command, env=environment, check=False).returncode
 
 
-MEASURE = Measure("fuzz", "whether an input breaks what reads it", __doc__ or "", add_arguments, run)
+MEASURE = Measure("fuzz", "whether an input breaks a parser", __doc__ or "", add_arguments, run)

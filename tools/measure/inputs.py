@@ -1,7 +1,7 @@
-"""What the measures are taken on: real weights in any type, real activations, and models made of them.
+"""Inputs of measures: real weights in any type, real activations, and models made from them.
 
-Weights are a model's own matrices, or these quantized by llama.cpp to another type. Activations are the ones with which
-llama.cpp's own graph of the model multiplies them, for texts of Python's language reference.
+Weights are a model's own matrices, possibly quantized by llama.cpp to another type. Activations are captured from
+llama.cpp's graph of the model, for texts from Python's language reference.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ WEIGHTS: dict[str, WeightFormat] = {**FORMATS, **ELEMENTS}
 
 
 def text(seed: int, words: int) -> str:
-    """So many words of the language reference, from a place that the seed chooses."""
+    """Return this number of words of the language reference, from places chosen by the seed."""
     rng = np.random.default_rng(seed)
     names = sorted(topics)
     found: list[str] = []
     while len(found) < words:
-        # letters alone: llama.cpp crashes on characters for which a small vocabulary has no tokens
+        # only letters: llama.cpp crashes on characters without tokens in a small vocabulary
         of_topic = [w for w in topics[names[rng.integers(len(names))]].split() if w.isascii() and w.isalpha()]
         start = int(rng.integers(max(1, len(of_topic) - words)))
         found += of_topic[start : start + words - len(found)]
@@ -50,12 +50,12 @@ class Matrix:
     """A matrix of weights and the activations that it multiplies.
 
     Args:
-        source: the model's file name, or how the weights were drawn.
+        source: the model's file name, or how random weights were generated.
         tensor: its name.
         fmt: the weights' format.
         rows: uint8[N, row bytes].
         x: float32[M, K].
-        own: the bytes are the model's own, not quantized here.
+        own: whether the bytes are the model's own, not quantized here.
     """
 
     source: str
@@ -71,21 +71,21 @@ class Matrix:
 
 
 def decoded(fmt: WeightFormat, rows: Bytes) -> Floats:
-    """The values of weights uint8[N, row bytes], float32[N, K]."""
+    """Decode weights uint8[N, row bytes] to float32[N, K]."""
     values = fmt.decode(rows.reshape(len(rows), -1, fmt.block_bytes))
     return np.ascontiguousarray(values.reshape(len(rows), -1), np.float32)
 
 
 def rows_of(tensor: Tensor) -> Bytes:
-    """A copy of a tensor's bytes, uint8[N, row bytes]."""
+    """Copy a tensor's bytes, uint8[N, row bytes]."""
     return np.array(tensor.raw).reshape(tensor.n_rows, tensor.row_bytes)
 
 
 def captured(path: Path, texts: Sequence[str], tokens: int, threads: int = 1) -> list[Matrix]:
-    """The quantized, F32, F16 and BF16 matrices of a model that its graph multiplies, in the graph's order, with their
-    activations for the texts, at most so many tokens each.
+    """Return the quantized, F32, F16 and BF16 matrices in a model's graph, in its order, with their activations.
 
-    Raises LlamaRefused where llama.cpp does not take the model.
+    The activations are those for the texts, with at most `tokens` tokens each. Raises LlamaRefused if llama.cpp rejects
+    the model.
     """
     with Llama() as llama, open_model(path) as model:
         info = llama.model.open(model, threads)
@@ -104,13 +104,15 @@ def captured(path: Path, texts: Sequence[str], tokens: int, threads: int = 1) ->
 
 
 def fits(fmt: WeightFormat, k: int) -> bool:
-    """Whether a row of so many values can be of the format."""
+    """Whether a row of k values can have this format."""
     return k % fmt.block_size == 0 and (isinstance(fmt, BlockFormat) or k % 4 == 0)
 
 
 def in_type(fmt: WeightFormat, w: Floats, llama: Llama | None = None) -> Bytes:
-    """Weights float32[N, K] in a format, uint8[N, row bytes]. llama.cpp quantizes them, with the same importance for
-    each value (some types need one)."""
+    """Convert weights float32[N, K] to a format, uint8[N, row bytes].
+
+    llama.cpp quantizes them, with the same importance for each value, because some types require importances.
+    """
     if isinstance(fmt, BlockFormat):
         assert llama is not None
         return llama.quantize(fmt.type_id, w, np.ones(w.shape[1], np.float32)).reshape(len(w), -1)
@@ -122,7 +124,7 @@ def in_type(fmt: WeightFormat, w: Floats, llama: Llama | None = None) -> Bytes:
 
 
 def requantized(matrix: Matrix, fmt: WeightFormat, llama: Llama, rows: int) -> Matrix:
-    """The first rows of a matrix in another format."""
+    """Convert the first rows of a matrix to another format."""
     return replace(
         matrix, fmt=fmt, rows=in_type(fmt, decoded(matrix.fmt, matrix.rows[:rows]), llama), own=False
     )  # fmt: skip
@@ -132,10 +134,10 @@ def requantized(matrix: Matrix, fmt: WeightFormat, llama: Llama, rows: int) -> M
 
 
 def write_tensors(path: Path, tensors: Mapping[str, tuple[WeightFormat, Bytes]], keys: Sequence[Any] = ()) -> Path:
-    """A GGUF file of these matrices, name → (format, uint8[N, row bytes]); a matrix of one row is a vector.
+    """Write a GGUF file with these matrices, name → (format, uint8[N, row bytes]); a matrix with one row is a vector.
 
     Args:
-        keys: fields of a reader of the gguf package, as the metadata.
+        keys: the metadata, as fields of the gguf package's reader.
     """
     writer = gguf.GGUFWriter(path, "llama")
     for field in keys:
@@ -144,7 +146,7 @@ def write_tensors(path: Path, tensors: Mapping[str, tuple[WeightFormat, Bytes]],
                 field.name, field.contents(), field.types[0], field.types[1] if len(field.types) > 1 else None
             )
     for name, (fmt, rows) in tensors.items():
-        # the writer takes the shape of elements, but the bytes of blocks
+        # the writer expects arrays of elements, but bytes for block formats
         values = rows.view({"F16": np.float16, "F32": np.float32}.get(fmt.name, np.uint8))
         writer.add_tensor(
             name, values[0] if len(rows) == 1 else values, raw_dtype=gguf.GGMLQuantizationType(fmt.type_id)
@@ -162,14 +164,17 @@ def can_write(fmt: WeightFormat) -> bool:
 
 
 def model_in(fmt: WeightFormat, folder: Path) -> Path:
-    """The project's own trained model with its matrices in this type: a fixture, or made of the F16 one in `folder`."""
+    """Return the project's trained model with matrices of this type: a fixture, or made from the F16 in `folder`."""
     path = FIXTURES / f"tiny-{fmt.name}.gguf"
     if path.is_file():
         return path
     path = folder / path.name
     if path.exists():
         return path
-    with tempfile.TemporaryDirectory(dir=folder) as unfinished, Llama() as llama:  # other processes may make it too
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as unfinished,
+        Llama() as llama,
+    ):  # other processes may make it at the same time
         made = Path(unfinished) / path.name
         if not can_write(fmt):
             llama.quantize_file(UNQUANTIZED, made, FILE_TYPES[fmt.name], pure=True)

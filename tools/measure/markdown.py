@@ -1,4 +1,4 @@
-"""Tables of Markdown, and the places in the project's pages that are filled with them.
+"""Markdown tables, and the marked places in pages that are filled with them.
 
 A page marks such a place with `<!-- KIND: NAME -->` and `<!-- end -->`.
 """
@@ -17,18 +17,18 @@ BENCHMARKS, EVIDENCE = CHECKOUT / "docs" / "benchmarks.md", CHECKOUT / "docs" / 
 
 
 def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
-    """A table of Markdown."""
+    """Format a Markdown table."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in (head, *rows)]
     return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def listed(names: Sequence[str]) -> str:
-    """a, b and c"""
+    """Join names: "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def percent(part: int, whole: int, digits: int = 2) -> str:
-    """A share, rounded down, so that it is never printed as all where something is missing; "none" of nothing."""
+    """Format a share, rounded down so that an incomplete one is never printed as 100 %; "none" if `whole` is 0."""
     return f"{10**digits * 100 * part // whole / 10**digits:g} %" if whole else "none"
 
 
@@ -37,7 +37,7 @@ def _place(kind: str, name: str) -> re.Pattern[str]:
 
 
 def filled(text: str, made: Mapping[str, str], kind: str) -> str:
-    """A page's text with the places of these names filled. Raises UsageError where one is not marked exactly once."""
+    """Return a page's text with these places filled. Raises UsageError if one is not marked exactly once."""
     for name, content in made.items():
         parts = _place(kind, name).split(text)
         if len(parts) != 5:
@@ -47,12 +47,12 @@ def filled(text: str, made: Mapping[str, str], kind: str) -> str:
 
 
 def fill(path: Path, made: Mapping[str, str], kind: str) -> None:
-    """Fill these places of a page."""
+    """Fill these places in a page."""
     path.write_text(filled(path.read_text(), made, kind))
 
 
 def marked(text: str, kind: str, name: str) -> str:
-    """What a page's text has in this place. Raises ValueError where it has none."""
+    """Return the content of a place in a page's text. Raises ValueError if it is not marked."""
     found = _place(kind, name).search(text)
     if not found:
         raise ValueError(f"no place is marked <!-- {kind}: {name} -->")

@@ -1,4 +1,4 @@
-"""The record that makes a module or package of this one a measure: `python -m tools.measure NAME …`."""
+"""`Measure`, the record that registers a module or package as `python -m tools.measure NAME …`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Measure:
     """A measure of the verifier.
 
     Args:
-        name: what the command line calls it.
+        name: its name on the command line.
         summary: one phrase for listings.
         description: the text of its `--help`.
         add_arguments: adds its options.
-        run: takes the parsed options and returns the exit code; raises HarnessError. None where the measure has parts,
-            which its arguments choose.
+        run: takes the parsed options and returns the exit code; raises HarnessError. None if the measure has
+            subcommands.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Measure:
     run: Callable[[argparse.Namespace], int] | None = None
 
     def add_to(self, commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-        """Add its parser to those of the other measures, or to the other parts of a measure."""
+        """Add its parser to the subcommands of the command line or of a measure."""
         own = commands.add_parser(
             self.name, help=self.summary, description=self.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,4 +1,4 @@
-"""A kernel that is wrong for one block of weights, wherever it reads it."""
+"""A kernel that is wrong for one block of weights, wherever that block occurs."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Plan:
     """A fault of one block.
 
     Args:
-        kind: in words.
+        kind: a description.
         tensor, row, block: its place.
-        original, altered: the block's bytes, as they are and as the kernel gets them.
-        without_sum: the bytes are unaltered; the outputs lack the block's term m·s instead.
+        original, altered: the block's bytes in the file, and those that the kernel gets.
+        without_sum: the bytes are unaltered; instead the outputs lack the block's term m·s.
         look: also compute the outputs without the fault.
-        changed: whether any output has other bits than without the fault; None unless `look` is set.
+        changed: whether the fault changes a bit of any output; None unless `look` is set.
     """
 
     kind: str
@@ -43,12 +43,12 @@ class Plan:
 
 
 class OneBlock(Kernel):
-    """A kernel that is wrong for one block, which it knows by its bytes: no other block has them.
+    """A kernel that is wrong for one block, which it recognizes by its bytes; no other block has the same.
 
     Args:
         inner: the correct kernel.
         plan: the fault.
-        declares: whether it declares the order of its sums.
+        declares: whether it declares its order of summation.
     """
 
     def __init__(self, inner: Kernel, plan: Plan, declares: bool = True) -> None:
@@ -100,7 +100,7 @@ class OneBlock(Kernel):
         return self._told(self._lacking(self.inner.gemm(wrong, x), weights.fmt, x, places), right, x)
 
     def product(self, weights: Weights, x: Floats) -> Floats:
-        if self.plan.without_sum or self.layout == "file":  # where `product` is these two steps
+        if self.plan.without_sum or self.layout == "file":  # here `product` consists of these two steps
             return self.gemm(weights, self.quantize(x))
         wrong, right, _ = weights.buffer
         return self._told(self.inner.product(wrong, x), right, x)
@@ -121,11 +121,11 @@ class OneBlock(Kernel):
         return y
 
     def looked(self, y: Floats, right: Floats) -> None:
-        """Take outputs float32[M, N] with and without the fault, where the plan has `look`."""
+        """Hook: called with the outputs float32[M, N] with and without the fault if the plan has `look`."""
 
 
 class _Once(dict[tuple[int, bytes], Bytes]):
-    """A cache of quantized activations, since every trial quantizes the same ones. It is cleared when large."""
+    """A cache of quantized activations, because every trial quantizes the same ones. It is cleared when it is large."""
 
     def __call__(self, quantize: Callable[[Floats], Bytes], k: int, x: bytes) -> Bytes:
         if (k, x) not in self:
@@ -140,14 +140,14 @@ _quantized = _Once()
 
 
 def flipped(block: Bytes, at: int, mask: int) -> Bytes:
-    """The block with bits of one byte inverted."""
+    """Return the block with bits of one byte inverted."""
     out = block.copy()
     out[at] ^= mask
     return out
 
 
 def low_bits(fmt: BlockFormat) -> list[int]:
-    """The numbers of the block's bits that are the lowest bit of a value's code."""
+    """Return the indices of the bits in a block that are the lowest bit of a value's code."""
     return [
         8 * fmt.field_offset(field.name) + field.item_bits * piece.item + piece.shift
         for field in fmt.fields

@@ -46,7 +46,7 @@ def encoded(outcome: str, checks: Iterable[str] = (), late: bool = False) -> str
 
 
 def decoded(code: str) -> tuple[str, frozenset[str]]:
-    """Of `encoded`: the outcome, and the other checks that catch it. Raises ValueError for what is no code."""
+    """Decode an outcome: its name, and the other checks that catch it. Raises ValueError for an invalid code."""
     if code[:1] not in _NAMES:
         raise ValueError(f"{code!r} is no outcome")
     mask = int(code[1:].removesuffix("t") or "0", 16)
@@ -54,7 +54,7 @@ def decoded(code: str) -> tuple[str, frozenset[str]]:
 
 
 def load(path: Path) -> Data:
-    """The results; {} where there is no such file. Raises UsageError where it is damaged."""
+    """Read the results; {} if the file does not exist. Raises UsageError if it is damaged."""
     if not path.exists():
         return {}
     try:
@@ -68,7 +68,7 @@ def load(path: Path) -> Data:
 
 
 def save(path: Path, data: Data) -> None:
-    """Compact, with a file's mutants on a line of their own, so that a difference can be read."""
+    """Write the results: compact, but with one line per source file, so that differences are readable."""
     text = json.dumps(data, ensure_ascii=False, sort_keys=True)
     files = r'(\}, |\{)("(?:gemm|formats|pack|quantize|common|packed|q8_1|f32)[\w./ ]*": \{)'
     path.write_text(re.sub(files, r"\1\n\2", text) + "\n")
@@ -80,11 +80,11 @@ def update(path: Path, **parts: Any) -> None:
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:
-    """The option that names the results file."""
+    """Add the option for the results file."""
     parser.add_argument(
         "--results",
         type=Path,
         default=RESULTS,
         metavar="FILE",
-        help="the results (default: docs/mutation.json of the checkout)",
+        help="file of results (default: docs/mutation.json in the checkout)",
     )

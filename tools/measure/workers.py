@@ -14,10 +14,10 @@ from gguf_verify.support import scratch
 
 @contextmanager
 def workers(count: int, start: Callable[..., object] | None = None, *arguments: Any) -> Iterator[Callable[..., Any]]:
-    """A `map` over so many new processes, each of which calls `start` first; with one process, over this one.
+    """Provide a `map` over this number of new processes, each of which first calls `start`; one means this process.
 
-    Answers come in order. Leaving the context ends the processes, whatever is left to do. They are spawned, since a
-    fork of a process that has used CUDA cannot use it.
+    Results come in order. Leaving the context ends the processes, even if work remains. They are spawned, because a
+    process that is forked after CUDA was used cannot use CUDA.
     """
     if count == 1:
         if start is not None:
@@ -30,8 +30,8 @@ def workers(count: int, start: Callable[..., object] | None = None, *arguments: 
 
 
 def begin_worker(folder: Path) -> None:
-    """What each process of a pool does first: it leaves signals to its parent, which ends it by SIGTERM, and uses its
-    parent's scratch folder."""
+    """Initialize a process of a pool: leave signals to its parent, which ends it by SIGTERM, and use the parent's
+    scratch folder."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -43,35 +43,36 @@ def judge_captured(
     Args:
         path: the model, or the first part of a split one.
         tensor: the name of the weights.
-        x: float32[M, K] or the name of an `.npy` file: the activations, before any quantization.
-        y: float32[M, N] or float16[M, N], or an `.npy` file: the outputs.
-        definition: that the engine claims to compute, a name of `docs/concepts.md`'s table; "auto": find it.
-        rows: the first row of the tensor and the one after the last; they count through all matrices (experts) of the
-            tensor. None: all rows.
-        threads: for the exact products; 0: one for each core.
-        fast_math: the engine's quantizer of activations was built with approximate division (`-use_fast_math`): the
-            bound is widened by |w|·d_a for each code that this may set differently.
-        taken: uint8[M, row bytes], the activations as blocks, where the engine was given those, of `definition`.
+        x: the activations before any quantization: float32[M, K] or the path of an `.npy` file.
+        y: the outputs: float32[M, N] or float16[M, N], or the path of an `.npy` file.
+        definition: the definition that the engine claims to compute, from the table in `docs/concepts.md`; "auto":
+            find it.
+        rows: the first row of the tensor and the one after the last, counted through all its matrices (experts).
+            None: all rows.
+        threads: for the exact products; 0: one per core.
+        fast_math: the engine's activation quantizer was built with approximate division (`-use_fast_math`). The bound
+            is widened by |w|·d_a for each code that this may change.
+        taken: uint8[M, row bytes]: the activation blocks of `definition`, if these were the engine's input.
         command: the command line that repeats it.
 
     A float16 output was rounded once more: see `semantics.narrow`.
 
     Raises:
         MalformedFile: the model cannot be read safely.
-        NothingToVerify: the tensor is of a type that no definition multiplies.
-        UsageError: there is no such tensor or definition, or an array is not what it should be.
+        NothingToVerify: no definition multiplies tensors of this type.
+        UsageError: there is no such tensor or definition, or an array has the wrong type or shape.
     """
     with open_model(path) as model:
         found = model.tensors.get(tensor)
         if found is None:
             near = next((n for n in model.tensors if tensor and tensor in n), next(iter(model.tensors), ""))
-            raise UsageError(f"no tensor is called {quoted(tensor)}; there is, for example, {quoted(near)}")
+            raise UsageError(f"no tensor has the name {quoted(tensor)}; there is, for example, {quoted(near)}")
         fmt = found.type.weights
         if fmt is None or not may_be_matrix(found):
-            raise NothingToVerify(f"{quoted(tensor)} is no matrix that is multiplied ({found.type.name})")
+            raise NothingToVerify(f"{quoted(tensor)} is not a matrix that is multiplied ({found.type.name})")
         start, stop = (0, found.n_rows) if rows is None else rows
         if not 0 <= start < stop <= found.n_rows:
-            raise UsageError(f"rows {start}:{stop} are not among the {found.n_rows} of {quoted(tensor)}")
+            raise UsageError(f"rows {start}:{stop} are out of range: {quoted(tensor)} has {found.n_rows} rows")
         names = _definitions(fmt, definition)
         with (
             open_array("x", x, (None, found.k), ("float32",)) as values,
@@ -131,7 +132,7 @@ def _placed(made: dict[str, Any], first_row: int, offset: int, row_bytes: int, p
 
 
 def _blocks(given: Path | str | npt.NDArray[Any], semantics: Semantics | None, m: int, k: int) -> Bytes:
-    """Raises UsageError."""
+    """Read blocks of activations. Raises UsageError."""
     if semantics is None or semantics.activations is None:
         raise UsageError("blocks of activations need a definition that quantizes them: --definition")
     fmt = semantics.activations
@@ -157,14 +158,14 @@ def read_case(folder: Path) -> CaseFiles:
     path = folder / "case.json"
     try:
         if not path.is_file():
-            raise UsageError(f"{printable(str(folder))} is no case: it has no case.json")
+            raise UsageError(f"{printable(str(folder))} is not a case: it has no case.json")
         said = json.loads(read_input(path, "description of a case", _MOST_JSON))
         sizes = [said[name] for name in ("m", "n", "k")]
         words = [said[name] for name in ("tensor", "type", "definition")]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{printable(str(path))} is no description of a case: {first_line(error)}") from None
+        raise UsageError(f"{printable(str(path))} is not the description of a case: {first_line(error)}") from None
     if not all(type(s) is int and 0 < s < 1 << 40 for s in sizes) or not all(isinstance(w, str) for w in words):
-        raise UsageError(f"{printable(str(path))} is no description of a case")
+        raise UsageError(f"{printable(str(path))} is not the description of a case")
     return CaseFiles(folder, *words, *sizes)
 
 
@@ -172,10 +173,10 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     """Judge the files of `--save-case`, which hold the weights too.
 
     Args:
-        definition: in place of the one that the case names; "auto": find it.
-        threads, fast_math: as of `judge_captured`.
+        definition: used instead of the definition in the case; "auto": find it.
+        threads, fast_math: see `judge_captured`.
 
-    Raises UsageError where the folder is no case, or its arrays are not what it says.
+    Raises UsageError if the folder is not a case, or its arrays do not match its description.
     """
     case = read_case(Path(folder))
     fmt: WeightFormat | None = FORMATS.get(case.type) or ELEMENTS.get(case.type)
@@ -184,11 +185,11 @@ def judge_case(folder: Path | str, definition: str = "", *, threads: int = 0, fa
     claimed = definition or case.definition
     names = _definitions(fmt, claimed)
     if case.k % fmt.block_size:
-        raise UsageError(f"rows of {case.k} values are no whole blocks of {fmt.name}")
+        raise UsageError(f"rows of {case.k} values are not a whole number of {fmt.name} blocks")
     row_bytes = case.k // fmt.block_size * fmt.block_bytes
     weights = case.folder / "w.bin"
     if not weights.is_file() or weights.stat().st_size != case.n * row_bytes:
-        raise UsageError(f"w.bin does not hold {case.n} rows of {row_bytes} bytes")
+        raise UsageError(f"w.bin does not contain {case.n} rows of {row_bytes} bytes")
     note_input(weights, weights.stat())
     rows = np.memmap(weights, np.uint8, "r").reshape(case.n, row_bytes)
     x, y, taken = (case.folder / f"{name}.npy" for name in ("x", "y", "taken"))

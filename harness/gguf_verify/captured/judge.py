@@ -38,8 +38,11 @@ _CHUNK, _SOME_TOKENS, _SOME_ROWS = 1 << 20, 32, 256
 
 @dataclass(frozen=True)
 class Sample:
-    """A captured product and its weights: x float32[M, K], y[M, N], rows uint8[N, row bytes], and the blocks that a
-    kernel was given, uint8[M, row bytes], where they are known."""
+    """A captured product and its weights.
+
+    x float32[M, K], y[M, N], rows uint8[N, row bytes]; taken uint8[M, row bytes]: the kernel's activation blocks, if
+    known.
+    """
 
     fmt: WeightFormat
     rows: Bytes
@@ -61,7 +64,7 @@ class Sample:
         )
 
     def some(self) -> Sample:
-        """Rows and tokens from all over it."""
+        """A sample of evenly spaced rows and tokens."""
         (m, n), at = self.y.shape, np.linspace
         return self.part(
             np.unique(at(0, m - 1, min(m, _SOME_TOKENS)).astype(int)),
@@ -89,7 +92,7 @@ class _Found:
 
     @property
     def verified(self) -> bool:
-        """Whether no output fails, and most could have."""
+        """Whether no output is wrong, and the bound could have detected errors in most of them."""
         return not self.wrong and not self.power.says_nothing
 
     @property
@@ -110,7 +113,7 @@ def judge_sample(
     finite = np.concatenate([np.isfinite(part).all(axis=1) for part in _parts(sample.x)])
     left: list[str] = []
     if not finite.all():
-        left.append(f"{int((~finite).sum()):,} of {len(finite):,} tokens of x hold values that are not finite")
+        left.append(f"{int((~finite).sum()):,} of {len(finite):,} tokens of x contain values that are not finite")
         if not finite.any():
             return nothing | {"left": tuple(left)}
         sample = sample.part(np.flatnonzero(finite), np.arange(len(sample.rows)))
@@ -123,9 +126,9 @@ def judge_sample(
     pairs = [s for s in names.values() if s.name not in first and not s.term.steps]
     for semantics in [*tried.values(), *pairs] if claimed == AUTO else tried.values():
         if semantics.name not in tried and any(c.within for c, _ in tries):
-            break  # every pair of an encoding and a term, where no known definition fits
+            break  # other pairs of an encoding and a term are only tried if no known definition fits
         found = _by(some, semantics, threads, fast_math)
-        within = found.verified and found.energy > 0  # all zeros are every definition's answer, and say nothing
+        within = found.verified and found.energy > 0  # every definition gives zeros for zeros
         tries.append((Candidate(semantics.name, found.utilisation, found.score, found.nmse, within), found.typical))
     candidates = [c for c, _ in sorted(tries, key=lambda t: (not t[0].within, t[1]))]
     fits = [c.name for c in candidates if c.within]
@@ -138,11 +141,11 @@ def judge_sample(
     found = results[best]
     if found.suspected and not found.wrong:
         left.append(
-            f"{found.suspected:,} outputs are within the bound, but further off than independent roundings explain: "
-            "structured data may do that, and so may a fault; capture a product of other activations"
+            f"{found.suspected:,} outputs are within the bound, but further off than independent roundings explain. "
+            "The cause may be structured data or a fault; capture a product of other activations"
         )
     if not found.energy:
-        left.append("the exact product is zero everywhere: zeros are the answer of every definition")
+        left.append("the exact product is zero everywhere, for every definition")
     elif found.power.lacking:
         left.append(WEAK)
     elif found.power.empty:
@@ -154,7 +157,7 @@ def judge_sample(
     faults: tuple[FaultMatch, ...] = ()
     if found.wrong:
         lines, faults = _explained(sample.window(at), names[best], threads)
-        for name in tried if not fits else ():  # how near a definition is says little of outputs that are far from all
+        for name in tried if not fits else ():  # if no definition is near, try the faults of each
             if not faults and name != best:
                 others = _explained(sample.window(at), names[name], threads)
                 if others[1]:
@@ -182,7 +185,7 @@ def _explained(sample: Sample, semantics: Semantics, threads: int) -> tuple[tupl
 
 
 def _parts(array: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Rows of an array, as many at a time as hold about 2^22 values."""
+    """Split an array into groups of rows with about 2^22 values each."""
     step = max(1, (1 << 22) // max(1, array.shape[1]))
     for start in range(0, len(array), step):
         yield array[start : start + step]
@@ -231,9 +234,10 @@ def _by(sample: Sample, semantics: Semantics, threads: int, fast_math: bool) -> 
 
 
 def _ambiguous(semantics: Semantics, fmt: BlockFormat, rows: Bytes, x: Floats) -> tuple[npt.NDArray[np.float64], int]:
-    """By how much a step of each ambiguous code of a token may move its outputs, [M, N], and how many codes these are.
+    """Return the possible change of each output, [M, N], by a step of every ambiguous code, and the number of codes.
 
-    That is |w|·d_a; where offsets and minima meet the sum s, which no code changes, it is |d_w|·q_w·d_a.
+    A step changes an output by |w|·d_a. If offsets and minima are multiplied by the sum s, which is independent of the
+    codes, the change is |d_w|·q_w·d_a.
     """
     may = ambiguous_codes(x)
     if not may.any():

@@ -17,12 +17,12 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class WrongOutput:
-    """An output that fails.
+    """An output outside its bound.
 
     Args:
-        row, token: of the tensor, and of x.
+        row, token: the row of the tensor and the token of x.
         got, expected, bound, utilisation: the numbers.
-        byte_offset, part: where the row begins in the file.
+        byte_offset, part: the start of the row: its offset, and the part of a split model.
     """
 
     row: int
@@ -88,7 +88,7 @@ class Judged(Shown):
 
     @property
     def exit_code(self) -> int:
-        """1 where an output is wrong; else 5 where something, or all, could not be judged."""
+        """1 if an output is wrong; otherwise 5 if some or all outputs could not be judged."""
         if self.wrong:
             return EXIT_MISMATCH
         return EXIT_UNVERIFIED if self.left or not self.outputs else EXIT_VERIFIED
@@ -102,5 +102,5 @@ class Judged(Shown):
 
     @property
     def fitting(self) -> tuple[str, ...]:
-        """The definitions within whose bound the outputs are, on the rows and tokens where all were tried."""
+        """The definitions whose bound the outputs meet, on the rows and tokens where all were tried."""
         return tuple(c.name for c in self.candidates if c.within)

@@ -1,4 +1,4 @@
-"""docs/claims.md is what the checks of claims give now, and each check can give another verdict."""
+"""docs/claims.md agrees with the checks of claims, and each check can return another verdict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sources(llama: Llama) -> Sources:
 
 @pytest.fixture(scope="module")
 def made(sources: Sources) -> Callable[[str], Claim]:
-    """Each check's record, once."""
+    """The record of each check, made once."""
 
     @cache
     def run(name: str) -> Claim:
@@ -71,7 +71,7 @@ def test_the_page_is_current(made: Callable[[str], Claim]) -> None:
     assert claims.PAGE.read_text() == expected, "run `python -m tools.measure claims`"
 
 
-#: Whoever changes a verdict is to mean it.
+#: The expected verdicts, so that none changes by accident.
 VERDICTS = {
     "q4_0_scale": "false",
     "quantizers_byte_identical": "false: no block of Q4_0 and Q5_0",
@@ -87,7 +87,7 @@ VERDICTS = {
     "vec_dot_ratio": "true only for Q4_0, Q4_1, Q5_0, Q5_1 and MXFP4, and in MMQ only without tensor cores",
     "reuse": "true only for the bytes that are read",
     "flop_per_byte": "true only for halves, and for the conclusion: it is 3.56 for Q4_0",
-    "laptop_peak": "false: the product counts operations in a cycle",
+    "laptop_peak": "false: the product counts operations per cycle",
     "registers_and_stream_k": "true only for ",
     "memory": "true only for halves",
 }
@@ -223,7 +223,7 @@ def test_sums_that_stay_are_told(sources: Sources, monkeypatch: pytest.MonkeyPat
 
 def test_exceptions_of_leaving_out_s_are_measured(sources: Sources) -> None:
     def shifted(type_id: int, x: Array) -> Array:
-        """Weights of which none is negative get minima far from 0."""
+        """Non-negative weights get minima far from 0."""
         return sources.llama.quantize(type_id, x - 8 if x.min() >= 0 else x)
 
     found = products.leaving_out_s(replace(sources, llama=Altered(sources.llama, quantize=shifted)))
@@ -231,7 +231,7 @@ def test_exceptions_of_leaving_out_s_are_measured(sources: Sources) -> None:
 
 
 def test_other_data_is_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Uniform data by the write-ups' quantizer, where Gaussian data by ggml's is asked for."""
+    """Uniform data and the write-ups' quantizer, in place of Gaussian data and ggml's."""
 
     def gaussian(seed: int, *shape: int) -> Array:
         return 2 * np.random.default_rng(seed).random(shape, np.float32) - 1
@@ -249,7 +249,7 @@ def test_sums_that_are_better_are_told(sources: Sources, monkeypatch: pytest.Mon
 
 
 def test_formats_of_one_error_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights of the one value that every format holds exactly but for its scale."""
+    """Weights with a single value, which every format represents exactly up to the scale."""
     monkeypatch.setattr(products, "real_weights", lambda: {"w": np.ones((4, 256), np.float32)})
 
     class Ones:
@@ -269,7 +269,7 @@ def test_formats_of_one_error_are_told(sources: Sources, monkeypatch: pytest.Mon
 
 
 def test_aligned_words_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no load is told of the claim is false; where 2-byte loads are too, it is no matter of words."""
+    """If the sanitizer reports no load, the claim is false; if it reports 2-byte loads, it is true without limits."""
     monkeypatch.setattr(blocks, "_sanitized", lambda *_: "clean")
     assert blocks.q8_0_misaligned(sources).verdict == "false"
     monkeypatch.setattr(blocks, "_sanitized", lambda *_: "load of misaligned address")
@@ -348,7 +348,7 @@ def test_counts_are_told(sources: Sources, monkeypatch: pytest.MonkeyPatch, tmp_
     other = arithmetic.reuse(replace(sources, kernels=tmp_path))
     assert "8 tokens and 32 rows" in other.evidence[0]
     (folder / "02_tiled.cu").write_text("TOKENS = 8")
-    with pytest.raises(ValueError, match="states no tile"):
+    with pytest.raises(ValueError, match="has no tile size"):
         arithmetic.reuse(replace(sources, kernels=tmp_path))
 
 

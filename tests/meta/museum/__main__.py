@@ -1,6 +1,6 @@
-"""Verify every exhibit and its twin, and write what was found to docs/museum.json:
+"""Verify every exhibit and its twin, and write the results to docs/museum.json.
 
-python -m tests.meta.museum [ID …]     # with ids: only these, the rest of the file stays
+python -m tests.meta.museum [ID …]     # with ids: update only these
 """
 
 from __future__ import annotations

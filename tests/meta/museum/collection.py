@@ -1,17 +1,17 @@
-"""The museum's exhibits: bugs that kernels of quantized products had in real life, each with its right twin.
+"""The museum's exhibits: real bugs of kernels for quantized products, each with its correct twin.
 
-An exhibit is one file of `exhibits/`: a kernel as a user would write it, FILE.cu or FILE.py, that declares itself, and
-a block of comments with TOML, in which a line that is indented goes on with the one before:
+An exhibit is one file in `exhibits/`: a kernel as a user would write it, FILE.cu or FILE.py, with its declaration and a
+label. The label is a block of comments with TOML, in which an indented line continues the line before:
 
     // [museum]
     // source = "ggml-org/llama.cpp#8311"   where it happened, or "constructed (why)"
     // class = "end of K"                   kind of bug
-    // essence = "…"                        what was wrong, in a sentence
-    // shows_when = "…"                     for which inputs
-    // names = ["end-of-k-dropped"]         faults of the catalogue that name it rightly
-    // says = ["never written"]             patterns, one of which the report's words must hold where no fault names it
-    // right = [["BUG = 1", "BUG = 0"]]     what makes the twin of it; this is the default
-    // quick = true                         in tests/corpus.py, too: at most 8, each of another class
+    // essence = "…"                        the bug, in a sentence
+    // shows_when = "…"                     the inputs for which it shows
+    // names = ["end-of-k-dropped"]         faults of the catalogue that are a correct diagnosis
+    // says = ["never written"]             patterns; the report must match one if it names none of these faults
+    // right = [["BUG = 1", "BUG = 0"]]     replacements that make the twin; this is the default
+    // quick = true                         also in tests/corpus.py: at most 8, each of another class
     // [/museum]
 """
 
@@ -26,9 +26,9 @@ from typing import Any
 import msgspec
 
 HERE = Path(__file__).parent
-#: What was found when all were last verified: `python -m tests.meta.museum` writes it.
+#: Results of the last verification, written by `python -m tests.meta.museum`.
 RESULTS = HERE.parents[2] / "docs" / "museum.json"
-#: What today's tree does not find or name: tests expect just these to fail.
+#: Exhibits that are not yet rejected or diagnosed: tests expect exactly these to fail.
 PENDING = HERE / "pending.toml"
 _BLOCK = re.compile(r"^(?://|#) \[museum\]\n(.*?)^(?://|#) \[/museum\]", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^(?://|#) ?", re.MULTILINE)
@@ -37,7 +37,7 @@ _FORMAT = re.compile(r"formats\s*=\s*\[\"(\w+)\"\]")
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename={"kind": "class"}):
-    """What an exhibit's file says of it: see this module's text."""
+    """The label of an exhibit: see the module's docstring."""
 
     source: str
     kind: str
@@ -50,34 +50,34 @@ class Label(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Exhibit:
-    """A file of `exhibits/`."""
+    """A file in `exhibits/`."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.id = path, path.stem
         self.text = path.read_text()
         found = _BLOCK.search(self.text)
-        assert found is not None, f"{path.name} says nothing of itself"
+        assert found is not None, f"{path.name} has no label"
         self.label = msgspec.convert(tomllib.loads(_GOES_ON.sub(" ", _COMMENT.sub("", found[1]))), Label, strict=True)
 
     @property
     def historical(self) -> bool:
-        """Whether it happened, as far as its source says."""
+        """Whether it is a real bug, according to its source."""
         return not self.label.source.startswith("constructed")
 
     @cached_property
     def format(self) -> str:
-        """The one type of weights that it takes."""
+        """The one weight type that it supports."""
         found = _FORMAT.search(self.text)
         assert found is not None, f"{self.path.name} declares no single type"
         return found[1]
 
     @property
     def model(self) -> str:
-        """The type of the model that it must be tried on: its own, unless the bug is that it is never called."""
+        """The type of the model to verify it with: its own type, unless the bug is that it is never called."""
         return "F16" if self.label.kind == "never called" else self.format
 
     def twin(self, folder: Path) -> Path:
-        """The right kernel, as a file of the same name in a folder that gets what it includes."""
+        """Write the correct kernel, and the headers that it includes, to a folder. Returns its path."""
         text = self.text
         for old, new in self.label.right:
             before, after = text.split("[/museum]", 1)
@@ -94,17 +94,16 @@ EXHIBITS = {path.stem: Exhibit(path) for path in sorted((HERE / "exhibits").iter
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of an exhibit.
+    """The result for an exhibit.
 
     Args:
         verdict: of the whole run.
-        plan: "brief" or "full": the probe plan that it was verified by. Of those that the brief one finds, no more is
-            asked.
+        plan: the probe plan, "brief" or "full". The full plan is only used if the brief one is not enough.
         rungs: those that it did not pass.
-        naming: "right", "unknown" or "wrong".
-        names: ids of the faults that the diagnosis named.
-        failure: the first line of what is wrong.
-        twin: the verdict on the right twin, by the full plan; "" where that was not run.
+        naming: whether the diagnosis is "right", "unknown" or "wrong".
+        names: ids of the faults in the diagnosis.
+        failure: the first line about a failure.
+        twin: the verdict on the correct twin, by the full plan; "" if that was not run.
         gates: other checks, and whether they let the exhibit pass.
     """
 
@@ -127,10 +126,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def findings() -> dict[str, Finding]:
-    """The findings that `RESULTS` holds, by exhibit."""
+    """Read the findings in `RESULTS`, by exhibit."""
     return msgspec.json.decode(RESULTS.read_bytes(), type=dict[str, Finding])
 
 
 def pending() -> dict[str, dict[str, str]]:
-    """ "caught" and "named" → exhibit → in a word, what is missing."""
+    """Read `PENDING`: "caught" and "named" → exhibit → short reason."""
     return msgspec.toml.decode(PENDING.read_bytes(), type=dict[str, dict[str, str]])

@@ -1,4 +1,4 @@
-"""What the checks that kernels are usually tested by say of a kernel of the museum, on ordinary data and one shape."""
+"""The results of common checks (allclose, NMSE, cosine) for a kernel of the museum, on ordinary data and one shape."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tools.measure.mutation.other_checks import passed_by
 
 #: Tokens, rows and columns of the two products that are checked.
 TOKENS, N, K = (16, 48), 256, 256
-#: The checks, as `passed_by` names them. Each compares with the exact product of the kernel's own definition, which is
-#: more than most tests of kernels have, and lets a right kernel pass.
+#: The checks and their names in `passed_by`. Each compares with the exact product of the kernel's own definition, which
+#: is a better reference than most kernel tests have, and lets a correct kernel pass.
 GATES = {"allclose": "allclose definition", "NMSE": "nmse definition", "cosine": "cosine definition"}
 
 
@@ -31,9 +31,11 @@ def weights(fmt: str, llama: Llama) -> np.ndarray:
 
 
 def passed(kernel: Path, fmt: str, rows: np.ndarray) -> dict[str, bool]:
-    """Whether each of GATES lets the kernel FILE:gemm pass, which runs for each of TOKENS in a process of its own. None
-    does if that dies, or if CUDA would refuse the launch. Other checks make one call: here, what a second one would
-    show of the first is not looked at."""
+    """Return whether each of GATES lets the kernel FILE:gemm pass.
+
+    The kernel runs in another process, once for each of TOKENS. If that process dies, or CUDA would reject the launch,
+    no gate lets it pass. Such checks call a kernel once, so `same_bits`, which compares repeated calls, is disabled.
+    """
     opened = open_foreign(f"{kernel}:gemm", CpuHost(1))
     try:
         with mock.patch.object(products, "same_bits"):

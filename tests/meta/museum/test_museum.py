@@ -1,6 +1,6 @@
-"""Historical bugs are not verified, are blamed on the kernel and never named wrongly; their right twins are verified.
+"""Historical bugs are not verified, the kernel is at fault and the diagnosis is not wrong; correct twins are verified.
 
-What `pending.toml` lists is expected to fail: whoever makes it pass removes the line.
+Entries of `pending.toml` are expected to fail. If one passes, remove its line.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from tests.meta.museum.verdicts import LIMITED, RIGHT, WRONG, Said, model_for, s
 from tests.support.tools import FIXTURES
 
 PENDING = pending()
-#: The word of `pending.toml` for what the brief plan verifies, and has not been tried with the full one.
+#: In `pending.toml`: the brief plan verifies the exhibit; the full plan was not tried.
 UNMEASURED = "unmeasured"
-#: Its word for what is named or not, as it happens.
+#: In `pending.toml`: the diagnosis varies between runs.
 BY_CHANCE = "by chance"
-#: The most exhibits that are `quick`.
+#: Upper limit for the number of `quick` exhibits.
 MOST_QUICK = 8
-#: Who is at fault for a kernel that is never called: nobody, since nothing was checked.
+#: For a kernel that is never called, missing coverage is at fault, because nothing was checked.
 CULPRITS = {"never called": "coverage"}
 
 
 def exhibits(*pending_in: str) -> list[Any]:
-    """A parameter for each exhibit. Those that `pending.toml` lists in one of these tables are expected to fail."""
+    """Return a parameter for each exhibit. Those in one of these tables of `pending.toml` are expected to fail."""
     out = []
     for name, exhibit in EXHIBITS.items():
         marks = []
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def verdict(folder: Path, llama: Llama) -> Callable[[str], Said]:
-    """What is said of an exhibit, which is verified once."""
+    """The report on an exhibit, which is verified once."""
 
     @cache
     def said(name: str) -> Said:

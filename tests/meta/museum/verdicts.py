@@ -1,4 +1,4 @@
-"""What gguf-verify says of a kernel of the museum, verified as a user would."""
+"""gguf-verify's verdict on a kernel of the museum, verified as a user would do it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from tests.support.tools import FIXTURES
 from tests.support.typed_models import model_of
 
 RIGHT, UNKNOWN, WRONG = "right", "unknown", "wrong"
-#: The verdict on a kernel that is verified up to some size, beyond which CUDA refuses its launches.
+#: The verdict on a kernel that is verified up to some size, beyond which CUDA rejects its launches.
 LIMITED = "verified within limits"
-#: Verdicts of a diagnosis that blame something in particular.
+#: Verdicts of a diagnosis that give a specific cause.
 _BLAMING = ("another definition", "known fault", "another order")
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a report says of a kernel.
+    """The parts of a report on a kernel that the museum uses.
 
     Args:
         verdict: the report's.
         plan: the probe plan, "brief" or "full".
         rungs: those that failed.
-        culprits: who is blamed.
-        failures: every line that was recorded of what is wrong or could not be checked.
+        culprits: the sides at fault.
+        failures: every line about an error or a check that could not be made.
         diagnosis: the lines of every diagnosis.
-        names: ids of the faults that the diagnoses name.
+        names: ids of the faults in the diagnoses.
         blames: verdicts of the diagnoses.
     """
 
@@ -49,11 +49,11 @@ class Said:
     blames: tuple[str, ...]
 
     def naming(self, exhibit: Exhibit) -> str:
-        """Whether the bug is named rightly, wrongly or not at all."""
+        """Whether the diagnosis of the bug is right, wrong or unknown."""
         label = exhibit.label
         right = bool(set(self.names) & set(label.names))
         lines = "\n".join((*self.failures, *self.diagnosis, *self.names))
-        lines = lines.replace(exhibit.id, "kernel")  # findings quote the file, which is named after its bug
+        lines = lines.replace(exhibit.id, "kernel")  # findings quote the file name, which contains the bug's name
         right = right or any(re.search(pattern, lines, re.IGNORECASE) for pattern in label.says)
         if set(self.names) - set(label.names) and not right:
             return WRONG
@@ -63,7 +63,7 @@ class Said:
 
 
 def model_for(exhibit: Exhibit, folder: Path, llama: Llama) -> Path:
-    """A model of the type of the exhibit: a fixture, or one that llama.cpp quantizes in `folder`."""
+    """Return a model of the exhibit's type: a fixture, or one that llama.cpp quantizes in `folder`."""
     fixture = FIXTURES / f"tiny-{exhibit.model}.gguf"
     return fixture if fixture.exists() else model_of(FORMATS[exhibit.model], folder, llama)
 
@@ -72,9 +72,9 @@ def said_of(kernel: Path, model: Path, *plans: Literal["brief", "full"], exhibit
     """Verify matrices of both widths of the model, 256 and 768, with the kernel FILE:gemm on the CPU host.
 
     Args:
-        plans: the probe plans to verify it by, one after the other until one finds something and names it. The brief
-            one is part of the full one, which is what a user gets.
-        exhibit: what must be named.
+        plans: the probe plans to try in turn, until one finds a fault and the diagnosis is correct. The brief plan is
+            part of the full one, which is the default for users.
+        exhibit: the expected diagnosis; None: any.
     """
     for plan in plans:
         options = Options(
@@ -87,7 +87,7 @@ def said_of(kernel: Path, model: Path, *plans: Literal["brief", "full"], exhibit
 
 
 def of(report: Report) -> Said:
-    """What a report says."""
+    """Extract the parts of a report."""
     rungs = report.rungs
     diagnoses = [r.diagnosis for r in rungs if r.diagnosis is not None]
     return Said(

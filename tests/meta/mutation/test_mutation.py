@@ -1,4 +1,4 @@
-"""The mutation score: what becomes of some mutants, and runs that go on where they stopped."""
+"""The mutation score: the outcomes of some mutants, and runs that resume where they stopped."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_process_tells_its_answer_death_and_time(capfd: pytest.CaptureFixture[
 
 
 def chosen(*edits: tuple[str, str], file: str = NAIVE) -> list[mutator.Mutant]:
-    """The mutants of a source with these differences in lines that hold these texts."""
+    """Return the mutants of a source with these differences in lines that contain these texts."""
     everything = mutator.mutants(file, TEXTS[file])
     found = []
     for old_new, within in edits:
@@ -111,7 +111,7 @@ def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("few_probes")
 def test_what_a_checked_build_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Part of a buffer is read that is not used, in the rows of no rung."""
+    """An unused part of a buffer is read; no rung's rows reveal it."""
     file = "quantize/q8_1.cu"
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_naive", "Q4_0")])
     some = chosen(("+ → -", "8 <= n_blocks"), ("< → <=", "if (b "), file=file)
@@ -124,7 +124,7 @@ def test_what_a_checked_build_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.usefixtures("few_probes")
 def test_kernels_of_weights_that_are_not_quantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a run they stand beside the kernel that is verified; here they are what is judged."""
+    """In a run they accompany the kernel under test; here they are judged themselves."""
     file = "gemm/elements/01_naive.cu"
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("elements", "F16")])
     (wrong,) = chosen(("N → M", "i % "), file=file)
@@ -134,7 +134,7 @@ def test_kernels_of_weights_that_are_not_quantized(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("few_probes")
 def test_copies_that_nobody_waits_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of asynchronous copies that are not ended, waits that are left out or come too late."""
+    """Groups of asynchronous copies that are not committed, and waits that are missing or too late."""
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_gemv", "Q4_0")])
     operators, copies = ("statement-left-out", "statements-swapped"), ("async_commit", "async_wait")
     some = [m for m in mutator.mutants(GEMV, TEXTS[GEMV]) if m.operator in operators and m.old.startswith(copies)]
@@ -181,7 +181,7 @@ def test_a_run_goes_on_where_it_stopped(
 
 
 def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--again`: once more in a run, every one but those that a compiler proves equivalent."""
+    """`--again` judges every survivor once more, except those that a compiler proves equivalent."""
 
     def batch(self: kill.MutantJudge, some: list[mutator.Mutant]) -> Any:
         for m in some:
@@ -226,7 +226,7 @@ def test_lines_of_functions_that_nobody_calls() -> None:
 
 
 def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
-    """All that hold its line; of a header without macros, those whose ring alone differs once."""
+    """All units that contain its line; for a header without macros, one of those that differ in the pipeline."""
     units = [unit_of(GEMV, RING | change) for change in ({}, {"X_BLOCKS": "64"}, {"TOKENS": "4"}, {"STAGES": "3"})]
     other = unit_of("pack/weights.cu", {"STRIPS": "1"})
     words, slot = line_of("packed.cuh", "constexpr int WORDS"), line_of(GEMV, "constexpr int SLOT")
@@ -242,7 +242,7 @@ def test_units_that_a_mutant_is_part_of(tmp_path: Path) -> None:
 
 
 def test_no_mutant_of_a_name(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no mutant is called common"):
+    with pytest.raises(UsageError, match="no mutant has the id common"):
         kill.run(options(tmp_path, "--mutant", "common.cuh:1:1:none"))
 
 

@@ -1,4 +1,4 @@
-"""Naming and localisation: they count what is right, and what is planted as wrong."""
+"""Naming and localisation: correct diagnoses are counted, and so are planted errors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_what_an_answer_is_worth(diagnosis: Diagnosis, fault: str, said: str) ->
 
 
 def first_of_all(*arguments: Any) -> Diagnosis:
-    """A diagnosis that names the first fault of the catalogue whatever it sees."""
+    """A diagnosis that always names the first fault of the catalogue."""
     right = diagnose(*arguments)
     return found(FAULTS[0].id, wrong=right.wrong)
 
@@ -140,7 +140,7 @@ def test_what_a_report_is_worth() -> None:
 
 
 def beside(result: RungResult, plan: Plan) -> str:
-    """The same reports held against the row beside the fault's: every one is a miss."""
+    """The same reports, compared with the row next to the fault's: every one is a miss."""
     return places.judged(result, dataclasses.replace(plan, row=plan.row + 1))
 
 
@@ -158,7 +158,7 @@ def test_places() -> None:
 
 
 def test_a_fault_of_one_block_is_one(tmp_path: Path) -> None:
-    """What is altered differs from the file in one block, and in the values that it stands for."""
+    """Altered weights differ from the file in one block, and in its values."""
     rng = np.random.default_rng(0)
     kinds = set()
     with open_model(FIXTURES / "tiny-Q5_1.gguf") as model:

@@ -172,7 +172,7 @@ def test_a_cell_that_is_lost_each_time(tmp_path: Path) -> None:
     said = list[str]()
     night = run_night(read_config(path), Settings(harness=STUB, ray="local", say=said.append))
     assert [(key.prompt, cell.outcome) for key, cell in night.cells.items()] == [("a", "verified")]
-    assert any("its worker of Ray was lost each time" in line for line in said)
+    assert any("its Ray worker was lost on every attempt" in line for line in said)
     assert not night.finished
 
 

@@ -46,7 +46,7 @@ def test_results_are_kept_and_merged_by_row(tmp_path: Path) -> None:
     assert [(row.operation, row.nodes) for row in one.operations] == [("GROUP_NORM", 3), ("ROPE", 5)]
     assert (one.graphs, one.date) == ((GRAPH,), "2026-11-25")
     path.write_text("{")
-    with pytest.raises(UsageError, match="holds no results"):
+    with pytest.raises(UsageError, match="contains no valid results"):
         load(path)
     assert load(tmp_path / "none.json") == {}
 
@@ -115,7 +115,7 @@ def test_functions_are_merged_shown_and_told() -> None:
     assert "| exp x | all halves | 63,488 | 0.5012 | -0.5 | 0.5 |" in page.render({first.key: first}, ())["functions"]
     assert page.unexplained({first.key: first}, ()) == []
     (line,) = page.unexplained({again.key: again}, ())
-    assert "exp x: 3 of 63,488 results are off by more than is declared, all halves" in line
+    assert "exp x: 3 of 63,488 results exceed the declared error, all halves" in line
 
 
 def test_measured_functions_are_within_what_is_declared() -> None:

@@ -125,7 +125,7 @@ def test_the_page_groups_types_with_one_verdict() -> None:
     assert "| Q5_0 |" in text
     assert "mismatch, 7 " in text
     assert "[off-by-one](#off-by-one)" in text
-    assert "3 pairs of a kernel and a type of weights of 1 engines were tried, and 2 are verified" in text
+    assert "3 pairs of a kernel and a weight type from 1 engines were tried, and 2 are verified" in text
     assert "On the GPU it prints:\n\n```\n1\n```" in text
 
 
@@ -135,7 +135,7 @@ def test_results_are_read_back(tmp_path: Path) -> None:
     assert page.load(tmp_path / "engines.json") == results
     assert page.load(tmp_path / "none.json") == {}
     (tmp_path / "bad.json").write_text('{"cpu": 3}')
-    with pytest.raises(UsageError, match=r"bad\.json holds no results"):
+    with pytest.raises(UsageError, match=r"bad\.json contains no valid results"):
         page.load(tmp_path / "bad.json")
 
 
@@ -213,7 +213,7 @@ def test_a_kernel_whose_engine_is_not_there_is_not_run(tmp_path: Path) -> None:
     kernel = msgspec.structs.replace(CATALOGUE.engines[0].kernels[0], needs=("library.so",))
     (made, *_) = runs.run_kernel(CATALOGUE.engines[0], kernel, "cpu", [], tmp_path)
     assert made.verdict == runs.NOT_RUN
-    assert "built/library.so is not there" in made.says
+    assert "built/library.so does not exist" in made.says
 
 
 def test_a_repetition_runs_in_the_folder(tmp_path: Path) -> None:

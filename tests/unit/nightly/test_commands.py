@@ -38,9 +38,9 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert said("compare", str(path))[1].startswith(f"night 3 against night 2: {counts}\nNEW")
     assert said("compare", str(path), "--new", "2")[0] == 0
     assert said("compare", str(path), "--new", "1")[0] == 5
-    assert said("pin", "base", str(path), "--night", "1") == (0, "night 1 is now called base\n")
+    assert said("pin", "base", str(path), "--night", "1") == (0, "night 1 now has the name base\n")
     assert said("compare", str(path), "--old", "base")[1].startswith("night 3 against night 1")
-    assert "no night is called basis; pinned names: base (1)" in said("compare", str(path), "--old", "basis")[1]
+    assert "no night has the name basis; pinned names: base (1)" in said("compare", str(path), "--old", "basis")[1]
     assert said("compare", str(path), "--old", "77")[0] == 2
     assert said("pin", "7", str(path))[0] == 2
     code, text = said("status", str(path))
@@ -48,7 +48,7 @@ def test_compare_status_and_pin(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [line.split(",")[0] for line in text.splitlines()] == [f"night {i} of night" for i in (3, 2, 1)]
     assert text.splitlines()[2].endswith("(base)")
     assert said("status", "--history", str(tmp_path / "nightly.sqlite"))[1].startswith("night 4 of another")
-    assert said("pin", "newest", str(path))[1] == "night 3 is now called newest\n"
+    assert said("pin", "newest", str(path))[1] == "night 3 now has the name newest\n"
 
 
 def test_reports_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,8 +115,8 @@ def test_what_is_wrong(tmp_path: Path) -> None:
     [
         ({"not_judged": (LEFT,)}, 5, Outcome.UNVERIFIED,
          "graph: not judged: SSM_SCAN on Vulkan0: the operation SSM_SCAN"),
-        ({"operations": ()}, 5, Outcome.UNVERIFIED, "graph: no node was judged that Vulkan0 computed"),
-        ({"operations": (ELSEWHERE,)}, 5, Outcome.UNVERIFIED, "graph: no node was judged that Vulkan0 computed"),
+        ({"operations": ()}, 5, Outcome.UNVERIFIED, "graph: Vulkan0 computed none of the judged nodes"),
+        ({"operations": (ELSEWHERE,)}, 5, Outcome.UNVERIFIED, "graph: Vulkan0 computed none of the judged nodes"),
         ({"fault": "llama.cpp died"}, 3, Outcome.BROKEN_OFF, "graph: llama.cpp died"),
         # what a report states against what follows from it
         ({}, 1, Outcome.MISMATCH, "exit code 1, but its report says verified"),
@@ -224,8 +224,8 @@ def test_what_was_not_asked_for_is_no_pass(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({"device": cpu, "options": GraphOptions()}, {}, "ran on CPU instead of Vulkan0"),
         ({"options": GraphOptions()}, {}, "ran on CPU instead of Vulkan0"),
-        ({"options": GraphOptions(device="Vulkan0", ops="ADD")}, {}, "judged a part of the graph instead of all of it"),
-        ({"options": GraphOptions(device="Vulkan0", node="x")}, {}, "judged a part of the graph instead of all of it"),
+        ({"options": GraphOptions(device="Vulkan0", ops="ADD")}, {}, "judged only a part of the graph"),
+        ({"options": GraphOptions(device="Vulkan0", node="x")}, {}, "judged only a part of the graph"),
         ({}, {"version": "0.3.35"}, "ran with llama-cpp-python 0.3.36 instead of 0.3.35"),
         ({}, {"version": "none", "llama": folder}, "ran with llama-cpp-python 0.3.36 instead of none"),
         ({"build": found}, {"llama": tmp_path / "gone"},

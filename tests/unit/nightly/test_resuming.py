@@ -191,14 +191,14 @@ def test_a_cell_that_somebody_kills_is_tried_again(tmp_path: Path, signal_: str)
         assert (night.number, night.finished, night.exit_code) == (1, None, 5)
         assert [cell.outcome for cell in night.cells.values()] == ["verified"]
         assert [key.prompt for key in night.missing] == ["q"]
-        assert any(f"killed from outside by {signal_}, to be tried again ({time} of 3)" in line for line in said)
-        assert said[-1] == "1 cell was killed from outside: the same command tries again"
+        assert any(f"killed from outside by {signal_}; will be tried again ({time} of 3)" in line for line in said)
+        assert said[-1] == "1 cell was killed from outside; the same command tries again"
     night = run_night(read_config(path), Settings(harness=STUB, say=said.append))
     assert night.finished
     assert night.exit_code == 3
     last = [cell for cell in night.cells.values() if cell.key.prompt == "q"]
     assert [(c.outcome, c.reason) for c in last] == [
-        ("crashed", f"killed from outside by {signal_}, as 2 runs before: not tried again")
+        ("crashed", f"killed from outside by {signal_}, like the 2 runs before; not tried again")
     ]
     with sqlite3.connect(tmp_path / "nightly.sqlite") as db:
         assert (

@@ -1,16 +1,16 @@
-"""How far outputs of llama.cpp's backends are from exact results: every operation on drawn inputs, and whole graphs.
+"""Errors of llama.cpp's backends relative to exact results: every operation on random inputs, and whole graphs.
 
     python -m tools.measure backends --seeds 50                     # every operation on the CPU backend
     python -m tools.measure backends models/*.gguf --seeds 0        # graphs of models, with and without flash attention
     python -m tools.measure backends --device Vulkan0 --llama FOLDER models/*.gguf
-    python -m tools.measure backends --seeds 0 --functions floats   # how exact exp, sin, 1/x and others are
-    python -m tools.measure backends --from there.json              # take over what another machine measured
+    python -m tools.measure backends --seeds 0 --functions floats   # the accuracy of exp, sin, 1/x and others
+    python -m tools.measure backends --from there.json              # import the results of another machine
 
-Each operation draws nodes of every kind that it has a definition for (docs/extending.md, "An operation"). A node that
-the device does not offer is counted; one at which llama.cpp ends itself is named. Functions are computed over all
-halves, or all floats of a range, and their worst errors in ulps are printed. The results are kept in
-docs/backends.json, by device and build, and docs/backends.md shows them. The exit code is 1 where an output is wrong
-that no finding of docs/backends.toml explains.
+Each operation generates random nodes of every kind that it has a definition for (docs/extending.md, "An operation").
+Nodes that the device does not support are counted; nodes at which llama.cpp aborts are reported. Functions are
+computed over all halves, or all floats of a range, and their largest errors in ulps are printed. The results are kept
+in docs/backends.json, by device and build, and shown in docs/backends.md. The exit code is 1 if an output is wrong and
+no finding in docs/backends.toml explains it.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ RESULTS = CHECKOUT / "docs" / "backends.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options."""
+    """Add the options of this measure."""
     add = parser.add_argument
-    add("models", nargs="*", type=Path, metavar="MODEL.gguf", help="models whose graphs are judged")
+    add("models", nargs="*", type=Path, metavar="MODEL.gguf", help="judge the graphs of these models")
     add("--device", default="CPU", metavar="NAME", help="ggml's name of the device (%(default)s)")
     add("--llama", type=Path, metavar="PATH", help="another build of llama.cpp")
-    add("--seeds", type=int, default=4, metavar="N", help="how often each operation draws (%(default)s)")
-    add("--only", default="", metavar="OP", help="operations with this in their name alone")
+    add("--seeds", type=int, default=4, metavar="N", help="number of random seeds per operation (%(default)s)")
+    add("--only", default="", metavar="OP", help="only measure operations whose name contains this")
     add("--functions", default="", choices=DOMAINS, metavar="INPUTS",
-        help="also measure functions: of all halves, or of floats (halves or floats)")  # fmt: skip
-    add("--results", type=Path, default=RESULTS, metavar="FILE", help="(default: docs/backends.json)")
-    add("--from", dest="other", type=Path, metavar="FILE", help="take over another file of results; measure nothing")
-    add("--no-page", action="store_true", help="write the results alone")
+        help="also measure functions, of all halves or of floats (halves or floats)")  # fmt: skip
+    add("--results", type=Path, default=RESULTS, metavar="FILE", help="file of results (default: docs/backends.json)")
+    add("--from", dest="other", type=Path, metavar="FILE", help="import another file of results; measure nothing")
+    add("--no-page", action="store_true", help="do not write the page")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, keep, and write the page; returns the exit code. Raises HarnessError."""
+    """Measure, write the results and the page, and return the exit code. Raises HarnessError."""
     results = load(options.results)
     if options.other is not None:
         results = merged(results, load(options.other))
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         build, devices = known_devices(asked)
         device = next((d for d in devices if d.name == options.device), None)
         if device is None:
-            raise UsageError(f"no device is called {options.device[:100]!a}: there are {[d.name for d in devices]}")
+            raise UsageError(f"unknown device {options.device[:100]!a}; choose from {[d.name for d in devices]}")
         measured = Measured(
             device=_where(device), build=_build(build), date=today().isoformat(), seeds=options.seeds,
             operations=judge_drawn(asked, options.seeds, options.only, page.findings()),
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         )  # fmt: skip
         results = merged(results, {measured.key: measured})
         for row in measured.functions:
-            worst = f"{row.ulps:.4g} ulps at {row.at!r}, {row.utilisation:.3g} of what is declared"
+            worst = f"{row.ulps:.4g} ulps at {row.at!r}, {row.utilisation:.3g} of the declared error"
             write_lines(f"{row.function}, {row.domain}: {worst}")
     save(results, options.results)
     findings = page.findings()

@@ -1,4 +1,4 @@
-"""Every operation on drawn inputs: computed by a device outside any model, and judged."""
+"""Every operation on random inputs (no model): computed by a device, and judged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .records import OperationRow
 
 @dataclass
 class _Sum:
-    """What the nodes of one operation and variant come to."""
+    """The sums over the nodes of one operation and variant."""
 
     operation: str
     nodes: int = 0
@@ -40,10 +40,10 @@ class _Sum:
     not_judged: dict[str, int] = field(default_factory=dict)
 
     def add(self, node: Node, judged: Judged, finding: str = "") -> None:
-        """A node that was judged, and the finding that explains what is wrong."""
+        """Add a judged node, and the finding that explains its wrong outputs."""
         self.nodes, self.outputs = self.nodes + 1, self.outputs + judged.elements
         self.exact, self.ambiguous = self.exact and judged.by_bits, self.ambiguous + judged.ambiguous
-        if judged.passed:  # what a wrong output is off by is no figure of the definition
+        if judged.passed:  # the error of a wrong output is not a figure of the definition
             before = self.definitions.get(judged.definition, 0.0)
             self.definitions[judged.definition] = max(before, float(f"{judged.utilisation:.3g}"))
             return
@@ -52,7 +52,7 @@ class _Sum:
             self.explained[finding] = self.explained.get(finding, 0) + 1
         if not self.first or (not finding and self.wrong - 1 == sum(self.explained.values())):
             inputs = ", ".join(f"{s.type} {' × '.join(map(str, s.ne))}" for s in node.sources if s is not None)
-            off = "" if math.isinf(judged.utilisation) else f", {judged.utilisation:.3g} of what is allowed"
+            off = "" if math.isinf(judged.utilisation) else f", {judged.utilisation:.3g} times the bound"
             self.first = (
                 f"{inputs}: {judged.wrong} of {judged.elements} wrong, got {judged.got:.6g}, expected "
                 f"{judged.expected:.6g}{off}"
@@ -66,21 +66,21 @@ class _Sum:
 def judge_drawn(
     asked: GraphOptions, seeds: int, only: str, known: Sequence[Finding] = ()
 ) -> tuple[OperationRow, ...]:  # fmt: skip
-    """A row for each operation and variant, by name.
+    """Return a row for each operation and variant, sorted by name.
 
     Args:
         asked: device, build and time limit.
-        seeds: each operation draws with each of the seeds below.
+        seeds: each operation generates nodes with the seeds 0 to `seeds` - 1.
         only: part of the names of operations.
         known: findings that explain wrong outputs.
 
-    Raises EnvironmentFault where llama.cpp cannot be used.
+    Raises EnvironmentFault if llama.cpp cannot be used.
     """
     sums: dict[str, _Sum] = {}
     chosen = [op for op in sorted(OPERATIONS) if only.upper() in op] if seeds else []
     process = NodeProcess(asked)
     try:
-        with progress_bar("operations", len(chosen) * seeds, " draws", asked.progress) as bar:
+        with progress_bar("operations", len(chosen) * seeds, " seeds", asked.progress) as bar:
             for op in chosen:
                 under_way(bar, op)
                 for seed in range(seeds):
@@ -93,7 +93,7 @@ def judge_drawn(
 
 
 def without_folders(text: str) -> str:
-    """The text with files in place of absolute paths, which tell where somebody compiled llama.cpp."""
+    """Remove the folders of absolute paths, which reveal where llama.cpp was compiled."""
     return re.sub(r"(?<![^\s'\"(])/(?:[^\s/:]+/)+", "…/", text)
 
 

@@ -1,5 +1,7 @@
-"""Which wrong outputs a finding of docs/backends.toml explains: those of a node that is as the finding says, and where
-it says. A wrong output of the same operation with other types, sizes or values is not explained."""
+"""The conditions under which a finding in docs/backends.toml explains wrong outputs of a node.
+
+A wrong output of the same operation with other types, sizes or values is not explained.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,18 @@ from .page import Finding
 
 #: GGML_PREC_F32, parameter 3 of FLASH_ATTN_EXT.
 _PRECISE = 10
-#: Rows of a block of CUDA's mul_mat_vec_q where K is small.
+#: Rows per thread block of CUDA's mul_mat_vec_q if K is small.
 _ROWS = 4
 
 
 def _short_group(node: Node, judged: Judged) -> bool:
-    """GROUP_NORM, whose last group has fewer channels."""
+    """GROUP_NORM with fewer channels in the last group."""
     return node.source(0).ne[2] % node.integer(0) != 0
 
 
 def _short_group_alone(node: Node, judged: Judged) -> bool:
-    """Likewise, where the first wrong output is in the last group, and no more than those of that are wrong."""
+    """Like `_short_group`; the first wrong output is in the last group, and no more outputs than that group's are
+    wrong."""
     ne0, ne1, channels, batches = node.source(0).ne
     size = -(-channels // node.integer(0))
     left = channels % size
@@ -37,7 +40,7 @@ def _other_heads(node: Node, judged: Judged) -> bool:
 
 
 def _high_bit(node: Node, judged: Judged) -> bool:
-    """Blocks of NVFP4 with a scale whose highest bit is set."""
+    """NVFP4 blocks with a scale whose highest bit is set."""
     known = tensor_type(node.source(0).type_id)
     if known is None or known.name != "NVFP4" or not isinstance(known.format, BlockFormat):
         return False
@@ -65,7 +68,7 @@ def _many_dimensions(node: Node, judged: Judged) -> bool:
 
 
 def _rows_of_experts(node: Node, judged: Judged) -> bool:
-    """Of one token, in the first rows of all experts but the first."""
+    """One token; the wrong outputs are in the first rows of experts other than the first."""
     if not judged.extent:
         return False
     w, (_, tokens, experts, rows) = node.source(0), judged.extent
@@ -80,11 +83,11 @@ def _nothing_to_find(node: Node, judged: Judged) -> bool:
 
 
 def _infinite_square(node: Node, judged: Judged) -> bool:
-    """XIELU, whose a·x² is infinite."""
+    """XIELU with an infinite a·x²."""
     return bool(np.isnan(judged.got)) and bool(node.source(0).values[judged.place] < -1e18)
 
 
-#: By the id of the finding, of a node whose output is wrong.
+#: Finding → whether it explains a node's wrong outputs.
 DESCRIBED: dict[str, Callable[[Node, Judged], bool]] = {
     "vulkan-group-norm": _short_group, "vulkan-rwkv-heads": _other_heads, "vulkan-nvfp4-scale": _high_bit,
     "vulkan-top-1": _top_of_negatives, "vulkan-masked-row": _masked_row, "cpu-count-equal": _many_dimensions,
@@ -94,7 +97,7 @@ DESCRIBED: dict[str, Callable[[Node, Judged], bool]] = {
 
 
 def explaining(node: Node, judged: Judged, known: Sequence[Finding]) -> str:
-    """The id of the finding that describes a node's wrong outputs; "" where none does."""
+    """Return the id of the finding that explains a node's wrong outputs; "" if none does."""
     return next(
         (
             f.id for f in known if f.backend == node.backend and node.operation in f.operations

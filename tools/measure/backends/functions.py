@@ -1,8 +1,8 @@
-"""How exact a device's exponential, sine, quotient and so on are: ggml's operations over all halves, or over floats.
+"""Accuracy of a device's exponential, sine, quotient and so on: ggml's operations over all halves, or over floats.
 
-Each function is computed for every input of a domain, and compared with float64, whose own error is far below. What is
-told is the worst error in ulps of float32, and what it uses of the error that `operations.arithmetic` declares for the
-backend: above 1 the declaration is wrong. Results that are subnormal, or overflow, are judged, but have no ulps.
+Each function is computed for every input of a domain, and compared with float64, whose own error is negligible. The
+largest error is reported in ulps of float32, and as a share of the error that `operations.arithmetic` declares for the
+backend; above 1 the declaration is wrong. Results that are subnormal or overflow are judged, but not counted in ulps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .records import FunctionRow
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 
-#: Inputs of a node, and the step of floats that are not all computed, which is odd so that all mantissas occur.
+#: Inputs per node, and the step for a sample of floats. It is odd, so that all low bits of mantissas occur.
 _AT_ONCE, _STEP = 1 << 20, 61
 #: Bits of 2^-32, 1/2, 2 and 124.
 _LEAST, _HALF, _TWO, _MOST = (int(np.float32(v).view(np.uint32)) for v in (2.0**-32, 0.5, 2.0, 124.0))
@@ -38,8 +38,8 @@ class Probe:
     """A function of one number, as an operation of ggml.
 
     Args:
-        node: of inputs [1, n].
-        exact: of float64.
+        node: makes a node for inputs [1, n].
+        exact: the function in float64.
     """
 
     node: Callable[[Operand], Node]
@@ -68,8 +68,11 @@ PROBES = {
 
 
 def inputs(domain: str) -> Iterator[tuple[str, Floats]]:
-    """Words for the inputs, and some at a time of these: all finite halves; or all floats of magnitudes from 1/2 to 2,
-    and every 61st from 2^-32 to 124, of both signs."""
+    """Yield inputs in groups, each with a description.
+
+    These are all finite halves; or all floats with magnitudes from 1/2 to 2, and every 61st from 2^-32 to 124, of both
+    signs.
+    """
     if domain == "halves":
         halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
         yield "all halves", halves[np.isfinite(halves)]
@@ -84,14 +87,15 @@ def inputs(domain: str) -> Iterator[tuple[str, Floats]]:
 
 
 def judge_functions(asked: GraphOptions, domain: str, only: str) -> tuple[FunctionRow, ...]:
-    """A row for each function and domain; functions that the device does not offer, or of which no definition describes
-    all inputs, have none.
+    """Return a row for each function and domain.
+
+    Functions that the device does not support, or without a definition for all inputs, are omitted.
 
     Args:
-        domain: of DOMAINS; "" for no functions.
+        domain: one of `DOMAINS`; "" for no functions.
         only: part of the names of functions.
 
-    Raises EnvironmentFault where llama.cpp cannot be used.
+    Raises EnvironmentFault if llama.cpp cannot be used.
     """
     chosen = {name: probe for name, probe in PROBES.items() if only.lower() in name} if domain else {}
     rows: dict[tuple[str, str], _Worst] = {}
@@ -119,14 +123,14 @@ def _computed(process: NodeProcess, node: Node) -> Node | None:
 
 
 class _Worst:
-    """What the inputs of one function come to."""
+    """The largest errors of one function."""
 
     def __init__(self, function: str, domain: str) -> None:
         self._function, self._domain, self._inputs = function, domain, 0
         self._ulps, self._at, self._utilisation, self._wrong = 0.0, 0.0, 0.0, 0
 
     def add(self, x: Floats, made: Node, exact: Callable[[Doubles], Doubles]) -> None:
-        """Outputs of a device for some inputs."""
+        """Add the outputs of a device for some inputs."""
         try:
             judged = judge(made)
         except NoDefinition:

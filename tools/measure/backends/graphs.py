@@ -1,4 +1,4 @@
-"""Graphs of models on a device, as `gguf-verify backend` judges them."""
+"""Graphs of models on a device, judged like in `gguf-verify backend`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _FLASH: tuple[Literal["auto", "off"], ...] = ("auto", "off")
 
 
 def judge_graphs(asked: GraphOptions, models: Sequence[Path]) -> tuple[GraphRow, ...]:
-    """A row for each model with llama.cpp's choice of attention, and one without flash attention where that makes
-    another graph. Raises what `verify_graph` raises."""
+    """Return a row for each model with llama.cpp's choice of attention, and one without flash attention if that graph
+    has other operations. Raises the errors of `verify_graph`."""
     rows = []
     for model in models:
         seen: set[str] = set()
@@ -37,7 +37,7 @@ def _row(model: Path, flash: str, report: GraphReport) -> GraphRow:
     for wrong in report.wrong:
         first.setdefault(
             wrong.operation, f"{wrong.operation} {wrong.node}: {wrong.wrong} of {wrong.elements} wrong, "
-            f"{wrong.utilisation:.3g} of what is allowed",
+            f"{wrong.utilisation:.3g} times the bound",
         )  # fmt: skip
     return GraphRow(
         model=printable(model.name, 100), architecture=report.architecture, flash=flash, nodes=report.judged,

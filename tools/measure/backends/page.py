@@ -1,4 +1,4 @@
-"""docs/backends.md, from the results and from docs/backends.toml, which holds the findings."""
+"""The page docs/backends.md, from the results and from the findings in docs/backends.toml."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PAGE, FINDINGS = CHECKOUT / "docs" / "backends.md", CHECKOUT / "docs" / "backend
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """What explains wrong outputs.
+    """An explanation of wrong outputs.
 
     Args:
         id: of its heading.
         title: a sentence.
-        backend: ggml's name of the backends that have it.
-        operations: of the nodes that it explains, as `explaining` describes them.
-        seen: where, and how it shows.
+        backend: ggml's name of the affected backends.
+        operations: the operations of the nodes that it explains; see `explaining`.
+        seen: where and how it was observed.
         cause: in llama.cpp's sources.
         repetition: the command, or the lines of Python, that repeat it.
     """
@@ -43,34 +43,34 @@ class _Findings(msgspec.Struct):
 
 
 def findings(path: Path = FINDINGS) -> tuple[Finding, ...]:
-    """Raises UsageError where the file is damaged."""
+    """Read the findings. Raises UsageError if the file is damaged."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=_Findings).findings
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path} holds no findings: {error}") from None
+        raise UsageError(f"{path} contains no valid findings: {error}") from None
 
 
 def explained(measured: Measured, row: OperationRow, known: Sequence[Finding]) -> tuple[str, ...]:
-    """The ids of the findings that explain all that is wrong in an operation of a device; none where some is left."""
+    """Return the ids of the findings that explain all wrong nodes of an operation; none if a node is unexplained."""
     of = [f.id for f in known if measured.device.endswith(f"({f.backend})") and row.operation in f.operations]
-    if row.explained is None:  # an older record, which does not tell which nodes
+    if row.explained is None:  # an older record without this field
         return tuple(of[:1])
     ids = tuple(each for each in of if each in row.explained)
     return ids if sum(row.explained[each] for each in ids) == row.wrong else ()
 
 
 def unexplained(results: Results, known: Sequence[Finding]) -> list[str]:
-    """A line for each row with wrong outputs that no finding explains, and for each wrong node of a graph."""
+    """Return a line for each row with unexplained wrong outputs, and for each wrong node of a graph."""
     lines = []
     for measured in results.values():
         for row in measured.operations:
             if row.wrong and not explained(measured, row, known):
-                lines.append(f"{measured.device}, {row.operation}: {row.wrong} nodes are wrong: {row.first}")
+                lines.append(f"{measured.device}, {row.operation}: wrong nodes: {row.wrong}: {row.first}")
         for function in measured.functions:
             if function.wrong:
                 lines.append(
                     f"{measured.device}, {function.function}: {function.wrong:,} of {function.inputs:,} results "
-                    f"are off by more than is declared, {function.domain}"
+                    f"exceed the declared error, {function.domain}"
                 )
         for graph in measured.graphs:
             lines += [f"{measured.device}, {graph.model}: {words}" for words in graph.wrong]
@@ -78,7 +78,7 @@ def unexplained(results: Results, known: Sequence[Finding]) -> list[str]:
 
 
 def write(results: Results, known: Sequence[Finding]) -> None:
-    """Fill the places of the page."""
+    """Fill in the tables of the page."""
     fill(PAGE, render(results, known), "backends")
 
 
@@ -102,14 +102,14 @@ def _summary(results: Results) -> Iterator[str]:
         rows.append((m.device, m.build, m.date, f"{len(m.operations)}", f"{drawn:,}", wrong or "none", len(m.graphs),
                      f"{outputs:,}", bad or "none"))  # fmt: skip
     yield table(
-        ("device", "build", "date", "operations and variants", "outputs drawn", "with wrong outputs", "graphs",
-         "their outputs", "with wrong nodes"), rows,
+        ("device", "build", "date", "operations and variants", "random outputs", "with wrong outputs", "graphs",
+         "graph outputs", "with wrong nodes"), rows,
     )  # fmt: skip
 
 
 def _operations(measured: Measured, known: Sequence[Finding]) -> str:
     rows = [_row(measured, row, known) for row in measured.operations]
-    head = ("operation", "nodes", "outputs", "definition: worst utilisation", "wrong", "not computed or judged")
+    head = ("operation", "nodes", "outputs", "definition: largest utilisation", "wrong", "not computed or judged")
     return f"**{measured.device}**, {measured.build}, {measured.seeds} seeds:\n\n" + table(head, rows)
 
 
@@ -119,8 +119,8 @@ def _row(measured: Measured, row: OperationRow, known: Sequence[Finding]) -> tup
     if row.wrong:
         at = ", ".join(f"[{each}](#{each})" for each in explained(measured, row, known))
         wrong = f"{row.wrong:,}: {at or row.first}"
-    left = [f"{row.unsupported:,} not offered"] if row.unsupported else []
-    left += [f"{row.ended:,} ended llama.cpp"] if row.ended else []
+    left = [f"{row.unsupported:,} not supported"] if row.unsupported else []
+    left += [f"{row.ended:,} aborted llama.cpp"] if row.ended else []
     left += [f"{n:,}: {why}" for why, n in row.not_judged.items()]
     return f"`{row.operation}`", f"{row.nodes:,}", f"{row.outputs:,}", "; ".join(by), wrong, "; ".join(left)
 
@@ -130,7 +130,7 @@ def _functions(measured: Measured) -> str:
         (row.function, row.domain, f"{row.inputs:,}", f"{row.ulps:.4g}", f"{row.at:.9g}", f"{row.utilisation:.3g}")
         for row in measured.functions
     ]
-    head = ("function", "inputs", "how many", "worst error, ulps", "at", "of what is declared")
+    head = ("function", "inputs", "number", "largest error, ulps", "at", "share of the declared error")
     return f"**{measured.device}**, {measured.build}:\n\n" + table(head, rows)
 
 
@@ -143,7 +143,8 @@ def _graphs(measured: Measured) -> str:
 def _graph(row: GraphRow) -> tuple[str, ...]:
     worst = max(row.operations.items(), key=lambda each: each[1], default=("", 0.0))
     return (
-        f"{row.model} ({row.architecture})", "one operation" if row.flash == "auto" else "apart", f"{row.nodes:,}",
+        f"{row.model} ({row.architecture})", "one operation" if row.flash == "auto" else "several operations",
+        f"{row.nodes:,}",
         f"{row.outputs:,}", row.verdict, f"`{worst[0]}` {worst[1]:.3g}" if worst[0] else "",
         ", ".join(f"`{name}`" for name in row.fell_back), "; ".join(row.not_judged),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from gguf_verify_graph.operations import Node
 
 
 class NodeProcess:
-    """A llama.cpp process, started anew where a node has ended it."""
+    """A llama.cpp process, which is restarted after a node has ended it."""
 
     def __init__(self, asked: GraphOptions) -> None:
         self._asked = asked
@@ -23,7 +23,7 @@ class NodeProcess:
         self._llama: Llama | None = None
 
     def compute(self, node: Node) -> Node | None:
-        """As `Llama.compute_node`. Raises LlamaFault where the process ended."""
+        """Call `Llama.compute_node`. Raises LlamaFault if the process ended."""
         if self._llama is None:
             path = None if self._build is None else self._build.path
             self._llama = Llama(self._asked.time_limit, self._asked.verbose, build=path)
@@ -34,7 +34,7 @@ class NodeProcess:
             raise
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         llama, self._llama = self._llama, None
         if llama is not None:
             llama.close()

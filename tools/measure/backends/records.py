@@ -1,4 +1,4 @@
-"""What was measured of backends, in docs/backends.json."""
+"""Records of measurements of backends, in docs/backends.json."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from gguf_verify.support.errors import UsageError
 
 
 class OperationRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Drawn nodes of one operation and variant.
+    """Random nodes of one operation and variant.
 
     Args:
         operation: with its variant.
-        nodes, outputs: how many were judged.
-        definitions: definition → its worst utilisation.
-        exact: bits or a predicate decide.
-        ambiguous: outputs for which the definition leaves a choice.
-        wrong: nodes that fail; `first`: the first of them, or of those that no finding explains, in words.
-        explained: id of a finding → nodes that it explains; None in records that are older than this field.
-        unsupported: nodes that the device does not offer.
-        ended: nodes at which llama.cpp ended itself; `said`: its last words at the first.
-        not_judged: why → nodes.
+        nodes, outputs: the numbers that were judged.
+        definitions: definition → its largest utilisation.
+        exact: whether bits or a predicate decide.
+        ambiguous: the number of outputs for which the definition allows several values.
+        wrong: the number of nodes that fail.
+        first: a description of the first of them, preferably one that no finding explains.
+        explained: id of a finding → number of nodes that it explains; None in records older than this field.
+        unsupported: the number of nodes that the device does not support.
+        ended: the number of nodes at which llama.cpp aborted.
+        said: its last line of output at the first of these.
+        not_judged: reason → number of nodes.
     """
 
     operation: str
@@ -45,14 +47,15 @@ class GraphRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A model's graph.
 
     Args:
-        model: the file's name; `architecture`: its own word.
-        flash: of `gguf-verify backend`.
-        nodes, outputs: how many were judged.
+        model: the file's name.
+        architecture: from the file.
+        flash: the option of `gguf-verify backend`.
+        nodes, outputs: the numbers that were judged.
         verdict: of the report.
-        operations: name → worst utilisation on the device.
-        wrong: the first wrong node of each operation, in words.
+        operations: name → largest utilisation on the device.
+        wrong: a description of the first wrong node of each operation.
         fell_back: operations that another device computed.
-        not_judged: operation: why.
+        not_judged: "operation: reason".
     """
 
     model: str
@@ -71,11 +74,12 @@ class FunctionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A function of one number.
 
     Args:
-        function, domain: in words.
-        inputs: how many were computed.
-        ulps: the worst error; `at`: its input.
-        utilisation: the worst share of the error that is declared.
-        wrong: outputs that are off by more.
+        function, domain: descriptions.
+        inputs: the number that were computed.
+        ulps: the largest error.
+        at: its input.
+        utilisation: the largest error as a share of the declared one.
+        wrong: the number of outputs that exceed the declared error.
     """
 
     function: str
@@ -88,7 +92,7 @@ class FunctionRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured on one device with one build."""
+    """The results for one device and build."""
 
     device: str
     build: str
@@ -100,7 +104,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Of results with the same, what was measured last counts."""
+        """The identity of the device and build; newer results with the same key replace older ones."""
         return f"{self.device}, {self.build}"
 
 
@@ -108,15 +112,15 @@ Results = dict[str, Measured]
 
 
 def load(path: Path) -> Results:
-    """By `Measured.key`; {} where there is no such file. Raises UsageError where it is damaged."""
+    """Read the results by `Measured.key`; {} if the file does not exist. Raises UsageError if it is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Results) if path.exists() else {}
     except (OSError, msgspec.DecodeError) as error:
-        raise UsageError(f"{path} holds no results: {error}") from None
+        raise UsageError(f"{path} contains no valid results: {error}") from None
 
 
 def merged(results: Results, others: Results) -> Results:
-    """Both; of rows of one device and build about the same, those of `others`."""
+    """Merge results. If both have a row for the same device, build and subject, the row of `others` is used."""
     made = dict(results)
     for key, new in others.items():
         old = made.get(key)
@@ -135,7 +139,7 @@ def merged(results: Results, others: Results) -> Results:
 
 
 def save(results: Results, path: Path) -> None:
-    """Write the file, a row a line."""
+    """Write the file, with one row per line."""
     parts = []
     for key, measured in results.items():
         fields = msgspec.to_builtins(measured)

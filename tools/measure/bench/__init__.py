@@ -1,4 +1,4 @@
-"""Benchmarks: what the kernels cost on a GPU, and what a verification and an audit cost."""
+"""Benchmarks: the time of kernels on a GPU, and the cost of a verification and of an audit."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""What an audit costs, compared with `sha256sum` and with gguf-py's `dequantize` on the same file.
+"""The cost of an audit, compared with `sha256sum` and with gguf-py's `dequantize` on the same file.
 
-It makes a llama with the matrices of TinyLlama-1.1B and enough layers for a file of more than 1 GB, or takes any GGUF
-file. It reads the file once, so that it is cached, and measures in turn, each in a process of its own, from start to
-exit:
+The file is a llama with the matrices of TinyLlama-1.1B and enough layers for more than 1 GB, or any GGUF file. It is
+read once to fill the page cache. Then these are measured, each in its own process, from start to exit:
 
     sha256sum     coreutils
-    audit         everything that `gguf-verify audit` does: it hashes the file too, and asks two more readers
+    audit         `gguf-verify audit`, which also hashes the file and runs two more readers
     scan          the audit without the other readers: container, decode check, statistics, duplicate rows, sha256
     check         the same without sha256
-    dequantize    gguf.quants.dequantize of every quantized tensor (at most three times, since it is slow)
+    dequantize    gguf.quants.dequantize of every quantized tensor (at most three runs, because it is slow)
 
-The times are medians, and the ratios are ratios of these medians. The memory is measured in a run before those that are
-timed: the memory that no file backs, summed over all processes.
+Times are medians, and ratios are ratios of medians. Memory is measured in a separate run: anonymous memory, summed over
+all processes.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ for tensor in gguf.GGUFReader(sys.argv[1]).tensors:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `audit`."""
-    parser.add_argument("--type", choices=FILES, default="Q4_0", metavar="TYPE", help="of the file (%(default)s)")
-    parser.add_argument("--layers", type=int, default=40, help="of the model (%(default)s)")
+    """Add the options of `audit`."""
+    parser.add_argument("--type", choices=FILES, default="Q4_0", metavar="TYPE", help="type of the file (%(default)s)")
+    parser.add_argument("--layers", type=int, default=40, help="layers of the model (%(default)s)")
     parser.add_argument("--keep", type=Path, help="keep the model in this folder, or use this file")
-    parser.add_argument("--repeat", type=int, default=5, help="runs that are timed (%(default)s)")
+    parser.add_argument("--repeat", type=int, default=5, help="number of timed runs (%(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure and print; returns the exit code."""
+    """Measure and print. Returns the exit code."""
     model = RandomModel(replace(SHAPES["1.1B"], layers=args.layers), args.type)
     kept = args.keep is not None and args.keep.is_file()
     with nullcontext(args.keep) if kept else model_file(args.keep, model) as path:

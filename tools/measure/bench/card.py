@@ -1,4 +1,4 @@
-"""A GPU whose launches are queued, and how long they take in a CUDA graph."""
+"""A GPU with queued launches, and timing of launches in a CUDA graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gguf_verify.support.paths import kernel_root
 
 #: Bytes of weights that no GPU's second-level cache holds: that of an H200 has 50 MB.
 ROTATED_BYTES = 160_000_000
-#: What is run before the graphs that are timed: at least so many, and for so long, in µs.
+#: Warm-up before the timed graphs: minimum number of graphs, and minimum time in µs.
 WARM_UP, WARM_UP_US = 2, 20_000.0
 _EMPTY_LAUNCHES, _FEW = 100, 64
 #: CUDA's number of the attribute, in kHz.
@@ -46,11 +46,11 @@ class Queue(CupyHost):
         return output, self.upload(rows)
 
     def await_compilers(self) -> None:
-        """Wait for what `compile_ahead` began: threads beside a measurement delay its launches."""
+        """Wait for the compilations of `compile_ahead`: other threads would delay the launches that are measured."""
         self._ahead.finish()
 
     def faults(self) -> AbstractContextManager[None]:
-        """Errors of CUDA's as KernelFault, and of its memory as EnvironmentFault."""
+        """Convert CUDA errors to KernelFault, and out-of-memory errors to EnvironmentFault."""
         return self._faults()
 
     def code(self, source: Source) -> bytes:
@@ -64,7 +64,7 @@ class Queue(CupyHost):
 
     @property
     def clock_ghz(self) -> float:
-        """The card's highest clock."""
+        """The GPU's highest clock."""
         return float(self._cupy.cuda.runtime.deviceGetAttribute(_CLOCK_RATE, self._device.id)) / 1e6
 
     @property
@@ -78,12 +78,12 @@ def copies_of(nbytes: int) -> int:
 
 
 def rounds_of(m: int) -> int:
-    """How often a graph multiplies by each copy: with few tokens more often, so that its own launch does not count."""
+    """The number of products per copy in a graph: more for few tokens, so that the graph's own launch is negligible."""
     return 4 if m <= _FEW else 1
 
 
 def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any) -> float:
-    """The median time of one product, from events before and after all of them, once the card is warm."""
+    """The median time of one product, from events before and after all of them, after the GPU has warmed up."""
     stream = cupy.cuda.get_current_stream()
 
     def once() -> float:
@@ -117,7 +117,7 @@ def few_us(works: Sequence[Callable[[], object]], cupy: Any) -> float:
 
 def _captured(works: Sequence[Callable[[], object]], cupy: Any) -> tuple[Any, Any]:
     """A stream, and a graph of these works."""
-    cupy.cuda.Device().synchronize()  # what prepared them was in another stream
+    cupy.cuda.Device().synchronize()  # they were prepared in another stream
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         for work in works:
@@ -130,7 +130,7 @@ def _captured(works: Sequence[Callable[[], object]], cupy: Any) -> tuple[Any, An
 
 
 def once_us(work: Callable[[], object], cupy: Any) -> float:
-    """Microseconds of one work, launched by itself, the second time."""
+    """Microseconds of one work, launched alone, the second time."""
     work()
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()

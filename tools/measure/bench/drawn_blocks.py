@@ -1,4 +1,4 @@
-"""Weights of any type for benchmarks: blocks of random codes under scales of the usual size, drawn fast."""
+"""Random weights of any type for benchmarks: random codes with scales of the usual size, generated fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Bytes = npt.NDArray[np.uint8]
 
 #: The largest value of a block lies between these, so that products of halves are finite too.
 SMALLEST, LARGEST = 2.0**-6, 2.0**6
-#: Different blocks of a matrix; it repeats them in random order.
+#: Number of different blocks in a matrix, which repeats them in random order.
 DISTINCT = 1024
 _CANDIDATES, _TRIES, _SCALE = 8192, 32, 0.01
 
@@ -21,8 +21,8 @@ def blocks_of(fmt: BlockFormat, rng: np.random.Generator, count: int = DISTINCT)
     """uint8[count, block bytes]: random bytes, each field of type half Gaussian, of which blocks are kept whose values
     are finite and of the usual size.
 
-    A type whose scales are no halves needs no rule of its own: other blocks are drawn until enough fit. Raises
-    UsageError where hardly any does.
+    A type whose scales are not halves needs no special case: random blocks are generated until enough are suitable.
+    Raises UsageError if hardly any are.
     """
     found: list[Bytes] = []
     missing = count

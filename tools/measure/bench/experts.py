@@ -70,7 +70,7 @@ class Mixture:
 
 
 def ours_us(queue: Queue, mixture: Mixture, m: int, weights: Any, repeat: int) -> float:
-    """Microseconds of our product. Raises KernelFault."""
+    """Time our product, in microseconds. Raises KernelFault."""
     grouped, cupy, routings = Grouped(queue), queue.cupy, mixture.routings(m)
     x = queue.upload(mixture.x[:m])
     ids = [queue.upload(routing.ids) for routing in routings]
@@ -84,7 +84,7 @@ def ours_us(queue: Queue, mixture: Mixture, m: int, weights: Any, repeat: int) -
 
 
 def measured(args: argparse.Namespace) -> dict[str, Any]:
-    """All measurements, as JSON has them."""
+    """Return all measurements for JSON."""
     queue, results, faults = Queue(), [], []
     try:
         llama: LlamaCuda | None = LlamaCuda()
@@ -119,7 +119,7 @@ def measured(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def table(data: dict[str, Any]) -> str:
-    """llama.cpp's time over ours, and ours in µs."""
+    """Format llama.cpp's time divided by ours, and ours in µs."""
     tokens = sorted({r["M"] for r in data["results"]})
     found: dict[tuple[Any, ...], dict[int, str]] = {}
     for r in data["results"]:
@@ -130,22 +130,22 @@ def table(data: dict[str, Any]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `experts`."""
+    """Add the options of `experts`."""
     add = parser.add_argument
     weights = [name for name, fmt in FORMATS.items() if fmt.weights]
     add(
         "--types", nargs="+", choices=sorted(weights), default=["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4"], metavar="TYPE"
     )
-    add("-m", nargs="+", type=int, default=[1, 8, 64, 512], help="tokens")
-    add("--repeat", type=int, default=10, help="graphs that are timed (%(default)s)")
-    add("--seed", type=int, default=0, help="of weights and activations")
-    add("--from", dest="earlier", type=Path, metavar="FILE.json", help="take this, and measure nothing")
+    add("-m", nargs="+", type=int, default=[1, 8, 64, 512], help="numbers of tokens")
+    add("--repeat", type=int, default=10, help="number of timed graphs (%(default)s)")
+    add("--seed", type=int, default=0, help="seed of weights and activations")
+    add("--from", dest="earlier", type=Path, metavar="FILE.json", help="use these results, and measure nothing")
     add("--json", type=Path, metavar="FILE", help="write the measurements")
     add("--readme", type=Path, metavar="FILE.md", help="write the table between this file's markers")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write; returns the exit code: 1 where something is wrong."""
+    """Measure, print and write. Returns the exit code: 1 if an output is wrong."""
     if args.earlier:
         try:
             data = json.loads(args.earlier.read_text())

@@ -69,7 +69,7 @@ def _values(data: Data, key: str, who: str | None = None) -> list[Any]:
 
 
 def _types(data: Data, who: str | None = None) -> list[str]:
-    """The types that were measured, in the order of the measurements."""
+    """The measured types, in the order of the measurements."""
     return list(dict.fromkeys(r["type"] for r in data["results"] if r["type"] != "-" and who in (None, r["who"])))
 
 
@@ -235,7 +235,7 @@ def definitions(data: Data) -> str:
 
 
 def tables(data: Data) -> dict[str, str]:
-    """Marker → what stands between it and its end."""
+    """Marker → its content."""
     header = data["header"]
     copy, int8, empty = header["copy TB/s"], header.get("int8 TFLOP/s"), header.get("empty us")
     ceilings = f"A device copy moves {copy:.2f} TB/s" + (f", cuBLAS int8 {int8:.0f} TFLOP/s." if int8 else ".")
@@ -266,7 +266,7 @@ def _but_for_the_ladder(data: Data) -> Data:
 
 
 def families(data: Data) -> list[str]:
-    """The families that were measured, the default first."""
+    """The measured families, the default first."""
     found = dict.fromkeys(r["who"] for r in data["results"] if "by" in r and r["by"].startswith(f"{r['who']}_"))
     return sorted(found, key=lambda name: (name != FAMILY, name))
 

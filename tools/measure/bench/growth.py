@@ -1,4 +1,4 @@
-"""The tables of verifications and of planted faults in docs/benchmarks.md, and the plot of what grows with a model."""
+"""Tables of verifications and planted faults in docs/benchmarks.md, and the plot of time and memory by model size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TITLES = {"layers": "layers", "width": "width", "tokens": "tokens of the prompt
 
 
 def tables(results: Results[Run], planted: Results[Planted]) -> dict[str, str]:
-    """Marker → what stands between it and its end."""
+    """Marker → its content."""
     of_runs = [f"{device}:\n\n{_table(runs)}" for device, runs in results.items()]
     of_faults = [f"{device}:\n\n{_table_of_faults(faults)}" for device, faults in planted.items()]
     return {"verifications": "\n\n".join(of_runs), "planted": "\n\n".join(of_faults)}

@@ -1,29 +1,28 @@
-"""What the kernels cost on a GPU, compared in one run with llama.cpp's CUDA backend, with what else a user would
-multiply with, and with the GPU's limits.
+"""The time of kernels on a GPU, compared in one run with llama.cpp's CUDA backend, with other libraries, and with the
+GPU's limits.
 
-A product is checked before it is timed: at the first and last rows of the weights it must have the bits of the naive
-kernel, on the activations that are timed (a kernel with another order of summation: the bits of the exact product in
-that order; one that declares no order: outputs within the bound). Every product is then one of many in a CUDA graph:
-it quantizes the activations, rearranges them if the kernel needs that, and multiplies them by the next of several
-copies of the weights, which together are larger than the second-level cache. Where a kernel's launches may overlap,
-they do: it loads its weights while the product before ends. A figure is the median over --repeat graphs, divided by the
-number of products.
+A product is checked before it is timed. At the first and last rows of the weights it must have the bits of the naive
+kernel, on the same activations (a kernel with another order of summation: the bits of the exact product in that order;
+a kernel without a declared order: outputs within the bound). Each timed product is one of many in a CUDA graph. It
+quantizes the activations, rearranges them if necessary, and multiplies them by the next of several copies of the
+weights, which together are larger than the second-level cache. If a kernel's launches may overlap, they do: it loads
+its weights while the previous product ends. A figure is the median over --repeat graphs, divided by the number of
+products.
 
-llama.cpp is timed where the installed llama-cpp-python has the CUDA backend: `ggml_mul_mat` of the same weights, in
-graphs of as many nodes; it quantizes the activations too. Where PyTorch is installed, so are cuBLAS, a dequantization
-to halves followed by cuBLAS, and vLLM's kernels if examples/engines/build.py has built them. Their outputs must be near
-the product of the same weights with the float32 activations (NMSE at most 1e-3 where activations are quantized to 8
-bits, 1e-4 where they are halves).
+llama.cpp is timed if the installed llama-cpp-python has the CUDA backend: `ggml_mul_mat` of the same weights, in graphs
+with the same number of nodes, including the quantization of the activations. With PyTorch, cuBLAS and a dequantization
+to halves followed by cuBLAS are timed, and vLLM's kernels if examples/engines/build.py has built them. Their outputs
+must be near the product of the same weights with float32 activations (NMSE at most 1e-3 for activations quantized to 8
+bits, 1e-4 for halves).
 
-For the name of a family (`q8_1`), the kernel that is chosen for each shape is timed, and with --members every other
-kernel of the family, except where one launch takes several times as long. A line says where one is faster than the
-choice.
+For a family (`q8_1`), the kernel that it selects for each shape is timed. With --members so is every other kernel of
+the family, unless one launch takes several times as long. Shapes for which another kernel is faster are listed.
 
-With the family q8_1, a Hopper card is also given what that definition demands of its tensor cores and lanes, and
-nothing else: the roof of products of many tokens.
+With the family q8_1, the operations of its definition alone are also timed on a Hopper GPU: the roof of products of
+many tokens.
 
 --readme writes the tables between the markers of a Markdown file, and --plot draws a roofline (SVG or PNG; it needs
-matplotlib). Both also take the JSON of earlier runs (--from), without a GPU.
+matplotlib). Both also accept the JSON of earlier runs (--from), without a GPU.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Bench:
     # ---- the parts ---------------------------------------------------------------------------------------------------
 
     def run(self) -> Record:
-        """All measurements, as JSON has them."""
+        """Return all measurements for JSON."""
         args, queue = self.args, self.queue
         self._compile_ahead()
         llama, rivals = self._llama(), self._rivals()
@@ -108,14 +107,14 @@ class Bench:
                     self._record(who, "-", m, n, k, us, (1 if "int8" in who else 2) * n * k)
         for name, (n, k) in itertools.product(args.types, self._shapes()):
             self._matrix(Matrix(FORMATS[name], n, self._x[k], args.seed, queue.cupy), llama, rivals)
-            if args.json:  # what is measured is not lost where a run ends early
+            if args.json:  # measurements are not lost if a run ends early
                 args.json.write_text(json.dumps(self.data, indent=1))
         self._time_terms()
         return self.data
 
     @property
     def data(self) -> Record:
-        """What was measured until now."""
+        """The measurements so far."""
         found = {"header": self.header, "absent": self.absent, "faults": self.faults, "roofs": self.roofs}
         return {**found, "terms": self.terms, "results": self.results}
 
@@ -313,30 +312,37 @@ class Bench:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `kernels`."""
+    """Add the options of `kernels`."""
     add = parser.add_argument
     names, weights = [*FAMILIES, *KERNELS], [name for name, fmt in FORMATS.items() if fmt.weights]
-    add("--types", nargs="+", choices=sorted(weights), default=weights, metavar="TYPE", help="of weights (all)")
-    add("--n", nargs="+", type=int, default=[4096, 14336], help="rows of weights")
-    add("--k", nargs="+", type=int, default=[4096], help="columns")
-    add("-m", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 128, 512, 4096], help="tokens")
+    add("--types", nargs="+", choices=sorted(weights), default=weights, metavar="TYPE", help="weight types (all)")
+    add("--n", nargs="+", type=int, default=[4096, 14336], help="numbers of rows")
+    add("--k", nargs="+", type=int, default=[4096], help="numbers of columns")
+    add("-m", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 128, 512, 4096], help="numbers of tokens")
     add("--kernels", nargs="+", choices=names, default=list(FAMILIES), metavar="NAME", help="kernels and families")
     add("--members", action="store_true", help="also time every kernel of the families")
-    add("--repeat", type=int, default=10, help="graphs that are timed (%(default)s)")
-    add("--most", type=float, default=1.0, help="skip a kernel whose product would take more TFLOP (%(default)s)")
-    add("--rivals-n", nargs="+", type=int, default=[14336], help="rows for which rivals but llama.cpp are timed")
+    add("--repeat", type=int, default=10, help="number of timed graphs (%(default)s)")
+    add("--most", type=float, default=1.0, help="skip products with more TFLOP (%(default)s)")
+    add("--rivals-n", nargs="+", type=int, default=[14336], help="numbers of rows for rivals other than llama.cpp")
     add("--no-cublas", dest="cublas", action="store_false", help="time neither cuBLAS nor vLLM's kernels")
     add("--no-llama", dest="llama", action="store_false", help="do not time llama.cpp")
-    add("--quiet", action="store_true", help="print no line for each product")
-    add("--seed", type=int, default=0, help="of weights and activations")
-    add("--from", dest="earlier", nargs="+", type=Path, metavar="FILE.json", help="take these, and measure nothing")
+    add("--quiet", action="store_true", help="do not print a line per product")
+    add("--seed", type=int, default=0, help="seed of weights and activations")
+    add(
+        "--from",
+        dest="earlier",
+        nargs="+",
+        type=Path,
+        metavar="FILE.json",
+        help="use these results, and measure nothing",
+    )
     add("--json", type=Path, metavar="FILE", help="write the measurements")
     add("--plot", type=Path, metavar="FILE.svg", help="draw a roofline")
     add("--readme", type=Path, metavar="FILE.md", help="write the tables between this file's markers")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, print and write; returns the exit code: 1 where a kernel or a rival is wrong."""
+    """Measure, print and write. Returns the exit code: 1 if a kernel or a rival is incorrect."""
     data = figures.load(args.earlier) if args.earlier else Bench(args).run()
     if args.json:
         args.json.write_text(json.dumps(data, indent=1))

@@ -31,7 +31,7 @@ class _Params(c.Structure):
 
 
 class LlamaCuda:
-    """llama.cpp's CUDA backend. Raises RuntimeError where there is none."""
+    """llama.cpp's CUDA backend. Raises RuntimeError if there is none."""
 
     name = "llama.cpp"
 
@@ -184,6 +184,6 @@ class ExpertProduct:
         return us, y
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Free its memory."""
         self._llama.base.ggml_backend_buffer_free(self._buffer)
         self._llama.base.ggml_free(self._context)

@@ -1,4 +1,4 @@
-"""The products that benchmarks time: drawn weights and activations, and what a rival's outputs are checked by."""
+"""The products that benchmarks time: random weights and activations, and the check of a rival's outputs."""
 
 from __future__ import annotations
 

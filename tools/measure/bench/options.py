@@ -1,4 +1,4 @@
-"""Options that the benchmarks of verifications share, and what follows from them."""
+"""Common options of the benchmarks of verifications, and their evaluation."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .models import BEFORE_LETTERS, FILES, SHAPES, RandomModel, Shape
 
 
 def add_shape(parser: argparse.ArgumentParser) -> None:
-    """The options of a model's shape and type, several of each."""
+    """Add the options for shapes and types of models."""
     add = parser.add_argument
-    add("--shape", choices=SHAPES, default="1.1B", help="of the model (%(default)s); the next options change it")
+    add("--shape", choices=SHAPES, default="1.1B", help="shape of the model (%(default)s); the next options change it")
     for name in ("layers", "width"):
-        add(f"--{name}", type=int, nargs="+", metavar="N", help="a model for each")
+        add(f"--{name}", type=int, nargs="+", metavar="N", help="one model for each value")
     for name in ("ff", "heads", "kv-heads", "vocab"):
-        add(f"--{name}", type=int, metavar="N", help="(default: the shape's, for another width in proportion)")
-    add("--type", nargs="+", choices=FILES, default=["Q4_0"], metavar="TYPE", help="of the file (Q4_0)")
-    add("--keep", type=Path, metavar="FOLDER", help="keep the models there, and use those that are there")
+        add(f"--{name}", type=int, metavar="N", help="(default: as in the shape, scaled with the width)")
+    add("--type", nargs="+", choices=FILES, default=["Q4_0"], metavar="TYPE", help="types of the file (Q4_0)")
+    add("--keep", type=Path, metavar="FOLDER", help="keep the models in this folder, and reuse them")
 
 
 def shapes_of(args: argparse.Namespace) -> Iterator[Shape]:
@@ -50,19 +50,19 @@ def models_of(args: argparse.Namespace) -> list[RandomModel]:
 
 
 def add_verification(parser: argparse.ArgumentParser) -> None:
-    """The options of what is verified, and how."""
+    """Add the options of a verification."""
     add = parser.add_argument
-    add("--host", choices=HOST_CHOICES, default="auto", help="(%(default)s)")
+    add("--host", choices=HOST_CHOICES, default="auto", help="host that runs the kernel (%(default)s)")
     add("--kernel", default=DEFAULT_KERNEL, metavar="NAME", help="(%(default)s)")
     add("--reference", choices=list(SHORT), default="cpu", help="the backend of llama.cpp (%(default)s)")
 
 
 def add_results(parser: argparse.ArgumentParser, results: Path) -> None:
-    """The options of where results go."""
+    """Add the options for results."""
     add = parser.add_argument
     add("--results", type=Path, default=results, metavar="FILE", help=f"(default: docs/{results.name})")
-    add("--from", dest="other", type=Path, metavar="FILE", help="take over another file of results; measure nothing")
-    add("--no-page", action="store_true", help="write the results alone")
+    add("--from", dest="other", type=Path, metavar="FILE", help="import another file of results; measure nothing")
+    add("--no-page", action="store_true", help="do not write the page")
 
 
 def prompt_of(tokens: int) -> str:

@@ -1,16 +1,16 @@
-"""How often a single wrong code of a large model is found, by samples of its matrices and by `--thorough`.
+"""The share of single wrong codes in a large model that are found, by samples of its matrices and by `--thorough`.
 
     python -m tools.measure bench planted --shape 8B --layers 2 --count 40
 
-Weights are drawn by a seed, each of all weights of the model that are multiplied with the same chance. For each, a
-kernel that reads the lowest bit of that one code wrongly (a code that is off by one; it knows the block by its bytes)
-is verified on that matrix by the layers rung, once with samples and once thoroughly. It is found where the rung fails
-at the weight's row. The kernel without the fault is verified too.
+Weights are selected at random, each multiplied weight of the model with the same probability. For each, a kernel that
+misreads the lowest bit of this one code (off by one; it recognizes the block by its bytes) is verified on the matrix by
+the layers rung, once with samples and once thoroughly. The fault counts as found if the rung fails at the weight's row.
+The kernel without the fault is verified too.
 
 The promise is that of concepts.md, "Samples of large matrices": an error of one output of a token is never missed if it
 is more than the share of the outputs' size that the report gives. It is taken from the run without the fault, and the
 error from the outputs of all calls on the whole matrix, with the fault and without. Below that size, nothing is
-promised. The exit code is 1 where a fault above it was not found, and where the right kernel was not verified.
+promised. The exit code is 1 if a larger fault was not found, or if the correct kernel was not verified.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _TRIES = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `planted`."""
+    """Add the options of `planted`."""
     add = parser.add_argument
     add_shape(parser)
-    add("--tokens", type=int, default=8, help="of the prompt (%(default)s)")
-    add("--count", type=int, default=20, metavar="N", help="faults (%(default)s)")
-    add("-s", "--seed", type=int, default=0, help="of what is drawn (%(default)s)")
+    add("--tokens", type=int, default=8, help="tokens of the prompt (%(default)s)")
+    add("--count", type=int, default=20, metavar="N", help="number of faults (%(default)s)")
+    add("-s", "--seed", type=int, default=0, help="random seed (%(default)s)")
     add_verification(parser)
     add_results(parser, records.PLANTED)
 

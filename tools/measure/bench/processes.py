@@ -1,7 +1,7 @@
-"""The time of a command, and what it used with all its children: memory, cores, the disk and GPUs.
+"""The time of a command and the resources of its process tree: memory, cores, disk and GPUs.
 
-A thread looks at /proc while the command runs, ten times a second, and less often where a look takes long, as it does
-of a large mapped file, so that looking takes at most a twentieth of the time.
+A thread samples /proc while the command runs, ten times a second. If sampling is slow, as for a large mapped file, it
+does so less often, so that sampling takes at most a twentieth of the time.
 
     memory  the sum over all processes of the proportional set size, which counts a shared page once (of the resident
             set, where the kernel tells no other); the part that no file backs is also kept apart

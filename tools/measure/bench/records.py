@@ -31,7 +31,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What was measured on one model with one prompt.
+    """A measurement on one model with one prompt.
 
     Args:
         date: as 2026-11-23.
@@ -67,7 +67,7 @@ _ASKED = ("type", "kernel", "host", "vocab", "layers", "width", "ff", "heads", "
 
 
 class Run(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A verification that was measured.
+    """A measured verification.
 
     Args:
         predicted: tokens after the prompt.
@@ -133,7 +133,7 @@ Results = dict[str, tuple[R, ...]]
 
 
 def load(kind: type[R], path: Path) -> Results[R]:
-    """What was measured; {} where there is no such file. Raises UsageError where it is damaged."""
+    """Read the results; {} if the file does not exist. Raises UsageError if it is damaged."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, tuple[kind, ...]]) if path.exists() else {}  # type: ignore[valid-type]
     except (OSError, msgspec.DecodeError) as error:
@@ -150,7 +150,7 @@ def merged(results: Results[R], others: Results[R]) -> Results[R]:
 
 
 def save(results: Mapping[str, Sequence[Record]], path: Path) -> None:
-    """Write the file, a record a line."""
+    """Write the file, with one record per line."""
     parts = []
     for device, runs in results.items():
         lines = ",\n".join(f"  {json.dumps(msgspec.to_builtins(run), ensure_ascii=False)}" for run in runs)

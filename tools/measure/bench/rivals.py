@@ -1,7 +1,7 @@
-"""What else a user would multiply with, through PyTorch: cuBLAS, alone and behind a dequantization, and vLLM's kernels.
+"""Alternatives for users, through PyTorch: cuBLAS, alone and after a dequantization, and vLLM's kernels.
 
-Each is checked before it is timed. Weights are on the card in the file's bytes; activations are halves, which the
-callers of these have, except for cuBLAS of int8.
+Each is checked before it is timed. Weights are on the GPU as the file's bytes. Activations are halves, as in the usual
+callers of these kernels, except for cuBLAS with int8.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Rivals:
         sys.modules.setdefault(package.__name__, package)
         try:
             return importlib.import_module("vllm_gguf_plugin.triton.gemm.interface").ggml_mul_mat_a8_triton
-        except Exception as error:  # whatever a package of others raises
+        except Exception as error:  # a foreign package may raise anything
             self.absent[TRITON] = _first_line(error)
             return None
 
@@ -172,7 +172,7 @@ class OfMatrix:
                     continue
                 works = [lambda i=i, work=work: work(i) for i in range(len(self._raw))]
                 yield name, how, torch_graph_us(works * rounds_of(m), repeat, self._rivals._cupy)
-            except Exception as error:  # whatever kernels of others raise, for a type that they do not take
+            except Exception as error:  # foreign kernels may raise anything for an unsupported type
                 self._refused.add(key)
                 yield name, how, _first_line(error)
 

@@ -1,4 +1,4 @@
-"""Instructions of a kernel's inner loop, counted in the code that the card runs (SASS), and the roof that they are.
+"""Instructions of a kernel's inner loop, counted in the GPU's machine code (SASS), and the resulting roof.
 
 The inner loop is the smallest one that holds the most products. An *output and slice* is what 32 weights contribute to
 one output: 32 products of integers or halves, and whatever the kernel does beside them.

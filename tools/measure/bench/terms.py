@@ -1,7 +1,7 @@
-"""What the instructions that the definition q8_1 demands take on Hopper, with nothing else beside them: the roof of
-every kernel that multiplies halves by `wgmma` (kernels/probes/terms.cu).
+"""The time of the instructions that the definition q8_1 requires on Hopper, and nothing else: the roof of every kernel
+that multiplies halves with `wgmma` (kernels/probes/terms.cu).
 
-A probe is checked before it is timed: a few slices must give the bits that NumPy gives.
+A probe is checked before it is timed: a few slices must give NumPy's bits.
 """
 
 from __future__ import annotations

@@ -1,22 +1,21 @@
-"""What a verification costs, from start to exit, on random models of any shape.
+"""The cost of a verification, from start to exit, on random models of any shape.
 
     python -m tools.measure bench verify                                # TinyLlama-1.1B's shape
     python -m tools.measure bench verify --shape 8B --layers 4 8 16 --tokens 8 32 103 --type Q4_0 Q4_K_M
     python -m tools.measure bench verify --shape 8B --ray local --gpus 1 2 4
     python -m tools.measure bench verify --results here.json --no-page  # on a machine without matplotlib
-    python -m tools.measure bench verify --from here.json               # take over what another machine measured
+    python -m tools.measure bench verify --from here.json               # import the results of another machine
 
-Each combination is a run: the model is made (its random codes and scales need no quantizer), verified in a process of
-its own, and llama.cpp evaluates the same prompt of the same file with the same backend and threads, one evaluation that
-is not counted and the median of some more. Like the verification's, these do not repack weights, and on a GPU fuse no
-operations and use no CUDA graphs; they go through this project's process for llama.cpp, with none of the graph's nodes
-asked for. The file has just been written and is in
-the page cache as far as memory goes. A run's memory is the largest sum over its processes of the proportional set,
-which includes the mapped file, less the file's size. The shares of time in which cores, GPUs and the disk were busy are
-what harness/tools/measure/bench/processes.py says. Times are in seconds.
+Each combination is a run. The model is made (its random codes and scales need no quantizer) and verified in another
+process. Then llama.cpp evaluates the same prompt of the same file with the same backend and threads, once uncounted and
+then several times for a median. As in the verification, weights are not repacked, and on a GPU operations are not fused
+and no CUDA graphs are used. These evaluations use this project's process for llama.cpp, but request no node of the
+graph. The file was just written, so it is in the page cache if memory suffices. A run's memory is the largest sum of
+the proportional set sizes of its processes, which includes the mapped file, minus the file's size. The busy shares of
+cores, GPUs and the disk are defined in tools/measure/bench/processes.py. Times are in seconds.
 
-The results are kept in docs/benchmarks.json, by device; docs/benchmarks.md shows them, and docs/growth.svg draws time
-and memory over layers, width, tokens and GPUs where two runs differ in nothing else.
+The results are kept in docs/benchmarks.json, by device, and shown in docs/benchmarks.md. docs/growth.svg shows time and
+memory over layers, width, tokens and GPUs, for runs that differ in nothing else.
 """
 
 from __future__ import annotations
@@ -51,17 +50,24 @@ _EVALUATIONS, _MOST_SECONDS = 5, 60.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `verify`."""
+    """Add the options of `verify`."""
     add = parser.add_argument
     add_shape(parser)
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--tokens", type=int, nargs="+", default=[8], metavar="N", help="of the prompt (8), a run each")
+    prompt.add_argument(
+        "--tokens",
+        type=int,
+        nargs="+",
+        default=[8],
+        metavar="N",
+        help="tokens of the prompt (8); one run for each value",
+    )
     prompt.add_argument("-p", dest="prompt", help="the prompt; every character is a token, a space is three")
     add("-n", type=int, default=16, help="tokens to predict (%(default)s)")
     add_verification(parser)
     add("--thorough", action="store_true", help="judge every element of large matrices")
-    add("--ray", metavar="ADDRESS", help="judge in processes of Ray: local, or a cluster's address")
-    add("--gpus", type=int, nargs="+", metavar="N", help="with --ray: a run with the first N GPUs, for each N")
+    add("--ray", metavar="ADDRESS", help="judge in Ray processes: local, or a cluster's address")
+    add("--gpus", type=int, nargs="+", metavar="N", help="with --ray: one run with the first N GPUs, for each N")
     add("--options", default="", metavar="WORDS", help="further options of `gguf-verify`, such as '--probes brief'")
     add_results(parser, records.RUNS)
 
@@ -96,7 +102,7 @@ def evaluated(model: Path, prompt: str, backend: str, threads: int) -> tuple[int
 
 
 def device_of(gpu: str | None) -> str:
-    """A machine, with its GPU where that was used, in words."""
+    """Describe a machine, with its GPU if that was used."""
     return f"{cores()} cores of {cpu_name()}{f' and {gpu}' if gpu else ''}"
 
 
@@ -140,7 +146,7 @@ def _rounded(share: float | None) -> float | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, save and print; returns the exit code: 1 where a verification did not verify its model."""
+    """Measure, save and print. Returns the exit code: 1 if a model was not verified."""
     if args.gpus and not args.ray:
         raise UsageError("--gpus needs --ray: a run without it uses one GPU")
     results, wrong = results_of(args, records.Run), False

@@ -1,4 +1,4 @@
-"""Claims that are counted or computed: work of a thread, reuse, operations for each byte, peaks, and memory."""
+"""Claims checked by counting or calculation: work per thread, reuse, operations per byte, peaks and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..markdown import listed, marked, table
 from .common import FIVE, Claim, Sources, figure, verdict
 from .speed import against_llama, card_of, speeds
 
-#: What write-ups give for `vdr`: words of codes for a thread in MMVQ and in MMQ.
+#: The write-ups' values of `vdr`: words of codes per thread in MMVQ and in MMQ.
 CLAIMED_VDR = (2, 4)
 #: VDR_*_Q8_1_MMVQ and VDR_*_Q8_1_MMQ, and QR, the values whose codes share a byte (ggml-cuda/vecdotq.cuh and
 #: ggml-common.h, llama.cpp v0.5.0).
@@ -18,18 +18,17 @@ VDR = {
     "Q4_0": (2, 4, 2), "Q4_1": (2, 4, 2), "Q5_0": (2, 4, 2), "Q5_1": (2, 4, 2), "Q8_0": (2, 8, 1), "Q2_K": (1, 4, 4),
     "Q3_K": (1, 2, 4), "Q4_K": (2, 8, 2), "Q5_K": (2, 8, 2), "Q6_K": (1, 8, 2), "IQ4_XS": (4, 4, 2), "MXFP4": (2, 4, 2),
 }  # fmt: skip
-#: Rows and most tokens of a tile of MMQ on a card with tensor cores (mmq-config-ampere.cuh), and multiprocessors of an
-#: H200. It cuts K into parts where fewer than this share of the multiprocessors would work (mmq.cuh,
-#: launch_mul_mat_q).
+#: Rows and maximum tokens of an MMQ tile on a GPU with tensor cores (mmq-config-ampere.cuh), and multiprocessors of an
+#: H200. MMQ splits K if fewer than this share of the multiprocessors would work (mmq.cuh, launch_mul_mat_q).
 MMQ_TILE, MULTIPROCESSORS, WHOLE_TILES = 128, 132, 0.9
-#: A laptop card's multiprocessors, and what each is said to do in a cycle.
+#: A laptop GPU's multiprocessors, and the claimed operations of each per cycle.
 LAPTOP = (36, 512)
-#: Gigabytes of seven billion weights, as halves and in 4 bits.
+#: Seven billion weights, and their claimed gigabytes as halves and in 4 bits.
 WEIGHTS, GIGABYTES = 7e9, (14.0, 3.5)
 
 
 def vec_dot_ratio(s: Sources) -> Claim:
-    """Words of codes that a thread of llama.cpp's kernels multiplies at a time, against its source."""
+    """Compare the claimed words of codes per thread with llama.cpp's source."""
     rows, holds = [], {}
     for name, (few, many, of_byte) in VDR.items():
         holds[name] = (few, many) == CLAIMED_VDR
@@ -43,29 +42,29 @@ def vec_dot_ratio(s: Sources) -> Claim:
         verdict(holds) + ("" if all(holds.values()) else ", and in MMQ only without tensor cores"),
         (
             "`vdr` (vec dot ratio) is \"how many contiguous integers each thread processes when the vec dot kernel is "
-            "called\" (ggml-cuda/vecdotq.cuh, v0.5.0). An integer holds four bytes of codes, and a byte those of one, "
-            "two or four weights. Read in that source:",
+            "called\" (ggml-cuda/vecdotq.cuh, v0.5.0). An integer holds four bytes of codes, and a byte the codes "
+            "of one, two or four weights. From that source:",
             table(["type", "vdr in MMVQ", "weights, of a block", "vdr in MMQ", "weights, of a block", "as claimed"],
                   rows),
-            "The numbers of MMQ belong to its functions with `dp4a` (ggml-cuda/mmq-vec-dot.cuh). On a card with tensor "
-            "cores MMQ multiplies the five legacy types by `mma`, whose functions do not read vdr: there it says "
-            "nothing about the work of a thread. No function that can be called shows the number, so that this is "
-            "read, not measured.",
+            "MMQ's numbers apply to its functions with `dp4a` (ggml-cuda/mmq-vec-dot.cuh). On a GPU with tensor cores "
+            "MMQ multiplies the five legacy types with `mma`, whose functions do not use vdr: there it says nothing "
+            "about the work of a thread. No callable function reveals the number, so it was read from the source, not "
+            "measured.",
         ),
     )  # fmt: skip
 
 
 def _tile(s: Sources, file: str) -> tuple[int, int]:
-    """Tokens and rows of a tile of a shipped kernel, from its source. Raises ValueError where it states none."""
+    """Return the tokens and rows of a shipped kernel's tile, from its source. Raises ValueError if it has none."""
     text = (s.kernels / file).read_text()
     found = {name: re.search(rf"\b{name} = (\d+)\b", text) for name in ("TOKENS", "ROWS")}
     if None in found.values():
-        raise ValueError(f"{file} states no tile")
+        raise ValueError(f"{file} has no tile size")
     return tuple(int(m[1]) for m in found.values() if m)  # type: ignore[return-value]
 
 
 def reuse(s: Sources) -> Claim:
-    """Bytes that a tile reads, and the gain that was measured for it."""
+    """Compare the bytes that a tile reads with the measured gain."""
     fmt = FORMATS["Q4_0"]
     columns, ladder = speeds(s.benchmarks, "ladder")
     tokens, rows_of = _tile(s, "gemm/q8_1/02_tiled.cu")
@@ -82,25 +81,25 @@ def reuse(s: Sources) -> Claim:
     as_much = abs(gain / factor - 1) <= 0.1
     said = "true" if as_much else f"true only for the bytes that are read; the gain is {figure(gain)}× on one "
     return Claim(
-        "In a tile of T × T outputs each value that is loaded is used T times, so the kernel is T times as fast.",
+        "In a tile of T × T outputs each loaded value is used T times, so the kernel is T times as fast.",
         said + ("" if as_much else card_of(s.benchmarks)),
         (
-            f"The tile of `q8_1_tiled` has {tokens} tokens and {rows_of} rows. Bytes that are loaded for 32 products "
-            f"of one output of Q4_0, without a tile {fmt.block_bytes} + 36, with one shared by all its outputs; beside "
-            f"them what was measured ([benchmarks](benchmarks.md); {columns[0]}, M = 512) and the rate of loads that "
-            "follows, as a share of a device copy's rate:",
+            f"The tile of `q8_1_tiled` has {tokens} tokens and {rows_of} rows. The table shows the bytes loaded for 32 "
+            f"products of one Q4_0 output ({fmt.block_bytes} + 36 without a tile; in a tile, all its outputs share the "
+            f"loads), the measured speed ([benchmarks](benchmarks.md); {columns[0]}, M = 512), and the resulting rate "
+            "of loads, also as a share of a device copy's rate:",
             table(["kernel", "bytes for 32 products", "TFLOP/s", "loads"], rows),
-            f"The tile loads {figure(factor)} times less and gains {figure(gain)}×. Neither kernel is limited by the "
-            "memory behind the caches: the naive one waits for its loads and unpacks every code for each token, and "
-            "the tiled one executes two loads from shared memory for each product. A reuse factor counts bytes; it is "
-            "a gain only where bytes are the limit.",
+            f"The tile reduces loads by a factor of {figure(factor)} and time by a factor of {figure(gain)}. DRAM "
+            "bandwidth limits neither kernel: the naive one waits for its loads and unpacks every code for each token, "
+            "and the tiled one executes two loads from shared memory for each product. A reuse factor counts bytes; it "
+            "is a gain only where bytes are the limit.",
         ),
         "[the ladder](ladder.md)",
     )  # fmt: skip
 
 
 def flop_per_byte(s: Sources) -> Claim:
-    """Operations for each byte that is moved, by tokens."""
+    """Compute the operations per byte moved, by number of tokens."""
     tokens, (n, k) = (1, 8, 64, 512, 4096), (14336, 4096)
     types: list[BlockFormat | None] = [None, *FIVE]
     rows = []
@@ -114,24 +113,24 @@ def flop_per_byte(s: Sources) -> Claim:
     alone = 2 / (FORMATS["Q4_0"].bits_per_weight / 8)
     exact = round(alone, 2) == 4.0
     return Claim(
-        "With one token there are 4 operations for each byte of 4-bit weights, and 1 for each byte of halves: memory "
-        "is the limit.",
+        "With one token there are 4 operations per byte of 4-bit weights, and 1 per byte of halves: memory is the "
+        "limit.",
         "true" if exact else f"true only for halves, and for the conclusion: it is {figure(alone, 3)} for Q4_0",
         (
-            f"2·M·N·K operations for each byte of weights, float32 activations and outputs, each moved once; N = {n}, "
-            f"K = {k}:",
+            f"2·M·N·K operations divided by the bytes of weights, float32 activations and outputs, each moved once; "
+            f"N = {n}, K = {k}:",
             table(["weights", *(f"M = {m}" for m in tokens)], rows),
-            f"Four operations would need half a byte a weight. A block of Q4_0 has 18 bytes for 32 weights, so that it "
-            f"is {figure(alone, 3)}. On the card of the [benchmarks](benchmarks.md) the limits of memory and of tensor "
-            f"cores meet at {peak:g} ÷ {copy:g} = {figure(peak / copy, 3)} operations a byte, so one token is limited "
-            "by memory whatever the type, and 512 tokens are not.",
+            f"Four operations per byte would require half a byte per weight. A block of Q4_0 has 18 bytes for 32 "
+            f"weights, which gives {figure(alone, 3)}. On the GPU of the [benchmarks](benchmarks.md) the limits of "
+            f"memory and of tensor cores meet at {peak:g} ÷ {copy:g} = {figure(peak / copy, 3)} operations per byte. "
+            "So one token is limited by memory for every type, and 512 tokens are not.",
         ),
         "the roofline of `python -m tools.measure bench kernels --plot`",
     )  # fmt: skip
 
 
 def laptop_peak(s: Sources) -> Claim:
-    """A product of multiprocessors and operations, and its unit."""
+    """Check the unit of a product of multiprocessors and operations."""
     count, each = LAPTOP
     cycle = count * each
     _, ladder = speeds(s.benchmarks, "ladder")
@@ -139,23 +138,23 @@ def laptop_peak(s: Sources) -> Claim:
     clocks = (1.0, 1.5, 2.0, 2.5)
     rows = [["TFLOP/s", *(f"{cycle * ghz / 1e3:.1f}" for ghz in clocks)]]
     if published:
-        rows.append([f"of it, {published:g} TFLOP/s", *(f"{100e3 * published / cycle / ghz:.0f} %" for ghz in clocks)])
+        rows.append([f"share, {published:g} TFLOP/s", *(f"{100e3 * published / cycle / ghz:.0f} %" for ghz in clocks)])
     return Claim(
-        f"A laptop card's tensor cores reach {count} × {each} = {cycle / 1e3:.1f} TFLOP/s.",
-        "false: the product counts operations in a cycle, and the clock is missing",
+        f"A laptop GPU's tensor cores reach {count} × {each} = {cycle / 1e3:.1f} TFLOP/s.",
+        "false: the product counts operations per cycle; the clock is missing",
         (
-            f"{count} multiprocessors that do {each} operations in a cycle do {cycle:,} together. That is "
-            f"{cycle / 1e3:.1f} TFLOP/s at a clock of 1 GHz. What it is at other clocks, and what share of it the "
-            "write-ups' own figure for llama.cpp is:",
+            f"{count} multiprocessors with {each} operations per cycle perform {cycle:,} together. That is "
+            f"{cycle / 1e3:.1f} TFLOP/s at a clock of 1 GHz. The peak at other clocks, and the write-ups' own figure "
+            "for llama.cpp as a share of it:",
             table(["", *(f"{ghz:g} GHz" for ghz in clocks)], rows),
-            f"Where {each} counts multiply-adds, there are twice as many operations. So a share of the peak that is "
-            "computed from this number says nothing.",
+            f"If {each} counts multiply-adds, there are twice as many operations. So a share of the peak computed from "
+            "this number means nothing.",
         ),
     )
 
 
 def registers_and_stream_k(s: Sources) -> Claim:
-    """What tiles in registers gained, and the most that stream-K can gain."""
+    """Report the gain of tiles in registers, and the upper limit of the gain of stream-K."""
     _, w4a8 = speeds(s.benchmarks, "ladder")
     _, w4a16 = speeds(s.benchmarks, "ladder of f32")
     gains = [(over or 0) / (under or 1) for ladder, family in ((w4a8, "q8_1"), (w4a16, "f32")) for over, under in zip(
@@ -185,21 +184,21 @@ def registers_and_stream_k(s: Sources) -> Claim:
             f"Registers: the step of our ladders that keeps outputs in registers gains {figure(min(gains))} to "
             f"{figure(max(gains))}× ([benchmarks](benchmarks.md); {card_of(s.benchmarks)}; M = 512, Q4_0). It also "
             "loads 16 bytes at a time, so the gain is not that of registers alone.",
-            "Stream-K: it shares out parts of K where whole tiles would leave multiprocessors idle. So it can gain no "
-            f"more than whole tiles lose. Tiles of llama.cpp's MMQ on a card of {MULTIPROCESSORS} multiprocessors "
-            f"(v0.5.0: {MMQ_TILE} rows, up to {MMQ_TILE} tokens; mmq-config-ampere.cuh), computed for the shapes of "
-            "the benchmarks, and what llama.cpp does with them (mmq.cuh, launch_mul_mat_q: whole tiles where at least "
+            "Stream-K distributes parts of K if whole tiles would leave multiprocessors idle. So its gain is at most "
+            f"the loss of whole tiles. The table shows the tiles of llama.cpp's MMQ on a GPU with {MULTIPROCESSORS} "
+            f"multiprocessors (v0.5.0: {MMQ_TILE} rows, up to {MMQ_TILE} tokens; mmq-config-ampere.cuh) for the shapes "
+            "of the benchmarks, and llama.cpp's choice (mmq.cuh, launch_mul_mat_q: whole tiles if at least "
             f"{100 * WHOLE_TILES:.0f} % of the multiprocessors work):",
-            table(["N", "M", "tile", "tiles", "multiprocessors that work", "gains at most", "llama.cpp takes"], rows),
-            "Adding the parts costs time, which is not in this table. In this project it is also another order of "
-            "summation, which a kernel declares (`q8_1_split_k`).",
+            table(["N", "M", "tile", "tiles", "busy multiprocessors", "maximum gain", "llama.cpp uses"], rows),
+            "Adding the parts costs time, which is not included in this table. It also changes the order of "
+            "summation, which a kernel in this project must declare (`q8_1_split_k`).",
         ),
         "[the ladder](ladder.md)",
     )  # fmt: skip
 
 
 def memory(s: Sources) -> Claim:
-    """Gigabytes of seven billion weights in each type of four bits."""
+    """Compute the gigabytes of seven billion weights in each four-bit type."""
     halves, claimed = GIGABYTES
     rows, near = [["halves", "16", f"{2 * WEIGHTS / 1e9:.2f}", "yes" if halves == 2 * WEIGHTS / 1e9 else "no"]], []
     for fmt in (f for f in FORMATS.values() if f.weights and 4 <= f.bits_per_weight <= 5):
@@ -211,10 +210,10 @@ def memory(s: Sources) -> Claim:
         f"Seven billion weights take {halves:g} GB as halves and {claimed:g} GB in 4 bits.",
         "true" if near == [r[0] for r in rows[1:]] else f"true only for {listed(['halves', *near])}",
         (
-            "Bytes of a block divided by its weights, times seven billion; GB are 10⁹ bytes:",
-            table(["type", "bits a weight", "GB", "as claimed"], rows),
-            f"{claimed:g} GB would be 4 bits a weight and nothing else, but a type also stores scales. A model's file "
-            "differs further: embeddings and outputs are often of another type, and norms are float32.",
+            "Bytes per block divided by weights per block, times seven billion; 1 GB is 10⁹ bytes:",
+            table(["type", "bits per weight", "GB", "as claimed"], rows),
+            f"{claimed:g} GB would be 4 bits per weight and nothing else, but a type also stores scales. A model's "
+            "file differs further: embeddings and outputs often have another type, and norms are float32.",
         ),
         "[formats](formats.md)",
     )

@@ -31,24 +31,24 @@ from ..inputs import Bytes, Floats
 from ..markdown import listed, table
 from .common import FIVE, Claim, Sources, gaussian, nmse, real_weights, sum_of_codes, verdict, with_sums, written_up
 
-#: Blocks in a drawn sample.
+#: Blocks in a random sample.
 BLOCKS = 1 << 15
 
 
 def _equal(a: Bytes, b: Bytes, size: int) -> int:
-    """How many blocks of `size` bytes are the same."""
+    """Count the blocks of `size` bytes that are equal."""
     return int((a.reshape(-1, size) == b.reshape(-1, size)).all(axis=1).sum())
 
 
 def _percent(part: int, of: int) -> str:
-    """A share; one that is neither all nor nothing is never printed as if it were."""
+    """Format a share. Only 0 and all are printed as 0 % and 100 %."""
     if part in (0, of):
         return "100 %" if part else "0 %"
     return f"{min(max(100 * part / of, 0.1), 99.9):.1f} %"
 
 
 def q4_0_scale(s: Sources) -> Claim:
-    """Which rule gives the scale and the codes of `ggml_quantize_chunk`."""
+    """Find the rule that gives the scale and the codes of `ggml_quantize_chunk`."""
     samples = {
         "Gaussian": gaussian(1, BLOCKS, 32),
         "`tiny-F16`": np.concatenate([w.reshape(-1, 32) for w in real_weights().values()]),
@@ -79,10 +79,10 @@ def q4_0_scale(s: Sources) -> Claim:
         "Q4_0's scale is max|x|/7, and its codes are round(x/d) + 8.",
         verdict({"all": holds}),
         (
-            "The share of blocks from `ggml_quantize_chunk` that have the scale, or all the bytes, that a rule gives:",
+            "The share of blocks from `ggml_quantize_chunk` with the same scale, or the same bytes, as each rule:",
             table(["weights", "rule", "same scale", "same bytes"], rows),
             "ggml divides the value of largest magnitude, with its sign, by -8. That value becomes code 0 exactly, "
-            "code 15 stands for a value one step short of the opposite one, and d is negative in "
+            "code 15 represents a value one step short of the opposite one, and d is negative in "
             f"{negative[0]} of the Gaussian blocks. "
             "The rule with max/7 never uses code 0 and has a larger error: the NMSE of the decoded weights is "
             f"{a[0]:.2e} instead of {a[1]:.2e} (Gaussian), and {b[0]:.2e} instead of {b[1]:.2e} (`tiny-F16`).",
@@ -92,7 +92,7 @@ def q4_0_scale(s: Sources) -> Claim:
 
 
 def quantizers_byte_identical(s: Sources) -> Claim:
-    """The write-ups' quantizers against `ggml_quantize_chunk`, block by block."""
+    """Compare the write-ups' quantizers with `ggml_quantize_chunk`, block by block."""
     samples: dict[str, Floats] = {
         "Gaussian": gaussian(2, BLOCKS, 32),
         "`tiny-F16`": np.concatenate([w.reshape(-1, 32) for w in real_weights().values()]),
@@ -118,11 +118,11 @@ def quantizers_byte_identical(s: Sources) -> Claim:
         verdict({name: d == 0 for name, d in differing.items()})
         + (f": no block of {listed(never)} agrees{few}" if never else few),
         (
-            "How many blocks differ from those of `ggml_quantize_chunk`:",
+            "The number of blocks that differ from those of `ggml_quantize_chunk`:",
             table(["type", *(f"{name}, {len(x):,}" for name, x in samples.items())], rows),
-            "Q4_0 and Q5_0 have another scale. In the other types ggml multiplies by the rounded 1/d, where the "
-            "write-ups divide by d. The two results differ by an ulp, which changes the code where x/d is close to "
-            "half an integer. This is rare for Gaussian values, but not for values of few bits, such as halves. "
+            "Q4_0 and Q5_0 have another scale. For the other types ggml multiplies by the rounded 1/d, whereas the "
+            "write-ups divide by d. The two results differ by an ulp, which changes the code if x/d is close to half "
+            "an odd integer. This is rare for Gaussian values, but not for values with few bits, such as halves. "
             f"This project's own encoders differ in {ours:,} blocks.",
         ),
         "tests/reference/formats/test_formats.py",
@@ -130,7 +130,7 @@ def quantizers_byte_identical(s: Sources) -> Claim:
 
 
 def scales_are_fp32(s: Sources) -> Claim:
-    """The bytes of scales in blocks from the CPU, and the scales that explain outputs of CUDA."""
+    """Inspect the bytes of scales in blocks from the CPU, and find the scales that explain outputs of CUDA."""
     size = {f.name: s.llama.versions()["types"][f.type_id]["block_bytes"] for f in (FORMATS["Q8_0"], Q8_1)}
     patterns = np.arange(1 << 16, dtype=np.uint16)
     halves = patterns.view(np.float16)
@@ -172,8 +172,8 @@ def scales_are_fp32(s: Sources) -> Claim:
             f"{finite.sum():,}. `from_float` stores half(max|x|/127) in the first two bytes of "
             f"{stored['Q8_0']:,} of {d.size:,} blocks of Q8_0 and of {stored['Q8_1']:,} of Q8_1; the first four bytes "
             f"are max|x|/127 as a float32 in {wide['Q8_0']:,} and {wide['Q8_1']:,}.",
-            "MMQ's activations in the layout D4 are not `block_q8_1` and do have a float32 scale. The outputs that "
-            f"were measured on an H200 (Q8_0, 64 tokens) are {'within' if many[0] else 'outside'} the bound with that "
+            "MMQ's activations in the layout D4 are not `block_q8_1` and do have a float32 scale. The outputs "
+            f"measured on an H200 (Q8_0, 64 tokens) are {'within' if many[0] else 'outside'} the bound with that "
             f"scale, and {'within' if many[1] else 'outside'} it with the same scale rounded to half.",
         ),
         "tests/reference/llama/test_cuda_reference.py",
@@ -181,7 +181,7 @@ def scales_are_fp32(s: Sources) -> Claim:
 
 
 def s_is_the_raw_sum(s: Sources) -> Claim:
-    """Which sum the bytes of `from_float` hold, and which sum explains outputs of CUDA."""
+    """Find the sum in the bytes of `from_float`, and the sum that explains outputs of CUDA."""
     x = gaussian(5, 64, 4096)
     blocks = Q8_1.view(s.llama.from_float(Q8_1.type_id, x).reshape(64, 128, 36))
     wide = x.reshape(64, 128, 32)
@@ -205,16 +205,16 @@ def s_is_the_raw_sum(s: Sources) -> Claim:
         verdict({"CUDA": all(passed), "the CPU": cpu[0] == n}),
         (
             table(["path", "weights", "s = half(Σx)", "s = half(d·Σq)"], rows),
-            "CPU: the share of blocks of a Gaussian sample whose bytes hold that sum, with d before its rounding "
-            "(where both sums round to the same half, a block counts for both). CUDA: whether outputs from an H200 are "
-            "within the bound of the exact product with that sum in the activations.",
+            "CPU: the share of blocks in a Gaussian sample that contain this sum, with d before its rounding (if both "
+            "sums round to the same half, a block counts for both). CUDA: *explained* means that outputs from an H200 "
+            "are within the bound of the exact product with this sum in the activations.",
         ),
         "tests/reference/llama/test_cuda_reference.py and tests/unit/semantics/test_semantics.py",
     )
 
 
 def bit_order(s: Sources) -> Claim:
-    """One bit at a time through `to_float` and `from_float`."""
+    """Pass one bit at a time through `to_float` and `from_float`."""
     one = np.float16(1).view(np.uint16)
     moves: dict[str, bool] = {}
     for fmt in (FORMATS["Q5_0"], FORMATS["Q5_1"]):
@@ -241,8 +241,8 @@ def bit_order(s: Sources) -> Claim:
             f"{'value j, and the high nibble value j + 16' if q5 else 'other values, and so does the high nibble'}.",
             f"`from_float` was given 32 blocks with a single 1. The Q8_1 code of value j "
             f"{'is' if moves['Q8_1 of the CPU'] else 'is not'} byte 4 + j. "
-            "MMQ's blocks of four times 32 activations (layouts DS4 and D4) are in memory that cannot be read from "
-            "outside, so their order is not checked.",
+            "MMQ's blocks of four times 32 activations (layouts DS4 and D4) cannot be read from outside, so their "
+            "order is not checked.",
         ),
         "[formats](formats.md) and tests/reference/formats/test_formats.py",
     )
@@ -251,16 +251,16 @@ def bit_order(s: Sources) -> Claim:
 # ---- alignment -------------------------------------------------------------------------------------------------------
 
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O0", "-g1"]
-#: Types in whose header 2-byte loads of qs are replaced by 4-byte loads.
+#: Types and their headers, in which 2-byte loads of qs are replaced by 4-byte loads.
 _ALTERED = {"Q8_0": "q8_0.cuh", "Q4_0": "q4_0.cuh", "Q5_0": "q5_0.cuh"}
 
-#: A fix: the same 4 bytes, from any address.
+#: A 4-byte load, and a fix that loads the same bytes from any address.
 _CAST = "return ((const uint32_t*)bytes)[j];"
 _MEMCPY = "uint32_t w; __builtin_memcpy(&w, (const uint8_t*)bytes + 4 * j, 4); return w;"
 
 
 def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool = False) -> str:
-    """What the sanitizers report for `q8_1_dp4a` on the CPU host, or "clean". Raises EnvironmentFault without
+    """Return the sanitizers' report for `q8_1_dp4a` on the CPU host, or "clean". Raises EnvironmentFault without
     libasan."""
     found = subprocess.run([compiler(), "-print-file-name=libasan.so"], capture_output=True, text=True, check=False)
     library = Path(found.stdout.strip())
@@ -274,10 +274,10 @@ def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool
             header = root / "formats" / file
             text = header.read_text()
             if old not in text:
-                raise ValueError(f"{file} no longer holds what this check alters")
+                raise ValueError(f"{file} no longer contains the text that this check replaces")
             header.write_text(text.replace(old, new))
         options = {"root": str(root), "cases": [["q8_1_dp4a", name] for name in cases], "flags": SANITIZERS}
-        # Python itself leaks; the library must be loaded before everything that allocates
+        # Python itself leaks memory. The library must be loaded before anything allocates.
         environment = os.environ | {"LD_PRELOAD": str(library), "ASAN_OPTIONS": "detect_leaks=0"}
         done = subprocess.run(
             [sys.executable, "-m", "tests.support.sanitized", json.dumps(options)],
@@ -290,13 +290,13 @@ def _sanitized(kernels: Path, cases: Sequence[str], alter: str = "", cured: bool
 
 
 def _words(fmt: BlockFormat) -> str:
-    """The address of qs modulo 4 in consecutive blocks, the first of which begins at an aligned address."""
+    """The address of qs modulo 4 in consecutive blocks if the first begins at an aligned address."""
     at = fmt.field_offset("qs")
     return ", ".join(str((b * fmt.block_bytes + at) % 4) for b in range(4)) + ", …"
 
 
 def q8_0_misaligned(s: Sources) -> Claim:
-    """The shipped dp4a kernel with loads of 2 and of 4 bytes, under sanitizers on the CPU host."""
+    """Run the shipped dp4a kernel with loads of 2 and of 4 bytes, under sanitizers on the CPU host."""
     names = [f.name for f in FIVE]
     with ThreadPoolExecutor(2) as pool:
         clean = pool.submit(_sanitized, s.kernels, names)
@@ -315,14 +315,14 @@ def q8_0_misaligned(s: Sources) -> Claim:
         "Q8_0 fails with a misaligned address.",
         f"{said}; {listed(others)} fail likewise" if others and fails["Q8_0"] else said,
         (
-            "What `-fsanitize=address,undefined` reports for `q8_1_dp4a` on the CPU host, with qs read as words of 4 "
+            "The report of `-fsanitize=address,undefined` for `q8_1_dp4a` on the CPU host, with qs read as words of 4 "
             "bytes, and as shipped:",
             table(["type", "block", "qs at", "address of qs modulo 4", "4-byte words", "as shipped"], rows),
-            "A block of 34 bytes (and one of 18 or 22) is aligned to 2 bytes only: in an aligned row the codes of "
-            "every other block, the first one included, begin at an odd multiple of 2. A GPU refuses a 4-byte load "
-            "there as a misaligned address. An x86 CPU does not, so that only a sanitizer reports it. Three things fix "
-            "it: two loads of 2 bytes (`load_word_2`, as shipped; Q4_1 and Q5_1 may load 4), `memcpy` (the sanitizers' "
-            f"report for the 4-byte words of Q8_0 is then: {by_memcpy}), or weights packed in another order "
+            "A block of 34 bytes (or 18, or 22) is aligned to 2 bytes only. In an aligned row the codes of every other "
+            "block, starting with the first, begin at an odd multiple of 2. There a GPU rejects a 4-byte load as a "
+            "misaligned address. An x86 CPU accepts it, so only a sanitizer reports it. There are three fixes: two "
+            "loads of 2 bytes (`load_word_2`, as shipped; Q4_1 and Q5_1 may load 4), `memcpy` (the sanitizers' report "
+            f"for the 4-byte words of Q8_0 is then: {by_memcpy}), or weights packed in another order "
             "(`kernels/pack/weights.cu`). This was not run on a GPU for this page.",
         ),
         "tests/rungs/kernels/test_kernels.py -k sanitizers",

@@ -1,4 +1,4 @@
-"""What the checks of claims share: their sources, the record that each returns, and the write-ups' quantizers."""
+"""Common parts of the checks of claims: their sources, the record of a result, and the write-ups' quantizers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIVE: tuple[BlockFormat, ...] = tuple(fmt for fmt in FORMATS.values() if fmt.leg
 
 
 class Library(Protocol):
-    """What the checks call of llama.cpp; see `gguf_verify.llama.Llama`."""
+    """The functions of llama.cpp that the checks call; see `gguf_verify.llama.Llama`."""
 
     def versions(self) -> dict[str, Any]: ...
     def to_float(self, type_id: int, raw: Bytes, n: int) -> Floats: ...
@@ -44,11 +44,11 @@ def cuda_outputs() -> dict[str, npt.NDArray[Any]]:
 
 @dataclass(frozen=True)
 class Sources:
-    """What claims are checked against.
+    """The sources for checking claims.
 
     Args:
         llama: llama.cpp's library.
-        cuda: outputs of its CUDA backend that were measured.
+        cuda: measured outputs of its CUDA backend.
         benchmarks: the text of docs/benchmarks.md, with its measured tables.
         kernels: the folder of the shipped kernels.
     """
@@ -67,7 +67,7 @@ class Claim:
         statement: the claim, in our words.
         verdict: "true", "false", "true only for …" or "not measured here", with a qualification.
         evidence: paragraphs and tables of Markdown.
-        also: tests beside the check itself that show it.
+        also: other tests that show it.
     """
 
     statement: str
@@ -77,7 +77,7 @@ class Claim:
 
 
 def verdict(holds: Mapping[str, bool]) -> str:
-    """The named cases in which a claim holds, in words."""
+    """Return the verdict for a claim, given the cases in which it holds."""
     names = [name for name, true in holds.items() if true]
     if len(names) == len(holds):
         return "true"
@@ -85,7 +85,7 @@ def verdict(holds: Mapping[str, bool]) -> str:
 
 
 def figure(value: float, digits: int = 2) -> str:
-    """The number with so many digits, and without an exponent unless it is very large or small."""
+    """Format a number with this many significant digits, and an exponent only if it is very large or small."""
     rounded = float(f"{value:.{digits}g}")
     return f"{rounded:,.0f}" if 10 ** (digits - 1) <= rounded < 1e6 else f"{value:#.{digits}g}".rstrip(".")
 
@@ -97,7 +97,7 @@ def nmse(y: npt.NDArray[Any], o: npt.NDArray[Any]) -> float:
 
 
 def span(values: Sequence[float], digits: int = 3) -> str:
-    """The least and the greatest number as printed, or one number where both print alike."""
+    """Format a range, or one number if both ends print alike."""
     low, high = (figure(v, digits) for v in (min(values), max(values)))
     return low if low == high else f"{low} to {high}"
 
@@ -111,7 +111,7 @@ def gaussian(seed: int, *shape: int) -> Floats:
 
 
 def written_up(fmt: BlockFormat, x: Floats) -> Bytes:
-    """Weights float32[rows, K] as write-ups quantize them, uint8[rows, row bytes].
+    """Quantize weights float32[rows, K] like the write-ups: uint8[rows, row bytes].
 
     Q4_0, Q5_0: d = max|x|/7 or /15 and q = round(x/d) + 8 or 16; Q4_1, Q5_1: d = (max - min)/15 or /31 and
     q = round((x - min)/d); Q8_0: d = max|x|/127 and q = round(x/d). `round` is C's roundf; all in float32.
@@ -129,7 +129,7 @@ def written_up(fmt: BlockFormat, x: Floats) -> Bytes:
 
 
 def packed(fmt: BlockFormat, d: Floats, m: Floats, q: npt.NDArray[np.int64]) -> Bytes:
-    """Blocks of codes as stored, int64[..., 32], with scales and minima float32[...]: uint8[..., block bytes]."""
+    """Pack stored codes, int64[..., 32], with scales and minima, float32[...], to uint8[..., block bytes]."""
     fields: dict[str, npt.ArrayLike] = {"d": d.astype(np.float16)}
     if fmt.has_min:
         fields["m"] = m.astype(np.float16)
@@ -142,7 +142,7 @@ def packed(fmt: BlockFormat, d: Floats, m: Floats, q: npt.NDArray[np.int64]) -> 
 
 
 def with_sums(x: Bytes, s: npt.NDArray[Any] | float) -> Bytes:
-    """Q8_1 activations uint8[M, row bytes] with other sums: [M, K/32], or one number for all."""
+    """Replace the sums of Q8_1 activations uint8[M, row bytes] by others: [M, K/32], or one number for all."""
     view = Q8_1.view(x.reshape(len(x), -1, Q8_1.block_bytes)).copy()
     with np.errstate(over="ignore"):
         view["s"] = np.asarray(s).astype(np.float16)
@@ -160,7 +160,7 @@ def sum_of_codes(x: Bytes) -> Floats:
 
 @lru_cache(maxsize=1)
 def real_weights() -> dict[str, Floats]:
-    """The matrices of the trained fixture, before their quantization."""
+    """The matrices of the trained fixture before quantization."""
     with open_model(UNQUANTIZED) as model:
         found = {name: tensor for name, tensor in model.tensors.items() if tensor.type.name == "F16"}
         return {name: decoded(ELEMENTS["F16"], rows_of(tensor)) for name, tensor in found.items()}
@@ -168,5 +168,5 @@ def real_weights() -> dict[str, Floats]:
 
 @lru_cache(maxsize=2)
 def real_products(model: str) -> list[tuple[BlockFormat, Bytes, Floats]]:
-    """Format, weights and activations of each GEMM of llama.cpp's graph of a fixture."""
+    """Format, weights and activations of each GEMM in llama.cpp's graph of a fixture."""
     return [(FORMATS[m.fmt.name], m.rows, m.x) for m in captured(FIXTURES / model, [PROMPT], 64)]

@@ -1,4 +1,4 @@
-"""Claims about products: the formula, the use of s, the error against float32."""
+"""Claims about products: the formula, the role of s, and the error against float32."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from .common import (
 
 M, N, K = 4, 512, 1024
 SEEDS = range(40)
-#: The NMSE that a kernel without s exceeds, as claimed.
+#: The claimed lower limit of the NMSE of a kernel without s.
 GATE = 1e-2
 Q8_1_RAW, F32 = SEMANTICS["q8_1"], SEMANTICS["f32"]
 
@@ -60,7 +60,7 @@ def both_products(fmt: BlockFormat, raw: Bytes, x: Floats, taken: Bytes) -> tupl
 
 
 def offset_formula(s: Sources) -> Claim:
-    """llama.cpp's outputs against three definitions of the product of Q4_0 and of Q5_0."""
+    """Compare llama.cpp's outputs with three definitions of the product of Q4_0 and of Q5_0."""
     w, x = gaussian(10, 64, 4096), gaussian(11, 64, 4096)
     rows, holds = [], {}
     for path, m in (("CUDA, 8 tokens (MMVQ)", 0), ("CUDA, 64 tokens (MMQ)", 0), ("CPU", 1), ("CPU", 8), ("CPU", 64)):
@@ -95,9 +95,9 @@ def offset_formula(s: Sources) -> Claim:
                 ["path", "weights", "claimed (`q8_1`)", "MMQ's (`mmq`, `mmq_d4`)", "the CPU's (`q8_0_cpu`)"], rows
             ),
             "The CUDA backend uses MMVQ for up to 8 tokens (according to its source; measured at 8 and 64 tokens). "
-            "There the formula is right, up to the rounding of float32 sums, whose order is the backend's own. MMQ and "
-            "the CPU subtract the offset from the integers and do not use s: d_w·d_a·Σ (q_w - 8)·q_a. The CUDA outputs "
-            "were measured on an H200, with random weights and with the activations as the backend quantized them. The "
+            "There the formula is correct, up to the rounding of float32 sums, whose order is up to the backend. MMQ "
+            "and the CPU subtract the offset from the integers and do not use s: d_w·d_a·Σ (q_w - 8)·q_a. The CUDA "
+            "outputs were measured on an H200, with random weights and the activations that the backend quantized. The "
             "CPU's outputs are computed whenever this page is generated.",
         ),
         "tests/reference/llama/test_cuda_reference.py and tests/rungs/rungs/test_rungs.py",
@@ -105,15 +105,15 @@ def offset_formula(s: Sources) -> Claim:
 
 
 def leaving_out_s(s: Sources) -> Claim:
-    """The product of `q8_1` with s = 0 against the same product with s."""
+    """Compare the product of `q8_1` with s = 0 with the same product with s."""
     x = gaussian(12, 16, 4096)
     blocks = x.reshape(16, -1, 32)
-    centred = "Gaussian, each block's mean taken out"
+    centred = "Gaussian, minus each block's mean"
     kinds: dict[str, Floats] = {
         "Gaussian, mean 0": x,
         "Gaussian, mean 1": x + 1,
         "uniform, 0 to 1": np.random.default_rng(13).random((16, 4096), np.float32),
-        "Gaussian, negative ones set to 0": np.maximum(x, 0),
+        "Gaussian, negative values set to 0": np.maximum(x, 0),
         centred: (blocks - blocks.mean(axis=-1, keepdims=True)).reshape(x.shape),
     }
     w = gaussian(14, 64, 4096)
@@ -152,18 +152,18 @@ def leaving_out_s(s: Sources) -> Claim:
     if said == "true" and any(exceptions.values()):
         said = f"true only for {listed([what for what, is_one in exceptions.items() if is_one])}"
     return Claim(
-        "A kernel that leaves out s has an NMSE above 1e-2.",
+        "A kernel that omits s has an NMSE above 1e-2.",
         said,
         (
             "The NMSE of the definition `q8_1` with s = 0 against the same definition with s; K = 4096:",
             table(["activations", *(f"{name}, weights {of}" for of, name in weights)], rows),
-            "In the graphs of the fixtures, on the activations that were captured from llama.cpp, it is "
+            "In the graphs of the fixtures, with activations captured from llama.cpp, it is "
             + "; ".join(f"{span(e, 1)} over the {len(e)} GEMMs of `{m}`" for m, e in real.items())
             + ".",
-            "The claim does not hold where nothing multiplies s: for Q8_0, and for Q4_0 and Q5_0 on llama.cpp's CPU "
-            "and MMQ paths. It does not hold where the values of a block sum to 0. It hardly holds for Q4_1 and Q5_1 "
-            "weights whose minima are near 0, for example where no weight is negative: there a tolerance of 1e-2 "
-            "passes a kernel without the m·s term.",
+            "The claim does not hold if the product does not use s: for Q8_0, and for Q4_0 and Q5_0 on llama.cpp's CPU "
+            "and MMQ paths. It does not hold if the values of each block sum to 0. It hardly holds for Q4_1 and Q5_1 "
+            "weights whose minima are near 0, for example if no weight is negative: there a tolerance of 1e-2 passes a "
+            "kernel without the m·s term.",
         ),
         "tests/rungs/rungs/test_negative.py",
     )
@@ -175,7 +175,7 @@ PUBLISHED_W4A8, PUBLISHED_W4A16 = 4.66e-3, 4.65e-3
 
 
 def nmse_on_gaussian_data(s: Sources) -> Claim:
-    """The NMSE against float32, on Gaussian data with ggml's quantizer, and on uniform data with the write-ups'."""
+    """Measure the NMSE against float32, on Gaussian data with ggml's quantizer and uniform data with the write-ups'."""
 
     def uniform(seed: int, *shape: int) -> Floats:
         return 2 * np.random.default_rng(seed).random(shape, np.float32) - 1
@@ -230,7 +230,7 @@ def nmse_on_gaussian_data(s: Sources) -> Claim:
         (
             f"The middle 95 % of {len(SEEDS)} seeds. Exact products of quantized weights, with float32 activations and "
             "with `q8_1` activations, are compared with the product of the unquantized values. A figure counts as true "
-            "where it lies in one of its ranges for Gaussian data that ggml quantized:",
+            "if it lies in one of its ranges for Gaussian data quantized by ggml:",
             table(["", "claimed", "verdict", "Gaussian, ggml", "same, `q8_1`", "uniform in ±1, write-ups' quantizer",
                    "same, `q8_1`"], rows),
             (f"Only the outermost seeds reach the figure for {listed(extreme)}. " if extreme else "")
@@ -239,13 +239,13 @@ def nmse_on_gaussian_data(s: Sources) -> Claim:
             f"{span(middle(found['Q4_0', 'gaussian write-ups A8']))} (`q8_1`). "
             + (f"With uniform data and that quantizer, the ranges contain the figures for {listed(known)}"
                + (f", but not for {listed(unknown)}. " if unknown else ". ") if known else "")
-            + "A figure says little without the distribution and the quantizer.",
+            + "A figure means little without the distribution and the quantizer.",
         ),
     )  # fmt: skip
 
 
 def raw_sums_are_more_accurate(s: Sources) -> Claim:
-    """Three ways to apply the offset or the minimum, on the same codes, against float32 activations."""
+    """Compare three ways to apply the offset or minimum to the same codes with the product of float32 activations."""
     w = gaussian(20, 256, 4096)
     rows, holds, ratios = [], {}, []
     noise = []
@@ -273,20 +273,20 @@ def raw_sums_are_more_accurate(s: Sources) -> Claim:
             "The NMSE against the exact product of the same weights with the float32 activations; K = 4096:",
             table(
                 ["activations", "weights", "s = half(Σx)", "s = half(d·Σq)", "offset on the integers, llama.cpp's CPU",
-                 "first over the best"], rows,
+                 "first / best"], rows,
             ),
-            "Where s is the raw sum, the rounding error of each activation is multiplied by q_w in 0..15: the error of "
-            "a block is d_w·Σ q_w·(d_a·q_a - x). With d·Σq, or with an offset on the integers, it is multiplied by q_w "
+            "If s is the raw sum, the rounding error of each activation is multiplied by q_w in 0..15: the error of a "
+            "block is d_w·Σ q_w·(d_a·q_a - x). With d·Σq, or with an offset on the integers, it is multiplied by q_w "
             "- 8 (or q_w + m/d_w), which is smaller: the errors of the two sums cancel. The error that the raw sum "
-            f"avoids is negligible beside it: the NMSE of float32 sums of 32 values is {noise[0][0]:.0e}, and that of "
-            f"their rounding to half {noise[0][1]:.0e}. The raw sum is still the one to store in a kernel that is to "
-            "compute what MMVQ computes.",
+            f"avoids is negligible in comparison: the NMSE of float32 sums of 32 values is {noise[0][0]:.0e}, and that "
+            f"of their rounding to half {noise[0][1]:.0e}. A kernel that is to match MMVQ must still store the raw "
+            "sum.",
         ),
     )  # fmt: skip
 
 
 def one_figure_per_format(s: Sources) -> Claim:
-    """How much the error of a format depends on the distribution of the weights."""
+    """Measure how much the error of a format depends on the distribution of the weights."""
     rng = np.random.default_rng(30)
     shape = (N, K)
     drawn: dict[str, Floats] = {
@@ -314,9 +314,9 @@ def one_figure_per_format(s: Sources) -> Claim:
         verdict({name: ratio < 1.1 for name, ratio in ratios.items()}),
         (
             "The NMSE of the exact product with 16 rows of Gaussian float32 activations, against unquantized weights. "
-            f"ggml quantized the weights; drawn weights have N = {N}, K = {K}; for `tiny-F16` the least and the "
-            f"greatest of its {len(real_weights())} matrices are given:",
-            table(["weights", *found["Q4_0"], "greatest over least"], rows),
-            "One figure would be enough if the greatest error were less than 1.1 times the least.",
+            f"ggml quantized the weights. Random weights have N = {N}, K = {K}; for `tiny-F16` the range over its "
+            f"{len(real_weights())} matrices is given:",
+            table(["weights", *found["Q4_0"], "largest / smallest"], rows),
+            "One figure would be enough if the largest error were less than 1.1 times the smallest.",
         ),
     )

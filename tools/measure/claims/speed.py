@@ -1,4 +1,4 @@
-"""Claims about time, against the tables of docs/benchmarks.md, which were measured on a GPU."""
+"""Claims about time, compared with the tables of docs/benchmarks.md, which were measured on a GPU."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from ..markdown import listed, marked, table
 from .common import Claim, Sources, figure
 
-#: A measured ratio counts as the claimed one, or as in the claimed range, if it is off by no more than this share.
+#: Relative tolerance for a measured ratio to match the claimed value or range.
 SLACK = 0.1
-#: The claimed gains, least and greatest.
+#: The claimed gains, smallest and largest.
 TILING, FLOAT4, DP4A, TENSOR_CORES, LLAMA = (1.76, 1.76), (1.14, 1.14), (5, 10), (2, 3), (87, 87)
 Q5_COST = (16, 20)
 
 
 def bench_table(page: str, name: str) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of one of the benchmarks' tables. Raises ValueError where the page does not have it."""
+    """Return the head and rows of a table of the benchmarks. Raises ValueError if the page does not have it."""
     lines = [line for line in marked(page, "bench", name).splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return cells[0], cells[2:]
@@ -26,14 +26,14 @@ def card_of(page: str) -> str:
 
 
 def speeds(page: str, name: str) -> tuple[list[str], dict[str, list[float | None]]]:
-    """The columns of a ladder, and the TFLOP/s of each of its steps in them."""
+    """Return the columns of a ladder, and the TFLOP/s of each of its steps."""
     head, rows = bench_table(page, name)
     speeds = {row[0].strip("`"): [float(cell.split()[0]) if cell else None for cell in row[1:]] for row in rows}
     return head[1:], speeds
 
 
 def gains(s: Sources) -> Claim:
-    """Ratios of the TFLOP/s of steps of the measured ladders."""
+    """Compute ratios between the TFLOP/s of steps of the measured ladders."""
     columns, w4a8 = speeds(s.benchmarks, "ladder")
     more, w4a16 = speeds(s.benchmarks, "ladder of f32")
     shapes = [c for c in columns if c.startswith("N =")]
@@ -44,7 +44,7 @@ def gains(s: Sources) -> Claim:
         ("tiles in shared memory, W4A16", TILING, w4a16, "f32_tiled", "f32_naive"),
         ("loads of 16 bytes and tiles in registers, W4A8", FLOAT4, w4a8, "q8_1_vectorized", "q8_1_tiled"),
         ("loads of 16 bytes and tiles in registers, W4A16", FLOAT4, w4a16, "f32_vectorized", "f32_tiled"),
-        ("dp4a, one thread an output", DP4A, w4a8, "q8_1_dp4a", "q8_1_naive"),
+        ("dp4a, one thread per output", DP4A, w4a8, "q8_1_dp4a", "q8_1_naive"),
         ("dp4a, in tiles", DP4A, w4a8, "q8_1_dp4a_tiled", "q8_1_vectorized"),
         ("tensor cores, `mma`", TENSOR_CORES, w4a8, "q8_1_mma", "q8_1_dp4a_tiled"),
         ("tensor cores, `wgmma`, pipelined", TENSOR_CORES, w4a8, "q8_1_wgmma", "q8_1_dp4a_tiled"),
@@ -73,7 +73,7 @@ def gains(s: Sources) -> Claim:
     if not known:
         word = "not measured here"
     elif len(right) == len(known):
-        word = f"true on one {card}, as far as measured; float4 not measured alone"
+        word = f"true on one {card} for the measured steps; float4 not measured alone"
     elif right:
         word = f"true only for {listed(right)}, on one {card}; float4 not measured alone"
     else:
@@ -87,9 +87,9 @@ def gains(s: Sources) -> Claim:
             "measured by `python -m tools.measure bench kernels`, not for this page. The write-ups' own figures are "
             "for a laptop's GPU:",
             table(["step", "claimed", *shapes, "published, a laptop", "verdict here", "kernels"], rows),
-            f"A figure counts as true if it is within {SLACK:.0%} of the claim for both shapes. No step of the ladder "
-            "only loads 16 bytes at a time: the kernel that does so also keeps its outputs in registers. A gain "
-            "belongs to a GPU and to the kernel that is improved, not to a technique.",
+            f"A figure counts as true if it is within {SLACK:.0%} of the claim for both shapes. Loads of 16 bytes are "
+            "not measured alone: the kernel with these loads also keeps its outputs in registers. A gain depends on "
+            "the GPU and on the kernel that is improved, not on the technique alone.",
         ),
         "`python -m tools.measure bench kernels` on a GPU",
     )
@@ -110,7 +110,7 @@ def against_llama(page: str) -> dict[tuple[str, str], dict[tuple[int, int], floa
 
 
 def q5_cost(s: Sources) -> Claim:
-    """The times of Q5_0 and Q5_1 over that of Q4_0 in the benchmarks' table."""
+    """Compute the ratio of the times of Q5_0 and Q5_1 to that of Q4_0 in the benchmarks' table."""
     times = against_llama(s.benchmarks)
     tokens, most = (1, 8, 64, 512, 4096), max(n for n, _ in times["ours", "Q4_0"])
     out, inside, total = [], 0, 0
@@ -129,15 +129,15 @@ def q5_cost(s: Sources) -> Claim:
         "The Q5 formats cost 16 to 20 % more time than Q4_0.",
         word or f"true only for {inside} of {total} cases measured on one {card}",
         (
-            f"How much longer the types take than Q4_0, from the table of `q8_1` and llama.cpp in "
+            f"The additional time of these types relative to Q4_0, from the table of `q8_1` and llama.cpp in "
             f"[benchmarks](benchmarks.md) ({card}; K = 4096). llama.cpp's time is the ratio in that table times ours, "
-            "which is accurate to half a per cent:",
+            "which is accurate to half a percent:",
             table(["who", "type", *(f"N = {most}, M = {m}" for m in tokens), f"all {total // 4} shapes", "16 to 20 %"],
                   out),
-            "A block of Q5_0 has 22 bytes and one of Q5_1 24, where one of Q4_0 has 18: 22 % and 33 % more to read. "
-            "This shows where the time is spent on reading weights (few tokens). With many tokens the arithmetic takes "
-            "the time: the cost of Q5_0 vanishes, and that of Q5_1 is mostly the cost of its minima, which Q4_1 (given "
-            "here for comparison) has too.",
+            "A block has 22 bytes for Q5_0 and 24 for Q5_1, compared with 18 for Q4_0: 22 % and 33 % more to read. "
+            "This matters if most time is spent on reading weights (few tokens). With many tokens arithmetic "
+            "dominates: the cost of Q5_0 vanishes, and that of Q5_1 is mostly the cost of its minima, which Q4_1 "
+            "(listed for comparison) has too.",
         ),
         "`python -m tools.measure bench kernels` on a GPU",
     )  # fmt: skip

@@ -1,12 +1,11 @@
-"""Engines: the kernels of inference engines, verified through their adapters, and the page docs/engines.md.
+"""Kernels of inference engines, verified through adapters, and the page docs/engines.md.
 
-    python -m tools.measure engines --device cpu          # what a machine without a GPU can run
-    python -m tools.measure engines --device cuda         # on a card
-    python -m tools.measure engines --from other.json     # take over what another machine measured
+    python -m tools.measure engines --device cpu          # the kernels that run without a GPU
+    python -m tools.measure engines --device cuda         # the kernels that run on a GPU
+    python -m tools.measure engines --from other.json     # import the results of another machine
 
-examples/engines/engines.toml lists them, and findings.toml what was found; examples/engines/build.py fetches nothing,
-but compiles and lays out what was fetched. The exit code is 1 where a row is neither verified nor explained by a
-finding.
+examples/engines/engines.toml lists the engines, and findings.toml the findings. examples/engines/build.py compiles the
+fetched sources; it fetches nothing itself. The exit code is 1 if a row is neither verified nor explained by a finding.
 """
 
 from __future__ import annotations
@@ -33,32 +32,49 @@ from . import page
 from .catalogue import Catalogue, Device, Engine, Finding, Kernel, read
 from .runs import NOT_RUN, Measured, Output, Row, repeat, run_kernel, today
 
-#: Types of weights that one process verifies.
+#: Number of weight types that one process verifies.
 TOGETHER = 5
 _AND = " and "
 _PACKAGES = ("torch", "triton", "tinygrad", "gguf", "numpy", "cupy-cuda13x", "cupy-cuda12x")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this measure."""
+    """Add the options of this measure."""
     add = parser.add_argument
-    add("--device", choices=tuple(page.NAMES), help="measure the kernels that run there (default: none)")
-    add("--only", default="", metavar="TEXT", help="only kernels whose engine, name or adapter contains this text")
-    add("--jobs", type=int, default=max(1, cores() // 2), metavar="N", help="kernels at a time (default: %(default)s)")
-    add("--seconds", type=int, default=1 << 20, metavar="N", help="begin nothing after so many seconds")
+    add("--device", choices=tuple(page.NAMES), help="measure the kernels that run on this device (default: none)")
+    add(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="only measure kernels whose engine, name or adapter contains this text",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=max(1, cores() // 2),
+        metavar="N",
+        help="number of kernels at a time (default: %(default)s)",
+    )
+    add("--seconds", type=int, default=1 << 20, metavar="N", help="start no more kernels after N seconds")
     add(
         "--options",
         default="",
         metavar="WORDS",
         help="further options of `gguf-verify kernel`, such as '--probes brief'",
     )
-    add("--results", type=Path, default=page.RESULTS, metavar="FILE", help="the results (default: docs/engines.json)")
-    add("--from", dest="other", type=Path, metavar="FILE", help="take over the devices of another file of results")
-    add("--no-page", action="store_true", help="write the results alone")
+    add(
+        "--results",
+        type=Path,
+        default=page.RESULTS,
+        metavar="FILE",
+        help="file of results (default: docs/engines.json)",
+    )
+    add("--from", dest="other", type=Path, metavar="FILE", help="import the devices of another file of results")
+    add("--no-page", action="store_true", help="do not write the page")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, and write results and page. Raises HarnessError."""
+    """Measure, and write the results and the page. Raises HarnessError."""
     catalogue = read()
     results = page.load(options.results)
     if options.other is not None:
@@ -85,15 +101,13 @@ def measure(
     catalogue: Catalogue, device: Device, only: str, jobs: int, seconds: int, more: list[str],
     keep: Callable[[Measured], None],
 ) -> None:  # fmt: skip
-    """Run the kernels and the repetitions of one device.
-
-    What may take longer is begun later.
+    """Run the kernels and the repetitions of one device, the shortest first.
 
     Args:
         only: part of the name of a kernel, its adapter, its engine or a finding.
-        seconds: after which nothing more is begun.
-        more: options of `gguf-verify kernel`.
-        keep: takes what was measured so far, after each process.
+        seconds: start nothing after this time.
+        more: further options of `gguf-verify kernel`.
+        keep: called after each process with the results so far.
     """
 
     def wanted(*names: str) -> bool:
@@ -132,8 +146,7 @@ def measure(
 
 
 def _merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Measured:
-    """What was measured now, with the rows and repetitions that were not tried now, or could not be, in the
-    catalogue's order."""
+    """Add earlier rows and repetitions that were not or could not be repeated now, in the catalogue's order."""
     rows: dict[tuple[str, str], Row] = {(row.adapter, row.type): row for row in before.rows} if before else {}
     for row in now.rows:
         if row.verdict != NOT_RUN or (row.adapter, row.type) not in rows:
@@ -143,7 +156,7 @@ def _merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Mea
     ]
     repetitions = {**(before.repetitions if before else {}), **now.repetitions}
     device, versions = now.device, now.versions
-    if before:  # some rows are of another one, or of packages that are not here now
+    if before:  # earlier rows may be from another device or other packages
         known = before.device.split(_AND)
         device, versions = _AND.join([*known, *({device} - {*known})]), before.versions | versions
     return structs.replace(

@@ -1,4 +1,4 @@
-"""The catalogue of engines and what was found in them: examples/engines/engines.toml and findings.toml."""
+"""The catalogue of engines and findings: examples/engines/engines.toml and findings.toml."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gguf_verify.support.paths import CHECKOUT
 from gguf_verify.support.toml import read_toml
 
 FOLDER = CHECKOUT / "examples" / "engines"
-#: Where a kernel runs: on the CPU host or in NumPy, or on a card.
+#: Where a kernel runs: on the CPU host or in NumPy ("cpu"), or on a GPU.
 Device = Literal["cpu", "cuda"]
 
 
@@ -23,14 +23,14 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """A kernel of an engine, with the adapter that calls it.
 
     Args:
-        name: as its authors call it.
+        name: its name in the engine.
         adapter: FILE.py:NAME or FILE.cu:SYMBOL, in the folder of the catalogue.
         types: of weights.
         hosts: where the adapter runs.
-        domain: where the engine takes it, in words, if not everywhere.
-        needs: files and folders below `built` without which it cannot run.
-        options: more of the command line.
-        seconds: the most that a run of all its types may take.
+        domain: a description of the cases in which the engine uses it, if not all.
+        needs: required files and folders below `built`.
+        options: further options of the command line.
+        seconds: time limit for a run of all its types.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """An engine.
 
     Args:
-        version: of what was verified: a release or a commit.
+        version: the verified release or commit.
         source: its address.
-        built: how it was compiled, and for what; Markdown.
+        built: how it was compiled, and for which targets; Markdown.
     """
 
     name: str
@@ -60,23 +60,23 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something that an engine's maintainers could act on.
+    """A problem that an engine's maintainers could fix.
 
     Args:
         id: its anchor on the page.
         engine: its name in the catalogue.
-        title: in one line.
-        kernels: patterns of adapters that it concerns.
-        types: of weights that it concerns; empty: all.
-        shows: what a user sees, and when.
+        title: one line.
+        kernels: patterns of the affected adapters.
+        types: the affected types of weights; empty: all.
+        shows: the effect for a user, and when it occurs.
         cause: with the place in the source.
-        fix: in words.
-        known: where it has been reported, by whomever.
-        seen: where it was seen, and how. "": it was read in the source and has not run, so the page leaves it out.
-        repetition: a program in Python for the folder of the catalogue, which prints what is wrong; "" where the row's
+        fix: a description.
+        known: where it has been reported.
+        seen: where and how it was observed. "": only read in the source, not run; omitted from the page.
+        repetition: a Python program, run in the folder of the catalogue, that prints the wrong result; "" if the row's
             own command repeats it.
         hosts: where the repetition runs.
-        explains: whether a row that is not verified is explained by it.
+        explains: whether it explains a row that is not verified.
     """
 
     id: str
@@ -94,7 +94,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     explains: bool = True
 
     def concerns(self, engine: str, adapter: str, kind: str) -> bool:
-        """Whether it is about a kernel with weights of a type."""
+        """Whether it affects a kernel with weights of this type."""
         return (
             engine == self.engine
             and any(fnmatchcase(adapter, pattern) for pattern in self.kernels)
@@ -104,14 +104,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Both files."""
+    """The content of both files."""
 
     engines: tuple[Engine, ...]
     findings: tuple[Finding, ...]
 
 
 def read(folder: Path = FOLDER) -> Catalogue:
-    """The catalogue of a folder. Raises UsageError."""
+    """Read the catalogue in a folder. Raises UsageError."""
     try:
         engines = msgspec.convert(
             read_toml(folder / "engines.toml", "catalogue").get("engines", []), tuple[Engine, ...]
@@ -122,10 +122,10 @@ def read(folder: Path = FOLDER) -> Catalogue:
         raise UsageError(f"{folder.name}: {error}") from None
     unknown = {f.engine for f in findings} - {e.name for e in engines}
     if unknown:
-        raise UsageError(f"findings.toml: no engine is called {min(unknown)}")
+        raise UsageError(f"findings.toml: unknown engine {min(unknown)}")
     return Catalogue(engines, findings)
 
 
 def explaining(findings: Sequence[Finding], engine: str, adapter: str, kind: str) -> list[Finding]:
-    """The findings about a kernel with weights of a type, of those that were seen."""
+    """The observed findings that affect a kernel with weights of this type."""
     return [f for f in findings if f.seen and f.concerns(engine, adapter, kind)]

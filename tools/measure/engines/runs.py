@@ -1,4 +1,4 @@
-"""Runs of `gguf-verify kernel` on the kernels of the catalogue, and of the findings' repetitions."""
+"""Runs of `gguf-verify kernel` on the catalogue's kernels, and of the programs that repeat findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gguf_verify.support.paths import CHECKOUT
 
 from .catalogue import FOLDER, Device, Engine, Finding, Kernel
 
-#: Exit codes in words.
+#: Exit code → verdict.
 VERDICTS = {0: "verified", 1: "mismatch", 5: "not all verified"}
 NOT_RUN = "not run"
 _MOST_TEXT = 600
@@ -28,16 +28,16 @@ _WORST = ("own", "shared", "other_m", "other_shapes")
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a kernel with weights of one type.
+    """The result for a kernel with weights of one type.
 
     Args:
-        engine, kernel, adapter, type: what ran.
+        engine, kernel, adapter, type: its identity.
         verdict: one of `VERDICTS`, or `NOT_RUN`.
-        definition: that it declares, in words.
-        domain: that it declares, in words.
-        utilisation: the worst, |error| / bound; None where nothing was compared, or it is not finite.
-        calls: that were made and judged beside the drawn product.
-        says: why it is not verified, in a line.
+        definition: a description of the declared definition.
+        domain: a description of the declared domain.
+        utilisation: the largest |error| / bound; None if nothing was compared or it is not finite.
+        calls: the number of judged calls besides the random product.
+        says: why it is not verified, in one line.
     """
 
     engine: str
@@ -53,20 +53,20 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """What a repetition printed, and its exit code."""
+    """The output of a repetition and its exit code."""
 
     text: str
     exit_code: int
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured on one device.
+    """The results for one device.
 
     Args:
-        device: in words.
-        versions: of what matters.
+        device: its description.
+        versions: of the relevant packages.
         rows: in the catalogue's order.
-        repetitions: finding → what its program printed.
+        repetitions: finding → output of its program.
     """
 
     device: str
@@ -77,13 +77,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def missing(kernel: Kernel, folder: Path = FOLDER) -> str:
-    """What a kernel needs and is not there, in words."""
+    """Describe a missing requirement of a kernel; "" if there is none."""
     lacks = [name for name in kernel.needs if not (folder / "built" / name).exists()]
-    return f"built/{lacks[0]} is not there: see examples/engines/build.py" if lacks else ""
+    return f"built/{lacks[0]} does not exist: see examples/engines/build.py" if lacks else ""
 
 
 def run_kernel(engine: Engine, kernel: Kernel, device: Device, more: Sequence[str], folder: Path = FOLDER) -> list[Row]:
-    """A row for each of the kernel's types, from one process for all, of at most `seconds`."""
+    """Return a row for each of the kernel's types. One process runs them all, for at most `kernel.seconds`."""
     base: dict[str, Any] = {"engine": engine.name, "kernel": kernel.name, "adapter": kernel.adapter}
     if lack := missing(kernel, folder):
         return [Row(**base, type=kind, verdict=NOT_RUN, says=lack) for kind in kernel.types]
@@ -105,7 +105,7 @@ def run_kernel(engine: Engine, kernel: Kernel, device: Device, more: Sequence[st
 
 
 def row_of(report: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What a report says of one type: the fields of `Row` that are not the kernel's."""
+    """Return the results for one type in a report: the fields of `Row` that do not identify the kernel."""
     rungs = report["rungs"]
     marks = f".{kind}."
     failures = [f for rung in rungs for f in rung["failures"] if marks in f["tensor"] or f["block_type"] == kind]
@@ -125,7 +125,7 @@ def row_of(report: Mapping[str, Any], kind: str) -> dict[str, Any]:
         verdict, says = VERDICTS[0], ""
     sides = [w for rung in rungs for w in rung["worst"].values() if w["of_kernel"] and marks in w["where"]]
     worst = [*(w["utilisation"] for w in sides), *(d.get(name) for d in details for name in _WORST)]
-    finite = [value for value in worst if isinstance(value, int | float)]  # a report writes others as texts
+    finite = [value for value in worst if isinstance(value, int | float)]  # in a report, other values are strings
     return {
         "type": kind, "verdict": verdict, "says": says, "definition": report["environment"]["kernel"]["definition"],
         "domain": envelopes[0]["domain"] if envelopes else "", "utilisation": max(finite, default=None),
@@ -155,5 +155,5 @@ def _line(lines: Sequence[str]) -> str:
 
 
 def today() -> str:
-    """The date, as 2026-11-23."""
+    """Today's date in UTC, in the form 2026-11-23."""
     return time.strftime("%Y-%m-%d", time.gmtime())

@@ -1,7 +1,7 @@
-"""The mutation score: how well the verifier tells a wrong kernel from a right one.
+"""The mutation score: how reliably the verifier distinguishes incorrect kernels from correct ones.
 
-It changes the shipped CUDA sources one token at a time, and asks each mutant on the CPU host what the blocks and layers
-rungs ask of a kernel.
+The shipped CUDA sources are changed one token at a time. Each mutant gets the calls of the blocks and layers rungs on
+the CPU host.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from ..measure import Measure
 from . import catalogue, check, kill, report
 
 _HELP = """\
-How many wrong kernels gguf-verify tells from right ones, and how many other checks do.
+The number of incorrect kernels that gguf-verify detects, compared with other checks.
 
-    python -m tools.measure mutation kill                # all mutants of the sources; a later run goes on
-    python -m tools.measure mutation kill --sample 300   # another sample each night; 1 where one survives that is wrong
-    python -m tools.measure mutation kill --again        # those that survived, once a rung checks more
+    python -m tools.measure mutation kill                # all mutants of the sources; a later run resumes
+    python -m tools.measure mutation kill --sample 300   # a new sample each night; exits with 1 if a wrong one survives
+    python -m tools.measure mutation kill --again        # survivors once more, after a rung was improved
     python -m tools.measure mutation kill --equivalence  # compare the object code of survivors with the original's
-    python -m tools.measure mutation kill --mutant ID    # one of them
-    python -m tools.measure mutation check               # does gguf-verify itself give some of them the same verdict?
-    python -m tools.measure mutation catalogue           # the faults that the diagnosis knows
+    python -m tools.measure mutation kill --mutant ID    # one mutant
+    python -m tools.measure mutation check               # compare some verdicts with those of gguf-verify itself
+    python -m tools.measure mutation catalogue           # the faults known to the diagnosis
     python -m tools.measure mutation report              # write the pages from docs/mutation.json
 """
 
 
 def _kill(options: argparse.Namespace) -> int:
-    data = results.load(options.results)  # read before hours of work, in case it is another file
+    data = results.load(options.results)  # fail now rather than after hours of work if the file is damaged
     sources = kill.hashes(kernel_root())
     before = report.records(data, sources)
     kill.run(options, before)
@@ -47,7 +47,7 @@ def _kill(options: argparse.Namespace) -> int:
         asked = kill.chosen(options, everything, before)
     left = sum(m.id not in judged for m in asked)
     if left:
-        print(f"{left} mutants are left; the results wait for them", file=sys.stderr)
+        print(f"{left} mutants remain; results are written when all are judged", file=sys.stderr)
         return 0
     found = {m.id: judged[m.id] for m in asked}
     counts = {file: len(some) for file, some in everything.items()}
@@ -100,4 +100,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         results.add_argument(part.add_to(commands))
 
 
-MEASURE = Measure("mutation", "the mutation score: how many wrong kernels are found", _HELP, _add_arguments)
+MEASURE = Measure(
+    "mutation", "the mutation score: the share of incorrect kernels that are detected", _HELP, _add_arguments
+)

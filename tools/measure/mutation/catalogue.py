@@ -1,7 +1,7 @@
-"""The catalogue of known faults (`gguf_verify.diagnosis.faults`), judged as the layers rung does, and by other checks.
+"""The catalogue of known faults (`gguf_verify.diagnosis.faults`), judged like in the layers rung and by other checks.
 
-A fault predicts outputs. Nothing else is known of a kernel that has it, so these outputs have no declared order: they
-are judged by the bound and the score alone.
+A fault only predicts outputs. As no summation order is declared for them, they are judged by the bound and the score
+alone.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from ..results import encoded
 from .kill import MutantJudge
 from .recording import Call, Recording, Subject
 
-#: A type of each kind of block, and both definitions that kernels declare.
+#: One type of each kind of block, with both definitions that kernels declare.
 SUBJECTS = tuple(
     Subject(kernel, fmt)
     for kernel in ("q8_1_naive", "f32_naive")
     for fmt in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL")
 )
-#: Tokens of the calls that are looked at: one, as in the layers rung, a few, and more than a tile has.
+#: Tokens of the calls that are used: one, as in the layers rung, a few, and more than a tile has.
 _TOKENS = (1, 8, 131)
 
 
 def measured(folder: Path) -> dict[str, dict[str, str]]:
-    """{subject: {fault: outcome, as the results file encodes it}}, over the subjects' real matrices."""
+    """Return {subject: {fault: outcome as encoded in the results file}}, for the subjects' real matrices."""
     judge = MutantJudge(folder)
     return {str(subject): _of_subject(judge.recording(subject)) for subject in sorted(SUBJECTS, key=str)}
 
@@ -55,7 +55,7 @@ def _of_subject(recording: Recording) -> dict[str, str]:
 
 
 def _of_call(recording: Recording, call: Call) -> Iterator[tuple[str, bool, bool, set[str]]]:
-    """Each fault's name, whether it changes a bit and is killed, and the other checks that catch it."""
+    """Yield each fault's name, whether it changes a bit and is killed, and the other checks that catch it."""
     fmt, semantics = recording.subject.weights, recording.subject.definition
     assert isinstance(fmt, BlockFormat)
     assert call.expected is not None

@@ -1,5 +1,7 @@
-"""Whether `gguf-verify` itself gives a mutant the verdict that `kill` gives it: it runs from a copy of the project with
-the mutant in its kernels, on the same real model."""
+"""Compares the verdicts of `kill` with those of `gguf-verify` itself.
+
+`gguf-verify` runs from a copy of the project with the mutant in its kernels, on the same real model.
+"""
 
 from __future__ import annotations
 
@@ -25,16 +27,16 @@ _SECONDS = 120
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `check`."""
-    parser.add_argument("--count", type=int, default=30, help="mutants, drawn at random (%(default)s)")
+    """Add the options of `check`."""
+    parser.add_argument("--count", type=int, default=30, help="number of random mutants (%(default)s)")
     parser.add_argument("-s", "--seed", type=int, default=0)
-    parser.add_argument("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="number of processes (%(default)s)")
     parser.add_argument("--lines", type=Path, default=lines_file(), help="results of `kill`")
     parser.add_argument("--work", type=Path, default=work_folder(), help="models and recorded calls")
 
 
 def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
-    """The exit code of `gguf-verify` on the mutant, in words; "time limit" where it does not end, or the signal."""
+    """Return the verdict of `gguf-verify` on the mutant, or its exit code; "time limit" if it does not end."""
     with scratch.temporary("mutation") as folder:
         for part in ("harness", "kernels", "scripts"):
             shutil.copytree(CHECKOUT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -58,12 +60,12 @@ def verdict(mutant: Mutant, subject: Subject, work: Path) -> str:
 
 
 def agrees(outcome: str, said: str) -> bool:
-    """Whether both let it pass, or neither does."""
+    """Whether both verdicts are a pass, or neither is."""
     return (outcome == "killed") == (said != "verified")
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """{"mutants": how many, "same": how many got the same verdict, "differing": [{"id", "said"}]}."""
+    """Return {"mutants": number, "same": number with the same verdict, "differing": [{"id", "said"}]}."""
     records = [r for r in finished(options.lines).values() if "subject" in r or r["outcome"] == "same"]
     mutants = {m.id: m for some in population(kernel_root()).values() for m in some}
     random.Random(options.seed).shuffle(records)

@@ -1,4 +1,4 @@
-"""Work in a forked process with limits, which may crash or loop: what a mutant does must not reach the run."""
+"""Work in a forked process with limits. A mutant may crash or loop, and must not affect the run."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from typing import Any
 
 from gguf_verify.support.errors import EnvironmentFault
 
-#: Bytes of address space.
+#: Limit of the address space, in bytes.
 _MEMORY = 6 << 30
 
 Answer = dict[str, Any]
 
 
 def die_with_parent() -> None:
-    """On Linux: this process gets SIGKILL once the one that started it has ended."""
+    """On Linux: send this process SIGKILL when its parent ends."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 def forked(work: Callable[[Callable[[str], None]], Answer], seconds: float) -> Answer:
-    """What `work` returns, from a forked process, with the processor's seconds that it `spent`.
+    """Call `work` in a forked process and return its result, with the processor time as `spent`.
 
     Args:
-        work: gets a function that it tells which phase has begun.
-        seconds: how long it may use the processor.
+        work: gets a function to call with the name of each phase that begins.
+        seconds: limit of processor time.
 
-    Returns {"outcome": "died", "by": …, "phase": …} where the process dies or takes too long. Raises EnvironmentFault
-    where `work` raises, since a kernel throws nothing.
+    Returns {"outcome": "died", "by": …, "phase": …} if the process dies or takes too long. Raises EnvironmentFault if
+    `work` raises, because a kernel never raises.
     """
     read, write = os.pipe()
     pid = os.fork()
@@ -43,7 +43,7 @@ def forked(work: Callable[[Callable[[str], None]], Answer], seconds: float) -> A
         os.close(read)
         _answer(work, seconds, write)
     os.close(write)
-    # The limit counts the processor's time. This one is for a process that waits; other processes may use the cores.
+    # RLIMIT_CPU counts processor time. This limit ends a process that waits; it is long, as the cores may be busy.
     said, late = _read_all(read, 50 * seconds + 60)
     if late:
         os.kill(pid, signal.SIGKILL)
@@ -66,7 +66,7 @@ def forked(work: Callable[[Callable[[str], None]], Answer], seconds: float) -> A
 
 
 def _answer(work: Callable[[Callable[[str], None]], Answer], seconds: float, write: int) -> None:
-    """Set the limits, work, write the answer, end the process."""
+    """Set the limits, do the work, write the answer and end the process."""
     code = 1
     try:
         die_with_parent()
@@ -90,7 +90,7 @@ def _answer(work: Callable[[Callable[[str], None]], Answer], seconds: float, wri
 
 
 def _read_all(descriptor: int, seconds: float) -> tuple[bytes, bool]:
-    """All bytes up to the end, and whether the time ran out before it."""
+    """Read all bytes. Returns them and whether the time ran out."""
     said, end = b"", time.monotonic() + seconds
     rest = select.poll()
     rest.register(descriptor, select.POLLIN)

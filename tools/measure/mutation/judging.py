@@ -1,8 +1,8 @@
-"""What becomes of a mutant that gets the recorded calls.
+"""The outcome of a mutant that gets the recorded calls.
 
-Its outputs are judged by `gguf_verify.semantics.judge` against the exact product of the declared definition, its
-quantizer's bytes and packed weights are compared as the rungs compare them, and the host's guards show what it wrote
-outside its output and what it left unwritten.
+Its outputs are judged by `gguf_verify.semantics.judge` against the exact product of the declared definition. Its
+quantizer's bytes and packed weights are compared like in the rungs. The host's guards detect writes outside the output,
+and elements that were not written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .units import Unit
 
 
 class _Changed(CpuHost):
-    """A CPU that takes the functions of changed units from a mutant's libraries."""
+    """A CPU host that loads the functions of changed units from a mutant's libraries."""
 
     changed: Mapping[Unit, tuple[Path, str]]
 
@@ -55,15 +55,15 @@ class _Scheduled(_Changed):
 
 
 class _Checked(_Changed, CheckedHost):
-    """Runs mutants that are compiled with instrumentation."""
+    """Runs mutants compiled with instrumentation."""
 
 
 class MutantHost(_Changed):
-    """Writes outside an output are noted, and the run goes on, so that the other checks see the output too.
+    """Runs a mutant. Writes outside an output are noted and the run continues, so that other checks see the output.
 
     Args:
-        changed: a mutant's units: the library, and the name that the mutant has in it.
-        walled: whether memory that cannot be accessed surrounds each buffer.
+        changed: a mutant's units: the library, and the mutant's name in it.
+        walled: whether each buffer is surrounded by inaccessible memory.
     """
 
     def __init__(self, changed: Mapping[Unit, tuple[Path, str]], walled: bool = False) -> None:
@@ -72,7 +72,7 @@ class MutantHost(_Changed):
         self.noted: list[str] = []
 
     def under(self, schedule: Schedule) -> Host:
-        """The libraries must be of checked builds where the schedule is checked."""
+        """Return a host for a schedule. If the schedule is checked, the libraries must be checked builds."""
         host = _Checked(schedule) if schedule.checked else _Scheduled(1, schedule=schedule)
         host.changed = self.changed
         return host
@@ -88,8 +88,8 @@ class MutantHost(_Changed):
 
 
 def _differs(y: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
-    """Whether any bit differs. All NaN count as equal, since hosts differ in the NaN that they make, except for the
-    poison of an element that was never written."""
+    """Whether any bit differs. All NaN count as equal, because hosts produce different NaN, except for the poison of an
+    element that was never written."""
     if y.dtype != np.float32:
         return not np.array_equal(y, expected)
     bits, wanted = y.view(np.uint32), expected.view(np.uint32)
@@ -98,7 +98,7 @@ def _differs(y: npt.NDArray[Any], expected: npt.NDArray[Any]) -> bool:
 
 
 def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple[Call, npt.NDArray[Any], str | None]]:
-    """Each call that runs a changed unit, with what the mutant gave, and what the host or the packing noted."""
+    """Yield each call that runs a changed unit, the mutant's output, and the problem noted by the host or packing."""
     kernel = subject.on(host)
     uploaded: dict[int, Weights] = {}
     original = packing.check_contents
@@ -124,9 +124,9 @@ def _outputs(subject: Subject, host: MutantHost, calls: Calls) -> Iterator[tuple
             yield call, y, host.noted[0] if host.noted else None
 
 
-#: What a mutant is asked, the cheap before the dear: the calls of the blocks and layers rungs; products under other
-#: orders of threads and with copies that take long; the same in a checked build; and what no rung asks: further valid
-#: inputs that end where memory does, and without that.
+#: The phases of judging a mutant, cheap ones first: the calls of the blocks and layers rungs; products with other
+#: thread orders and slow copies; the same in a checked build; and further valid inputs that no rung uses, with and
+#: without inaccessible memory around the buffers.
 ORDERS, CHECKED, WALLS, PROBES = "orders", "checked", "walls", "probes"
 RUNGS = "rungs"
 
@@ -135,15 +135,15 @@ def judged(
     recording: Recording, changed: Mapping[Unit, tuple[Path, str]], which: Sequence[str],
     phase: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What becomes of a mutant.
+    """Return the outcome of a mutant.
 
-    `outcome` is "killed" (`by` says by what, `checks` which other checks also catch it), "passed" (a rung saw a changed
-    bit and let it pass), "missed" (a bit changes on a valid input, but not where a rung looks) or "same".
+    `outcome` is "killed" (`by` is the check that killed it, `checks` the other checks that also catch it), "passed" (a
+    rung saw a changed bit and accepted it), "missed" (a bit changes for a valid input that no rung uses) or "same".
 
     Args:
-        changed: its units, in checked builds where it is asked CHECKED alone.
-        which: RUNGS, ORDERS, CHECKED, WALLS, PROBES.
-        phase: is told what is asked next.
+        changed: its units; checked builds if `which` is CHECKED alone.
+        which: the phases: RUNGS, ORDERS, CHECKED, WALLS, PROBES.
+        phase: called with each phase that begins.
     """
     kept = {"outcome": "same", "by": ""}
     for name in which:
@@ -156,7 +156,7 @@ def judged(
                 found = _by_rungs(recording, host) if name == RUNGS else _by_probes(recording, host)
         except KernelFault as error:
             if name == RUNGS:
-                # Any test notices a kernel that gives no output, stuck at a barrier; only walls show a read past them.
+                # Every test detects a kernel without output (stuck at a barrier). Only walls detect reads outside.
                 seen = not (isinstance(error, KernelFinding) and error.kind == "outside")
                 return {"outcome": "killed", "by": str(error), "checks": OTHER_CHECKS if seen else []}
             return {"outcome": "missed", "by": str(error)}
@@ -167,7 +167,7 @@ def judged(
 
 
 def _by_schedules(recording: Recording, host: MutantHost, checked: bool) -> dict[str, Any] | None:
-    """What other schedules show, or a checked build; None where nothing."""
+    """Return the outcome under other schedules or in a checked build; None if nothing differs."""
     ordinary = recording.subject.on(host)
     for schedule in schedules(Options(seed=SEED)):
         kernel = ordinary.under(schedule) if schedule.checked == checked else None
@@ -184,7 +184,7 @@ def _by_schedules(recording: Recording, host: MutantHost, checked: bool) -> dict
 
 
 def _by_rungs(recording: Recording, host: MutantHost) -> dict[str, Any] | None:
-    """What the rungs make of it; None where they see no change."""
+    """Return the outcome in the rungs; None if they see no change."""
     by, caught = "", set[str]()
     changed = False  # a bit of an output, not only a byte outside
     for call, y, noted in _outputs(recording.subject, host, recording.rungs):
@@ -210,7 +210,7 @@ def _by_probes(recording: Recording, host: MutantHost) -> dict[str, Any] | None:
 
 
 def _verdict(call: Call, y: npt.NDArray[Any]) -> str:
-    """By which of the rungs' checks a differing output fails; "" where it passes them."""
+    """Return the rungs' check that a differing output fails; "" if it passes all."""
     if call.kind == "quantize":
         return "quantizer's bytes"
     assert call.expected is not None

@@ -1,4 +1,4 @@
-"""The kill rate: every mutant is compiled for the CPU host and judged as the rungs judge, in a process of its own."""
+"""The kill rate: every mutant is compiled for the CPU host and judged like in the rungs, each in its own process."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ from .units import CARDS, Unit, compiled, ptx
 
 Record = dict[str, Any]
 
-#: Seconds of the processor that a mutant gets: so many, and so many times what the unmutated source takes.
+#: Processor time of a mutant: a minimum in seconds, plus this multiple of the time of the unmutated source.
 LEAST_SECONDS, TIMES = 1.5, 3.0
 BATCH = 32
-#: What is said of a survivor that the compiler proves equivalent.
+#: The reason for a survivor that the compiler proves equivalent.
 SAME_CODE = "the same code, as NVRTC optimises it for sm_80 and sm_90a"
-#: Headers that know the type and no other macro, and macros that only set the size of a pipeline: of units that differ
-#: in these macros alone, one shows what the header does.
+#: Headers that depend on the type but on no other macro, and macros that only set the size of a pipeline. Of units that
+#: differ only in these macros, one is enough for these headers.
 _WITHOUT_MACROS, _PIPELINE = ("packed.cuh",), ("X_BLOCKS", "STAGES", "WARPS", "CTAS", "PART_STAGES")
 
 
 def work_folder() -> Path:
-    """Where models and recorded calls are kept."""
+    """The folder for models and recorded calls."""
     return cache_dir() / "mutation"
 
 
 def lines_file() -> Path:
-    """Where the results of a run are kept."""
+    """The file for the results of a run."""
     return cache_dir() / "mutants.jsonl"
 
 
-#: What killed a mutant, or shows one that lives, where it is a process that ended.
+#: Phases in which the death of the process kills the mutant.
 _BY_RUNG = (RUNGS, ORDERS, CHECKED)
 Libraries = dict[Unit, tuple[Path, str]]
 
 
 def judge_one(recording: Recording, changed: Libraries, seconds: float, which: Sequence[str]) -> Record:
-    """What a subject makes of a mutant that is asked these, as `judged` says it."""
+    """Return the outcome of a mutant for a subject in these phases, like `judged`, in a forked process."""
     found = forked(lambda phase: judged(recording, changed, which, phase), seconds)
     if found["outcome"] != "died":
         return found
@@ -75,7 +75,7 @@ def judge_one(recording: Recording, changed: Libraries, seconds: float, which: S
 
 @dataclass
 class MutantJudge:
-    """A worker's recordings and times. Recordings are kept in a folder, for the other workers and later runs.
+    """A worker's recordings and times. Recordings are stored in a folder for other workers and later runs.
 
     Args:
         folder: for models, recordings and libraries.
@@ -88,7 +88,7 @@ class MutantJudge:
     _ptx: dict[tuple[Unit, str], bytes | None] = field(default_factory=dict)
 
     def recording(self, subject: Subject) -> Recording:
-        """What the subject is asked. Raises KernelFault where the shipped kernel itself fails."""
+        """Return the subject's recorded calls. Raises KernelFault if the shipped kernel itself fails."""
         if subject not in self._recordings:
             asked_by = [*PACKAGE.glob("rungs/**/*.py"), *PACKAGE.glob("semantics/*.py")]
             asked_by += [Path(__file__).with_name(name) for name in ("recording.py", "probes.py")]
@@ -104,11 +104,11 @@ class MutantJudge:
         return self._recordings[subject]
 
     def _key(self, *parts: bytes) -> str:
-        """A name for what depends on the kernels' sources and on these."""
+        """Return a cache key for the kernels' sources and these parts."""
         return hashlib.sha256(tree_hash(self.root).encode() + b"".join(parts)).hexdigest()[:16]
 
     def units(self, subject: Subject, mutant: Mutant) -> list[Unit]:
-        """The subject's units that hold a mutant's line; of units that differ in the pipeline alone, the first."""
+        """Return the subject's units that contain a mutant's line; of those that differ in the pipeline, the first."""
         recording, last = self.recording(subject), mutant.line + mutant.old.count("\n")
         found = [
             unit for unit in recording.units
@@ -121,7 +121,7 @@ class MutantJudge:
         return [unit for unit in found if unit in first.values()]
 
     def batch(self, some: Sequence[Mutant]) -> Iterator[Record]:
-        """The records of mutants of one file."""
+        """Yield the records of mutants of one file."""
         file = some[0].file
         source = (self.root / file).read_text()
         started = time.monotonic()
@@ -149,11 +149,11 @@ class MutantJudge:
         self, subject: Subject, mutants: Mapping[str, Mutant], within: Mapping[str, list[Unit]], source: str,
         uncompilable: set[str],
     ) -> Iterator[tuple[str, Record]]:  # fmt: skip
-        """What a subject makes of the mutants that its units hold, by name.
+        """Yield the outcomes, for one subject, of the mutants that its units contain, by name.
 
-        What kills cheaply comes first. Units are compiled one after the other: a mutant that is killed, by every other
-        check too, with the first of its units is not compiled into the rest; checked builds are made of those alone
-        that other schedules leave alive. The names of those that do not compile are added to `uncompilable`.
+        Cheap phases come first. Units are compiled one at a time. If the first unit already kills a mutant, also by all
+        other checks, the mutant is not compiled into the rest. Checked builds are only made of mutants that survive
+        other schedules. The names of mutants that do not compile are added to `uncompilable`.
         """
         recording = self.recording(subject)
         folder = (self.folder if runs_code(self.folder) else cache_dir()) / f"batch-{os.getpid()}"
@@ -163,7 +163,7 @@ class MutantJudge:
         texts = {name: {mutants[name].file: mutants[name].applied(source)} for name in within}
 
         def compile_in(unit: Unit, some: Sequence[str], checked: bool) -> set[str]:
-            """Those of some mutants that do not compile."""
+            """Compile a unit with some mutants and return the names of those that do not compile."""
             path = folder / f"{'checked' if checked else 'ordinary'}-{recording.number(unit)}.so"
             sources = {"m0": {}, **{name: texts[name] for name in some}}
             bad = compiled(self.root, unit, recording.units[unit], sources, path, checked)
@@ -215,27 +215,27 @@ class MutantJudge:
                     return _record(mutant, source, found, subject, spent)
         if not tried:
             return _record(
-                mutant, source, {"outcome": "unobservable", "by": "no unit that runs on a CPU holds the line"}
+                mutant, source, {"outcome": "unobservable", "by": "no unit that runs on a CPU contains the line"}
             )
         return _record(mutant, source, {"outcome": "same", "by": ""}, None, spent)
 
     def same_code(self, mutant: Mutant, source: str) -> bool:
-        """Whether a GPU's compiler makes the same code of the mutant and of the original, in every unit that holds the
-        mutant and for each of CARDS: a proof that it changes nothing there (Papadakis et al., ICSE 2015)."""
+        """Whether a GPU compiler generates the same code for the mutant and the original, in every unit that contains
+        the mutant and for each of CARDS: a proof that it changes nothing there (Papadakis et al., ICSE 2015)."""
         changed = {mutant.file: mutant.applied(source)}
         units = {unit for subject in subjects(self.root, mutant.file) for unit in self.units(subject, mutant)}
         for unit in sorted(units, key=repr):
             for sm in CARDS:
                 if (unit, sm) not in self._ptx:
                     self._ptx[unit, sm] = ptx(self.root, unit, {}, sm)
-                original = self._ptx[unit, sm]  # None: a kernel for Hopper alone
+                original = self._ptx[unit, sm]  # None: a kernel that only runs on Hopper
                 if original is not None and ptx(self.root, unit, changed, sm) != original:
                     return False
         return True
 
     def _check_original(self, subject: Subject, unit: Unit, library: Path, checked: bool) -> None:
-        """Check that the unmutated source, compiled as mutants are, gives the bits of the shipped kernel, and note its
-        time. It is done once for a subject and unit, by any of the workers."""
+        """Check that the unmutated source, compiled like mutants, gives the bits of the shipped kernel, and record its
+        time. One of the workers does this once for each subject and unit."""
         path = self.folder / f"original-{self._key(repr((subject, unit, checked)).encode())}"
         if not path.exists():
             which = (CHECKED,) if checked else (RUNGS, ORDERS, WALLS, PROBES)
@@ -275,8 +275,10 @@ _IGNORED = re.compile(r"//|/\*|#\s*include\b")
 
 
 def hashes(root: Path) -> dict[str, str]:
-    """File → the first half of the sha256 of what its mutants depend on: its code, and where it stands. Comments and
-    the names of included files are left out."""
+    """File → the first half of a sha256 over everything that its mutants depend on: its code and the code's positions.
+
+    Comments and the names of included files are ignored.
+    """
     found = {}
     for file in sources(root):
         code = [t for t in tokens((root / file).read_text()) if not _IGNORED.match(t.text)]
@@ -286,14 +288,15 @@ def hashes(root: Path) -> dict[str, str]:
 
 
 def _stratum(mutant: Mutant) -> tuple[str, bool]:
-    """A mutant's: the source, of formats and of packing the kind of source; and whether it is of whole statements."""
+    """The stratum of a mutant: its file (for formats and packing, the kind of file), and whether it changes whole
+    statements."""
     row = row_of(mutant.file)
     return mutant.file if row == "GEMM sources" else row, mutant.operator.startswith(("statement", "barrier"))
 
 
 def sampled(some: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
-    """About `count` of some mutants, of each stratum in proportion and at least one; a larger sample holds a smaller
-    one's."""
+    """Select about `count` mutants, in proportion from each stratum and at least one. A larger sample contains the
+    smaller ones."""
     strata: dict[tuple[str, bool], list[Mutant]] = {}
     for mutant in some:
         strata.setdefault(_stratum(mutant), []).append(mutant)
@@ -305,7 +308,7 @@ def sampled(some: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
 
 
 def finished(path: Path) -> dict[str, Record]:
-    """Id → the record of each mutant in a file with a record a line. A line that was cut off is left out."""
+    """Read a file with one record per line: id → record. Truncated lines are skipped."""
     found: dict[str, Record] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -315,7 +318,7 @@ def finished(path: Path) -> dict[str, Record]:
 
 
 def _append(path: Path, entry: Record) -> None:
-    with path.open("a") as f:  # one write each, so that the lines of two workers do not mix
+    with path.open("a") as f:  # a single write, so that the lines of two workers do not mix
         f.write(json.dumps(entry, ensure_ascii=False) + "\n")
 
 
@@ -330,8 +333,8 @@ def _start(folder: Path, parents: Path) -> None:
 
 
 def _work(task: tuple[list[Mutant], Path, bool]) -> tuple[int, str]:
-    """Judge some mutants, or compare the code of survivors, and write their records. The answer is their number, and
-    what went wrong: one batch must not end the run."""
+    """Judge some mutants, or compare the code of survivors, and write their records. Returns their number and the
+    error message, if any: an error in one batch must not end the run."""
     some, path, compares = task
     assert _JUDGE is not None
     try:
@@ -343,7 +346,7 @@ def _work(task: tuple[list[Mutant], Path, bool]) -> tuple[int, str]:
 
 
 def _compared(mutant: Mutant) -> Record:
-    """A survivor's record anew, with whether its object code is the original's."""
+    """Return a new record of a survivor that tells whether its object code equals the original's."""
     assert _JUDGE is not None
     source = (_JUDGE.root / mutant.file).read_text()
     same = _JUDGE.same_code(mutant, source)
@@ -351,25 +354,26 @@ def _compared(mutant: Mutant) -> Record:
 
 
 def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxyType({})) -> None:
-    """Judge the mutants that are asked for and not done yet. A sample, and survivors that are judged again, are done
-    where --lines has them; else also where they were judged in earlier runs.
+    """Judge the requested mutants that are not done yet.
+
+    A mutant is done if --lines contains it or, except with --sample and --again, if an earlier run judged it.
 
     Args:
-        before: id → the record of each that was judged in earlier runs.
+        before: records of earlier runs by id.
 
-    Raises UsageError where no mutant has the id that `--mutant` names.
+    Raises UsageError if no mutant has the id of `--mutant`.
     """
     everything = population(kernel_root())
     options.work.mkdir(parents=True, exist_ok=True)
     if options.mutant:
         found = [m for some in everything.values() for m in some if m.id == options.mutant]
         if not found:
-            raise UsageError(f"no mutant is called {options.mutant}")
+            raise UsageError(f"no mutant has the id {options.mutant}")
         for entry in MutantJudge(options.work).batch(found):
             write_lines(json.dumps(entry, ensure_ascii=False, indent=1))
         return
     if options.lines.exists() and (content := options.lines.read_bytes()) and not content.endswith(b"\n"):
-        options.lines.write_bytes(content + b"\n")  # the last line was cut off
+        options.lines.write_bytes(content + b"\n")  # the last line was truncated
     tasks = _tasks(options, chosen(options, everything, before), before)
     total, done, start = sum(len(some) for some, *_ in tasks), 0, time.monotonic()
     print(f"{sum(map(len, everything.values()))} mutants, {total} to judge", file=sys.stderr)
@@ -380,17 +384,17 @@ def run(options: argparse.Namespace, before: Mapping[str, Record] = MappingProxy
             left_s = spent / done * (total - done)
             print(f"{done}/{total}, {spent:.0f} s, {left_s:.0f} s left{'; ' + fault if fault else ''}", file=sys.stderr)
             if options.seconds and spent > options.seconds:
-                print("the time is up; the next run judges what is left", file=sys.stderr)
+                print("time limit reached; the next run judges the rest", file=sys.stderr)
                 break
 
 
 def chosen(
     options: argparse.Namespace, everything: Mapping[str, list[Mutant]], before: Mapping[str, Record]
 ) -> list[Mutant]:  # fmt: skip
-    """The mutants that are asked for, judged or not.
+    """Return the requested mutants, judged or not.
 
     Args:
-        before: id → the record of each that was judged in earlier runs.
+        before: records of earlier runs by id.
     """
     some = [m for of_file in everything.values() for m in of_file]
     if options.only:
@@ -401,14 +405,14 @@ def chosen(
 
 
 def lives(record: Record) -> bool:
-    """Whether a mutant survives that no compiler proves equivalent."""
+    """Whether a mutant survives and no compiler proves it equivalent."""
     return record["outcome"] in ("same", "missed", "passed") and record.get("by") != SAME_CODE
 
 
 def _tasks(
     options: argparse.Namespace, some: Sequence[Mutant], before: Mapping[str, Record]
 ) -> list[tuple[list[Mutant], Path, bool]]:  # fmt: skip
-    """Batches of what is left to do, in random order, so that the estimate of the time left is fair."""
+    """Return batches of the remaining work, in random order, so that the estimate of the remaining time is good."""
     lines = finished(options.lines)
     if options.equivalence:
         known = {**before, **lines}
@@ -427,27 +431,39 @@ def _tasks(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of `kill`."""
+    """Add the options of `kill`."""
     add = parser.add_argument
-    add("--mutant", metavar="ID", help="judge this one alone and print what becomes of it")
-    add("--sample", type=int, default=0, metavar="N", help="about N mutants, of each kind in proportion (0: all)")
+    add("--mutant", metavar="ID", help="only judge this mutant and print its outcome")
+    add(
+        "--sample",
+        type=int,
+        default=0,
+        metavar="N",
+        help="judge about N mutants, in proportion from each kind (0: all)",
+    )
     today = int(datetime.now(UTC).strftime("%Y%m%d"))
     add(
         "-s",
         "--seed",
         type=int,
         default=today,
-        help="of the sample (default: the date, so that nights differ)",
+        help="seed of the sample (default: the date, so that nights differ)",
     )
-    add("--only", action="append", metavar="PART", help="files whose path holds this; may be repeated")
-    add("--again", action="store_true", help="judge survivors again that no compiler proves equivalent")
+    add("--only", action="append", metavar="PART", help="only judge files whose path contains this; may be repeated")
+    add("--again", action="store_true", help="judge survivors again unless a compiler proves them equivalent")
     add("--equivalence", action="store_true", help="compare the object code of survivors with the original's")
-    add("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: one a core)")
-    add("--seconds", type=float, default=0.0, help="stop after this time; the next run goes on")
+    add(
+        "-j",
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="number of processes (default: one per core)",
+    )
+    add("--seconds", type=float, default=0.0, help="stop after this time; the next run resumes")
     add(
         "--lines",
         type=Path,
         default=lines_file(),
-        help="this run's results, one line a mutant; a later run goes on from it",
+        help="file for results, one line per mutant; a later run resumes from it",
     )
-    add("--work", type=Path, default=work_folder(), help="models and recorded calls")
+    add("--work", type=Path, default=work_folder(), help="folder for models and recorded calls")

@@ -1,13 +1,12 @@
 """Single-token mutants of the CUDA sources below kernels/.
 
-A mutant is one edit of one file: a token is replaced or inserted, or a statement is left out, made twice, or put behind
-the one that follows it. Its id is
-`file:line:column:operator`, which is stable as long as the file is. Edits that a CPU cannot show (launch bounds,
-alignments) are generated too, and marked.
+A mutant is one edit of one file: a token is replaced or inserted, or a statement is removed, duplicated, or moved after
+the next one. Its id is `file:line:column:operator`, which is stable as long as the file does not change. Edits without
+an effect on a CPU (launch bounds, alignments) are generated too, and marked.
 
 The operators are those of Offutt et al., "An Experimental Determination of Sufficient Mutant Operators" (ACM TOSEM 5,
-1996: relational, arithmetic, logical, absolute value), with constants, statements, indices, and the exchanges that such
-kernels invite: masks, shifts, halves of a block, intrinsics, barriers.
+1996: relational, arithmetic, logical, absolute value), plus constants, statements, indices and typical mistakes in such
+kernels: masks, shifts, halves of a block, intrinsics, barriers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What mutants may call and no host has. It stands in front of every unit that is compiled.
+#: Functions that mutants may call and no host has; prepended to every compiled unit.
 PRELUDE = """
 #ifndef MUTATION_PRELUDE
 #define MUTATION_PRELUDE
@@ -68,7 +67,7 @@ _LEXEME = re.compile(
 
 
 def tokens(source: str) -> list[Token]:
-    """All tokens except white space. Raises ValueError at a character with which no token begins."""
+    """Return all tokens except white space. Raises ValueError at a character that cannot begin a token."""
     found, at, line, begins = [], 0, 1, 0
     while at < len(source):
         match = _LEXEME.match(source, at)
@@ -91,7 +90,7 @@ class Mutant:
     Args:
         file: its path below kernels/.
         operator: the kind of edit, with what it inserts.
-        unobservable: why a CPU cannot show the edit; "" where it can.
+        unobservable: why the edit has no effect on a CPU; "" if it may have one.
     """
 
     file: str
@@ -108,14 +107,14 @@ class Mutant:
         return f"{self.file}:{self.line}:{self.column}:{self.operator}"
 
     def applied(self, source: str) -> str:
-        """The source with the edit. Raises ValueError where the source does not hold `old` there."""
+        """Apply the edit to a source. Raises ValueError if the source does not contain `old` there."""
         end = self.start + len(self.old)
         if source[self.start : end] != self.old:
             raise ValueError(f"{self.id}: the source does not read {self.old!r} there")
         return source[: self.start] + self.new + source[end:]
 
     def diff(self, source: str) -> str:
-        """The line(s) with the edit, as one line that has ⟦old → new⟧ in it."""
+        """Return the edited line(s) as one line that contains ⟦old → new⟧."""
         lines = source.splitlines()
         before = lines[self.line - 1][: self.column - 1].lstrip()
         after = source[self.start + len(self.old) :].partition("\n")[0]
@@ -132,7 +131,7 @@ _STATISTICS = frozenset({"NORMAL", "stored_scale", "stored_min"})
 
 
 def _host_regions(all_tokens: list[Token]) -> list[tuple[int, int]]:
-    """Where `#ifdef __CUDACC__` … `#endif` lie: one side is not compiled on a CPU, the other emulates the GPU."""
+    """Find `#ifdef __CUDACC__` … `#endif`: one side is not compiled on a CPU, the other emulates the GPU."""
     regions, depth, opened = [], 0, (0, 0)
     for token in all_tokens:
         if token.kind != "directive" or not (match := _CONDITION.match(token.text)):
@@ -185,7 +184,7 @@ _INTRINSICS = {
     "__byte_perm": ("DP4A_UNSIGNED",), "half_to_float": ("(float)",),
 }  # fmt: skip
 _BARRIERS = frozenset({"__syncthreads", "__syncwarp", "barrier_sync", "mbarrier_wait", "barrier_arrive"})
-#: Lines of two statements that change places.
+#: Maximum lines of two statements that are exchanged.
 _MOST_LINES = 20
 _NO_STATEMENT = frozenset(
     {
@@ -203,7 +202,7 @@ def _hex(value: int, like: str) -> str:
 
 
 def _integers(text: str) -> Iterator[tuple[str, str]]:
-    """(operator, literal) of an integer literal."""
+    """Yield (operator, literal) for the mutations of an integer literal."""
     digits = text.rstrip("uUlL")
     suffix = text[len(digits) :]
     value = int(digits, 0)
@@ -247,7 +246,7 @@ class _Edits:
         self._regions()
 
     def _regions(self) -> None:
-        """Find the tokens that are not mutated, and those whose mutants a CPU cannot show."""
+        """Find the tokens that are not mutated, and those whose mutants have no effect on a CPU."""
         code = self.code
         for i, token in enumerate(code):
             if token.text in ("static_assert", "template", "enum", "asm", "using", "namespace"):
@@ -269,7 +268,7 @@ class _Edits:
                     self.unobservable[k] = "only the audit's statistics use it"
 
     def _spaced(self, token: Token) -> bool:
-        """Whether white space stands on both sides, as it does around binary operators in these sources."""
+        """Whether there is white space on both sides, as around binary operators in these sources."""
         after = self.source[token.end : token.end + 1]
         return self.source[token.start - 1].isspace() and after.isspace()
 
@@ -332,7 +331,7 @@ class _Edits:
             yield "jump-left-out", "LEFT_OUT()"
 
     def _declares(self, i: int) -> bool:
-        """Whether the name at i is declared there, so that a type precedes it."""
+        """Whether the name at i is declared there, that is, follows a type."""
         before, text = self.code[i - 1], self.code[i].text
         if text.endswith("_t") or text in ("fminf", "fmaxf"):
             return False
@@ -341,7 +340,7 @@ class _Edits:
         )
 
     def statements(self) -> Iterator[Mutant]:
-        """Each statement that is an expression: left out, twice, or after the one that follows it."""
+        """Mutate each expression statement: remove it, duplicate it, or move it after the next one."""
         code = self.code
         for first, end in self._expressions():
             old = self._text(first, end)
@@ -376,7 +375,7 @@ class _Edits:
         return False
 
     def _end(self, at: int) -> int | None:
-        """The last token of the statement that begins here; None where none does that could stand elsewhere."""
+        """The last token of the statement that begins here; None if there is none that could be moved."""
         code = self.code
         if at >= len(code) or code[at].text in ("}", "return", "break", "continue", "case", "default", "static_assert"):
             return None
@@ -448,10 +447,10 @@ def mutants(file: str, source: str) -> list[Mutant]:
 def sources(root: Path) -> list[str]:
     """The shipped sources below kernels/ that are mutated.
 
-    Left out are kernels/emulator, which emulates a GPU; hopper.cuh and gemm/mma.cuh, which are inline assembly that the
-    emulator replaces; formats/format.cuh, which only includes other files; and what no shipped kernel includes:
-    standalone.cuh, which is for kernels of others, what only grouped products use, probes of cards, and what exact
-    products or a benchmark's rival are computed with.
+    Excluded are kernels/emulator, which emulates a GPU; hopper.cuh and gemm/mma.cuh, inline assembly that the emulator
+    replaces; formats/format.cuh, which only includes other files; and files that no shipped kernel includes:
+    standalone.cuh (for foreign kernels), sources for grouped products, probes of GPUs, and sources for exact products
+    and for a benchmark's rival.
     """
     left = {
         "hopper.cuh", "gemm/mma.cuh", "formats/format.cuh", "standalone.cuh", "pack/routing.cu",

@@ -1,7 +1,7 @@
-"""What the rungs ask of a kernel, recorded once from a real verification and asked again of every mutant.
+"""The rungs' calls of a kernel, recorded once in a real verification and repeated with every mutant.
 
-A subject is a kernel and a type of weights. A real model of that type is verified with the shipped kernel, and every
-call that the blocks and layers rungs make of the kernel is recorded: weights, activations, output.
+A subject is a kernel and a weight type. A real model of that type is verified with the shipped kernel, and every call
+of the kernel in the blocks and layers rungs is recorded: weights, activations, output.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _A = TypeVar("_A", bound=npt.NDArray[Any])
 #: Two matrices of the model: 128 rows of 256 values, 256 rows of 768.
 TENSORS = r"^blk\.0\.(attn_k|ffn_down)\.weight$"
 ELEMENTS_KERNEL = "elements"
-#: The kind of a product that is compiled as for a GPU before sm_90; the seed of the schedules.
+#: The kind of a product that is compiled like for a GPU older than sm_90; the seed of the schedules.
 OLDER, SEED = "older", 0
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A kernel, by the name that --kernel takes (or `elements`, for weights that are not quantized), and a type."""
+    """A kernel, by its name for --kernel (or `elements`, for unquantized weights), and a weight type."""
 
     kernel: str
     fmt: str
@@ -62,7 +62,7 @@ class Subject:
         return SEMANTICS[self.fmt.lower()] if self.kernel == ELEMENTS_KERNEL else KERNELS[self.kernel].definition
 
     def on(self, host: CpuHost) -> ShippedKernel:
-        """The kernel there."""
+        """Return the kernel on a host."""
         spec = ELEMENT_KERNELS[self.fmt] if self.kernel == ELEMENTS_KERNEL else KERNELS[self.kernel]
         return ShippedKernel(spec, host)
 
@@ -78,11 +78,11 @@ class Call:
         kind: product, gemm, quantize or older.
         weights: number of the matrix in `Calls.matrices`; -1 for quantize.
         x: float32[M, K], or uint8[M, row bytes] for gemm.
-        y: what the shipped kernel gave.
+        y: the shipped kernel's output.
         expected: the exact product; None for a probe, and for quantize.
-        values: the float32 product of the dequantized weights and the activations before they were quantized.
-        fair: which of the other checks the shipped kernel's own output passes.
-        units: the units that run for this call, and those that packed its weights. A mutant of another unit cannot
+        values: the product of the dequantized weights and the unquantized activations.
+        fair: the other checks, and whether the shipped kernel's own output passes them.
+        units: the units that run in this call, and those that packed its weights. A mutant of another unit cannot
             change its output.
     """
 
@@ -101,13 +101,13 @@ class Call:
         return int(self.y.size * self.x.shape[1])
 
     def passed(self, y: Floats) -> dict[str, bool]:
-        """Whether each of the other checks lets an output pass."""
+        """Return whether each of the other checks accepts an output."""
         assert self.expected is not None
         assert self.values is not None
         return passed_by(y, self.values, self.expected.exact)
 
     def caught(self, y: Floats) -> set[str]:
-        """Which of the other checks fail on an output and are fair."""
+        """Return the fair checks among the others that reject an output."""
         return {name for name, passed in self.passed(y).items() if self.fair[name] and not passed}
 
 
@@ -120,7 +120,7 @@ class Calls:
 
 
 class _WatchedHost(CpuHost):
-    """A CPU that notes which units and entries it compiles."""
+    """A CPU host that records the units and entries that it compiles."""
 
     def __init__(self, threads: int) -> None:
         super().__init__(threads)
@@ -128,7 +128,7 @@ class _WatchedHost(CpuHost):
         self._loaded: set[Unit] = set()
 
     def watched(self, f: Callable[..., _T], *args: Any) -> tuple[_T, frozenset[Unit]]:
-        """What f returns, and the units that it loads."""
+        """Call f. Returns its result and the units that it loads."""
         self._loaded = set()
         found = f(*args)
         return found, frozenset(self._loaded)
@@ -141,14 +141,14 @@ class _WatchedHost(CpuHost):
 
 
 class _Recorder(ShippedKernel):
-    """A shipped kernel that records what it is asked and what it gives."""
+    """A shipped kernel that records its inputs and outputs."""
 
     def __init__(self, subject: Subject, host: _WatchedHost) -> None:
         super().__init__(subject.on(host).spec, host)
         self.fmt, self._watched = subject.weights, host.watched
         self.recorded = Calls()
-        #: By the identity of weights: their number, the units that packed them, and the weights, which keeps the
-        #: identity.
+        #: `id` of weights → their number, the units that packed them, and the weights, a reference that keeps the `id`
+        #: unique.
         self._known: dict[int, tuple[int, frozenset[Unit], Weights]] = {}
 
     def of(self, fmt: WeightFormat, m: int, n: int, k: int) -> ShippedKernel:
@@ -159,7 +159,7 @@ class _Recorder(ShippedKernel):
         return fmt.name == self.fmt.name
 
     def is_under_test(self, fmt: WeightFormat) -> bool:
-        return True  # also where its weights are not quantized
+        return True  # even for unquantized weights
 
     def upload(self, fmt: WeightFormat, rows: Bytes) -> Weights:
         weights, units = self._watched(super().upload, fmt, rows)
@@ -187,7 +187,7 @@ class _Recorder(ShippedKernel):
         return self._note("product", super().product, weights, x, what)
 
     def taken(self) -> Calls:
-        """What was recorded since the last time, the cheap calls first."""
+        """Return the calls recorded since the last time, the cheap ones first."""
         done, self.recorded = self.recorded, Calls()
         self._known.clear()
         done.calls.sort(key=lambda c: c.work)
@@ -196,14 +196,14 @@ class _Recorder(ShippedKernel):
 
 @dataclass
 class Recording:
-    """All that a mutant of a subject is asked.
+    """All calls for the mutants of a subject.
 
     Args:
         rungs: the calls of the blocks and layers rungs, with the brief plan.
         scheduled: the products that the layers rung runs under other schedules.
-        probes: further valid inputs, at which no rung looks.
-        units: what the host compiled for them, and entries.
-        alive: of each unit, the lines of each file that the preprocessor leaves.
+        probes: further valid inputs that no rung uses.
+        units: the units that the host compiled for them, with their entries.
+        alive: for each unit, the lines of each file that remain after preprocessing.
     """
 
     subject: Subject
@@ -214,7 +214,7 @@ class Recording:
     alive: dict[Unit, dict[str, frozenset[int]]]
 
     def number(self, unit: Unit) -> int:
-        """A unit's, among the units."""
+        """The index of a unit."""
         return list(self.units).index(unit)
 
     @property
@@ -224,7 +224,7 @@ class Recording:
 
 
 def record(subject: Subject, folder: Path) -> Recording:
-    """Verify the real model with the shipped kernel and keep what was asked. Raises KernelFault where it fails."""
+    """Verify the real model with the shipped kernel and record its calls. Raises KernelFault if it fails."""
     host = _WatchedHost(1)
     kernel = _Recorder(subject, host)
     options = Options(tensor=TENSORS, threads=1, probes="brief", progress=False, seed=0)
@@ -243,7 +243,7 @@ def record(subject: Subject, folder: Path) -> Recording:
 
 
 def _add_expected(kernel: _Recorder, calls: Calls) -> None:
-    """Fill in what each output should be, and which other checks are fair to it."""
+    """Compute the expected output of each call, and the other checks that are fair for it."""
     semantics = kernel.definition
     dense = [decoded(kernel.fmt, rows).astype(np.float64) for rows in calls.matrices]
     for call in calls.calls:
@@ -264,7 +264,7 @@ def _add_expected(kernel: _Recorder, calls: Calls) -> None:
 
 
 def _schedule(kernel: _Recorder, subject: Subject, host: _WatchedHost, asked: Calls) -> None:
-    """Ask the kernel what the layers rung runs under other schedules."""
+    """Make the calls that the layers rung runs under other schedules."""
     older = ShippedKernel(kernel.spec, host, older=True)
     first = next(call for call in asked.calls if call.kind == "product")
     for rows, x in inputs(subject.weights, asked.matrices[first.weights], first.x, SEED):
@@ -276,7 +276,7 @@ def _schedule(kernel: _Recorder, subject: Subject, host: _WatchedHost, asked: Ca
 
 
 def _probe(kernel: _Recorder) -> None:
-    """Ask the kernel the probes."""
+    """Make the calls of the probes."""
     rng = np.random.default_rng(11)
     fmt = kernel.fmt
     for m, n, k in probes.shapes(fmt):

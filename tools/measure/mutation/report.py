@@ -1,4 +1,4 @@
-"""The page docs/mutation.md and the tables that are made of the results file."""
+"""The page docs/mutation.md and the tables of the results file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 #: Rows of the table, in order; the last is the catalogue's.
 ROWS = ("GEMM sources", "format headers", "quantizer", "packing")
 CATALOGUE = "catalogue faults"
-#: Of the other checks, those that have a column in the table.
+#: The other checks with a column in the table.
 _COLUMNS = {
     "NMSE ≤ 5·10⁻⁴, of the float32 product": "nmse values",
     "NMSE, of the definition": "nmse definition",
@@ -32,17 +32,17 @@ _COLUMNS = {
     "cosine ≥ 0.98": "cosine definition",
 }
 
-#: How the reason begins for a mutant that is wrong, or may be wrong, where it was not run.
+#: Prefix of the reason for a mutant that is or may be wrong on a host where it was not run.
 UNSEEN = "not observable on this host"
 PROVED, EXPLAINED = "Proved equivalent", "Explained, not proved"
 
-#: What judged the mutants of a part of the results; of results without it, `_BEFORE`.
+#: The version of the judgement in results; `_BEFORE` for results without one.
 VERSION = f"probe plan {PLAN}, with other schedules and checked builds"
-_BEFORE = "a probe plan without a version, before there were other schedules and checked builds"
+_BEFORE = "a probe plan without a version, before other schedules and checked builds existed"
 
 
 def collected(records: Mapping[str, Record], population: Mapping[str, int], sources: Mapping[str, str]) -> Data:
-    """The part `kill` or `sample` of the results."""
+    """Return the part `kill` or `sample` of the results."""
     found: dict[str, dict[str, str]] = {}
     survivors = []
     for entry in sorted(records.values(), key=lambda r: _order(r["id"])):
@@ -59,10 +59,10 @@ def collected(records: Mapping[str, Record], population: Mapping[str, int], sour
 
 
 def records(data: Data, sources: Mapping[str, str]) -> dict[str, Record]:
-    """Id → what is kept of each record, for the files that have not changed since they were judged.
+    """Return the stored records by id, for the files that have not changed since they were judged.
 
     Args:
-        sources: file → its hash now.
+        sources: file → its present hash.
     """
     kill = data.get("kill", {})
     survivors = {s["id"]: s for s in kill.get("survivors", ())}
@@ -91,7 +91,7 @@ def _order(name: str) -> tuple[str, int, int, str]:
 
 
 class Tally:
-    """Counts of one row of the table."""
+    """The counts in one row of the table."""
 
     def __init__(self, codes: Iterable[str] = ()) -> None:
         self.judged = self.changed = self.killed = 0
@@ -108,7 +108,7 @@ class Tally:
 
 
 def tallies(data: Data, part: str = "kill") -> dict[str, Tally]:
-    """The rows of the table of a part of the results."""
+    """The rows of the table for a part of the results."""
     out = {name: Tally() for name in (*ROWS, CATALOGUE)}
     for file, of_file in data.get(part, {}).get("mutants", {}).items():
         out[row_of(file)].add(of_file.values())
@@ -121,7 +121,7 @@ def _share(part: int, whole: int) -> str:
     if not whole:
         return ""
     percent = 100 * part / whole
-    shown = "100" if part == whole else f"{min(percent, 99.9):.1f}"  # never rounded to all
+    shown = "100" if part == whole else f"{min(percent, 99.9):.1f}"  # never rounded up to 100
     return f"{part:,} ({shown} %)"
 
 
@@ -140,7 +140,7 @@ def table(data: Data, part: str = "kill") -> str:
 
 
 def tables(data: Data) -> dict[str, str]:
-    """Marker → what stands between it and its end."""
+    """Marker → its content."""
     made = {"kill": table(data), "run": summary(data["kill"])} if "kill" in data else {}
     if "sample" in data:
         made |= {"sample": table(data, "sample"), "sampled": summary(data["sample"])}
@@ -152,13 +152,13 @@ def tables(data: Data) -> dict[str, str]:
 
 
 def summary(kill: Data) -> str:
-    """What was run, in a few sentences."""
+    """Summarize the run in a few sentences."""
     whole = sum(kill["population"].values())
     codes = [code for of_file in kill["mutants"].values() for code in of_file.values()]
     count = Counter(decoded(code)[0] for code in codes)
     late = sum(code.endswith("t") for code in codes)
     judged = len(codes) - count["uncompilable"] - count["unobservable"]
-    part = "all" if len(codes) == whole else f"a random part, {len(codes):,},"
+    part = "all" if len(codes) == whole else f"a random sample of {len(codes):,}"
     return (
         f"Of {whole:,} mutants, {part} were run: {count['uncompilable']:,} do not compile, "
         f"{count['unobservable']:,} make no difference on a CPU, and {judged:,} were judged. Of these, "
@@ -173,8 +173,11 @@ def summary(kill: Data) -> str:
 
 
 def reasons(path: Path = EQUIVALENT) -> list[dict[str, str]]:
-    """Why mutants change no bit: `file`, `diff` and optionally `operator`, regular expressions that a mutant's must
-    match, and `why`. Raises UsageError where the file is damaged."""
+    """Read the known reasons why mutants change no bit.
+
+    An entry has `file`, `diff` and optionally `operator`, regular expressions that a mutant must match, and `why`.
+    Raises UsageError if the file is damaged.
+    """
     try:
         found = tomllib.loads(path.read_text()).get("equivalent", [])
         for entry in found:
@@ -187,7 +190,7 @@ def reasons(path: Path = EQUIVALENT) -> list[dict[str, str]]:
 
 
 def reason(survivor: Record, known: Sequence[Mapping[str, str]]) -> str:
-    """Why a survivor that changes no bit is equivalent; "" where no reason is known."""
+    """Return why a survivor that changes no bit is equivalent; "" if no reason is known."""
     if survivor.get("by"):
         return str(survivor["by"])
     file, _, _, operator = survivor["id"].split(":", 3)
@@ -202,8 +205,8 @@ _ABOUT = {
     UNSEEN.capitalize(): "These may be wrong on a GPU. The reason why no output on the CPU shows them is not tested.",
     PROVED: "A GPU compiler generates the same code for these.",
     EXPLAINED: "The reason why these change no output was written by a person and is not tested.",
-    "Unexplained": "No input was found for which these change a bit, and no reason is known. Checks that were added to "
-    "the rungs since may kill some: `python -m tools.measure mutation kill --again` judges them again.",
+    "Unexplained": "No input was found for which these change a bit, and no reason is known. Newer checks in the rungs "
+    "may kill some: `python -m tools.measure mutation kill --again` judges them again.",
 }
 
 
@@ -233,12 +236,12 @@ def page(data: Data, known: Sequence[Mapping[str, str]] | None = None) -> str:
     if checked := data.get("checked"):
         lines += [
             "",
-            f"For {checked['mutants']} random ones, `gguf-verify` itself was run with the mutant in its "
-            f"sources. It gave the same verdict for {checked['same']}.",
+            f"For a random {checked['mutants']}, `gguf-verify` itself was run with the mutant in its sources. It gave "
+            f"the same verdict for {checked['same']}.",
         ]
         lines += [f"- `{entry['id']}`: {entry['said']}" for entry in checked.get("differing", ())]
     missed = [_missed(s) for s in kill["survivors"] if s["outcome"] in ("missed", "passed")]
-    lines += ["", "## Missed", "", "These change a bit for the named input, and no rung reported it.", ""]
+    lines += ["", "## Missed", "", "These change a bit for the given input, but no rung reported it.", ""]
     lines += missed or ["None."]
     told: dict[str, list[str]] = {title: [] for title in _ABOUT}
     for survivor in (s for s in kill["survivors"] if s["outcome"] == "same"):

@@ -1,4 +1,4 @@
-"""Which kernels and types show a mutant of a source."""
+"""The kernels and types with which a mutant of a source is tested."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gguf_verify.kernels.packed import Packed
 from .recording import ELEMENTS_KERNEL, Subject
 from .units import Unit, closure, header_of
 
-#: Types that differ in what the sources of kernels distinguish: the kind of minimum, groups of 16, fifth bits, codes of
-#: 8 bits and codes with a sign.
+#: Types that cover the distinctions in the sources of kernels: the kind of minimum, groups of 16, fifth bits, 8-bit
+#: codes and signed codes.
 _KINDS = ("Q4_0", "Q2_K", "Q5_1", "Q8_0")
 _PACKED_KINDS = ("Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q6_K")
 _PLAIN = ("q8_1_naive", "q8_1_dp4a", "f32_naive")
@@ -44,10 +44,10 @@ _BY_FILE = {
 
 
 def subjects(root: Path, file: str) -> list[Subject]:
-    """Kernels and types that show what changed in a file below kernels/, the cheap ones first. A mutant is tried on all
-    of them until one kills it."""
+    """Return the subjects that use a file below kernels/, the cheap ones first. A mutant is tried on them in turn until
+    one kills it."""
     if file.endswith(".cu"):
-        # a source that includes this one comes first: 09 is 07 again with smaller tiles, and faster on a CPU
+        # sources that include this one come first: 09 includes 07 with smaller tiles and is faster on a CPU
         including = [s for s in KERNELS.values() if f'#include "{Path(file).name}"' in (root / s.file).read_text()]
         if of_file := [*including, *(s for s in KERNELS.values() if s.file == file)]:
             kinds = _PACKED_KINDS if isinstance(of_file[0].launch, Packed) else _KINDS
@@ -66,7 +66,7 @@ def subjects(root: Path, file: str) -> list[Subject]:
 
 
 def row_of(file: str) -> str:
-    """The row of the score's table that a source belongs to."""
+    """Return the row of a source in the score's table."""
     by_folder = {
         "formats": "format headers",
         "quantize": "quantizer",

@@ -1,5 +1,5 @@
 """Many mutants in one translation unit: each is a namespace around the flattened sources, so that the compiler reads
-the headers of C++ and of the host once."""
+the headers of C++ and of the host only once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from gguf_verify.support.errors import EnvironmentFault
 
 from .mutator import PRELUDE
 
-#: As the CPU host compiles, with less optimisation. The run checks that the unmutated source gives the same bits.
+#: Flags like the CPU host's, with less optimisation. A run checks that the unmutated source gives the same bits.
 MUTANT_FLAGS = [f for f in FLAGS if f not in ("-O2", "-ftree-vectorize")]
 MUTANT_FLAGS += ["-O1", "-w", "-fmax-errors=0", "-fvisibility=hidden"]
-#: As `MUTANT_FLAGS`, with the instrumentation of a checked build.
+#: Like `MUTANT_FLAGS`, with the instrumentation of a checked build.
 _CHECKED_FLAGS = [*MUTANT_FLAGS, *CHECKS]
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|(FORMAT_HEADER))', re.MULTILINE)
@@ -47,7 +47,7 @@ template <class... A> auto erased(void (*kernel)(A...)) { return (void (*)(typen
 
 @dataclass(frozen=True)
 class Unit:
-    """What one call of `Host.load` compiles: a source and its macros."""
+    """The input of one `Host.load`: a source and its macros."""
 
     file: str
     defines: tuple[tuple[str, str], ...]
@@ -63,8 +63,8 @@ def flattened(root: Path, unit: Unit, changed: Mapping[str, str] | None = None, 
     kernels/emulator and hopper.cuh, which stand before all units.
 
     Args:
-        changed: file below root → the text to take for it.
-        label: stands before the names of files in compiler messages.
+        changed: file below root → its replacement text.
+        label: prefix of file names in compiler messages.
     """
     seen: set[str] = set()
     defines = dict(unit.defines)
@@ -128,7 +128,7 @@ def lines_alive(root: Path, unit: Unit, entries: tuple[str, ...]) -> dict[str, f
         source.write_text(text)
         command = [compiler(), *MUTANT_FLAGS, f"-I{root}", str(source)]
         done = subprocess.run([*command, "-E"], capture_output=True, text=True, check=True)
-        # without optimisation every function that is called has a symbol, also an inline one or a template's
+        # without optimisation every called function has a symbol, even inline functions and templates
         subprocess.run([*command, "-O0", "-c", "-o", str(made)], capture_output=True, check=True)
         names = subprocess.run(["nm", str(made)], capture_output=True, text=True, check=True).stdout
     alive: dict[str, set[int]] = {}
@@ -199,7 +199,7 @@ def compiled(
         library: where to write the shared library. Its functions are NAME_ENTRY_launch.
         checked: with the instrumentation of a checked build.
 
-    Raises EnvironmentFault where no variant compiles and the messages name none.
+    Raises EnvironmentFault if no variant compiles and the messages do not say which ones failed.
     """
     left = dict(variants)
     bad: set[str] = set()
@@ -232,7 +232,7 @@ def compiled(
     return bad
 
 
-#: What g++ prints where it gives up.
+#: Message of g++ when it gives up.
 _ERRORS = (": error: ", ": sorry, unimplemented: ", "internal compiler error")
 
 
@@ -255,7 +255,7 @@ CARDS = ("80", "90a")
 
 
 def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | None:
-    """The PTX that NVRTC makes of a variant; None where it does not compile. Raises EnvironmentFault without NVRTC."""
+    """Compile a variant to PTX with NVRTC; None if it does not compile. Raises EnvironmentFault without NVRTC."""
     nvrtc.version()
     with scratch.temporary("mutation") as folder:
         copy = folder / "kernels"
@@ -263,7 +263,7 @@ def ptx(root: Path, unit: Unit, changed: Mapping[str, str], sm: str) -> bytes | 
         for file, text in changed.items():
             (copy / file).write_text(text)
         here = os.getcwd()
-        os.chdir(copy)  # so that the PTX holds no name of a folder
+        os.chdir(copy)  # so that the PTX contains no folder names
         try:
             return nvrtc.compile_ptx(Path("."), unit.file, sm, dict(unit.defines))
         except EnvironmentFault:

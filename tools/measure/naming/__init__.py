@@ -1,4 +1,4 @@
-"""Naming and localisation: whether the diagnosis names a fault rightly, and whether a report finds its place."""
+"""Naming and localisation: whether the diagnosis of a fault is correct, and whether a report finds its place."""
 
 from .naming import MEASURE
 

@@ -1,4 +1,4 @@
-"""The catalogue's faults as edits of the shipped sources: what a wrong kernel does, not what the catalogue predicts.
+"""The catalogue's faults as edits of the shipped sources: outputs of incorrect kernels, not predictions.
 
 Each edit replaces text in a copy of `kernels/`. It is an error if the text is no longer there. The kernels run on the
 CPU host, on real weights and activations.
@@ -39,8 +39,8 @@ class Edit:
     """One edit.
 
     Args:
-        fault: the id of the fault, or "" for one that has no name.
-        what: the edit in words.
+        fault: the id of the fault, or "" if it is not in the catalogue.
+        what: a description of the edit.
         formats: of the weights.
         kernel: the kernel that is run.
         changes: (file, text, new text); {F} in a file's name is the format's name in small letters.
@@ -284,7 +284,7 @@ EDITS: tuple[Edit, ...] = (
 
 
 def altered(folder: Path, edit: Edit, kind: str) -> Path:
-    """A copy of the sources with the edit, for a format. Raises ValueError where they do not hold its text."""
+    """Return a copy of the sources with the edit, for a format. Raises ValueError if they do not contain its text."""
     root = folder / "kernels"
     shutil.copytree(kernel_root(), root)
     for file, old, new in edit.changes:
@@ -297,5 +297,5 @@ def altered(folder: Path, edit: Edit, kind: str) -> Path:
 
 
 def chosen(formats: Sequence[str]) -> list[tuple[Edit, str]]:
-    """Every edit with each of its formats that is among these."""
+    """Return every edit with each of its formats that is among these."""
     return [(edit, kind) for edit in EDITS for kind in edit.formats if kind in formats]

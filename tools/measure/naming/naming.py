@@ -1,8 +1,8 @@
-"""How well faults are named and localised, on real weights and real activations.
+"""Quality of diagnoses and localisation, on real weights and activations.
 
-Every variant of every fault of the catalogue, in every definition of every format, is replayed and diagnosed. So are
-kernels compiled from altered sources (edits.py), and faults that are not in the catalogue, for which no name is right.
-Faults of one block go through the rungs (places.py). The figures say of which catalogue and probe plan they are.
+Every variant of every fault in the catalogue, in every definition of every format, is replayed and diagnosed. So are
+kernels compiled from altered sources (edits.py), and faults outside the catalogue, for which every name is wrong.
+Faults of one block go through the rungs (places.py). The figures include the versions of catalogue and probe plan.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Diagnose = Callable[..., Diagnosis]
 
 
 def answer(found: Diagnosis, fault: str) -> str:
-    """How good the diagnosis of a fault's outputs is. For a fault "" outside the catalogue UNKNOWN is right."""
+    """Rate the diagnosis of a fault's outputs. For a fault outside the catalogue ("") UNKNOWN is correct."""
     if found.wrong < FEWEST:
         return SILENT
     ids = {f.id for f in found.faults}
@@ -133,7 +133,7 @@ class Outcome:
 
 
 def outcome(fault: str, which: str, matrix: Matrix, definition: str, seed: int, found: Diagnosis) -> Outcome:
-    """The answer that the diagnosis gave for a fault's outputs."""
+    """Diagnose a fault's outputs and rate the answer."""
     names = tuple(f.id for f in found.faults) + found.definitions
     tensor = f"{matrix.source} {matrix.tensor}"
     return Outcome(fault, which, matrix.fmt.name, definition, seed, tensor, answer(found, fault), names)
@@ -161,7 +161,7 @@ def replays(
 
 
 def replayed(kind: str, seeds: Sequence[int], every: int = 1, diagnose_by: Diagnose = diagnose) -> list[Outcome]:
-    """All replays of a format."""
+    """Return all replays of a format."""
     out: list[Outcome] = []
     for seed, matrix in real(kind, tuple(seeds)):
         out += replays(FORMATS[kind], matrix, seed, diagnose_by, every)
@@ -174,7 +174,7 @@ def replayed(kind: str, seeds: Sequence[int], every: int = 1, diagnose_by: Diagn
 def edited(edit: Edit, kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -> list[Outcome]:
     """A kernel compiled from altered sources, on a matrix for each seed and row length.
 
-    Raises EnvironmentFault where it does not compile.
+    Raises EnvironmentFault if it does not compile.
     """
     fmt, out = FORMATS[kind], []
     with scratch.temporary("measure") as folder:
@@ -239,7 +239,7 @@ def outside(kind: str, seeds: Sequence[int], diagnose_by: Diagnose = diagnose) -
 
 
 def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Counts of answers, by fault and format, and every answer that is not right."""
+    """Count answers by fault and format, and list every incorrect answer."""
     counts = Counter(o.answer for o in outcomes)
     by_fault: dict[str, Counter[str]] = {}
     by_type: dict[str, Counter[str]] = {}
@@ -260,24 +260,24 @@ def tallied(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 @cache
 def _version() -> str:
-    """The catalogue and the plan, and a digest of what diagnoses."""
+    """The versions of catalogue and plan, and a digest of the diagnosis code."""
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(PACKAGE.glob("diagnosis/**/*.py"))))
     return f"{len(FAULTS)} faults, probe plan {PLAN}, diagnosis {digest.hexdigest()[:8]}"
 
 
 class Kept:
-    """What was diagnosed, item by item, in a file of JSON lines.
+    """Finished diagnoses in a file of JSON lines, one item per line.
 
     Args:
-        path: the file; None: nothing is kept.
-        run: what the outcomes belong to; those of other runs are left alone.
+        path: the file; None: keep nothing.
+        run: the identity of the run; outcomes of other runs are ignored.
     """
 
     def __init__(self, path: Path | None, run: str) -> None:
         self._path, self._run = path, run
         self.outcomes: dict[str, list[Outcome]] = {}
         for line in path.read_text().splitlines() if path and path.exists() else ():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a truncated line
                 entry = json.loads(line)
                 if entry["run"] == run:
                     some = [Outcome(**{**o, "named": tuple(o["named"])}) for o in entry["outcomes"]]
@@ -292,23 +292,23 @@ class Kept:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this measure."""
+    """Add the options of this measure."""
     add = parser.add_argument
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of texts, matrices and rows")
-    add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="of weights")
-    add("-j", "--jobs", type=int, default=1, help="processes (%(default)s)")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of texts, matrices and rows")
+    add("--types", nargs="+", choices=list(WEIGHTS), default=list(WEIGHTS), metavar="TYPE", help="weight types to use")
+    add("-j", "--jobs", type=int, default=1, help="number of processes (%(default)s)")
     add(
         "--checkpoint",
         type=Path,
         metavar="FILE",
-        help="keep what was diagnosed; a later run with the same seeds goes on",
+        help="save the progress here; a later run with the same seeds resumes from it",
     )
-    add("--places", type=int, default=200, help="faults of one block in matrices of each type (%(default)s)")
+    add("--places", type=int, default=200, help="number of one-block faults per type (%(default)s)")
     results.add_argument(parser)
 
 
 def measured(options: argparse.Namespace) -> dict[str, Any]:
-    """The figures, as JSON has them. Raises EnvironmentFault where llama.cpp or a compiler is missing."""
+    """Return the figures for JSON. Raises EnvironmentFault if llama.cpp or a compiler is missing."""
     formats = [name for name in options.types if name in FORMATS]
     with workers(options.jobs) as over:
 
@@ -349,7 +349,7 @@ _BEFORE = "an earlier and smaller catalogue, before results kept its version"
 
 
 def rows(figures: dict[str, Any]) -> list[list[str]]:
-    """Rows of a table: what, measured, goal."""
+    """Return table rows: quantity, measured, goal."""
     out = [["measured of", figures.get("version", _BEFORE), ""]]
     for name, what in (
         ("catalogue", "faults of the catalogue, replayed"),
@@ -371,14 +371,14 @@ def rows(figures: dict[str, Any]) -> list[list[str]]:
 
 
 def faults(figures: dict[str, Any]) -> list[str]:
-    """A line for each wrong name and each place that was missed."""
+    """Return a line for each incorrect name and each missed place."""
     named = [o for name in _COUNTED for o in figures[name][WRONG]]
     missed = figures["places"]["missed"] if figures["places"] else []
     return [*(f"WRONG {json.dumps(o)}" for o in named), *(f"MISSED {json.dumps(place)}" for place in missed)]
 
 
 def _run(options: argparse.Namespace) -> int:
-    results.load(options.results)  # before hours of work, in case it is another file
+    results.load(options.results)  # fail now rather than after hours of work
     figures = measured(options)
     results.update(options.results, naming=figures)
     wrong = faults(figures)

@@ -1,4 +1,4 @@
-"""Localisation: does a report name the tensor, row and block of a fault that is confined to one block of weights?
+"""Localisation: does a report give the tensor, row and block of a fault in a single block of weights?
 
 The rungs `blocks` and `layers` run unchanged, on a kernel that gets one altered block (or whose outputs are altered as
 if it did). llama.cpp's graph is captured once for each model and played back.
@@ -35,16 +35,16 @@ from ..markdown import percent
 from ..one_block import OneBlock, Plan, flipped, low_bits
 from ..workers import workers
 
-#: The rungs that are tried.
+#: The rungs that are run.
 _TRIED = ("blocks", "layers")
 #: Trials are cheap on CUT rows of each matrix; one in WHOLE trials is on all rows.
 CUT, WHOLE = 48, 16
 #: The kernels of most trials; the other shipped kernels share the rest.
 _MOST = ("q8_1_dp4a", "q8_1_naive", "f32_naive")
 LISTED = 100
-#: In one of so many trials the kernel declares no order, so that its bits are not judged.
+#: In one of this number of trials the kernel declares no order, so that its bits are not judged.
 UNDECLARED = 7
-#: In one of so many trials the rung also diagnoses, and what it names is kept.
+#: In one of this number of trials the rung also makes a diagnosis, which is recorded.
 DIAGNOSED = 16
 _SAID = {"right": "named", "unseen": "unseen", "row": "row named alone"}
 
@@ -230,17 +230,17 @@ def kernel_for(trial: int, fmt: WeightFormat) -> ShippedKernel:
 def localised(
     types: Sequence[str], trials: int, seed: int, judge_of: Any = judged, processes: int = 1
 ) -> dict[str, Any]:
-    """The figures of so many faults in matrices of each type, each through both rungs.
+    """Measure this number of faults in matrices of each type, each through both rungs.
 
     Args:
-        judge_of: as `judged`.
+        judge_of: like `judged`.
     """
     with workers(processes) as over:
         return merged(list(over(partial(of_type, trials=trials, seed=seed, judge_of=judge_of), types)))
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of several types together."""
+    """Merge the figures of several types."""
     out: dict[str, Any] = {"trials": sum(p["trials"] for p in parts)}
     for name in ("counts", "unseen, why"):
         total = sum((Counter(p[name]) for p in parts), Counter[str]())
@@ -319,7 +319,7 @@ def _one(
 
 
 def _why(on: RecordedModel, kernel: ShippedKernel, plan: Plan, rung: str, declares: bool) -> str:
-    """Why nothing was reported: no output has other bits, or those that have are within the bound and the score."""
+    """Why nothing was reported: no output changed, or the changed outputs are within the bound and the score."""
     looking = dataclasses.replace(plan, look=True)
     _one(on, kernel, looking, rung, declares, False)
     if not looking.changed:
@@ -328,7 +328,7 @@ def _why(on: RecordedModel, kernel: ShippedKernel, plan: Plan, rung: str, declar
 
 
 def rows(found: dict[str, Any]) -> list[list[str]]:
-    """Rows of a table: what, measured, goal."""
+    """Return table rows: quantity, measured, goal."""
     out = []
     for rung in _TRIED:
         right, missed, unseen, row = (

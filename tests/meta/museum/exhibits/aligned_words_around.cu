@@ -1,8 +1,8 @@
 // [museum]
 // source = "antirez/ds4#978"
 // class = "read outside"
-// essence = "A word that is not aligned is put together from the two aligned words around it, of which the
-//   second lies past the end of the last block."
+// essence = "An unaligned word is assembled from the two aligned words around it. The second lies past the end of the
+//   last block."
 // shows_when = "always, at the last block"
 // names = []
 // says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]

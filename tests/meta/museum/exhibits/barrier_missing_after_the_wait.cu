@@ -1,8 +1,8 @@
 // [museum]
 // source = "ashalliants/ninfer-3090#49"
 // class = "asynchronous copy"
-// essence = "A thread waits for its own copies and then reads those of other threads, without a barrier
-//   between."
+// essence = "A thread waits for its own copies and then reads those of other threads without a
+//   barrier."
 // shows_when = "more than one thread copies a tile"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

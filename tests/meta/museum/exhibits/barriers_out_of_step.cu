@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#13469"
 // class = "barrier"
-// essence = "A barrier stands where only one of the warps comes: from then on the warps meet at different
-//   points of the program."
+// essence = "Only one of the warps reaches a barrier; from then on the warps meet at different points of the
+//   program."
 // shows_when = "more than one tile of K"
 // names = []
 // says = ["barrier|diverge|race"]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "ggml-org/llama.cpp#24064"
 // class = "window of M"
-// essence = "The limit of the kernel for few tokens is that of the physical card, not of the one it was
+// essence = "The token limit of the kernel for few tokens is that of the physical GPU, not of the architecture it was
 //   compiled for: 5 to 8 tokens get a launch that does nothing."
 // shows_when = "5 ≤ M ≤ 8"
 // names = ["unwritten"]

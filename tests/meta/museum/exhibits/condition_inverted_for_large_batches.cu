@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#12098"
 // class = "window of M"
-// essence = "The condition that chooses the kernel for large batches is inverted, and the kernel that is
-//   launched has no code."
-// shows_when = "M ≥ 512, on one generation of cards"
+// essence = "The condition that selects the kernel for large batches is inverted, and the launched kernel has no
+//   code."
+// shows_when = "M ≥ 512, on one GPU generation"
 // names = ["unwritten"]
 // says = ["never written"]
 // [/museum]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "1bit-MONSTER/1bit-MONSTER#1262"
 // class = "barrier"
-// essence = "Threads without a row continue with the next tile before the barrier that the others wait at."
-// shows_when = "N is no multiple of the tile's 8"
+// essence = "Threads without a row continue with the next tile and skip the barrier at which the others wait."
+// shows_when = "N is not a multiple of the tile's 8"
 // names = ["partial-tile"]
 // says = ["barrier|diverge|race"]
 // [/museum]

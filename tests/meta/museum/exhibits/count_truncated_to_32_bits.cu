@@ -1,8 +1,8 @@
 // [museum]
 // source = "vllm-project/vllm#44971"
 // class = "past 2^31"
-// essence = "The number of elements M·N is an int: the tail of the output is never written and shows what was
-//   in memory before (CVE-2026-53923)."
+// essence = "The number of elements M·N is an int: the tail of the output is never written and exposes old memory
+//   (CVE-2026-53923)."
 // shows_when = "M·N ≥ 2^31"
 // names = ["index-past-2^31"]
 // says = ["2\\^31|2³¹|int32|32.bits?|integer overflow"]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "1CatAI/1Cat-vLLM#222"
 // class = "subnormal"
-// essence = "Scales of MXFP4 pass through a half, and those that are subnormal there are flushed."
+// essence = "MXFP4 scales are converted to half, where subnormal ones are flushed to zero."
 // shows_when = "scale bytes 103 to 112"
 // names = ["subnormals-flushed"]
 // says = ["subnormal"]

@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#2144"
 // class = "read outside"
-// essence = "A warp reads eight blocks of weights at once, also past the end of the row and of the buffer, and
-//   multiplies what is too much by zeros."
-// shows_when = "K is no multiple of 256"
+// essence = "A warp reads eight blocks of weights at once, even past the end of the row and of the buffer, and
+//   multiplies the excess by zeros."
+// shows_when = "K is not a multiple of 256"
 // names = []
 // says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]

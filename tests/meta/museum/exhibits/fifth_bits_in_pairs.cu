@@ -1,8 +1,8 @@
 // [museum]
 // source = "paiml/aprender#1621"
 // class = "decoding"
-// essence = "The fifth bits of Q5_0 are given to the values in pairs: bits 2·j and 2·j + 1 to the nibbles of
-//   byte j."
+// essence = "The fifth bits of Q5_0 are assigned in pairs: bits 2·j and 2·j + 1 to the two nibbles of byte
+//   j."
 // shows_when = "always"
 // names = ["fifth-bits-interleaved"]
 // says = []

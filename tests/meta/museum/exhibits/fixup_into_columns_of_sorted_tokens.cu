@@ -1,7 +1,7 @@
 // [museum]
 // source = "ggml-org/llama.cpp#17089"
 // class = "experts"
-// essence = "A second launch adds the partial sums of the end of K. It takes places in the list of sorted tokens for
+// essence = "A second launch adds the partial sums of the end of K. It uses positions in the list of sorted tokens as
 //   columns of the output."
 // shows_when = "tokens are not sorted by their experts"
 // names = ["window-of-routings"]

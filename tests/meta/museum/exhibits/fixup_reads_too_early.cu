@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#13299"
 // class = "race"
-// essence = "The sums of the parts of K are added by the last warp without a barrier after the others have
-//   stored theirs."
+// essence = "The last warp adds the partial sums of K without a barrier after the other warps'
+//   stores."
 // shows_when = "the last warp is faster than another"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "ikawrakow/ik_llama.cpp#81"
 // class = "decoding"
-// essence = "A factor close to 1 that makes a quantization better is applied to the scale by one backend only."
+// essence = "A factor close to 1 that improves a quantization is applied to the scale by only one backend."
 // shows_when = "always; 1 % of each output"
 // names = []
 // says = ["factor|1\\.01"]

@@ -2,7 +2,7 @@
 // source = "ml-explore/mlx#4250"
 // class = "leftover rows"
 // essence = "The grid over the rows is rounded down: rows past the last whole 64 are never written."
-// shows_when = "N is no multiple of 64"
+// shows_when = "N is not a multiple of 64"
 // names = ["unwritten"]
 // says = ["never written", "which CUDA does not launch"]
 // right = [["M * (N / 64)", "M * ceil(N, 64)"]]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "cisco-ai-defense/defenseclaw#679"
 // class = "decoding"
-// essence = "The scales and minima of the groups of Q4_K are not read: d and dmin alone are applied to each
+// essence = "The group scales and minima of Q4_K are not read: only d and dmin are applied to each
 //   code."
 // shows_when = "always"
 // names = []

@@ -1,7 +1,7 @@
 // [museum]
 // source = "openvinotoolkit/openvino#34528"
 // class = "half overflow"
-// essence = "The integer sum becomes a half before the small scale is applied: above 65504 it is infinite."
+// essence = "The integer sum is converted to half before the small scale is applied: above 65504 it becomes infinite."
 // shows_when = "M > 240, large sums"
 // names = ["half-accumulator"]
 // says = ["65504|rounded to half"]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "deepseek-ai/DeepEP#722"
 // class = "window of K"
-// essence = "The staging buffer caps the length of a row below 8192, and a longer one ends the kernel before it
-//   has written anything."
+// essence = "The staging buffer only has room for rows shorter than 8192. With longer rows the kernel returns before
+//   it writes anything."
 // shows_when = "K ≥ 8192"
 // names = ["unwritten"]
 // says = ["never written"]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#13294 (with ids)"
 // class = "race"
-// essence = "The places of a tile's outputs, the ids of its slots, are loaded into shared memory by the first warp and
-//   read by all, without a barrier between."
+// essence = "The first warp loads the slot ids of a tile's outputs into shared memory, and all warps read them without
+//   a barrier."
 // shows_when = "another warp is faster than the first one"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

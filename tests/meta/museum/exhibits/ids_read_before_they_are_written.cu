@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#13294"
 // class = "race"
-// essence = "A table of indices in shared memory is written by the first warp and read by all, without a
-//   barrier between."
+// essence = "The first warp writes a table of indices to shared memory, and all warps read it without a
+//   barrier."
 // shows_when = "some warp is faster than the first one"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

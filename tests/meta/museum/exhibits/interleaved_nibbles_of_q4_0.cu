@@ -1,7 +1,7 @@
 // [museum]
 // source = "kekzl/imp#722"
 // class = "decoding"
-// essence = "The nibbles of a byte are taken for neighbouring values."
+// essence = "The two nibbles of a byte are read as neighbouring values."
 // shows_when = "always"
 // names = ["nibbles-in-pairs", "activations-interleaved"]
 // says = []

@@ -1,7 +1,7 @@
 // [museum]
 // source = "paiml/aprender#2069"
 // class = "decoding"
-// essence = "Q4_1 alone is read with its nibbles as neighbouring values."
+// essence = "Only for Q4_1, the two nibbles of a byte are read as neighbouring values."
 // shows_when = "always"
 // names = ["nibbles-in-pairs", "activations-interleaved"]
 // says = []

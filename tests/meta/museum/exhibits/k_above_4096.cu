@@ -1,7 +1,7 @@
 // [museum]
 // source = "intel/llm-scaler#388"
 // class = "window of K"
-// essence = "The row of activations is staged in room for 4096 values."
+// essence = "The row of activations is staged in a buffer of 4096 values."
 // shows_when = "K > 4096"
 // names = []
 // says = ["outside its [0-9,]+ bytes of dynamic shared memory", "shared"]

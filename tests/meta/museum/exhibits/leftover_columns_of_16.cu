@@ -1,9 +1,9 @@
 // [museum]
 // source = "ikawrakow/ik_llama.cpp#170"
 // class = "leftover tokens"
-// essence = "A kernel of 16 columns reads the leftover ones from the beginning of the activations. Benchmarks
-//   with 1, 128 and 512 tokens have no leftover."
-// shows_when = "M > 16 and M is no multiple of 16"
+// essence = "A kernel for 16 columns reads the leftover columns from the beginning of the activations. Benchmarks with
+//   1, 128 and 512 tokens have no leftover columns."
+// shows_when = "M > 16 and not a multiple of 16"
 // names = []
 // says = ["leftover|last whole"]
 // quick = true

@@ -1,7 +1,7 @@
 // [museum]
 // source = "kekzl/imp#567"
 // class = "decoding"
-// essence = "Nibbles of MXFP4 are read in linear order, that of another file type of the same size."
+// essence = "MXFP4 nibbles are read in linear order, which belongs to another file type of the same size."
 // shows_when = "always"
 // names = ["nibbles-in-pairs", "activations-interleaved"]
 // says = []

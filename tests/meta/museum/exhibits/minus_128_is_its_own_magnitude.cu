@@ -1,7 +1,7 @@
 // [museum]
 // source = "constructed (issue 16: signed -128)"
 // class = "integer overflow"
-// essence = "The magnitude of a weight's code is kept in a signed byte, where that of -128 is -128."
+// essence = "The magnitude of a weight's code is stored in a signed byte, so that of -128 is -128."
 // shows_when = "a code of Q8_0 is -128"
 // names = ["least-code"]
 // says = []

@@ -1,7 +1,7 @@
 // [museum]
 // source = "TheTom/llama-cpp-turboquant#268"
 // class = "never called"
-// essence = "The check runs no case of the kernel at all and reports that everything passed."
+// essence = "The check never calls the kernel and reports that everything passed."
 // shows_when = "the model has no matrix of the kernel's type"
 // names = []
 // says = ["covers? no|does not cover|never called|no matrix|not called"]

@@ -3,7 +3,7 @@
 // class = "stale or uninitialized"
 // essence = "The padding of the weights is not cleared. Activations there are zeros, but garbage times zero may
 //   be NaN."
-// shows_when = "K is no multiple of 256"
+// shows_when = "K is not a multiple of 256"
 // names = []
 // says = ["uninitiali[sz]ed"]
 // [/museum]

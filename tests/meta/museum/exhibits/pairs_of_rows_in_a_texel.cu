@@ -1,7 +1,7 @@
 // [museum]
 // source = "ggml-org/llama.cpp#28575"
 // class = "leftover rows"
-// essence = "Rows are stored even ones first, and read at a stride of N / 2, which is rounded down."
+// essence = "Even rows are stored first, and rows are read with a stride of N / 2, rounded down."
 // shows_when = "N ≥ 512 and odd"
 // names = []
 // says = ["order of (the )?rows|other rows|permuted|stride"]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "NVIDIA/cuml#6578"
 // class = "race"
-// essence = "Thread 0 adds the partial sums in shared memory while the other threads go on and write those of
-//   the next output."
+// essence = "Thread 0 adds the partial sums in shared memory while the other threads already write those of the next
+//   output."
 // shows_when = "a thread block computes more than one output"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#27413"
 // class = "subnormal"
-// essence = "The reciprocal of the activations' scale overflows a half where the scale is small: codes become
-//   the largest ones."
+// essence = "The reciprocal of the activations' scale overflows a half if the scale is small: codes become
+//   maximal."
 // shows_when = "all activations of a block are below 0.0019"
 // names = ["quantizer-reciprocal"]
 // says = []

@@ -1,8 +1,8 @@
 // [museum]
 // source = "huggingface/optimum-quanto#332 (second)"
 // class = "race"
-// essence = "The reduction of a thread block reuses the memory of the last tile while slower warps still read
-//   that tile."
+// essence = "The reduction of a thread block reuses the last tile's memory while slower warps still read that
+//   tile."
 // shows_when = "more than one warp"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

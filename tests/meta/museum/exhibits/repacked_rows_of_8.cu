@@ -1,8 +1,8 @@
 // [museum]
 // source = "ikawrakow/ik_llama.cpp#911"
 // class = "leftover rows"
-// essence = "Rows are interleaved by eight; those past the last whole group are left out."
-// shows_when = "N is no multiple of 8 (a vocabulary of 151,669)"
+// essence = "Rows are interleaved in groups of eight; rows after the last whole group are skipped."
+// shows_when = "N is not a multiple of 8 (a vocabulary of 151,669)"
 // names = ["unwritten"]
 // says = ["never written"]
 // [/museum]

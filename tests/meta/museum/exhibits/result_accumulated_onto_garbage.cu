@@ -1,8 +1,8 @@
 // [museum]
 // source = "NVIDIA/cuda-quantum#2475"
 // class = "stale or uninitialized"
-// essence = "The kernel adds to its output, which nobody has cleared."
-// shows_when = "always; seldom seen, since fresh memory is often zero"
+// essence = "The kernel adds to its output, which was not cleared."
+// shows_when = "always; rarely noticed, because fresh memory is often zero"
 // names = ["unwritten"]
 // says = ["uninitiali[sz]ed"]
 // [/museum]

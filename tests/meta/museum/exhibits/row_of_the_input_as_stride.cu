@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#5386"
 // class = "strides"
-// essence = "Tokens of the output are written as far apart as the matrix has rows, where the output's own rows are
+// essence = "Tokens of the output are written with the number of matrix rows as stride, although the output's rows are
 //   longer."
-// shows_when = "2 to 4 tokens, and an output that is wider than the matrix"
+// shows_when = "2 to 4 tokens, and an output wider than the matrix"
 // names = ["outside-buffers"]
 // says = ["outside its output", "never written", "between or after its rows"]
 // [/museum]

@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#29025"
 // class = "read outside"
-// essence = "A thread block multiplies four rows, also those that are past the last one, and does not store
-//   them."
-// shows_when = "N is no multiple of 4"
+// essence = "A thread block multiplies four rows, including rows past the last one, which it does not
+//   store."
+// shows_when = "N is not a multiple of 4"
 // names = []
 // says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]

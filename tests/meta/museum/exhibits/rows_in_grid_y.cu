@@ -1,7 +1,7 @@
 // [museum]
 // source = "ggml-org/llama.cpp#3921"
 // class = "limits of a grid"
-// essence = "Rows are the grid's second dimension, of which there are at most 65,535."
+// essence = "Rows are mapped to the grid's second dimension, whose limit is 65,535."
 // shows_when = "N > 65,535 (a vocabulary of 250,880)"
 // names = ["launch-past-limit"]
 // says = ["which CUDA does not launch", "grid"]

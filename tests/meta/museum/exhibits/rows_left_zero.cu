@@ -1,8 +1,8 @@
 // [museum]
 // source = "nntrainer/nntrainer#3187"
 // class = "leftover tokens"
-// essence = "Of the tokens, only whole groups of four are multiplied; the others' outputs are zero."
-// shows_when = "M is no multiple of 4"
+// essence = "Only whole groups of four tokens are multiplied; the outputs of the other tokens are zero."
+// shows_when = "M is not a multiple of 4"
 // names = []
 // says = ["leftover|last whole"]
 // [/museum]

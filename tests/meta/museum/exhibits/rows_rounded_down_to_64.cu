@@ -2,7 +2,7 @@
 // source = "ggml-org/llama.cpp#2480"
 // class = "leftover rows"
 // essence = "The range of rows is rounded down to a multiple of 64."
-// shows_when = "N is no multiple of 64 (a vocabulary of 32,001)"
+// shows_when = "N is not a multiple of 64 (a vocabulary of 32,001)"
 // names = ["unwritten"]
 // says = ["never written"]
 // [/museum]

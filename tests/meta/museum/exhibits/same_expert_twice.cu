@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#27015"
 // class = "experts"
-// essence = "Each expert looks for itself among the ids of a token, and stops at the first: a second slot with the same
-//   expert is dropped."
-// shows_when = "a token names an expert twice"
+// essence = "Each expert searches the ids of a token for its own and stops at the first match: a second slot with the
+//   same expert is dropped."
+// shows_when = "a token selects the same expert twice"
 // names = []
 // says = ["one expert in all slots of a token.*never written"]
 // [/museum]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "mlc-ai/TIRx-kernels#5"
 // class = "decoding"
-// essence = "Scales are loaded for four blocks at a time, and that of the first is used for all four."
+// essence = "Scales are loaded for four blocks at a time, and the first one is used for all four."
 // shows_when = "always; a check by cosine and random data may miss it"
 // names = ["neighbouring-scale"]
 // says = ["scales? of (a|an|the) (other|neighbouring|first|wrong)"]

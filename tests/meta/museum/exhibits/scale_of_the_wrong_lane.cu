@@ -1,7 +1,7 @@
 // [museum]
 // source = "paiml/aprender#1924"
 // class = "decoding"
-// essence = "The scale of a group of Q2_K is taken from the group of another lane."
+// essence = "The scale of a Q2_K group is taken from another lane's group."
 // shows_when = "always"
 // names = ["neighbouring-scale"]
 // says = ["scales? of (a|an|the) (other|neighbouring|first|wrong)"]

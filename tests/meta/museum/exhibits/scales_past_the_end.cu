@@ -1,9 +1,9 @@
 // [museum]
 // source = "ml-explore/mlx#1577"
 // class = "read outside"
-// essence = "Scales are loaded for a whole tile, also past the end; multiplied by zero they do no harm, unless
-//   they are NaN."
-// shows_when = "K is no multiple of 64"
+// essence = "Scales are loaded for a whole tile, even past the end. Multiplied by zero they do no harm unless they are
+//   NaN."
+// shows_when = "K is not a multiple of 64"
 // names = []
 // says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "flashinfer-ai/flashinfer#3398"
 // class = "window of M"
-// essence = "The buffer of the activations' scales stays zero for some numbers of tokens."
+// essence = "The buffer for the activations' scales stays zero for some numbers of tokens."
 // shows_when = "M is 384, 512 or 1024"
 // names = []
 // says = ["window|(for|at) M (of|from|=)|some numbers of tokens"]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "mit-han-lab/llm-awq#201"
 // class = "shared memory"
-// essence = "The launch does not ask for the dynamic shared memory that the kernel uses."
+// essence = "The launch does not request the dynamic shared memory that the kernel uses."
 // shows_when = "always"
 // names = []
 // says = ["bytes of dynamic shared memory"]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "ggml-org/llama.cpp#13537"
 // class = "limits of a grid"
-// essence = "Slots, top_k of each token, are the grid's second dimension, of which there are at most 65,535."
+// essence = "Slots (top_k per token) are mapped to the grid's second dimension, whose limit is 65,535."
 // shows_when = "M · top_k > 65,535"
 // names = ["launch-past-limit"]
 // says = ["which CUDA does not launch", "grid"]

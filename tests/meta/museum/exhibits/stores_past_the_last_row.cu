@@ -1,9 +1,9 @@
 // [museum]
 // source = "huggingface/candle#3863"
 // class = "leftover rows"
-// essence = "A group of four rows is stored whole, also the last one: what is past the last row lies where the
-//   next token's outputs are."
-// shows_when = "N is no multiple of 4"
+// essence = "Groups of four rows are always stored whole: stores past the last row overwrite the next token's
+//   outputs."
+// shows_when = "N is not a multiple of 4"
 // names = []
 // says = ["wrote outside its output", "race|out of bounds"]
 // quick = true

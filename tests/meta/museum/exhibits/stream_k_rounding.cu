@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#8311"
 // class = "end of K"
-// essence = "The boundaries between the parts of K are rounded down to whole iterations of 128 values, also the
-//   last one: the rest of the row is dropped."
-// shows_when = "K is no multiple of 128 (DeepSeek)"
+// essence = "The boundaries between parts of K, including the last one, are rounded down to whole iterations of 128
+//   values: the rest of the row is dropped."
+// shows_when = "K is not a multiple of 128 (DeepSeek)"
 // names = ["end-of-k-dropped", "window-of-k"]
 // says = []
 // quick = true

@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#10021"
 // class = "strides"
-// essence = "The weights were made contiguous, and the kernel is told the stride that they had before."
-// shows_when = "weights that did not lie close together"
+// essence = "The weights were made contiguous, but the kernel gets their old stride."
+// shows_when = "weights that were not contiguous"
 // names = ["outside-buffers"]
 // says = ["reads? (outside|past)|out of bounds|past the end|outside its"]
 // right = [["int32 K / 32 + 8", "int32 K / 32"], ["BUG = 1", "BUG = 0"]]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "ml-explore/mlx#3480"
 // class = "strides"
-// essence = "The slots of a token share its activations, a stride of zero. The kernel for few tokens steps from slot to
+// essence = "The slots of a token share its activations (stride zero). The kernel for few tokens steps from slot to
 //   slot as if each had its own."
 // shows_when = "few tokens, and more than one slot"
 // names = ["outside-buffers"]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "invergent-ai/surogate#162"
 // class = "subnormal"
-// essence = "The conversion from half takes all subnormal halves for zero, and so does that of the kernel's own
+// essence = "The conversion from half treats all subnormal halves as zero, and so does the kernel's own
 //   test."
 // shows_when = "scales below 6.1e-5"
 // names = ["subnormals-flushed"]

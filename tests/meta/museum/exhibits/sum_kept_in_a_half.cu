@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/llama.cpp#21652"
 // class = "half overflow"
-// essence = "The sum of a block of activations is kept in a half, which overflows above 65504."
-// shows_when = "outliers of the activations"
+// essence = "The sum of a block of activations is stored in a half, which overflows above 65504."
+// shows_when = "activations with outliers"
 // names = ["sum-overflows"]
 // says = ["65504|overflows"]
 // [/museum]

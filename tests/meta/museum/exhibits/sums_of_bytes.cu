@@ -1,7 +1,7 @@
 // [museum]
 // source = "ggml-org/llama.cpp#986"
 // class = "integer overflow"
-// essence = "Sums of two products are kept in a byte."
+// essence = "Sums of two products are stored in a byte."
 // shows_when = "always"
 // names = []
 // says = ["int8|8 bits"]

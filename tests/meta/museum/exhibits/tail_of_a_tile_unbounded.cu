@@ -1,9 +1,9 @@
 // [museum]
 // source = "ml-explore/mlx#3912"
 // class = "end of K"
-// essence = "The last tile along K is half outside the row, and the tiled kernel, which prefill takes,
-//   multiplies all of it. Decoding takes another kernel, which is right."
-// shows_when = "more than 8 tokens, K is no multiple of the tile's 64"
+// essence = "The last tile along K lies half outside the row, and the tiled kernel, used for prefill, multiplies all
+//   of it. Decoding uses another kernel, which is correct."
+// shows_when = "more than 8 tokens, K is not a multiple of the tile's 64"
 // names = []
 // says = ["past the (end|row)|out of bounds|reads? (outside|past)|next row"]
 // [/museum]

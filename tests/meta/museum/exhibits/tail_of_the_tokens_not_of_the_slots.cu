@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#28151 (with ids)"
 // class = "read outside"
-// essence = "The workspace of the sorted activations has room for whole tiles of tokens, but it holds slots, top_k of each
-//   token: the last tile of slots is read past its end."
-// shows_when = "M · top_k is no multiple of the tile's 8"
+// essence = "The workspace for sorted activations has room for whole tiles of tokens, but it contains slots (top_k per
+//   token): the last tile of slots is read past the end."
+// shows_when = "M · top_k is not a multiple of the tile's 8"
 // names = ["outside-buffers"]
 // says = ["reads? (outside|past)|out of bounds|past the end|outside its"]
 // right = [["(ceil(M, 8) * 8 - M + M * TOP_K)", "ceil(M * TOP_K, 8) * 8"], ["BUG = 1", "BUG = 0"]]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "modular/modular#7069"
 // class = "read outside"
-// essence = "A tile of 16 tokens is copied without a bound, although there is one token only."
+// essence = "A tile of 16 tokens is copied without a bounds check, although there is only one token."
 // shows_when = "M < 16, as always when decoding"
 // names = []
 // says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]

@@ -1,9 +1,9 @@
 // [museum]
 // source = "ggml-org/llama.cpp#28151"
 // class = "read outside"
-// essence = "The tile of activations is loaded whole, however few tokens are left; the outputs of what is too
-//   much are thrown away."
-// shows_when = "M is no multiple of the tile's 8"
+// essence = "The tile of activations is always loaded whole, even if fewer tokens remain; the excess outputs are
+//   discarded."
+// shows_when = "M is not a multiple of the tile's 8"
 // names = []
 // says = ["reads? (outside|past)|out of bounds|outside its (weights|activations|inputs)|past the end"]
 // [/museum]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "huggingface/optimum-quanto#332"
 // class = "race"
-// essence = "Between the copy of a tile to shared memory and its use there is no barrier."
+// essence = "There is no barrier between the copy of a tile to shared memory and its use."
 // shows_when = "more than one warp"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "csarofeen/pytorch#380"
 // class = "race"
-// essence = "At the end of the loop there is no barrier: the next tile is written while other warps still read
-//   this one."
+// essence = "There is no barrier at the end of the loop: the next tile is written while other warps still read this
+//   one."
 // shows_when = "more than one warp, more than one tile of K"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]

@@ -1,9 +1,9 @@
 // [museum]
 // source = "ikawrakow/ik_llama.cpp#1638"
 // class = "window of M"
-// essence = "For more than 64 tokens the host chooses tiles of 72 to 128 columns, which the kernel was not
-//   compiled for: it returns at once."
-// shows_when = "M > 64, on one generation of cards"
+// essence = "For more than 64 tokens the host selects tiles of 72 to 128 columns, for which the kernel was not
+//   compiled: it returns at once."
+// shows_when = "M > 64, on one GPU generation"
 // names = ["unwritten"]
 // says = ["never written"]
 // [/museum]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "EricLBuehler/candle-vllm#256"
 // class = "limits of a grid"
-// essence = "Tokens are the grid's second dimension, of which there are at most 65,535."
+// essence = "Tokens are mapped to the grid's second dimension, whose limit is 65,535."
 // shows_when = "M > 65,535"
 // names = ["launch-past-limit"]
 // says = ["which CUDA does not launch", "grid"]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "ggml-org/whisper.cpp#2231"
 // class = "leftover rows"
-// essence = "Each thread block stores two rows of a token, also where only one is left: it overwrites the first
-//   output of the next token."
+// essence = "Each thread block stores two rows of a token, even if only one is left: it overwrites the first output of
+//   the next token."
 // shows_when = "N is odd (51,865) and M > 1"
 // names = ["window-of-n"]
 // says = ["wrote outside its output", "race|out of bounds"]

@@ -1,9 +1,9 @@
 // [museum]
 // source = "ikawrakow/ik_llama.cpp#213"
 // class = "end of K"
-// essence = "Two rows are multiplied at a time, four blocks in each step; the blocks that are left are added to
-//   one of the two only."
-// shows_when = "K is no multiple of 128 (576)"
+// essence = "Two rows are multiplied at a time, four blocks per step; leftover blocks are only added to one of the
+//   two."
+// shows_when = "K is not a multiple of 128 (576)"
 // names = ["end-of-k-dropped"]
 // says = []
 // [/museum]

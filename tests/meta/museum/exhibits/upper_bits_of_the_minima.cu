@@ -2,7 +2,7 @@
 // source = "constructed (issue 16: the high bits of Q4_K's minima)"
 // class = "decoding"
 // essence = "The upper two bits of the minima of groups 4 to 7 are dropped."
-// shows_when = "always, from value 128 on"
+// shows_when = "always, for values from 128 on"
 // names = ["bits-elsewhere"]
 // says = ["(upper|high) bits|minim"]
 // quick = true

@@ -1,7 +1,7 @@
 // [museum]
 // source = "tinygrad/tinygrad#14850"
 // class = "decoding"
-// essence = "GGML keeps twice the values of E2M1 and half of the scale; only the scale was halved."
+// essence = "ggml stores doubled E2M1 values and half the scale; the kernel halves only the scale."
 // shows_when = "always"
 // names = []
 // says = ["factor|twice|halved|0\\.5"]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "HazyResearch/HipKittens#40"
 // class = "asynchronous copy"
-// essence = "A load from shared memory was moved up in the pipeline without the wait that belongs before it."
-// shows_when = "the copy takes longer than the instructions between"
+// essence = "A load from shared memory was moved up in the pipeline without the wait that must precede it."
+// shows_when = "the copy takes longer than the instructions between them"
 // names = []
 // says = ["race|hazard|wait|in flight|unsynchroni[sz]ed|not deterministic"]
 // [/museum]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "uccl-project/mKernel#18"
 // class = "asynchronous copy"
-// essence = "The wait fires a step too late: the group that is read next may still be on its way."
+// essence = "The wait comes one step too late: the group that is read next may still be in flight."
 // shows_when = "K has more tiles than the pipeline has stages"
 // names = []
 // says = ["race|hazard|wait|in flight|unsynchroni[sz]ed|not deterministic"]

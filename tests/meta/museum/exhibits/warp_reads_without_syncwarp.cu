@@ -1,8 +1,8 @@
 // [museum]
 // source = "ikawrakow/ik_llama.cpp#2502"
 // class = "race"
-// essence = "Within a warp, lanes write shared memory that other lanes read, without __syncwarp between."
-// shows_when = "lanes of a warp that do not run in step (since Volta)"
+// essence = "Lanes of a warp read shared memory that other lanes wrote, without __syncwarp."
+// shows_when = "lanes of a warp do not run in lockstep (since Volta)"
 // names = []
 // says = ["race|hazard|unsynchroni[sz]ed|not deterministic"]
 // [/museum]

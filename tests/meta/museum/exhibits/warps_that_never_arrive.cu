@@ -1,9 +1,9 @@
 // [museum]
 // source = "flashinfer-ai/flashinfer#2996"
 // class = "barrier"
-// essence = "The barrier before the reduction stands in the branch of the computing warps; the others wait at
-//   another one."
-// shows_when = "always undefined; hangs on some cards"
+// essence = "The barrier before the reduction is in the branch of the computing warps; the others wait at another
+//   one."
+// shows_when = "always undefined; hangs on some GPUs"
 // names = []
 // says = ["barrier|diverge"]
 // [/museum]

@@ -1,9 +1,9 @@
 // [museum]
 // source = "NVIDIA/cutlass#3568"
 // class = "end of K"
-// essence = "The main loop consumes a whole buffer of stages in each iteration, and nothing checks whether all
-//   of them belong to the row."
-// shows_when = "K is no multiple of the four stages' 128"
+// essence = "The main loop consumes a whole buffer of stages per iteration without checking that all of them belong to
+//   the row."
+// shows_when = "K is not a multiple of the four stages' 128"
 // names = []
 // says = ["past the (end|row)|out of bounds|reads? (outside|past)|next row"]
 // [/museum]

@@ -1,8 +1,8 @@
 // [museum]
 // source = "paiml/trueno#159"
 // class = "misaligned load"
-// essence = "Words of four bytes are read from blocks of 210 bytes. Some cards forgive it; Jetson says
-//   misaligned address."
+// essence = "Words of four bytes are read from blocks of 210 bytes. Some GPUs tolerate it; Jetson reports a misaligned
+//   address."
 // shows_when = "odd blocks"
 // names = []
 // says = ["misaligned"]

@@ -1,7 +1,7 @@
 // [museum]
 // source = "constructed (issue 16: the first bug that kernels of Q8_0 have)"
 // class = "misaligned load"
-// essence = "Words of four bytes are read at byte 2 of blocks of 34 bytes: no word is aligned in even blocks."
+// essence = "Words of four bytes are read from byte 2 of blocks of 34 bytes: in even blocks no word is aligned."
 // shows_when = "always"
 // names = []
 // says = ["misaligned"]

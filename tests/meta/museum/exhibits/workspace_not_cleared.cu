@@ -1,9 +1,9 @@
 // [museum]
 // source = "huggingface/candle#3476 (its workspace)"
 // class = "stale or uninitialized"
-// essence = "The quantizer writes K activations of a token into a workspace whose rows are padded to 512; nobody clears
-//   the padding, and the product reads it."
-// shows_when = "K is no multiple of 512, and the memory holds what is no number"
+// essence = "The quantizer writes K activations per token to a workspace whose rows are padded to 512. The padding is
+//   not cleared, but the product reads it."
+// shows_when = "K is not a multiple of 512, and the memory contains NaN"
 // names = ["stale-tile"]
 // says = ["uninitiali[sz]ed", "not deterministic: .*nan"]
 // right = [["16 * 36\" }", "16 * 36\", zeroed = true }"], ["BUG = 1", "BUG = 0"]]

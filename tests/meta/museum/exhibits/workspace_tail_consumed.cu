@@ -1,9 +1,9 @@
 // [museum]
 // source = "huggingface/candle#3476"
 // class = "stale or uninitialized"
-// essence = "The activations' workspace is padded to whole groups; the padding is not written, and the reader
-//   consumes it."
-// shows_when = "K is no multiple of 512"
+// essence = "The activations' workspace is padded to whole groups; the padding is never written, but the reader uses
+//   it."
+// shows_when = "K is not a multiple of 512"
 // names = ["stale-tile"]
 // says = ["uninitiali[sz]ed"]
 // [/museum]

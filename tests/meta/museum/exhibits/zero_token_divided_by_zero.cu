@@ -1,7 +1,7 @@
 // [museum]
 // source = "microsoft/BitNet#123"
 // class = "block of zeros"
-// essence = "A token is divided by its largest value, also if that is zero."
+// essence = "A token is divided by its largest value, even if that is zero."
 // shows_when = "all activations of a token are zeros"
 // names = []
 // says = ["0/0|zero[- ]block|block of zeros|token of zeros|zero[- ]token"]
