@@ -36,9 +36,15 @@ _SINGULARS = {"matrices": "matrix", "launches": "launch"}
 
 
 def counted(n: int, plural: str) -> str:
-    """A number and its noun, of which the first word agrees with it: "1 launch", "2,000 outputs at other shapes"."""
-    first, space, rest = plural.partition(" ")
-    return f"{n:,} {_SINGULARS.get(first, first[:-1]) if n == 1 else first}{space}{rest}"
+    """A number and its noun, which agrees with it: "1 launch", "1 empty tensor", "2,000 outputs at other shapes".
+
+    The noun is the first word of `plural` that ends in s.
+    """
+    words = plural.split(" ")
+    noun = next((i for i, word in enumerate(words) if word.endswith("s")), None)
+    if n == 1 and noun is not None:
+        words[noun] = _SINGULARS.get(words[noun], words[noun][:-1])
+    return f"{n:,} {' '.join(words)}"
 
 
 def quoted(name: str) -> str:
