@@ -66,7 +66,7 @@ def judge_captured(
         found = model.tensors.get(tensor)
         if found is None:
             near = next((n for n in model.tensors if tensor and tensor in n), next(iter(model.tensors), ""))
-            raise UsageError(f"no tensor has the name {quoted(tensor)}; there is, for example, {quoted(near)}")
+            raise UsageError(f"no tensor is called {quoted(tensor)}; there is, for example, {quoted(near)}")
         fmt = found.type.weights
         if fmt is None or not may_be_matrix(found):
             raise NothingToVerify(f"{quoted(tensor)} is not a matrix that is multiplied ({found.type.name})")

@@ -23,6 +23,8 @@ from ..gguf.file import Tensor
 from ..gguf.matrices import matrix_of, may_be_matrix, where
 from ..gguf.records import Finding, capped
 from ..kernels.foreign.api import COMPUTES
+from ..llama.builds import path_of
+from ..llama.installed import why_missing
 from ..results.failures import MAX_HEX_BYTES, Failure
 from ..results.products import TensorBytes
 from ..results.rungs import MAX_FAILURES, RungResult
@@ -49,7 +51,10 @@ def check(run: Run, result: RungResult) -> Steps:
     examined = Examination(run.model, run.library, run.options.threads, run.options.progress)
     tensors = _ordered(run)
 
-    with ThreadPoolExecutor(1) as pool, Readers(min(TIME_LIMIT, run.options.time_limit)) as readers:
+    limit = min(TIME_LIMIT, run.options.time_limit)
+    # llama-cpp-python's reader is preferred: of other builds of llama.cpp, some read no file without its weights
+    build = path_of(run.options.llama) if why_missing() else None
+    with ThreadPoolExecutor(1) as pool, Readers(limit, build=build) as readers:
         readings = pool.submit(lambda: readers.read_model(run.model))
         ours = [*run.model.findings, *check_consistency(run.model)]
         ours += [f for part in run.model.parts for f in coverage(part)]
