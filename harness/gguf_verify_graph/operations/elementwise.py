@@ -15,6 +15,15 @@ vulkan-shaders/unary.comp, scale.comp, add1.comp, add_id.comp; llama.cpp v0.5.0)
             for SCALE u·|s·x| + u·|o|, which a fused product and sum never exceeds; 0 for CLAMP
 
 A clamp with m > M has no definition, since backends disagree on which of them applies; nor has ADD1 to blocks.
+
+Element-wise operations on two tensors: ADD, SUB, MUL, DIV.
+
+    y[i] = x[i] ∘ z[i mod ne]        the second operand is repeated to the shape of the first
+
+Half sources are widened to float32, the result is rounded once to float32, and once to the output's type
+(ggml-cpu/binary-ops.cpp, ggml-cuda/binbcast.cu, vulkan-shaders/add.comp and others; llama.cpp v0.5.0).
+
+    bound   u·|o|, u = 2^-24; for a division the backend's ulps; below the normal numbers the error of flushing
 """
 
 from __future__ import annotations
@@ -25,11 +34,11 @@ import numpy as np
 
 from gguf_verify.llama.node import BF16, F16, F32, I32, Array, Doubles, Node, NoDefinition, Operand, parameters
 
+from .arithmetic import ULP, arithmetic
 from .drawing import SIZES, floats
 from .functions import Function, judge_function, same_shape
 from .intervals import Interval, Steps, enclosed, point, where
-from .judging import Judged
-from .operation import Operation
+from .judging import Judged, Operation, within
 from .unary import turning, typed
 
 
@@ -114,7 +123,7 @@ def _add_id(node: Node) -> Judged:
 Draw = Callable[[np.random.Generator], Iterator[Node]]
 
 
-def _draw(op: str, types: tuple[int, ...], *sets: tuple[float, ...]) -> Draw:
+def _draw_function(op: str, types: tuple[int, ...], *sets: tuple[float, ...]) -> Draw:
     """Return a function that yields random nodes. Args: sets: sets of parameters."""
 
     def draw(rng: np.random.Generator) -> Iterator[Node]:
@@ -156,28 +165,84 @@ def _draw_add_id(rng: np.random.Generator) -> Iterator[Node]:
 
 
 _ALL = (F32, F16, BF16)
-SQR = Operation(op="SQR", title="x²", judge=_judge_function, draw=_draw("SQR", _ALL))
-SQRT = Operation(op="SQRT", title="√x", judge=_judge_function, draw=_draw("SQRT", _ALL))
-LOG = Operation(op="LOG", title="ln x", judge=_judge_function, draw=_draw("LOG", _ALL))
-SIN = Operation(op="SIN", title="sin x", judge=_judge_function, draw=_draw("SIN", _ALL))
-COS = Operation(op="COS", title="cos x", judge=_judge_function, draw=_draw("COS", _ALL))
+
+
+def repeated(operand: Doubles, shape: tuple[int, ...]) -> Doubles:
+    """Return an operand repeated to the shape."""
+    times = [whole // part if part else 0 for whole, part in zip(shape, operand.shape, strict=True)]
+    return np.tile(operand, times)
+
+
+def _judge_binary(of: Callable[[Doubles, Doubles], Doubles], ulps: Callable[[str], float]) -> Callable[[Node], Judged]:
+    def judge(node: Node) -> Judged:
+        x, z = node.source(0).values, node.source(1).values
+        with np.errstate(all="ignore"):
+            exact = in_range(of(x, repeated(z, x.shape)))
+            bound = ulps(node.backend) * ULP * np.abs(exact) + arithmetic(node.backend).tiny
+        return within(node, "f32", exact, bound)
+
+    return judge
+
+
+def in_range(exact: Doubles) -> Doubles:
+    """Return the results, with those beyond float32's range as infinities."""
+    return np.where(np.abs(exact) >= 2.0**128 * (1 - 2.0**-25), np.copysign(np.inf, exact), exact)
+
+
+def _draw_binary(op: str) -> Callable[[np.random.Generator], Iterator[Node]]:
+    def draw(rng: np.random.Generator) -> Iterator[Node]:
+        for shape in SIZES:
+            x = Operand.of(floats(rng, shape))
+            for other in (shape, (1, 1, 1, shape[3]), (1, 1, shape[2], shape[3]), (1, 1, 1, 1), (1, shape[1], 1, 1)):
+                yield Node(op, (x, Operand.of(_divisor(op, floats(rng, other)))), Operand.blank(F32, *shape))
+        half = Operand.of(floats(rng, (2, 3, 5, 33)).astype(np.float16))
+        for z in (half, Operand.of(_divisor(op, floats(rng, (1, 1, 5, 33))))):
+            yield Node(op, (half, z), Operand.blank(F16, 2, 3, 5, 33))
+        turned = Operand.of(floats(rng, (2, 5, 3, 32))).permuted(0, 2, 1, 3)
+        yield Node(op, (turned, Operand.of(floats(rng, (1, 1, 1, 32)))), Operand.blank(F32, *turned.shape))
+
+    return draw
+
+
+def _divisor(op: str, values: Array) -> Array:
+    return np.where(np.abs(values) < 2.0**-100, np.float32(1), values) if op == "DIV" else values
+
+
+def _accurate(_backend: str) -> float:
+    return 0.5
+
+
+SQR = Operation(op="SQR", title="x²", judge=_judge_function, draw=_draw_function("SQR", _ALL))
+SQRT = Operation(op="SQRT", title="√x", judge=_judge_function, draw=_draw_function("SQRT", _ALL))
+LOG = Operation(op="LOG", title="ln x", judge=_judge_function, draw=_draw_function("LOG", _ALL))
+SIN = Operation(op="SIN", title="sin x", judge=_judge_function, draw=_draw_function("SIN", _ALL))
+COS = Operation(op="COS", title="cos x", judge=_judge_function, draw=_draw_function("COS", _ALL))
 SCALE = Operation(
     op="SCALE",
     title="s·x + b",
     judge=_scale,
-    draw=_draw("SCALE", (F32, BF16), (0.088388346, 0.0), (-1.7, 0.3), (0.0, 2.5), (1.0, -1.0)),
+    draw=_draw_function("SCALE", (F32, BF16), (0.088388346, 0.0), (-1.7, 0.3), (0.0, 2.5), (1.0, -1.0)),
 )
 CLAMP = Operation(
     op="CLAMP",
     title="max(min(x, M), m)",
     judge=_clamp,
-    draw=_draw("CLAMP", (F32, F16), (-1.0, 1.5), (0.3, 0.3), (-np.inf, 0.7), (0.123456, np.inf)),
+    draw=_draw_function("CLAMP", (F32, F16), (-1.0, 1.5), (0.3, 0.3), (-np.inf, 0.7), (0.123456, np.inf)),
 )
 LEAKY_RELU = Operation(
     op="LEAKY_RELU",
     title="x, or s·x below 0",
     judge=_leaky_relu,
-    draw=_draw("LEAKY_RELU", (F32, F16), (0.1,), (-0.7,), (0.0,)),
+    draw=_draw_function("LEAKY_RELU", (F32, F16), (0.1,), (-0.7,), (0.0,)),
 )
 ADD1 = Operation(op="ADD1", title="x + one number", judge=_add1, draw=_draw_add1)
 ADD_ID = Operation(op="ADD_ID", title="x + rows by index", judge=_add_id, draw=_draw_add_id)
+ADD = Operation(op="ADD", title="x + z", judge=_judge_binary(np.add, _accurate), draw=_draw_binary("ADD"))
+SUB = Operation(op="SUB", title="x - z", judge=_judge_binary(np.subtract, _accurate), draw=_draw_binary("SUB"))
+MUL = Operation(op="MUL", title="x · z", judge=_judge_binary(np.multiply, _accurate), draw=_draw_binary("MUL"))
+DIV = Operation(
+    op="DIV",
+    title="x / z",
+    judge=_judge_binary(np.divide, lambda backend: arithmetic(backend).division),
+    draw=_draw_binary("DIV"),
+)

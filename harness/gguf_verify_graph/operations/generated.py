@@ -23,8 +23,7 @@ from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operan
 
 from .drawing import SIZES, floats
 from .intervals import Interval, Steps, enclosed, point
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
 
 
 def _fill(node: Node) -> Judged:

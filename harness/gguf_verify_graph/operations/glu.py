@@ -39,8 +39,7 @@ from gguf_verify.llama.node import (
 from .drawing import floats
 from .functions import FUNCTIONS, ONE, SILU_OF_VECTORS, Function
 from .intervals import Interval, Steps, enclosed, point, where
-from .judging import Judged
-from .operation import Operation
+from .judging import Judged, Operation
 from .unary import TABLES, turning, typed
 
 VARIANTS = NUMBERED["GLU"]

@@ -12,7 +12,7 @@ vulkan-shaders/dsv4_hc_pre.comp and dsv4_hc_post.comp; llama.cpp v0.5.0). Vulkan
 fused multiply-adds; other compilers may contract. A fused operation saves one rounding. Where Vulkan fuses SCALE,
 SIGMOID and SCALE of `post` into POST, `post` is not an input of the node; nodes computed one by one are not fused.
 
-    bound   the running error of the sum (`_recurrence`): half an ulp of each product and of each partial sum, plus |x|
+    bound   the running error of the sum (`recurrence`): half an ulp of each product and of each partial sum, plus |x|
             times the error of the gate's sigmoid, from the interval of its steps (`intervals`)
 """
 
@@ -24,13 +24,12 @@ import numpy as np
 
 from gguf_verify.llama.node import F32, Doubles, Node, NoDefinition, Operand, demand, parameters
 
-from ._recurrence import Running
 from .arithmetic import arithmetic
 from .drawing import floats
 from .functions import sigmoid, sigmoid_steps
 from .intervals import Steps
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
+from .recurrence import Running
 
 #: Largest number of streams whose sum is followed; models have 4.
 _MOST = 1024

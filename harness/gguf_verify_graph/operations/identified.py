@@ -2,7 +2,7 @@
 
 Definitions whose activations are the values themselves cannot pass by chance: they come first and are always tried.
 Definitions that round factors may pass for sums in half, whose errors are about as large as that rounding. So where the
-outputs have the bits of such sums (`_matrices.are_short`), a definition with a twin that has sums in half is excluded:
+outputs have the bits of such sums (`matrices.are_short`), a definition with a twin that has sums in half is excluded:
 the twin has the same exact product, and a wider tolerance. Sums of few terms are less conclusive: `Ruling.out` names
 the definitions that long rows excluded.
 """
@@ -21,11 +21,10 @@ from gguf_verify.llama.node import Node, NoDefinition, Operand
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions.f32 import F32
 
-from ._definition import Definition
-from ._drawn_matrices import drawn_blocks
-from ._matrices import Matrix, are_short, identified
-from ._product_definitions import definitions
-from .drawing import floats
+from .definition import Definition
+from .drawing import drawn_blocks, floats
+from .matrices import Matrix, are_short, identified
+from .product_definitions import definitions
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -42,7 +41,7 @@ def identified_product(
     backend: str, fmt: BlockFormat, w: Bytes, x: Floats, y: Floats, columns: int, out: Collection[str] = ()
 ) -> Ruling:
     """Return the first of a backend's definitions of values that all outputs pass, or most inexact ones
-    (`_matrices.judged`).
+    (`matrices.judged`).
 
     Args:
         backend: ggml's name.

@@ -33,8 +33,7 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, Arithmetic, arithmetic
 from .drawing import Shape, floats
-from .judging import Judged, equal, within
-from .operation import Operation
+from .judging import Judged, Operation, equal, within
 
 Indices = npt.NDArray[np.intp]
 _NEAREST, _BILINEAR, _ALIGNED = 0, 1, 1 << 8

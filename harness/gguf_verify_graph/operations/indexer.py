@@ -37,12 +37,10 @@ from gguf_verify.llama.node import BF16, F16, F32, Array, Doubles, Node, NoDefin
 from gguf_verify.semantics.accumulation import SCORE_LIMIT, in_tensor_cores
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._drawn_matrices import drawn_values, drawn_weights
 from .arithmetic import Arithmetic, arithmetic, summed
-from .drawing import floats
+from .drawing import drawn_values, drawn_weights, floats
 from .functions import relu
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
 
 #: Number of products of a head and a key held at a time; number of values of keys decoded at a time.
 _AT_ONCE, _DECODED = 1 << 20, 1 << 22

@@ -1,4 +1,4 @@
-"""Comparison of a node's output with the definition of its operation. Predicates are written so that NaN fails.
+"""Operations, and the comparison of a node's output with its definition. Predicates are written so that NaN fails.
 
 An operation states its expectation in one of three ways, each of which gives a `Judged`:
 
@@ -11,7 +11,7 @@ An operation states its expectation in one of three ways, each of which gives a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -64,6 +64,26 @@ class Judged:
     @property
     def passed(self) -> bool:
         return not self.wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """An operation of ggml's graphs.
+
+    Args:
+        op: ggml's name (`ggml_op_name`).
+        title: what the operation computes, in one line.
+        judge: judges a node. Raises NoDefinition if no definition covers the node.
+        draw: yields nodes with random inputs and blank outputs, of every kind that `judge` supports, for a backend to
+            compute: shapes not divisible into vectors, broadcasts, rows that are not contiguous, values of every size.
+        axes: names of the output's dimensions, the slowest first, for reports.
+    """
+
+    op: str
+    title: str
+    judge: Callable[[Node], Judged]
+    draw: Callable[[np.random.Generator], Iterable[Node]]
+    axes: tuple[str, str, str, str] = ("i3", "i2", "i1", "i0")
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,11 +33,9 @@ from gguf_verify.llama.node import (
     parameters,
 )
 
-from .conversions import drawn_blocks, floats_of, store
+from .conversions import QUANTIZED, drawn_blocks, floats_of, store
 from .drawing import SIZES, Shape, floats
-from .judging import Judged, equal
-from .operation import Operation
-from .quantizers import QUANTIZED
+from .judging import Judged, Operation, equal
 from .rows import values
 
 #: Types that a copy converts between, in addition to the quantized ones.

@@ -32,8 +32,7 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, added, arithmetic
 from .drawing import SIZES, floats
-from .judging import UNDERFLOW, Judged, within
-from .operation import Operation
+from .judging import UNDERFLOW, Judged, Operation, within
 
 
 def _over_rows(node: Node) -> Doubles:

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from gguf_verify.llama.node import F32, I32, Array, Node, NoDefinition, Operand, parameters
 
 from .drawing import SIZES, Shape, floats
-from .judging import Judged, checked
-from .operation import Operation
+from .judging import Judged, Operation, checked
 
 Indices = npt.NDArray[np.intp]
 _UP, _DOWN = 0, 1

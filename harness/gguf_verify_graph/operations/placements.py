@@ -25,8 +25,7 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import arithmetic
 from .drawing import SIZES, Shape, floats
-from .judging import Judged, equal, within
-from .operation import Operation
+from .judging import Judged, Operation, equal, within
 
 _TRIANGLES: tuple[Callable[[Array, Array], npt.NDArray[np.bool_]], ...] = (
     np.greater_equal, np.greater, np.less_equal, np.less,

@@ -19,11 +19,9 @@ import numpy.typing as npt
 from gguf_verify.formats import FORMATS
 from gguf_verify.llama.node import BF16, F16, F32, I32, I64, Node, NoDefinition, Operand, Sizes
 
-from .conversions import drawn_blocks, floats_of, store
+from .conversions import QUANTIZED, drawn_blocks, floats_of, store
 from .drawing import floats
-from .judging import Judged, equal
-from .operation import Operation
-from .quantizers import QUANTIZED
+from .judging import Judged, Operation, equal
 
 Indices = npt.NDArray[np.int64]
 

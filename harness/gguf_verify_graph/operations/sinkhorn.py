@@ -37,11 +37,10 @@ import numpy as np
 from gguf_verify.llama.node import F32, Doubles, Node, Operand, demand, parameters
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._recurrence import exp_error
 from .arithmetic import ULP, Arithmetic, arithmetic
 from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
+from .recurrence import exp_error
 
 #: Number of streams; largest number of iterations tracked; tokens at a time.
 _STREAMS, _MOST, _AT_ONCE = 4, 128, 1024

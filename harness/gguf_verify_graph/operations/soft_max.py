@@ -29,12 +29,11 @@ from gguf_verify.llama.node import F32, Doubles, Node, NoDefinition, Operand, pa
 from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
-from ._alibi import mask_of, slopes
 from .arithmetic import ULP, Arithmetic, added, arithmetic
-from .binary import in_range
+from .attention_scores import mask_of, slopes
 from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .elementwise import in_range
+from .judging import Judged, Operation, within
 
 #: Levels of the tree by which the CPU adds up a vector of float32.
 LEVELS = 4

@@ -30,9 +30,8 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, added, arithmetic
 from .drawing import SIZES, floats
-from .judging import Judged, equal, within
+from .judging import Judged, Operation, equal, within
 from .movements import repeats
-from .operation import Operation
 
 _DOUBLE = 2.0**-52
 

@@ -28,8 +28,7 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, arithmetic, summed
 from .drawing import floats
-from .judging import Judged, within
-from .operation import Operation
+from .judging import Judged, Operation, within
 
 
 def _substituted(triangle: Doubles, right: Doubles) -> Doubles:

@@ -31,8 +31,7 @@ from gguf_verify.llama.node import BF16, F16, F32, NUMBERED, Array, Doubles, Nod
 from .drawing import SIZES, Shape, floats
 from .functions import FUNCTIONS, ONE, SILU_OF_VECTORS, Function, judge_function, same_shape
 from .intervals import Interval, Steps, enclosed, point, where
-from .judging import Judged
-from .operation import Operation
+from .judging import Judged, Operation
 
 VARIANTS = NUMBERED["UNARY"]
 #: Arguments at which a function changes direction, ends, underflows or overflows.

@@ -22,8 +22,7 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import arithmetic
 from .drawing import floats
-from .judging import Judged, equal, within
-from .operation import Operation
+from .judging import Judged, Operation, equal, within
 
 
 def _part(node: Node) -> Judged:

@@ -13,7 +13,7 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.llama.node import F16, F32
 from gguf_verify_graph.operations import OPERATIONS, Node, NoDefinition, Operand, judge, parameters
-from gguf_verify_graph.operations._attention_on_cuda import vec_alone
+from gguf_verify_graph.operations.attention_paths import vec_alone
 from tests.reference.operations.test_attention_on_vulkan import ABOVE, FAULTS
 from tests.support.operations import with_output
 

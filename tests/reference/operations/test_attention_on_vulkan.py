@@ -12,7 +12,7 @@ import pytest
 
 from gguf_verify.llama.node import BF16, F32
 from gguf_verify_graph.operations import OPERATIONS, Judged, Node, NoDefinition, Operand, judge, parameters
-from gguf_verify_graph.operations._attention_sums import in_lanes
+from gguf_verify_graph.operations.attention_sums import in_lanes
 from tests.support.operations import source, with_output
 
 Array = npt.NDArray[Any]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge
-from gguf_verify_graph.operations._consistency import admitted
+from gguf_verify_graph.operations.consistency import admitted
 from gguf_verify_graph.operations.judging import within
 from tests.support.narrow_sums import HALF_SUMS, half
 from tests.support.operations import with_output

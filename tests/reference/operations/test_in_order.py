@@ -12,9 +12,9 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.semantics.declared import declared
 from gguf_verify_graph.operations import Node, Operand, judge
-from gguf_verify_graph.operations import _in_order as module
-from gguf_verify_graph.operations._drawn_matrices import drawn_blocks
-from gguf_verify_graph.operations._in_order import Ordered, sums, told_apart
+from gguf_verify_graph.operations import in_order as module
+from gguf_verify_graph.operations.drawing import drawn_blocks
+from gguf_verify_graph.operations.in_order import Ordered, sums, told_apart
 from tests.support.operations import with_output
 
 Floats = npt.NDArray[np.float32]

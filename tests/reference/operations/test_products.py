@@ -14,10 +14,10 @@ from gguf_verify.llama import Llama
 from gguf_verify.llama.node import F32
 from gguf_verify.semantics.encodings import ENCODINGS
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify_graph.operations._drawn_matrices import drawn_values, drawn_weights
-from gguf_verify_graph.operations._hadamard import says_hadamard
-from gguf_verify_graph.operations._matrices import Matrix, judged
-from gguf_verify_graph.operations._product_definitions import VECTOR_COLUMNS, definitions
+from gguf_verify_graph.operations.drawing import drawn_values, drawn_weights
+from gguf_verify_graph.operations.matrices import Matrix, judged
+from gguf_verify_graph.operations.product_definitions import VECTOR_COLUMNS, definitions
+from gguf_verify_graph.operations.products import says_hadamard
 from tests.support.operations import Fault, check_faults, check_right, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
 

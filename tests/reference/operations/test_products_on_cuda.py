@@ -14,11 +14,10 @@ from gguf_verify.llama.node import F16, F32
 from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify_graph.operations import Node, Operand, judge, parameters
-from gguf_verify_graph.operations._codes_on_cuda import products_of
-from gguf_verify_graph.operations._drawn_matrices import drawn_values, drawn_weights
-from gguf_verify_graph.operations._lanes_on_cuda import in_lanes, threads_of
-from gguf_verify_graph.operations._product_definitions import definitions
-from gguf_verify_graph.operations._products_on_cuda import cut_to_tf32, round_to_tf32
+from gguf_verify_graph.operations.codes_on_cuda import products_of
+from gguf_verify_graph.operations.drawing import drawn_values, drawn_weights
+from gguf_verify_graph.operations.product_definitions import definitions
+from gguf_verify_graph.operations.products_on_cuda import cut_to_tf32, in_lanes, round_to_tf32, threads_of
 from tests.support.operations import with_output
 
 Array = npt.NDArray[Any]

@@ -1,4 +1,4 @@
-"""Attention, head by head: pairing of rows, and the soft cap and the mask of scores, with their errors."""
+"""Attention, head by head: pairing of rows; soft cap, mask and ALiBi slopes of scores, with their errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gguf_verify.formats import WeightFormat, tensor_type
 from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand
 from gguf_verify.semantics.narrow import HALF
 
-from ._alibi import mask_of
-from ._consistency import admitted
+from .arithmetic import ULP, arithmetic
+from .consistency import admitted
 from .judging import Judged, within
 
 #: Largest number of scores [rows, keys] held at a time.
@@ -53,7 +53,7 @@ def over_heads(
     Args:
         definition: its name in tables.
         of: returns the exact result [rows, DV] and its bound for a batch, a head and some of its queries.
-        alike: whether sums are halves, so that the errors of a row must be of similar size (`_consistency`).
+        alike: whether sums are halves, so that the errors of a row must be of similar size (`consistency`).
     """
     batches, heads, tokens, _ = node.source(0).shape
     exact, bound = (np.zeros(node.output.shape) for _ in range(2))
@@ -121,3 +121,32 @@ def masked(
     if not np.isfinite(s_read).all():
         raise NoDefinition("attention whose scores are not finite")
     return Scores(s, off, spread)
+
+
+def slopes(node: Node, heads: int, max_bias: float) -> tuple[Doubles, Doubles]:
+    """Return the slope of each head, and its relative error: float64[heads] each.
+
+    With b = max_bias and n the largest power of two that is at most the number of heads, head h has
+
+        m^k    m = 2^(-b/n), k = h + 1 if h < n       m = 2^(-b/(2n)), k = 2·(h - n) + 1 for the others
+
+    and 1 where b is not positive. The exponents are exact. m is a float32 power; raising it to k multiplies its
+    error by k.
+    """
+    if not max_bias > 0 or not heads:
+        return np.ones(heads), np.zeros(heads)
+    n, h = 1 << (heads.bit_length() - 1), np.arange(heads)
+    k = np.where(h < n, h + 1, 2 * (h - n) + 1)
+    exponents = k * np.where(h < n, max_bias / n, max_bias / 2 / n)
+    return np.exp2(-exponents), (ULP * arithmetic("CPU").power) * k + ULP * arithmetic(node.backend).power
+
+
+def mask_of(node: Node, mask: Operand, rows: int, columns: int, sizes: tuple[int, int]) -> None:
+    """Check that `mask` is a mask of scores [sizes, at least rows, columns] whose batches divide `sizes`.
+
+    Raises NoDefinition.
+    """
+    ne3, ne2, ne1, ne0 = mask.shape
+    fits = ne0 == columns and ne1 >= rows and ne2 > 0 < ne3 and sizes[1] % ne2 == 0 and sizes[0] % ne3 == 0
+    if mask.type_id not in (F16, F32) or not fits:
+        raise NoDefinition(f"{node.operation} with a mask of {mask.type} {mask.ne}")

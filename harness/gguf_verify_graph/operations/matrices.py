@@ -26,9 +26,9 @@ from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.gates import judge as judge_product
 from gguf_verify.semantics.sums import Product
 
-from ._consistency import admitted
-from ._definition import Definition, loosened
-from ._in_order import Ordered, affordable, same_bits, told_apart
+from .consistency import admitted
+from .definition import Definition, loosened
+from .in_order import Ordered, affordable, same_bits, told_apart
 from .judging import Extent, Judged, Place, checked
 
 Rows = npt.NDArray[np.intp]
@@ -117,13 +117,13 @@ def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Se
 
     - where most inexact outputs are halves, outputs are in half (of other sums one in 2^13 is a half). Definitions of
       the other kind are then excluded, if there are both kinds;
-    - a definition with a known order (`_in_order`) if every output, or all but a few, have the known bits;
+    - a definition with a known order (`in_order`) if every output, or all but a few, have the known bits;
     - the first definition, among those with sums in float32 or in tensor cores, that every output passes;
     - if there is none, but more than half of the inexact outputs pass one of them, that one: too many pass for it to be
       chance, and the others are wrong. This does not apply if the outputs' bits are those of sums in half, which may
       lie within the error of the weights of a sum in float32;
     - otherwise the first one with sums or outputs in half that every output passes. Its tolerance is wide, so these
-      errors must also be of similar size (`_consistency`): one wrong output among right ones is rejected;
+      errors must also be of similar size (`consistency`): one wrong output among right ones is rejected;
     - otherwise the one with the fewest wrong outputs.
 
     So a wrong output passes only where one of the path's possible definitions, whose name is reported, admits it and

@@ -21,7 +21,7 @@ from gguf_verify.semantics.sums import Product, concatenated
 from gguf_verify.semantics.values import alignment_of_subnormals, of_values, weights_of
 from gguf_verify.support.threads import each
 
-from ._in_order import Ordered
+from .in_order import Ordered
 
 Floats = npt.NDArray[np.float32]
 
@@ -76,7 +76,7 @@ class Definition:
 
     @property
     def alike(self) -> bool:
-        """Return whether the errors of a row must be of similar size; see `_consistency`."""
+        """Return whether the errors of a row must be of similar size; see `consistency`."""
         return self.in_half or self.coarse
 
     @property
