@@ -79,7 +79,7 @@ from gguf_verify.semantics.sums import UNIT_ROUNDOFF, gamma
 from gguf_verify.semantics.values import alignment_of_subnormals, exact_weights, of_values
 
 from .arithmetic import NORMAL, ULP, arithmetic
-from .attention_scores import Scores, capped, format_of, head_of, masked, over_heads, slopes
+from .attention_scores import Scores, capped, format_of, from_weights, head_of, masked, over_heads, slopes
 from .attention_sums import Weights, in_halves, in_lanes
 from .judging import Judged
 
@@ -243,10 +243,7 @@ def _attended(
     whole = p.sum(axis=1, keepdims=True) + sink
     o = np.where(whole > 0, p @ v / whole, 0.0)
     weight_off, deviation = p * np.expm1(off) + tiny * read, p * spread + tiny * read
-    hard = weight_off @ np.abs(v) + np.abs(o) * weight_off.sum(axis=1, keepdims=True)
-    scored = deviation**2
-    squares = scored @ v**2 - 2 * o * (scored @ v) + o**2 * scored.sum(axis=1, keepdims=True)
-    of_scores = np.minimum(hard, SCORE_LIMIT * np.sqrt(np.maximum(squares, 0.0)))
+    of_scores = from_weights(v, o, weight_off, deviation)
     if path.halves:
         of_values, of_sum = _in_halves(s, largest, read, p, v), IN_FLOAT32.growth(n + 3 * (n // _BLOCK)) * whole
     else:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gguf_verify.formats import WeightFormat, tensor_type
-from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand
+from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, demand
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.narrow import HALF
 
 from .arithmetic import ULP, arithmetic
@@ -38,8 +39,7 @@ def check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
     mask, sinks = node.optional(3), node.optional(4)
     if mask is not None:
         mask_of(node, mask, tokens, k.ne[1], (batches, heads))
-        if mask.type_id != F16:
-            raise NoDefinition(f"attention with a mask of {mask.type}")
+        demand(mask.type_id == F16, f"attention with a mask of {mask.type}")
     if sinks is not None and (sinks.type_id != F32 or sinks.shape != (1, 1, 1, heads)):
         raise NoDefinition(f"attention with sinks of {sinks.type} {sinks.ne}")
     format_of(k)
@@ -95,6 +95,18 @@ def capped(z: Scores, cap: np.float64, relative: float) -> Scores:
     return Scores(cap * tanh, np.abs(cap) * off, np.abs(cap) * spread)
 
 
+def from_weights(v: Doubles, o: Doubles, off: Doubles, spread: Doubles) -> Doubles:
+    """Return the error [rows, DV] of Σ p·v, for a result o, that comes from the errors of the weights p [rows, keys].
+
+    An error of p[t] moves the result by v[t] - o. Independent errors are limited to SCORE_LIMIT standard deviations.
+    """
+    hard = off @ np.abs(v) + np.abs(o) * off.sum(axis=1, keepdims=True)
+    variances = spread**2
+    squares = variances @ v**2 - 2 * o * (variances @ v) + o**2 * variances.sum(axis=1, keepdims=True)
+    error: Doubles = np.minimum(hard, SCORE_LIMIT * np.sqrt(np.maximum(squares, 0.0)))
+    return error
+
+
 def masked(
     node: Node, scores: Scores, slopes: tuple[Doubles, Doubles], unit: float, batch: int, head: int, rows: slice
 ) -> Scores:
@@ -148,5 +160,4 @@ def mask_of(node: Node, mask: Operand, rows: int, columns: int, sizes: tuple[int
     """
     ne3, ne2, ne1, ne0 = mask.shape
     fits = ne0 == columns and ne1 >= rows and ne2 > 0 < ne3 and sizes[1] % ne2 == 0 and sizes[0] % ne3 == 0
-    if mask.type_id not in (F16, F32) or not fits:
-        raise NoDefinition(f"{node.operation} with a mask of {mask.type} {mask.ne}")
+    demand(mask.type_id in (F16, F32) and fits, f"{node.operation} with a mask of {mask.type} {mask.ne}")

@@ -41,10 +41,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
+from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.formats.c_arithmetic import at_index, inverse, signed_max
 from gguf_verify.formats.grids import kvalues
-from gguf_verify.llama.node import BF16, F16, F32, I32, Array, Bytes, Doubles, NoDefinition, Operand, block_format
+from gguf_verify.llama.node import (
+    BF16,
+    F16,
+    F32,
+    I32,
+    Array,
+    Bytes,
+    Doubles,
+    NoDefinition,
+    Operand,
+    block_format,
+    demand,
+)
 from gguf_verify.semantics.encodings import ENCODINGS
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
@@ -104,12 +116,10 @@ def store(x: Floats, operand: Operand, got: Array, backend: str) -> Stored:
                 raise NoDefinition("numbers out of int32's range")
             whole = np.trunc(x).astype(np.int32)
             return Stored("cut to i32", whole, whole)
-    if operand.type not in QUANTIZED:
-        raise NoDefinition(f"quantizing to {operand.type}")
+    demand(operand.type in QUANTIZED, f"quantizing to {operand.type}")
     if not np.isfinite(x).all():
         raise NoDefinition("quantizing NaN or infinities")
-    if x.shape[-1] % 32:
-        raise NoDefinition(f"rows of {x.shape[-1]} values in {operand.type}")
+    demand(x.shape[-1] % 32 == 0, f"rows of {x.shape[-1]} values in {operand.type}")
     size = block_format(type_id).block_bytes
     flat = np.ascontiguousarray(x, np.float32).reshape(-1, 32)
     data, allowed = quantized(operand.type, flat, np.ascontiguousarray(got).reshape(-1, size), backend)
@@ -125,20 +135,6 @@ def _half(x: Floats, got: Array, backend: str) -> Stored:
         flushed = (np.abs(data) < np.float16(2.0**-14)) & (got == 0)
         allowed = np.where((got == cut) | flushed, got, allowed)
     return Stored("rounded to f16", data, allowed)
-
-
-def drawn_blocks(rng: np.random.Generator, fmt: BlockFormat, n: int) -> Bytes:
-    """Return random codes with finite scales, uint8[n, block bytes]."""
-    blocks = rng.integers(0, 256, (n, fmt.block_bytes), dtype=np.uint8)
-    structs = fmt.view(blocks)
-    for item in fmt.fields:
-        if item.dtype == "<f2":
-            shape = structs[item.name].shape
-            bits = rng.integers(0, 0x7C00, shape) | rng.integers(0, 2, shape) << 15
-            structs[item.name] = bits.astype("<u2").view("<f2")
-    if fmt.make_finite is not None:
-        fmt.make_finite(structs, rng)
-    return blocks
 
 
 Floats = npt.NDArray[np.float32]

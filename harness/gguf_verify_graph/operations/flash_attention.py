@@ -34,18 +34,17 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.formats import ELEMENTS, FORMATS
-from gguf_verify.llama.node import BF16, F16, F32, Doubles, Node, NoDefinition, Operand, parameters
-from gguf_verify.semantics.accumulation import SCORE_LIMIT
+from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, demand, parameters
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, arithmetic
 from .attention_paths import judge_on_cuda, judge_on_vulkan
-from .attention_scores import Scores, capped, check, format_of, head_of, masked, over_heads, slopes
+from .attention_scores import Scores, capped, check, format_of, from_weights, head_of, masked, over_heads, slopes
 from .attention_sums import Weights, in_floats, in_halves
-from .drawing import drawn_blocks
 from .judging import UNDERFLOW, Judged, Operation
+from .random_inputs import random_blocks, typed
 
 #: Least number of queries for tiles, and keys of a tile; least number of keys at which a single query's are split.
 _TILE, _SPLIT = 64, 512
@@ -58,8 +57,7 @@ def _judge(node: Node) -> Judged:
         return judge_on_vulkan(node)
     if node.backend == "CUDA":
         return judge_on_cuda(node)
-    if node.backend != "CPU":
-        raise NoDefinition(f"FLASH_ATTN_EXT on {node.backend}")
+    demand(node.backend == "CPU", f"FLASH_ATTN_EXT on {node.backend}")
     path, name = _path(q, k, v)
     slope = slopes(node, q.ne[2], node.number(1))
 
@@ -127,10 +125,7 @@ def _attended(node: Node, path: str, scores: Scores, v: Doubles, head: int) -> t
     whole = w.p.sum(axis=1, keepdims=True) + sink
     o = np.where(whole > 0, w.p @ v / whole, 0.0)
     weight_off = w.p * np.expm1(off)
-    hard = weight_off @ np.abs(v) + np.abs(o) * weight_off.sum(axis=1, keepdims=True)
-    scored = (w.p * spread) ** 2
-    squares = scored @ v**2 - 2 * o * (scored @ v) + o**2 * scored.sum(axis=1, keepdims=True)
-    of_scores = np.minimum(hard, SCORE_LIMIT * np.sqrt(np.maximum(squares, 0.0)))
+    of_scores = from_weights(v, o, weight_off, w.p * spread)
     halves = node.source(2).type_id == F16 and path != "tiled"
     of_values = in_halves(w, v) if halves else in_floats(w, v)
     if halves and path == "split":  # parts are added in float32
@@ -203,12 +198,10 @@ def _random_tensor(rng: np.random.Generator, kind: str, shape: tuple[int, ...], 
     values = rng.standard_normal(shape).astype(np.float32)
     if constant:
         values[...] = np.abs(values[..., :1, :])
-    if kind == "BF16":
-        return Operand.of((values.view(np.uint32) >> np.uint32(16)).astype(np.uint16), BF16)
     if kind in ELEMENTS:
-        return Operand.of(values.astype(np.float16 if kind == "F16" else np.float32))
+        return typed(values, ELEMENTS[kind].type_id)
     fmt = FORMATS[kind]
-    return Operand.of(drawn_blocks(rng, fmt, shape), fmt.type_id)
+    return Operand.of(random_blocks(rng, fmt, shape), fmt.type_id)
 
 
 def _random_node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
@@ -232,7 +225,7 @@ def _random_node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
     return Node("FLASH_ATTN_EXT", (queries, keys, values, mask, sinks), output, given)
 
 
-def drawn_attention(rng: np.random.Generator) -> Iterator[Node]:
+def random_attention(rng: np.random.Generator) -> Iterator[Node]:
     """Yield nodes of every path, type and parameter."""
     kinds = (
         _Kind(), _Kind(heads=6, shared=1, tokens=1, keys=1, dims=32, out=16), _Kind(turned=True, sinks=True),
@@ -258,5 +251,5 @@ FLASH_ATTN_EXT = Operation(
     op="FLASH_ATTN_EXT",
     title="Σ exp(s - M)·v / Σ exp(s - M), s = scale·(q·k) + slope·mask",
     judge=_judge,
-    draw=drawn_attention,
+    draw=random_attention,
 )

@@ -25,8 +25,8 @@ import numpy as np
 from gguf_verify.llama.node import BF16, F16, F32, Array, Node, Operand, demand, parameters
 
 from .arithmetic import arithmetic, summed
-from .drawing import floats
 from .judging import Judged, Operation, equal, within
+from .random_inputs import floats, typed
 
 
 def _im2col(node: Node) -> Judged:
@@ -151,9 +151,8 @@ def _draw_col2im(rng: np.random.Generator) -> Iterator[Node]:
         values = floats(rng, (inputs, channels * kernel))
         length = (inputs - 1) * stride + kernel - 2 * padding
         given = parameters(stride, channels, padding)
-        bits = (values.view(np.uint32) >> 16).astype(np.uint16)
-        for x in (Operand.of(values), Operand.of(values.astype(np.float16)), Operand.of(bits, BF16)):
-            yield Node("COL2IM_1D", (x,), Operand.blank(x.type_id, channels, length), given)
+        for kind in (F32, F16, BF16):
+            yield Node("COL2IM_1D", (typed(values, kind),), Operand.blank(kind, channels, length), given)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from gguf_verify.semantics.accumulation import SCORE_LIMIT
 #: Largest error of one rounding to float32 near zero: half the spacing of subnormal numbers.
 UNDERFLOW = 2.0**-150
 
-#: From here on a number is rounded to infinity.
-_MOST = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
+#: From here on a number is rounded to infinity, by type.
+OVERFLOWS = {"F32": 2.0**128 * (1 - 2.0**-25), "F16": 65520.0, "BF16": 2.0**128 * (1 - 2.0**-9)}
 
 Place = tuple[int, int, int, int]
 Extent = tuple[int, int, int]
@@ -143,7 +143,7 @@ def within(
         tolerance = tolerance + _stored(node, expected, tolerance)
         if (np.isposinf(tolerance) & np.isfinite(expected)).any():
             raise NoDefinition(f"{node.operation} with an output that may be anything by {definition}")
-        most = _MOST[node.output.type]
+        most = OVERFLOWS[node.output.type]
         infinite = np.copysign(np.inf, expected)
         near = (np.abs(expected) + tolerance >= most) & (y == infinite)
         expected = np.where((np.abs(expected) >= most) | near, infinite, expected)
@@ -154,6 +154,11 @@ def within(
         ratio = np.where(difference == 0, 0.0, difference / tolerance)
         ratio = np.where(special, np.where(met, 0.0, np.inf), np.where(np.isnan(ratio), np.inf, ratio))
     return _judged(definition, ~met, ratio, y, expected, tolerance)
+
+
+def in_range(exact: Doubles) -> Doubles:
+    """Return the results, with those beyond float32's range as infinities."""
+    return np.where(np.abs(exact) >= OVERFLOWS["F32"], np.copysign(np.inf, exact), exact)
 
 
 def _stored(node: Node, expected: Doubles, tolerance: Doubles) -> Doubles | float:

@@ -38,8 +38,8 @@ import numpy as np
 from gguf_verify.llama.node import F32, Array, Doubles, Node, Operand, demand, parameters
 
 from .arithmetic import arithmetic
-from .drawing import floats
 from .judging import Judged, Operation
+from .random_inputs import floats
 from .recurrence import Rows, Running, exp_error, joined, stacked
 
 
@@ -103,8 +103,8 @@ def _repeated(values: Doubles, sequences: int, heads: int) -> Doubles:
 
 def _draw_gated(rng: np.random.Generator) -> Iterator[Node]:
     for shape in ((1, 1, 1, 1), (1, 7, 2, 5), (2, 3, 3, 16), (3, 4, 2, 33), (1, 20, 2, 64)):
-        k, v, q = (drawn_heads(rng, shape)[0] for _ in range(3))
-        _, g, state = drawn_heads(rng, shape)
+        k, v, q = (random_heads(rng, shape)[0] for _ in range(3))
+        _, g, state = random_heads(rng, shape)
         sources = tuple(Operand.of(each) for each in (k, v, q, g, state))
         yield Node("GATED_LINEAR_ATTN", sources, blank_heads(shape), parameters(float(shape[3] ** -0.5)))
 
@@ -199,7 +199,7 @@ _WKV6 = ((1, 1, 1, 1), (1, 7, 2, 5), (2, 3, 3, 16), (3, 4, 2, 33), (1, 20, 2, 64
 _WKV7 = ((1, 1, 1, 64), (1, 12, 2, 64), (3, 2, 2, 64), (1, 2, 1, 128))
 
 
-def drawn_heads(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> tuple[Array, ...]:
+def random_heads(rng: np.random.Generator, shape: tuple[int, int, int, int]) -> tuple[Array, ...]:
     """Return, for tokens, numbers of both signs and decays between 0 and 1; and a state for each sequence."""
     sequences, tokens, heads, size = shape
     values = floats(rng, (sequences * tokens, heads, size), 1.0)
@@ -215,8 +215,8 @@ def blank_heads(shape: tuple[int, int, int, int]) -> Operand:
 
 def _draw_wkv6(rng: np.random.Generator) -> Iterator[Node]:
     for shape in _WKV6:
-        k, v, r = (drawn_heads(rng, shape)[0] for _ in range(3))
-        _, w, state = drawn_heads(rng, shape)
+        k, v, r = (random_heads(rng, shape)[0] for _ in range(3))
+        _, w, state = random_heads(rng, shape)
         first = floats(rng, shape[2:], 1.0)
         sources = tuple(Operand.of(each) for each in (k, v, r, first, w, state))
         yield Node("RWKV_WKV6", sources, blank_heads(shape))
@@ -224,8 +224,8 @@ def _draw_wkv6(rng: np.random.Generator) -> Iterator[Node]:
 
 def _draw_wkv7(rng: np.random.Generator) -> Iterator[Node]:
     for shape in _WKV7:
-        r, k, v, key = (drawn_heads(rng, shape)[0] for _ in range(4))
-        _, w, state = drawn_heads(rng, shape)
+        r, k, v, key = (random_heads(rng, shape)[0] for _ in range(4))
+        _, w, state = random_heads(rng, shape)
         key = key / np.sqrt((key**2).sum(axis=-1, keepdims=True))
         b = -key * rng.uniform(0, 1, key.shape).astype(np.float32)
         w = np.exp(-0.6 * w)  # RWKV-7's decays are above e^-0.607

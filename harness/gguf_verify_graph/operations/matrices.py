@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.formats import BlockFormat, WeightFormat, tensor_type
-from gguf_verify.llama.node import BF16, F16, F32, Array, Bytes, Node, NoDefinition, Operand
+from gguf_verify.llama.node import BF16, F16, F32, Array, Bytes, Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.gates import judge as judge_product
 from gguf_verify.semantics.sums import Product
@@ -29,7 +29,7 @@ from gguf_verify.semantics.sums import Product
 from .consistency import admitted
 from .definition import Definition, loosened
 from .in_order import Ordered, affordable, same_bits, told_apart
-from .judging import Extent, Judged, Place, checked
+from .judging import Extent, Judged, Place, checked, in_range
 
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float32]
@@ -98,8 +98,7 @@ def activations(node: Node, operand: Operand, fmt: WeightFormat) -> Array:
         return np.ascontiguousarray(operand.data).reshape(-1, operand.data.shape[3])
     widened = {"F16": (F16,), "BF16": (BF16,), "F32": (F16, BF16)}.get(fmt.name, ())
     allowed = (F32, *widened) if node.backend == "CPU" else (F32, F16, BF16)
-    if operand.type_id not in allowed:
-        raise NoDefinition(f"{node.operation} of {fmt.name} and {operand.type}")
+    demand(operand.type_id in allowed, f"{node.operation} of {fmt.name} and {operand.type}")
     rows = np.ascontiguousarray(operand.data).reshape(-1, operand.ne[0])
     if operand.type_id == BF16:
         return (rows.astype(np.uint32) << 16).view(np.float32)
@@ -144,8 +143,7 @@ def identified(
 
     The definition is None if the judgement is only the one with the fewest wrong outputs. Otherwise as `judged`.
     """
-    if node.output.type_id != F32:
-        raise NoDefinition(f"{node.operation} with an output of {node.output.type}")
+    demand(node.output.type_id == F32, f"{node.operation} with an output of {node.output.type}")
     y = np.ascontiguousarray(node.output.data).reshape(-1, node.output.ne[0])
     found: list[tuple[Definition, Judged]] = []
     undefined = None
@@ -175,7 +173,7 @@ def identified(
             return min(of_most, key=lambda one: one[1].wrong)  # the sharpest of several comes first
     if undefined is not None or not found:
         raise undefined or NoDefinition(f"{node.operation} of {node.source(0).type}")
-    return None, min(found, key=_how_wrong)[1]
+    return None, min(found, key=lambda one: (one[1].wrong, one[1].utilisation))[1]
 
 
 def _by_bits(
@@ -210,10 +208,6 @@ def _by_bits(
         shape = node.output.shape
         found[definition.title] = checked(node, definition.title, wrong[i].reshape(shape), bits[i].reshape(shape))
     return found
-
-
-def _how_wrong(one: tuple[Definition, Judged]) -> tuple[int, float]:
-    return one[1].wrong, one[1].utilisation
 
 
 def judged_apart(
@@ -307,8 +301,7 @@ class _Worst:
         judgement = judge_product(y, product)
         p = judgement.product
         with np.errstate(all="ignore"):
-            most = 2.0**128 * (1 - 2.0**-25)
-            expected = np.where(np.abs(p.exact) >= most, np.copysign(np.inf, p.exact), p.exact)
+            expected = in_range(p.exact)
             once = 2.0**-23 * np.abs(expected) + 2.0**-149
             tolerance = np.minimum(p.bound, np.maximum(p.limit * p.spread, once))
             difference = np.abs(y - expected)

@@ -50,17 +50,30 @@ from functools import partial
 import numpy as np
 
 from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat, WeightFormat
-from gguf_verify.llama.node import BF16, F16, F32, I32, Array, Bytes, Doubles, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import (
+    BF16,
+    F16,
+    F32,
+    I32,
+    Array,
+    Bytes,
+    Doubles,
+    Node,
+    NoDefinition,
+    Operand,
+    demand,
+    parameters,
+)
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import arithmetic
 from .definition import Definition
-from .drawing import drawn_values, drawn_weights, first_columns, floats
 from .judging import Judged, Operation, within
 from .matrices import Matrix, activations, judged, judged_apart, matrix_of, shared, weight_format
 from .product_definitions import definitions
 from .products_on_cuda import of_values
+from .random_inputs import first_columns, floats, random_values, random_weights
 
 
 def _judge(node: Node) -> Judged:
@@ -85,10 +98,10 @@ def _draw(rng: np.random.Generator) -> Iterator[Node]:
         k = fmt.block_size
         many = 7 * k if k < 256 else 3 * k
         for m, n, columns in ((1, 5, k), (3, 33, many), (9, 16, many)):
-            yield _node(drawn_weights(rng, fmt, n, columns), drawn_values(rng, F32, (m, columns)))
+            yield _node(random_weights(rng, fmt, n, columns), random_values(rng, F32, (m, columns)))
     for element in ELEMENTS.values():
         for m, n, columns in ((1, 5, 1), (1, 33, 1100), (3, 7, 33), (9, 16, 257), (9, 16, 4096)):
-            yield _node(drawn_weights(rng, element, n, columns), drawn_values(rng, F32, (m, columns)))
+            yield _node(random_weights(rng, element, n, columns), random_values(rng, F32, (m, columns)))
     yield from _draw_batches(rng)
     yield from _draw_other_types(rng)
     yield from draw_transforms(rng)
@@ -98,14 +111,14 @@ def _draw_batches(rng: np.random.Generator) -> Iterator[Node]:
     """Yield heads that share their keys and values, as in attention, and rows that are not contiguous."""
     for name in ("F32", "F16", "BF16", "Q4_0", "Q8_0"):
         fmt = (FORMATS | ELEMENTS)[name]
-        yield _node(drawn_weights(rng, fmt, 2, 2, 5, 64), drawn_values(rng, F32, (4, 6, 3, 64)))
-        yield _node(drawn_weights(rng, fmt, 1, 2, 33, 32), drawn_values(rng, F32, (2, 4, 1, 32)))
-        keys = drawn_weights(rng, fmt, 1, 37, 2, 64).permuted(0, 2, 1, 3)
+        yield _node(random_weights(rng, fmt, 2, 2, 5, 64), random_values(rng, F32, (4, 6, 3, 64)))
+        yield _node(random_weights(rng, fmt, 1, 2, 33, 32), random_values(rng, F32, (2, 4, 1, 32)))
+        keys = random_weights(rng, fmt, 1, 37, 2, 64).permuted(0, 2, 1, 3)
         for m in (1, 5):
-            queries = drawn_values(rng, F32, (1, m, 6, 64)).permuted(0, 2, 1, 3)
+            queries = random_values(rng, F32, (1, m, 6, 64)).permuted(0, 2, 1, 3)
             yield _node(keys, queries)
     for type_id in (F32, F16):
-        values = first_columns(drawn_values(rng, type_id, (1, 2, 24, 96)), 40)
+        values = first_columns(random_values(rng, type_id, (1, 2, 24, 96)), 40)
         weights = np.abs(floats(rng, (1, 6, 4, 40)))
         weights[..., 17:] = 0  # masked
         yield _node(values, Operand.of(weights / weights.sum(axis=-1, keepdims=True)))
@@ -115,10 +128,10 @@ def _draw_other_types(rng: np.random.Generator) -> Iterator[Node]:
     """Yield activations of the weights' own `vec_dot_type`, and activations that are widened."""
     for name, type_id in (("F16", F16), ("BF16", BF16), ("F32", BF16)):
         for m in (1, 3):
-            yield _node(drawn_weights(rng, ELEMENTS[name], 7, 65), drawn_values(rng, type_id, (m, 65)))
+            yield _node(random_weights(rng, ELEMENTS[name], 7, 65), random_values(rng, type_id, (m, 65)))
     for name in ("Q4_0", "Q8_0", "IQ4_NL"):
         taken = llama_cpu_semantics(FORMATS[name]).bytes_of(floats(rng, (3, 512), 1.0))
-        yield _node(drawn_weights(rng, FORMATS[name], 6, 512), Operand.of(taken, FORMATS["Q8_0"].type_id))
+        yield _node(random_weights(rng, FORMATS[name], 6, 512), Operand.of(taken, FORMATS["Q8_0"].type_id))
 
 
 def _judge_experts(node: Node) -> Judged:
@@ -149,11 +162,11 @@ def _draw_experts(rng: np.random.Generator) -> Iterator[Node]:
         block = fmt.block_size if fmt.block_size > 1 else 37
         # experts, experts per token, activations per token, tokens, rows, columns
         for experts, used, b, tokens, n, k in ((3, 2, 1, 1, 5, block), (4, 2, 2, 9, 16, 2 * block)):
-            w = drawn_weights(rng, fmt, experts, n, k)
-            x = drawn_values(rng, F32, (tokens, b, k))
+            w = random_weights(rng, fmt, experts, n, k)
+            x = random_values(rng, F32, (tokens, b, k))
             routed = np.stack([rng.permutation(experts)[:used] for _ in range(tokens)]).astype(np.int32)
             yield Node("MUL_MAT_ID", (w, x, Operand.of(routed)), Operand.blank(F32, tokens, used, n))
-    w, x = drawn_weights(rng, FORMATS["Q4_K"], 5, 33, 512), drawn_values(rng, F32, (7, 1, 512))
+    w, x = random_weights(rng, FORMATS["Q4_K"], 5, 33, 512), random_values(rng, F32, (7, 1, 512))
     everywhere = rng.integers(0, 5, (7, 4)).astype(np.int32)  # one expert may be chosen twice, another never
     yield Node("MUL_MAT_ID", (w, x, Operand.of(everywhere)), Operand.blank(F32, 7, 4, 33))
 
@@ -163,8 +176,7 @@ _FLOATS = ELEMENTS["F32"]
 
 def _judge_outer(node: Node) -> Judged:
     x, z = node.source(0), node.source(1)
-    if node.backend not in ("CPU", "CUDA", "Vulkan"):
-        raise NoDefinition(f"{node.operation} of the backend {node.backend}")
+    demand(node.backend in ("CPU", "CUDA", "Vulkan"), f"{node.operation} of the backend {node.backend}")
     if z.type_id != F32 or x.ne[1] != z.ne[1] or not x.ne[1] or node.output.ne != (x.ne[0], z.ne[0], *z.ne[2:]):
         raise NoDefinition(f"{node.operation} of {x.type} {x.ne} and {z.type} {z.ne} to {node.output.ne}")
     weight_format(x)
@@ -190,13 +202,13 @@ def _outer(x: Operand, z: Operand) -> Node:
 
 def _draw_outer(rng: np.random.Generator) -> Iterator[Node]:
     for k, i0, i1 in ((1, 1, 1), (1, 33, 5), (3, 7, 2), (33, 65, 9), (1100, 16, 3)):
-        yield _outer(drawn_values(rng, F32, (k, i0)), drawn_values(rng, F32, (k, i1)))
-    yield _outer(drawn_values(rng, F32, (2, 2, 40, 24)), drawn_values(rng, F32, (4, 6, 40, 5)))
-    turned = drawn_values(rng, F32, (2, 3, 5, 48)).permuted(1, 0, 2, 3)
-    yield _outer(drawn_values(rng, F32, (2, 3, 48, 17)), turned)
+        yield _outer(random_values(rng, F32, (k, i0)), random_values(rng, F32, (k, i1)))
+    yield _outer(random_values(rng, F32, (2, 2, 40, 24)), random_values(rng, F32, (4, 6, 40, 5)))
+    turned = random_values(rng, F32, (2, 3, 5, 48)).permuted(1, 0, 2, 3)
+    yield _outer(random_values(rng, F32, (2, 3, 48, 17)), turned)
     for name in ("F16", "Q4_0", "Q8_0", "Q4_K", "IQ4_NL"):
         fmt = (FORMATS | ELEMENTS)[name]
-        yield _outer(drawn_weights(rng, fmt, 2, 3, 19, 256), drawn_values(rng, F32, (2, 3, 19, 7)))
+        yield _outer(random_weights(rng, fmt, 2, 3, 19, 256), random_values(rng, F32, (2, 3, 19, 7)))
 
 
 #: `GGML_HINT_SRC0_IS_HADAMARD` of ggml.h, in parameter 1 of a MUL_MAT.
@@ -239,9 +251,9 @@ def draw_transforms(rng: np.random.Generator) -> Iterator[Node]:
     """Yield transforms of several lengths, also of rows that are not contiguous."""
     for type_id, shape in ((F32, (1, 1, 3, 8)), (F32, (1, 2, 3, 128)), (F16, (2, 3, 5, 64)), (F32, (1, 1, 2, 2048))):
         n = shape[-1]
-        x, h = drawn_values(rng, type_id, shape), Operand.of(_matrix(n))
+        x, h = random_values(rng, type_id, shape), Operand.of(_matrix(n))
         yield Node("MUL_MAT", (h, x), Operand.blank(F32, *shape), parameters(0, HINT))
-    x = drawn_values(rng, F32, (1, 5, 3, 64)).permuted(0, 2, 1, 3)
+    x = random_values(rng, F32, (1, 5, 3, 64)).permuted(0, 2, 1, 3)
     yield Node("MUL_MAT", (Operand.of(_matrix(64)), x), Operand.blank(F32, *x.shape), parameters(0, HINT))
 
 

@@ -49,12 +49,12 @@ from math import pi
 
 import numpy as np
 
-from gguf_verify.llama.node import F16, F32, I32, Array, Doubles, Node, NoDefinition, Operand, parameters
+from gguf_verify.llama.node import F16, F32, I32, Array, Doubles, Node, NoDefinition, Operand, demand, parameters
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, Arithmetic, arithmetic
-from .drawing import floats
 from .judging import UNDERFLOW, Judged, Operation, within
+from .random_inputs import floats
 
 #: Angle from which on a reduction in float32 leaves more than 1/8 beyond the quarter turns, 2·u·|θ|, for which
 #: polynomials of sine and cosine are designed: their results beyond are unknown.
@@ -183,12 +183,10 @@ def rotation(node: Node) -> Rotation:
     """Return the rotation of a ROPE node. Raises NoDefinition for parameters and shapes that ggml rejects."""
     ne0, tokens = node.source(0).ne[0], node.source(0).ne[2]
     d, mode, offset = node.integer(1), node.integer(2), node.integer(15)
-    if mode not in (NORMAL, NEOX, MROPE, VISION, IMROPE):
-        raise NoDefinition(f"ROPE of mode {mode}")
+    demand(mode in (NORMAL, NEOX, MROPE, VISION, IMROPE), f"ROPE of mode {mode}")
     if d <= 0 or d % 2 or ne0 % 2 or offset < 0 or offset % 2 or offset + d > ne0:
         raise NoDefinition(f"ROPE of {d} of {ne0} dimensions from {offset} on")
-    if mode == VISION and (d * 2 != ne0 or offset):
-        raise NoDefinition(f"ROPE's vision mode of {d} of {ne0} dimensions")
+    demand(mode != VISION or (d * 2 == ne0 and not offset), f"ROPE's vision mode of {d} of {ne0} dimensions")
     pairs = d if mode == VISION else d // 2
     first = offset + (2 if mode == NORMAL else 1) * np.arange(pairs)
     second = first + (1 if mode == NORMAL else pairs)
@@ -231,8 +229,7 @@ def _sections(node: Node, pairs: int) -> tuple[Array, Doubles]:
 
 def _angles(node: Node, positions: Array, k: Doubles, d: int) -> tuple[Doubles, Doubles, float, float]:
     base, scale, mix, factor = (np.float64(node.number(i)) for i in (5, 6, 7, 8))
-    if not (0 < base < np.inf and 0 < scale < np.inf):
-        raise NoDefinition(f"ROPE of the base {base} and the scale {scale}")
+    demand(bool(0 < base < np.inf and 0 < scale < np.inf), f"ROPE of the base {base} and the scale {scale}")
     a, u = arithmetic(node.backend), UNIT_ROUNDOFF
     exponent = np.float32(-2) / np.float32(d)
     t_off = arithmetic("CPU").power * ULP + abs(float(exponent) + 2 / d) * abs(math.log(base))
@@ -271,8 +268,7 @@ def _ramp(node: Node, pairs: int, d: int, mix: float) -> tuple[Doubles, Doubles]
         size = d / (2 * math.log(base))
         of = size * math.log(context / (2 * math.pi * beta))
         off = abs(size) * _DIMENSION_OFF + 8 * UNIT_ROUNDOFF * abs(of)
-        if math.floor(of - off) != math.floor(of + off):
-            raise NoDefinition(f"YaRN whose dimension {of} is too near to an integer")
+        demand(math.floor(of - off) == math.floor(of + off), f"YaRN whose dimension {of} is too near to an integer")
         ends.append(of)
     low, high = max(0, math.floor(ends[0])), min(d - 1, math.ceil(ends[1]))
     y = (np.arange(pairs) - low) / max(float(np.float32(0.001)), high - low)

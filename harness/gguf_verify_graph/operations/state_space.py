@@ -30,8 +30,8 @@ from gguf_verify.llama.node import F32, I32, Doubles, Node, Operand, demand, par
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import ULP, arithmetic, summed
-from .drawing import floats
 from .judging import Judged, Operation, within
+from .random_inputs import floats
 from .recurrence import Running, exp_error, joined, stacked
 
 #: CUDA uses another algorithm for more tokens (SSM_SSD_MIN_TOKENS).

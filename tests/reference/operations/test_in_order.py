@@ -13,8 +13,8 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.semantics.declared import declared
 from gguf_verify_graph.operations import Node, Operand, judge
 from gguf_verify_graph.operations import in_order as module
-from gguf_verify_graph.operations.drawing import drawn_blocks
 from gguf_verify_graph.operations.in_order import Ordered, sums, told_apart
+from gguf_verify_graph.operations.random_inputs import random_blocks
 from tests.support.operations import with_output
 
 Floats = npt.NDArray[np.float32]
@@ -40,7 +40,7 @@ def node_of(k: int, group: int, fused: bool, size: float = 1.0) -> Node:
     rng = np.random.default_rng(3)
     x = (size * rng.standard_normal((9, k))).astype(np.float32)
     if group == 2:
-        blocks = drawn_blocks(rng, Q4_0, (24, k))
+        blocks = random_blocks(rng, Q4_0, (24, k))
         w, values = Operand.of(blocks, Q4_0.type_id), Q4_0.decode(blocks.reshape(24, -1, 18)).reshape(24, -1)
     else:
         halves = rng.standard_normal((24, k)).astype(np.float16)

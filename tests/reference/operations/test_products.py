@@ -14,10 +14,10 @@ from gguf_verify.llama import Llama
 from gguf_verify.llama.node import F32
 from gguf_verify.semantics.encodings import ENCODINGS
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
-from gguf_verify_graph.operations.drawing import drawn_values, drawn_weights
 from gguf_verify_graph.operations.matrices import Matrix, judged
 from gguf_verify_graph.operations.product_definitions import VECTOR_COLUMNS, definitions
 from gguf_verify_graph.operations.products import says_hadamard
+from gguf_verify_graph.operations.random_inputs import random_values, random_weights
 from tests.support.operations import Fault, check_faults, check_right, computed, source, stale, with_output
 from tests.support.operations import rows_shifted as rows_one_off
 
@@ -227,7 +227,7 @@ def test_sums_in_half_are_known_by_their_bits() -> None:
     """One large term early on, beside which later ones are lost: a definition with sums in float32, whose weights may
     be far off, admits most of these outputs, and not all."""
     rng = np.random.default_rng(5)
-    w = drawn_weights(rng, FORMATS["Q4_0"], 40, 768)
+    w = random_weights(rng, FORMATS["Q4_0"], 40, 768)
     x = rng.standard_normal((12, 768)).astype(np.float32) * np.float32(0.05)
     x[:, 100] = 100
     weights, taken = (a.astype(np.float16).astype(np.float64) for a in (w.values[0, 0], x))
@@ -278,7 +278,7 @@ def test_activations_of_vulkan_are_those_of_the_cpu_but_for_ties() -> None:
 def test_a_wrong_output_is_judged_by_the_definition_of_the_others(llama: Llama) -> None:
     """On a backend with several definitions a wider one admits what the right one does not."""
     rng = np.random.default_rng(0)
-    w, x = drawn_weights(rng, ELEMENTS["F32"], 64, 320), drawn_values(rng, F32, (9, 320))
+    w, x = random_weights(rng, ELEMENTS["F32"], 64, 320), random_values(rng, F32, (9, 320))
     right = llama.compute_node(Node("MUL_MAT", (w, x), Operand.blank(F32, 9, 64)))
     assert right is not None
     node = replace(right, backend="Vulkan")

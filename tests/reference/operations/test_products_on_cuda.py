@@ -15,9 +15,9 @@ from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.exact import product
 from gguf_verify_graph.operations import Node, Operand, judge, parameters
 from gguf_verify_graph.operations.codes_on_cuda import products_of
-from gguf_verify_graph.operations.drawing import drawn_values, drawn_weights
 from gguf_verify_graph.operations.product_definitions import definitions
 from gguf_verify_graph.operations.products_on_cuda import cut_to_tf32, in_lanes, round_to_tf32, threads_of
+from gguf_verify_graph.operations.random_inputs import random_values, random_weights
 from tests.support.operations import with_output
 
 Array = npt.NDArray[Any]
@@ -75,7 +75,7 @@ def _by_mmvq(fmt: BlockFormat, w: Array, x: Array) -> Array:
 @pytest.mark.parametrize("name", OTHERS)
 def test_mmvq(name: str) -> None:
     rng, fmt = np.random.default_rng(1), FORMATS[name]
-    w, x = drawn_weights(rng, fmt, 8, 512), drawn_values(rng, 0, (2, 512))
+    w, x = random_weights(rng, fmt, 8, 512), random_values(rng, 0, (2, 512))
     y = _by_mmvq(fmt, w.data[0, 0], np.array(x.data[0, 0]))
     found = judge(_node(w, x, y))
     assert found.passed, found
@@ -90,7 +90,7 @@ def test_mmvq(name: str) -> None:
 
 def test_mmq_of_iq1_s_rounds_scale_and_minimum_to_half() -> None:
     rng, fmt = np.random.default_rng(2), FORMATS["IQ1_S"]
-    w, x = drawn_weights(rng, fmt, 8, 512), drawn_values(rng, 0, (9, 512))
+    w, x = random_weights(rng, fmt, 8, 512), random_values(rng, 0, (9, 512))
     acts = ACTIVATION_FORMATS["Q8_1"].view(SEMANTICS["mmq"].bytes_of(np.array(x.data[0, 0])).reshape(9, -1, 36))
     blocks = np.array(w.data[0, 0]).reshape(8, -1, fmt.block_bytes)
     structs, codes = fmt.view(blocks), fmt.codes(blocks).astype(int).reshape(8, -1, 32)
@@ -151,7 +151,7 @@ def test_definitions_are_those_of_the_kernels_that_a_product_may_have() -> None:
 
 def _added_in_half(rng: np.random.Generator, k: int, step: int) -> tuple[Operand, Operand, Array]:
     """Half weights, activations, and their product [9, 40] with sums that are rounded to half at each step."""
-    w, x = drawn_values(rng, F16, (40, k)), Operand.of(rng.standard_normal((9, k)).astype(f32))
+    w, x = random_values(rng, F16, (40, k)), Operand.of(rng.standard_normal((9, k)).astype(f32))
     weights, values = w.values[0, 0], np.array(x.data[0, 0]).astype(np.float16).astype(float)
     y = np.zeros((9, 40), np.float16)
     for at in range(0, k, step):
@@ -180,7 +180,7 @@ def test_an_output_beside_right_ones_is_not_admitted_by_sums_in_half(k: int, ste
 def test_one_term_alone_in_most_rows_is_no_mistake_in_the_others() -> None:
     """Scores of a soft-max: of most outputs one term counts, whose errors are tiny, or one rounding of the result."""
     rng = np.random.default_rng(10)
-    w, s = drawn_values(rng, F16, (64, 257)), rng.standard_normal((20, 257)) * np.logspace(-1, 2, 20)[:, None]
+    w, s = random_values(rng, F16, (64, 257)), rng.standard_normal((20, 257)) * np.logspace(-1, 2, 20)[:, None]
     p = np.exp(s - s.max(axis=1, keepdims=True))
     x = (p / p.sum(axis=1, keepdims=True)).astype(np.float16).astype(f32)
     y = np.zeros((20, 64), np.float16)
@@ -192,7 +192,7 @@ def test_one_term_alone_in_most_rows_is_no_mistake_in_the_others() -> None:
 def test_experts_without_mmq_are_multiplied_one_by_one() -> None:
     """Of 12 tokens an expert with 2 goes to MMVQ, and one with 10 is dequantized for cuBLAS."""
     rng, fmt = np.random.default_rng(5), FORMATS["IQ1_M"]
-    w, x = drawn_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((12, 1, 256)).astype(f32) * f32(0.01))
+    w, x = random_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((12, 1, 256)).astype(f32) * f32(0.01))
     w = Operand.of(np.concatenate([np.array(w.data[0])] * 2), w.type_id)
     ids = np.array([[0]] * 2 + [[1]] * 10, np.int32)
     values = np.array(x.data[0])[:, 0]
@@ -210,7 +210,7 @@ def test_experts_without_mmq_are_multiplied_one_by_one() -> None:
 def test_a_code_that_fast_math_may_round_either_way_is_no_mistake(name: str) -> None:
     """max = 127 makes d = 1, so x = 2.5 lies in the middle of two codes."""
     fmt = FORMATS[name]
-    w, values = drawn_weights(np.random.default_rng(3), fmt, 6, 64), np.ones((9, 64), f32)
+    w, values = random_weights(np.random.default_rng(3), fmt, 6, 64), np.ones((9, 64), f32)
     values[:, 0], values[:, 5] = 127, 2.5
     x = Operand.of(values)
     semantics = definitions(_node(w, x, np.zeros((9, 6))), fmt, 9)[0].semantics
@@ -228,7 +228,7 @@ def test_a_code_that_fast_math_may_round_either_way_is_no_mistake(name: str) -> 
 
 
 def _values(name: str, rng: np.random.Generator) -> tuple[Operand, Operand]:
-    return drawn_weights(rng, ELEMENTS[name], 12, 320), drawn_values(rng, 0, (5, 320))
+    return random_weights(rng, ELEMENTS[name], 12, 320), random_values(rng, 0, (5, 320))
 
 
 @pytest.mark.parametrize(("name", "to", "expected"), [
@@ -252,7 +252,7 @@ def test_values_are_judged_by_what_their_factors_are_rounded_to(name: str, to: A
 def test_sums_in_half_of_cublas() -> None:
     """CUBLAS_COMPUTE_16F with weights that have no MMQ."""
     rng, fmt = np.random.default_rng(5), FORMATS["IQ1_M"]
-    w, x = drawn_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((20, 256)).astype(f32) * f32(0.01))
+    w, x = random_weights(rng, fmt, 12, 256), Operand.of(rng.standard_normal((20, 256)).astype(f32) * f32(0.01))
     halves = [v.astype(np.float16).astype(float) for v in (w.values[0, 0], np.array(x.data[0, 0]))]
     y = np.zeros((20, 12), np.float16)
     for k in range(256):
@@ -269,7 +269,7 @@ def test_sums_in_half_of_cublas() -> None:
 def test_halves_are_added_by_lanes(k: int) -> None:
     """mmvf: lanes of halves, which are added in float32."""
     rng = np.random.default_rng(6)
-    w, x = drawn_values(rng, F16, (40, k)), drawn_values(rng, F32, (1, k))
+    w, x = random_values(rng, F16, (40, k)), random_values(rng, F32, (1, k))
     lanes = 2 * threads_of(k)
     padded = [np.pad(np.array(v.data[0, 0]).astype(np.float16), ((0, 0), (0, -k % lanes))) for v in (w, x)]
     weights, values = (v.reshape(len(v), -1, lanes) for v in padded)
@@ -286,7 +286,7 @@ def test_halves_are_added_by_lanes(k: int) -> None:
 
 
 def test_each_lane_of_a_short_row_has_one_term() -> None:
-    w, x = drawn_values(np.random.default_rng(8), F16, (3, 64)), np.full((1, 64), 0.5, np.float16)
+    w, x = random_values(np.random.default_rng(8), F16, (3, 64)), np.full((1, 64), 0.5, np.float16)
     made = in_lanes(ELEMENTS["F16"]).multiply(np.array(w.data[0, 0]).view(np.uint8), x.view(np.uint8))
     alone = 2.0**-11 * np.sqrt(2 * ((w.values[0, 0] / 2) ** 2).sum(axis=1) / 3)
     np.testing.assert_allclose(made.spread[0], alone, rtol=0.01)
@@ -306,7 +306,7 @@ def test_threads_of_a_block() -> None:
 def test_experts_may_each_have_another_definition() -> None:
     """The tokens of an expert decide whether its product is one of float32 or of TF32."""
     rng = np.random.default_rng(7)
-    w, x = drawn_values(rng, F32, (2, 12, 74)), drawn_values(rng, F32, (9, 1, 74))
+    w, x = random_values(rng, F32, (2, 12, 74)), random_values(rng, F32, (9, 1, 74))
     ids = np.array([[0]] * 2 + [[1]] * 7, np.int32)
     values = [np.array(v.data[0]) for v in (w, x)]
     y = np.concatenate([
