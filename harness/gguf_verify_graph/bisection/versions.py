@@ -10,7 +10,7 @@ from gguf_verify_nightly.config import Variant
 from gguf_verify_nightly.environments import Environments, Interpreter
 from gguf_verify_nightly.requirements import LLAMA_PACKAGE
 
-from .index import versions_on_index
+from .candidates import versions_on_index
 
 
 class Versions:
