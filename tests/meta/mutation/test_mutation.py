@@ -20,6 +20,7 @@ from gguf_verify.rungs import plan
 from gguf_verify.semantics.sums import Product
 from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.paths import kernel_root
+from tools.measure.__main__ import main
 from tools.measure.inputs import Floats
 from tools.measure.mutation import forked, kill, mutator, probes, recording
 from tools.measure.mutation.check import agrees
@@ -178,6 +179,28 @@ def test_a_run_goes_on_where_it_stopped(
     assert set(kill.finished(asked.lines)) == set(seen)
     kill.run(asked)
     assert len((tmp_path / "seen").read_text().splitlines()) == len(seen) + len(again)
+
+
+def test_an_interrupted_run_shows_what_it_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def batch(self: kill.MutantJudge, some: list[mutator.Mutant]) -> Any:
+        for i, m in enumerate(some):
+            yield {"id": m.id, "outcome": "killed" if i else "missed", "by": "M=1", "diff": "", "checks": []}
+
+    monkeypatch.setattr(kill.MutantJudge, "batch", batch)
+    files = ["--lines", str(tmp_path / "lines.jsonl"), "--work", str(tmp_path), "--results", str(tmp_path / "r.json")]
+    run = ["mutation", "kill", "--sample", "30", "--only", "tiled", "--seed", "1", "-j", "1", *files]
+    assert main([*run, "--seconds", "1e-9"]) == 1
+    first = capsys.readouterr()
+    assert "SURVIVED" in first.out
+    assert f"mutants remain; the same command continues from {tmp_path / 'lines.jsonl'}" in first.err
+    assert not (tmp_path / "r.json").exists()
+    assert main(run) == 1
+    whole = capsys.readouterr()
+    assert "remain" not in whole.err
+    assert whole.out.count("SURVIVED") > first.out.count("SURVIVED")
+    assert (tmp_path / "r.json").exists()
 
 
 def test_survivors_are_judged_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

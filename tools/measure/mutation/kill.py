@@ -121,29 +121,26 @@ class MutantJudge:
         return [unit for unit in found if unit in first.values()]
 
     def batch(self, some: Sequence[Mutant]) -> Iterator[Record]:
-        """Yield the records of mutants of one file."""
+        """Yield the record of each mutant of one file as soon as it is known; survivors come last."""
         file = some[0].file
         source = (self.root / file).read_text()
         started = time.monotonic()
-        names = {f"m{i}": m for i, m in enumerate(some, 1)}
-        left = {name: m for name, m in names.items() if not m.unobservable}
+        for mutant in some:
+            if mutant.unobservable:
+                yield _record(mutant, source, {"outcome": "unobservable", "by": mutant.unobservable})
+        left = {f"m{i}": m for i, m in enumerate(some, 1) if not m.unobservable}
         tried: dict[str, list[tuple[Subject, Record]]] = {name: [] for name in left}
-        uncompilable: set[str] = set()
         for subject in subjects(self.root, file):
             within = {name: units for name, m in left.items() if (units := self.units(subject, m))}
+            uncompilable: set[str] = set()
             for name, found in self._of_subject(subject, left, within, source, uncompilable) if within else ():
                 tried[name].append((subject, found))
                 if found["outcome"] == "killed":
-                    yield _record(left[name], source, found, subject, time.monotonic() - started)
-            done = {n for n in within if n in uncompilable or (tried[n] and tried[n][-1][1]["outcome"] == "killed")}
-            left = {n: m for n, m in left.items() if n not in done}
-        for name, mutant in names.items():
-            if mutant.unobservable:
-                yield _record(mutant, source, {"outcome": "unobservable", "by": mutant.unobservable})
-            elif name in uncompilable:
-                yield _record(mutant, source, {"outcome": "uncompilable", "by": ""})
-            elif name in left:
-                yield self._survivor(mutant, source, tried[name], started)
+                    yield _record(left.pop(name), source, found, subject, time.monotonic() - started)
+            for name in sorted(uncompilable & left.keys()):
+                yield _record(left.pop(name), source, {"outcome": "uncompilable", "by": ""})
+        for name, mutant in left.items():
+            yield self._survivor(mutant, source, tried[name], started)
 
     def _of_subject(
         self, subject: Subject, mutants: Mapping[str, Mutant], within: Mapping[str, list[Unit]], source: str,
