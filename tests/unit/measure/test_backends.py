@@ -12,9 +12,9 @@ import pytest
 from gguf_verify.support.errors import UsageError
 from gguf_verify_graph.operations import OPERATIONS, Judged, Operand
 from tools.measure.backends import page
-from tools.measure.backends.drawn import without_folders
 from tools.measure.backends.explaining import DESCRIBED, explaining
 from tools.measure.backends.functions import inputs
+from tools.measure.backends.random_nodes import without_folders
 from tools.measure.backends.records import FunctionRow, GraphRow, Measured, OperationRow, load, merged, save
 
 RIGHT = OperationRow(operation="ROPE", nodes=3, outputs=30, definitions={"f32": 0.5}, exact=False)

@@ -1,4 +1,4 @@
-"""The benchmark of kernels on a stand-in for a card: the CPU host, whose times are made up."""
+"""The benchmark of kernels on a stand-in for a GPU: the CPU host, with invented times."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gguf_verify.semantics.definitions import SEMANTICS
 from gguf_verify.semantics.order import Order
 from gguf_verify.support.errors import KernelFault
 from tools.measure.__main__ import main
-from tools.measure.bench import card, experts, kernels, ours, sass, terms
+from tools.measure.bench import experts, gpu, kernels, ours, sass, terms
 from tools.measure.bench.matrices import Activations, Matrix, ends, nmse
 from tools.measure.bench.ours import Ours
 
@@ -38,7 +38,7 @@ SHAPE = ["--n", "323", "--k", "64", "-m", "1", "21", "--types", "Q4_0", "--no-cu
 
 
 class Card(CpuHost):
-    """Buffers are arrays, as a card's are."""
+    """Buffers are arrays, as on a GPU."""
 
     sm = "90"
     cupy, clock_ghz, multiprocessors = NUMPY, 2.0, 100
@@ -221,7 +221,7 @@ def test_terms_are_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         "OVERLAPPED", "OFFSET", 64, 2
     )  # fmt: skip
     monkeypatch.setattr(terms.Probe, "expected", lambda self, turns: np.zeros(1, np.float32))
-    with pytest.raises(KernelFault, match="the probe of terms has other bits"):
+    with pytest.raises(KernelFault, match="the probe of terms has incorrect bits"):
         terms.measured(card, 3)  # type: ignore[arg-type]
 
 
@@ -233,7 +233,7 @@ def test_graphs_are_timed_once_the_card_is_warm() -> None:
     cuda = SimpleNamespace(
         get_current_stream=lambda: None, Event=lambda: event, get_elapsed_time=lambda start, stop: next(took)
     )  # fmt: skip
-    assert card.median_us(lambda: done.append(None), 10, 3, SimpleNamespace(cuda=cuda)) == 300.0
+    assert gpu.median_us(lambda: done.append(None), 10, 3, SimpleNamespace(cuda=cuda)) == 300.0
     assert len(done) == 6
 
 
@@ -263,7 +263,7 @@ def test_what_is_checked(name: str, row: int, token: int, seen: bool) -> None:
     of.check(ShippedKernel(spec, card), 21)
     wrong = ShippedKernel(replace(spec, launch=Spoiled()), card)
     if seen:
-        with pytest.raises(KernelFault, match=f"{name} has other bits than it should: Q4_0, M 21, N 323, K 64"):
+        with pytest.raises(KernelFault, match=f"{name} has incorrect bits: Q4_0, M 21, N 323, K 64"):
             of.check(wrong, 21)
     else:
         of.check(wrong, 21)
@@ -289,7 +289,7 @@ def test_another_order_is_checked_by_its_own_bits() -> None:
     card = Card(1)
     of = Ours(card, Matrix(FORMATS["Q8_0"], 12, Activations(3, 256, 0, NUMPY), 0, NUMPY))  # type: ignore[arg-type]
     spec = replace(KERNELS["q8_1_dp4a"], order=Order(64))
-    with pytest.raises(KernelFault, match="has other bits"):
+    with pytest.raises(KernelFault, match="has incorrect bits"):
         of.check(ShippedKernel(spec, card), 3)
     unordered = replace(spec, order=None)
     of.check(ShippedKernel(unordered, card), 3)  # within the bound

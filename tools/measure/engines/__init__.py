@@ -27,7 +27,7 @@ from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.version import project_version
 
-from ..measure import Measure
+from ..measure import Measure, add_results
 from . import page
 from .catalogue import Catalogue, Device, Engine, Finding, Kernel, read
 from .runs import NOT_RUN, Measured, Output, Row, repeat, run_kernel, today
@@ -62,15 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="WORDS",
         help="further options of `gguf-verify kernel`, such as '--probes brief'",
     )
-    add(
-        "--results",
-        type=Path,
-        default=page.RESULTS,
-        metavar="FILE",
-        help="file of results (default: docs/engines.json)",
-    )
-    add("--from", dest="other", type=Path, metavar="FILE", help="import the devices of another file of results")
-    add("--no-page", action="store_true", help="do not write the page")
+    add_results(parser, page.RESULTS, "import the devices of another file of results")
 
 
 def run(options: argparse.Namespace) -> int:
