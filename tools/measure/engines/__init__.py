@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import metadata
-from pathlib import Path
 
 from msgspec import structs
 
