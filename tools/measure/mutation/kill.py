@@ -27,7 +27,7 @@ from gguf_verify.support.errors import EnvironmentFault, UsageError
 from gguf_verify.support.output import write_lines
 from gguf_verify.support.paths import PACKAGE, kernel_root
 
-from ..results import OTHER_CHECKS
+from ..results import OTHER_CHECKS, append_line, read_lines
 from ..workers import begin_worker
 from .forked import die_with_parent, forked
 from .judging import CHECKED, ORDERS, PROBES, RUNGS, WALLS, judged
@@ -306,17 +306,7 @@ def sampled(some: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
 
 def finished(path: Path) -> dict[str, Record]:
     """Read a file with one record per line: id → record. Truncated lines are skipped."""
-    found: dict[str, Record] = {}
-    for line in path.read_text().splitlines() if path.exists() else ():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            entry = json.loads(line)
-            found[entry["id"]] = entry
-    return found
-
-
-def _append(path: Path, entry: Record) -> None:
-    with path.open("a") as f:  # a single write, so that the lines of two workers do not mix
-        f.write(json.dumps(entry, ensure_ascii=False) + "\n")
+    return {entry["id"]: entry for entry in read_lines(path) if "id" in entry}
 
 
 _JUDGE: MutantJudge | None = None
@@ -336,7 +326,7 @@ def _work(task: tuple[list[Mutant], Path, bool]) -> tuple[int, str]:
     assert _JUDGE is not None
     try:
         for entry in map(_compared, some) if compares else _JUDGE.batch(some):
-            _append(path, entry)
+            append_line(path, entry)
     except Exception as error:
         return len(some), f"{some[0].id if compares else some[0].file}: {error!r}"
     return len(some), ""
