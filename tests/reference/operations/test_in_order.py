@@ -84,7 +84,7 @@ def test_another_order_is_judged_by_its_bound() -> None:
     assert judge(with_output(node, y)).passed
 
 
-def test_a_device_that_takes_subnormal_numbers_for_zero_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_flushes_subnormal_numbers_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few outputs may differ by it, which are not taken for wrong ones."""
     node = node_of(512, 2, False, size=2.0**-8)
     x, blocks = node.source(1).data[0, 0], np.ascontiguousarray(node.source(0).data[0, 0]).reshape(24, -1, 18)
@@ -98,7 +98,7 @@ def test_a_device_that_takes_subnormal_numbers_for_zero_is_right(monkeypatch: py
     assert not judge(with_output(node, few[None, None])).passed
 
 
-def test_large_products_and_overflow_are_left_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_products_and_overflow_are_judged_by_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     node = node_of(64, 2, False)
     monkeypatch.setattr(module, "MOST_PRODUCTS", 9 * 24 * 64 - 1)
     assert not judge(node).by_bits

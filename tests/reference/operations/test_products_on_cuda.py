@@ -109,7 +109,7 @@ def test_mmq_of_iq1_s_rounds_scale_and_minimum_to_half() -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_number_of_columns_decides(name: str) -> None:
+def test_the_number_of_columns_selects_the_definition(name: str) -> None:
     """Where cards differ there are both definitions; outputs of cuBLAS are not those of MMVQ."""
     fmt = FORMATS[name]
     w, x = Operand.blank(fmt.type_id, 4, fmt.block_size), Operand.blank(0, 1, fmt.block_size)
@@ -132,7 +132,7 @@ def _titles(rows: int, k: int, columns: int, *, precise: bool = False, experts: 
     return {"lanes" if d.multiplied else "half outputs" if d.semantics.output == "float16" else "float32" for d in made}
 
 
-def test_definitions_are_those_of_the_kernels_that_a_product_may_have() -> None:
+def test_definitions_match_the_possible_kernels() -> None:
     """ggml_cuda_should_use_mmvf, ggml_cuda_should_use_mmf and ggml_cuda_mul_mat_cublas, over all cards."""
     assert _titles(64, 128, 1) == {"lanes"}
     assert _titles(640, 128, 1, matrices=2) == {"lanes", "float32"}  # not thin: mmf from Ampere on
@@ -161,7 +161,7 @@ def _added_in_half(rng: np.random.Generator, k: int, step: int) -> tuple[Operand
 
 @pytest.mark.parametrize("k", [511, 4095])
 @pytest.mark.parametrize("step", [1, 16])
-def test_an_output_beside_right_ones_is_not_admitted_by_sums_in_half(k: int, step: int) -> None:
+def test_half_sums_do_not_admit_one_wrong_output(k: int, step: int) -> None:
     """The tolerance of such a long sum admits zero and the other sign, but the errors beside it are much smaller."""
     w, x, y = _added_in_half(np.random.default_rng(9), k, step)
     found = judge(_node(w, x, y))
@@ -177,7 +177,7 @@ def test_an_output_beside_right_ones_is_not_admitted_by_sums_in_half(k: int, ste
     assert (found.wrong, found.place) == (1, (0, 0, 4, 7))
 
 
-def test_one_term_alone_in_most_rows_is_no_mistake_in_the_others() -> None:
+def test_one_dominant_term_does_not_reject_other_rows() -> None:
     """Scores of a soft-max: of most outputs one term counts, whose errors are tiny, or one rounding of the result."""
     rng = np.random.default_rng(10)
     w, s = random_values(rng, F16, (64, 257)), rng.standard_normal((20, 257)) * np.logspace(-1, 2, 20)[:, None]
@@ -207,7 +207,7 @@ def test_experts_without_mmq_are_multiplied_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0"])
-def test_a_code_that_fast_math_may_round_either_way_is_no_mistake(name: str) -> None:
+def test_codes_that_fast_math_may_round_either_way_are_right(name: str) -> None:
     """max = 127 makes d = 1, so x = 2.5 lies in the middle of two codes."""
     fmt = FORMATS[name]
     w, values = random_weights(np.random.default_rng(3), fmt, 6, 64), np.ones((9, 64), f32)
@@ -236,7 +236,7 @@ def _values(name: str, rng: np.random.Generator) -> tuple[Operand, Operand]:
     ("F16", lambda x: x, "f32"), ("F16", lambda x: x.astype(np.float16), "f16"), ("BF16", lambda x: x, "f32"),
     ("BF16", ELEMENTS["BF16"].round, "bf16"),
 ])  # fmt: skip
-def test_values_are_judged_by_what_their_factors_are_rounded_to(name: str, to: Any, expected: str) -> None:
+def test_values_are_judged_by_the_rounding_of_their_factors(name: str, to: Any, expected: str) -> None:
     w, x = _values(name, np.random.default_rng(4))
     weights = w.values[0, 0].astype(f32)
     y = to(np.array(x.data[0, 0])).astype(float) @ (to(weights) if name == "F32" else weights).astype(float).T

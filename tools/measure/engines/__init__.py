@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         before = results.get(options.device)
 
         def keep(measured: Measured) -> None:
-            results[options.device] = _merged(before, measured, catalogue)
+            results[options.device] = merged(before, measured, catalogue)
             page.save(results, options.results)
 
         more = options.options.split()
@@ -136,7 +136,7 @@ def measure(
             ))  # fmt: skip
 
 
-def _merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Measured:
+def merged(before: Measured | None, now: Measured, catalogue: Catalogue) -> Measured:
     """Add earlier rows and repetitions that were not or could not be repeated now, in the catalogue's order."""
     rows: dict[tuple[str, str], Row] = {(row.adapter, row.type): row for row in before.rows} if before else {}
     for row in now.rows:
