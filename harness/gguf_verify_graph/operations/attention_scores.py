@@ -65,8 +65,8 @@ def over_heads(
                     rows = slice(first, min(first + step, tokens))
                     exact[batch, rows, head], bound[batch, rows, head] = of(batch, head, rows)
         if alike:
-            told = node.output.data != exact.astype(np.float32)
-            off = np.where(told, np.abs(node.output.data - exact), 0.0)
+            inexact = node.output.data != exact.astype(np.float32)
+            off = np.where(inexact, np.abs(node.output.data - exact), 0.0)
             as_rows = -1, exact.shape[3]
             left = admitted(off.reshape(as_rows), bound.reshape(as_rows), exact.reshape(as_rows), HALF.unit)
             bound = left.reshape(bound.shape)

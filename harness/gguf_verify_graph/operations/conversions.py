@@ -22,7 +22,7 @@ The types are those of a cache: Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, in blocks 
 The scale is then rounded to half; codes use the scale before that rounding, by multiplication with its inverse
 (ggml-quants.c, quantize_row_*_ref; ggml-cuda/cpy-utils.cuh; vulkan-shaders/copy_to_quant.comp; llama.cpp v0.5.0). The
 CPU's bytes are exact: those of the reference quantizers and, for Q8_0, of its vector code (ggml-cpu/arch/x86/quants.c:
-127/max, ties to even). Several results are right in these cases:
+127/max, ties to even). Several results are correct in these cases:
 
     CPU       x·(1/d) may be fused with the addition after it, and the compiler chooses the order of IQ4_NL's sums.
     others    Two divisions, with the backend's ulps, and a product form the ratio; a sum rounds once more. So a code is
@@ -69,7 +69,7 @@ class Stored:
 
     Args:
         definition: in words.
-        data: one right answer.
+        data: one correct answer.
         allowed: the same, but with the backend's own values where those are equally right.
     """
 

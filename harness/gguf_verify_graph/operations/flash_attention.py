@@ -214,10 +214,10 @@ def _random_node(rng: np.random.Generator, k: str, v: str, of: _Kind) -> Node:
     mask = sinks = None
     if of.masks is not None:
         shape = (*of.masks, of.tokens + 2, of.keys)
-        drawn = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape))
+        scores = np.where(rng.random(shape) < 0.3, -np.inf, rng.standard_normal(shape))
         if of.tokens > 1:  # a row with one key or none
-            drawn[:, :, of.tokens // 2, 1:] = -np.inf
-        mask = Operand.of(drawn.astype(np.float16))
+            scores[:, :, of.tokens // 2, 1:] = -np.inf
+        mask = Operand.of(scores.astype(np.float16))
     if of.sinks:
         sinks = Operand.of(rng.standard_normal(of.heads).astype(np.float32) * 3)
     output = Operand.blank(F32, of.batches, of.tokens, of.heads, of.out)

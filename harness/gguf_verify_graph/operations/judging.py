@@ -6,7 +6,7 @@ An operation states its expectation in one of three ways, each of which gives a 
               spread, the standard deviation of the rounding errors if they are independent: then an element whose error
               exceeds SCORE_LIMIT spreads fails too, as in the gate of products (`semantics.gates`).
     equal     the same bits, for results that are moved, looked up or quantized
-    checked   a predicate of the operation's own, where several answers are right, such as the order of equal keys
+    checked   a predicate of the operation's own, where several answers are correct, such as the order of equal keys
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def within(
     Args:
         exact: the expected values, in the output's shape or broadcast to it. The output must equal an infinite or NaN
             value, and must be infinite for a value beyond the range of its type.
-        bound: largest error of a right computation. For types other than float32 it excludes the rounding to the
+        bound: largest error of a correct computation. For types other than float32 it excludes the rounding to the
             output's type, which is added here.
         spread: see above; None: only the bound counts.
 
@@ -136,7 +136,7 @@ def within(
     with np.errstate(all="ignore"):
         tolerance = np.broadcast_to(np.asarray(bound, np.float64), y.shape)
         if spread is not None:
-            # one rounding of an otherwise exact result is right, whatever the spread
+            # one rounding of an otherwise exact result is correct, whatever the spread
             once = 2.0**-23 * np.abs(expected) + 2 * UNDERFLOW
             scored = np.maximum(SCORE_LIMIT * np.asarray(spread, np.float64), once)
             tolerance = np.minimum(tolerance, scored)
@@ -195,7 +195,7 @@ def equal(node: Node, definition: str, data: Array, *others: Array) -> Judged:
 
 
 def checked(node: Node, definition: str, wrong: npt.NDArray[np.bool_], expected: Array) -> Judged:
-    """Judge outputs by a predicate: `wrong` and one right answer, in the shape of `node.output.data`."""
+    """Judge outputs by a predicate: `wrong` and one correct answer, in the shape of `node.output.data`."""
     y = node.output.data
     return _judged(
         definition,

@@ -160,14 +160,14 @@ def identified(
             if definition.in_half is not wide:
                 continue
             try:
-                one, told = _by(definition, node, y, x, matrices)
+                one, inexact = _by(definition, node, y, x, matrices)
             except NoDefinition as e:
                 undefined = e
                 continue
             if one.passed:
                 return definition, one
             found.append((definition, one))
-            if not wide and 2 * one.wrong < told and not short:
+            if not wide and 2 * one.wrong < inexact and not short:
                 of_most.append((definition, one))
         if of_most:
             return min(of_most, key=lambda one: one[1].wrong)  # the sharpest of several comes first
@@ -239,8 +239,8 @@ def judged_apart(
 
 def _of_kind(definitions: Sequence[Definition], y: Floats) -> Sequence[Definition]:
     """Return the definitions with outputs in half, or those without, to match the outputs; all if of one kind."""
-    told = y[np.isfinite(y) & (y != 0)]
-    halves = 2 * np.count_nonzero(are_halves(told)) > told.size
+    finite = y[np.isfinite(y) & (y != 0)]
+    halves = 2 * np.count_nonzero(are_halves(finite)) > finite.size
     kind = [d for d in definitions if (d.semantics.output == "float16") == halves]
     return kind or definitions
 
@@ -251,8 +251,8 @@ def are_short(y: Floats) -> bool:
     Sums in half have at most 11 significant bits; the sum of a few parts, added in float32, mostly has 21 or fewer. One
     in eight sums in float32 has as few.
     """
-    told = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
-    return bool(2 * int((told & np.uint32(7) == 0).sum()) > told.size)
+    finite = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
+    return bool(2 * int((finite & np.uint32(7) == 0).sum()) > finite.size)
 
 
 def are_halves(y: Floats) -> npt.NDArray[np.bool_]:
@@ -275,7 +275,7 @@ def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Seque
                 slack, choices = definition.slack(part, rows)
                 made, found.ambiguous = loosened(made, slack), found.ambiguous + (0 if start else choices)
             found.add(y[matrix.made, start : start + step], made, matrix.made, start)
-    return found.judged(), found.told
+    return found.judged(), found.inexact
 
 
 class _Worst:
@@ -289,7 +289,7 @@ class _Worst:
     def __init__(self, shape: Place, definition: Definition) -> None:
         self._definition = definition
         self._shape, self._n, self._elements, self._wrong, self._utilisation = shape, shape[3], 0, 0, -1.0
-        self.told = self.ambiguous = 0
+        self.inexact = self.ambiguous = 0
         #: Rows, and columns, that contain a wrong element.
         self._rows, self._columns = np.zeros(prod(shape[:3]), bool), np.zeros(shape[3], bool)
         self._at: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
@@ -336,7 +336,7 @@ class _Worst:
             )  # fmt: skip
         self._elements, self._wrong = self._elements + y.size, self._wrong + int(wrong.sum())
         self._utilisation = max(self._utilisation, float(ratio.max()))
-        self.told += int((difference != 0).sum())
+        self.inexact += int((difference != 0).sum())
 
     def judged(self) -> Judged:
         """Return the judgement of everything added."""

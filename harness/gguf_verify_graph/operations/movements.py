@@ -92,7 +92,7 @@ def repeats(node: Node, part: Operand, whole: Operand) -> tuple[int, ...]:
     return tuple(n // m for n, m in zip(whole.shape, part.shape, strict=True))
 
 
-def drawn(rng: np.random.Generator, type_id: int, shape: Shape) -> Operand:
+def random_operand(rng: np.random.Generator, type_id: int, shape: Shape) -> Operand:
     """Return values of an unquantized type: floats, some of which overflow a half, or arbitrary integers."""
     if type_id in (F32, F16, BF16):
         x = floats(rng, shape, 6.0)
@@ -110,7 +110,7 @@ def _draw_cpy(rng: np.random.Generator) -> Iterator[Node]:
     for a in _CONVERTED:
         for b in _CONVERTED:
             with np.errstate(over="ignore"):
-                x = drawn(rng, a, (2, 3, 4, 33))
+                x = random_operand(rng, a, (2, 3, 4, 33))
             yield into(x, Operand.blank(b, 2, 3, 4, 33))
             yield into(x.permuted(0, 2, 1, 3), Operand.blank(b, 2, 4, 3, 33))
             yield into(x.permuted(1, 0, 2, 3), Operand.blank(b, 2, 3, 33, 4))
@@ -140,7 +140,7 @@ def _draw_moves(op: str, rng: np.random.Generator) -> Iterator[Node]:
     for type_id in (F32, F16, BF16, I32, I64, I16, I8):
         for shape in SIZES if type_id == F32 else SIZES[2:3]:
             with np.errstate(over="ignore"):
-                x = drawn(rng, type_id, shape)
+                x = random_operand(rng, type_id, shape)
             for each in (x, x.permuted(0, 2, 1, 3), x.permuted(1, 0, 2, 3), x.permuted(3, 1, 2, 0)):
                 yield Node(op, (each,), Operand.blank(type_id, *each.shape))
         if op == "CONT":
@@ -158,7 +158,7 @@ def _draw_concat(rng: np.random.Generator) -> Iterator[Node]:
             whole = [2, 3, 4, 33]
             whole[3 - dim] += 5
             with np.errstate(over="ignore"):
-                x, z = (drawn(rng, type_id, (a, b, c, d)) for a, b, c, d in shapes)
+                x, z = (random_operand(rng, type_id, (a, b, c, d)) for a, b, c, d in shapes)
             yield Node("CONCAT", (x, z), Operand.blank(type_id, *whole), parameters(dim))
     x, z = Operand.of(floats(rng, (1, 4, 3, 32))), Operand.of(floats(rng, (1, 3, 4, 16))).permuted(0, 2, 1, 3)
     yield Node("CONCAT", (x, z), Operand.blank(F32, 1, 4, 3, 48), parameters(0))
@@ -171,7 +171,7 @@ def _draw_repeat(rng: np.random.Generator) -> Iterator[Node]:
     for type_id in (F32, F16, BF16, I32, I16):
         for part, whole in (((1, 1, 1, 7), (1, 2, 3, 7)), ((2, 1, 3, 5), (4, 3, 6, 10)), ((1, 1, 1, 1), (1, 1, 4, 33))):
             with np.errstate(over="ignore"):
-                x = drawn(rng, type_id, (part[0], part[1], part[2], part[3]))
+                x = random_operand(rng, type_id, (part[0], part[1], part[2], part[3]))
             yield Node("REPEAT", (x,), Operand.blank(type_id, *whole))
     turned = Operand.of(floats(rng, (1, 3, 2, 32))).permuted(0, 2, 1, 3)
     yield Node("REPEAT", (turned,), Operand.blank(F32, 1, 4, 6, 64))

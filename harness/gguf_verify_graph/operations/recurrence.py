@@ -2,9 +2,9 @@
 
 A `Running` number has, in addition to its exact value:
 
-    bound      largest error of a right computation. An operation takes the bounds of its operands times their factors,
-               and adds half an ulp of its result, u·(|o| + bound), u = 2^-24, and the error of underflow (Higham,
-               "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.3: a running error analysis).
+    bound      largest error of a correct computation. An operation takes the bounds of its operands times their
+               factors, and adds half an ulp of its result, u·(|o| + bound), u = 2^-24, and the error of underflow
+               (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., §3.3: a running error analysis).
     variance   of rounding errors that are independent of those of neighbouring elements. A rounding of o has a standard
                deviation of at most u·|o|/√3.
     common     variance of errors shared with neighbouring elements, such as that of a head's decay. In a sum the
