@@ -54,17 +54,17 @@ class Queue(CupyHost):
         return self._faults()
 
     def code(self, source: Source) -> bytes:
-        """What `load` loads: every kernel of a source, compiled. Raises EnvironmentFault."""
+        """Return the compiled code of a source, with all of its kernels. Raises EnvironmentFault."""
         return self._cubin(source.root, source.file, source.target or self.sm, source.defines, False)
 
     @property
     def cupy(self) -> Any:
-        """The module."""
+        """Return the CuPy module."""
         return self._cupy
 
     @property
     def clock_ghz(self) -> float:
-        """The GPU's highest clock."""
+        """Return the GPU's highest clock."""
         return float(self._cupy.cuda.runtime.deviceGetAttribute(_CLOCK_RATE, self._device.id)) / 1e6
 
     @property
@@ -73,17 +73,18 @@ class Queue(CupyHost):
 
 
 def copies_of(nbytes: int) -> int:
-    """Copies of a matrix that are multiplied in turn, so that no cache holds them."""
+    """Return the number of copies of a matrix that are multiplied in turn, so that no cache holds them."""
     return max(2, -(-ROTATED_BYTES // nbytes))
 
 
 def rounds_of(m: int) -> int:
-    """The number of products per copy in a graph: more for few tokens, so that the graph's own launch is negligible."""
+    """Return the number of products per copy in a graph: more for few tokens, so the graph's own launch is
+    negligible."""
     return 4 if m <= _FEW else 1
 
 
 def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any) -> float:
-    """The median time of one product, from events before and after all of them, after the GPU has warmed up."""
+    """Return the median time of one product, from events before and after all of them, after the GPU has warmed up."""
     stream = cupy.cuda.get_current_stream()
 
     def once() -> float:
@@ -101,22 +102,22 @@ def median_us(work: Callable[[], object], products: int, repeat: int, cupy: Any)
 
 
 def graph_us(works: Sequence[Callable[[], object]], repeat: int, cupy: Any) -> float:
-    """Microseconds for each of these works, in a CUDA graph of all of them. Each was done once before, so that nothing
-    is compiled or allocated in the graph."""
+    """Return the microseconds per work in a CUDA graph of all of them. Each runs once before, so nothing is compiled or
+    allocated in the graph."""
     stream, graph = _captured(works, cupy)
     with stream:
         return median_us(lambda: graph.launch(stream), len(works), repeat, cupy)
 
 
 def few_us(works: Sequence[Callable[[], object]], cupy: Any) -> float:
-    """About the microseconds of each of these works, from one graph of all of them, the second time."""
+    """Return an estimate of the microseconds per work, from the second launch of a graph of all of them."""
     stream, graph = _captured(works, cupy)
     with stream:
         return once_us(lambda: graph.launch(stream), cupy) / len(works)
 
 
 def _captured(works: Sequence[Callable[[], object]], cupy: Any) -> tuple[Any, Any]:
-    """A stream, and a graph of these works."""
+    """Return a stream, and a graph of these works."""
     cupy.cuda.Device().synchronize()  # they were prepared in another stream
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
@@ -130,7 +131,7 @@ def _captured(works: Sequence[Callable[[], object]], cupy: Any) -> tuple[Any, An
 
 
 def once_us(work: Callable[[], object], cupy: Any) -> float:
-    """Microseconds of one work, launched alone, the second time."""
+    """Return the microseconds of the second launch of one work by itself."""
     work()
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record()
@@ -141,14 +142,14 @@ def once_us(work: Callable[[], object], cupy: Any) -> float:
 
 
 def copy_tbs(cupy: Any, repeat: int) -> float:
-    """Bytes that a device copy reads and writes, in TB/s."""
+    """Return the rate at which a device copy reads and writes, in TB/s."""
     a, b = cupy.empty(1 << 30, np.uint8), cupy.empty(1 << 30, np.uint8)
     return 2 * (1 << 30) / median_us(lambda: cupy.copyto(b, a), 1, repeat, cupy) / 1e6
 
 
 def empty_us(queue: Queue, repeat: int) -> float:
-    """Microseconds of a kernel that does nothing, in a graph of many of them that overlap as products do: the time that
-    no product can save."""
+    """Return the microseconds of an empty kernel in a graph of many that overlap as products do: the least time of a
+    product."""
     empty = queue.load(kernel_root(), "probes/empty.cu", "empty", {}, queue.sm)
     works = [lambda: queue.launch(empty, (1, 1, 1), (32, 1, 1), [], overlaps=True)] * _EMPTY_LAUNCHES
     return graph_us(works, repeat, queue.cupy)

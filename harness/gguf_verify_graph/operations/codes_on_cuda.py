@@ -1,4 +1,4 @@
-"""Deviations of CUDA's products of codes from the definitions of `semantics`; see `_products_on_cuda`.
+"""Deviations of CUDA's products of codes from the definitions of `semantics`; see `products_on_cuda`.
 
 quotients   T = ⌊(Σ_g s[g]·S[g] + ⌊Σ_g S[g]/2⌋)/D⌋ instead of Σ_g (2·s[g] + 1)·S[g]/(2·D). |T| is at most
             Σ_g (2·s[g] + 1)·Σ|q_w·q_a|/(2·D), so bound and spread of the exact quotient remain valid.
@@ -24,8 +24,8 @@ from gguf_verify.semantics.sums import Product
 from gguf_verify.semantics.terms.delta_sums import DELTA_SUMS
 from gguf_verify.semantics.terms_of_blocks import codes_of
 
-from ._definition import Definition, Floats
 from .arithmetic import NORMAL
+from .definition import Definition, Floats
 
 _BLOCK = 32
 #: Formats whose integers MMVQ divides, with D.

@@ -1,7 +1,7 @@
 """Check that the errors of outputs are of similar size, as the errors of one computation are.
 
 The tolerance of a definition whose sums may be halves, or are those of the coarsest tensor cores, is far above the
-errors of right outputs of a particular kernel. A wrong output could hide in it. But the errors of the outputs of one
+errors of correct outputs of a particular kernel. A wrong output could hide in it. But the errors of the outputs of one
 row, which share the activations, are of similar size when each is measured in units of its own tolerance. So the row's
 outputs themselves give the size: the standard deviation is the median of the magnitudes divided by 0.6745, as for
 normal errors (Hampel, "The influence curve and its role in robust estimation", JASA 69, 1974). An output whose error
@@ -50,18 +50,18 @@ def admitted(difference: Doubles, tolerance: Doubles, exact: Doubles, unit: floa
         return np.asarray(np.minimum(tolerance, left))
 
 
-def _deviation(off: Doubles, told: npt.NDArray[np.intp]) -> Doubles:
+def _deviation(off: Doubles, inexact: npt.NDArray[np.intp]) -> Doubles:
     """Return the standard deviation of the outputs' errors per row, float64[rows]; infinite where unknown.
 
     Args:
         off: errors, float64[rows, n]; NaN for exact outputs.
-        told: number of inexact outputs of each row.
+        inexact: number of inexact outputs of each row.
     """
     deviation = np.full(len(off), np.inf)
-    many, few = told >= _ENOUGH, (told >= _FEW) & (told < _ENOUGH)
+    many, few = inexact >= _ENOUGH, (inexact >= _FEW) & (inexact < _ENOUGH)
     if many.any():
         deviation[many] = np.nanmedian(off[many], axis=1) / _MEDIAN
-    if few.any() and told.sum() >= _ENOUGH:
+    if few.any() and inexact.sum() >= _ENOUGH:
         own = np.nanquantile(off[few], 0.75, axis=1, method="higher") / _QUARTILE
         deviation[few] = np.maximum(own, np.nanmedian(off) / _MEDIAN)
     return deviation

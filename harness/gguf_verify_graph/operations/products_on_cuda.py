@@ -17,7 +17,7 @@ from the definitions of `formats`:
                         in MMVQ as in `mmq_older`, in MMQ as in `mmq`
     Q2_K                MMQ is `mmq_d2s6`
 
-The quantizers of activations are built with fast math (`semantics.fast_math`): see `_codes_on_cuda`.
+The quantizers of activations are built with fast math (`semantics.fast_math`): see `codes_on_cuda`.
 
 Values: float32 weights, and everything multiplied by cuBLAS:
 
@@ -27,7 +27,7 @@ Values: float32 weights, and everything multiplied by cuBLAS:
                 19 bits of a float32 ("cut") in mmf; cuBLAS first rounds to them, to nearest even (measured on an H200)
     f16 added in float16 by lanes
                 mmvf of half weights, unless the node requests float32: each of up to 512 lanes multiplies and adds its
-                values in halves, and the lanes are added in float32 (`_lanes_on_cuda`). Not in a MUL_MAT_ID; the only
+                values in halves, and the lanes are added in float32 (see below). Not in a MUL_MAT_ID; the only
                 definition for one column of a matrix with an even number of columns
     f16 added in float16 or by tensor cores, with outputs of float16
                 cuBLAS by CUBLAS_COMPUTE_16F, unless the node requests float32; also for weights dequantized to half:
@@ -35,6 +35,15 @@ Values: float32 weights, and everything multiplied by cuBLAS:
 
 Sums of tensor cores are those of an H100 (`semantics.accumulation`), whose bound also covers other GPUs, or otherwise
 those of a V100, whose bound is the widest.
+
+Products of half weights with one column of activations on CUDA (ggml-cuda/mmvf.cu, mul_mat_vec_f; llama.cpp v0.5.0).
+
+A block of B threads, 32 to 256, has two lanes per thread: lane 2j + i adds up a[k]·w[k] for k = 2·(j + B·step) + i, in
+halves. B is the smallest number that minimises the number of steps. The lanes are added in float32. With u = 2^-11, n
+steps and the partial sums S of a lane:
+
+    bound    ((1 + u)^(n+1) - 1)·Σ|a·w| + K·2^-24 + γ_16·Σ|a·w|, which includes underflow and rounding of products
+    spread   1/√3 times the root of Σ (u·S)² + (u·a·w)², over all steps and lanes, and of 16·(2^-24)²·Σ|a·w|²
 """
 
 from __future__ import annotations
@@ -45,9 +54,9 @@ from functools import partial
 
 import numpy as np
 
-from gguf_verify.formats import ELEMENTS, MMVQ_TOKENS, BlockFormat, WeightFormat
+from gguf_verify.formats import ELEMENTS, MMVQ_TOKENS, BlockFormat, ElementFormat, WeightFormat
 from gguf_verify.llama.node import F32 as FLOAT32
-from gguf_verify.llama.node import Bytes, Node, Operand, element_bytes
+from gguf_verify.llama.node import Bytes, Doubles, Node, NoDefinition, Operand, element_bytes
 from gguf_verify.semantics.accumulation import in_tensor_cores
 from gguf_verify.semantics.cuda import mmvq_tokens
 from gguf_verify.semantics.declared import declared
@@ -55,10 +64,11 @@ from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS, llama_cpu_semantics
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.encoding import Encoding as SemanticsEncoding
+from gguf_verify.semantics.narrow import HALF
+from gguf_verify.semantics.sums import UNIT_ROUNDOFF, Product, gamma
 
-from ._codes_on_cuda import definition_of_codes, products_of
-from ._definition import Definition, Floats
-from ._lanes_on_cuda import MOST_COLUMNS, in_lanes
+from .codes_on_cuda import definition_of_codes, products_of
+from .definition import Definition, Floats
 
 #: The compute capability, times ten, whose limit between MMVQ and MMQ is tried first.
 _SM = 90
@@ -209,3 +219,49 @@ def _decoded(fmt: WeightFormat, to: Callable[[Floats], Floats], w: Bytes) -> Byt
     """Return rows of weights as float32, uint8[N, 4·K]."""
     values = fmt.decode(w.reshape(len(w), -1, fmt.block_bytes)) if isinstance(fmt, BlockFormat) else fmt.decode(w)
     return to(np.asarray(values, np.float32).reshape(len(w), -1)).view(np.uint8)
+
+
+_WARP, _MOST = 32, 256
+#: Additions of lanes: five within a warp, five across warps, and some margin.
+_ADDED = 16
+#: Number of elements of an array of partial sums.
+_AT_ONCE = 1 << 21
+_TAKEN = declared("f16", accumulates="float16")
+#: Largest number of columns (mmvf.cuh, MMVF_MAX_BATCH_SIZE); GPUs since Ampere allow one.
+MOST_COLUMNS = 8
+
+
+def threads_of(k: int) -> int:
+    """Return B for rows of k values."""
+    return min(range(_WARP, _MOST + 1, _WARP), key=lambda threads: (-(-k // (2 * threads)), threads))
+
+
+def in_lanes(fmt: WeightFormat) -> Definition:
+    """Return the definition for weights that are halves."""
+    assert isinstance(fmt, ElementFormat)
+
+    def multiplied(w: Bytes, a: Bytes) -> Product:
+        weights, values = fmt.decode(w).astype(np.float64), _TAKEN.values_of(a).astype(np.float64)
+        step = max(1, _AT_ONCE // max(1, values.size))
+        parts = [_lanes(weights[start : start + step], values) for start in range(0, len(weights), step)]
+        exact, bound, spread = (np.concatenate(of, axis=1) for of in zip(*parts, strict=True))
+        return Product(exact, bound, spread, None)
+
+    return Definition(_TAKEN, fmt, "f16, added in float16 by lanes", multiplied)
+
+
+def _lanes(w: Doubles, a: Doubles) -> tuple[Doubles, Doubles, Doubles]:
+    """Return the exact products [M, n], their bound and their spread."""
+    k = a.shape[1]
+    lanes = 2 * threads_of(k)
+    w, a = (np.pad(v, ((0, 0), (0, -k % lanes))).reshape(len(v), -1, lanes) for v in (w, a))
+    terms = a[:, None] * w[None]  # [M, n, steps, lanes]
+    sums = np.cumsum(terms, axis=2)
+    size, steps = np.abs(terms).sum(axis=(2, 3)), terms.shape[2]
+    if not np.abs(terms).sum(axis=2).max(initial=0.0) < HALF.overflows:
+        raise NoDefinition("sums in half that may overflow")
+    lost = k * 2 * HALF.underflow
+    bound = np.expm1((steps + 1) * np.log1p(HALF.unit)) * size + lost + gamma(_ADDED) * size
+    squares = HALF.unit**2 * ((sums**2).sum(axis=(2, 3)) + (terms**2).sum(axis=(2, 3)))
+    spread = np.sqrt((squares + _ADDED * (UNIT_ROUNDOFF * size) ** 2 + k * HALF.underflow**2) / 3)
+    return terms.sum(axis=(2, 3)), bound, spread

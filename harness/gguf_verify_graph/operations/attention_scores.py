@@ -1,4 +1,4 @@
-"""Attention, head by head: pairing of rows, and the soft cap and the mask of scores, with their errors."""
+"""Attention, head by head: pairing of rows; soft cap, mask and ALiBi slopes of scores, with their errors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from gguf_verify.formats import WeightFormat, tensor_type
-from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand
+from gguf_verify.llama.node import F16, F32, Doubles, Node, NoDefinition, Operand, demand
+from gguf_verify.semantics.accumulation import SCORE_LIMIT
 from gguf_verify.semantics.narrow import HALF
 
-from ._alibi import mask_of
-from ._consistency import admitted
+from .arithmetic import ULP, arithmetic
+from .consistency import admitted
 from .judging import Judged, within
 
 #: Largest number of scores [rows, keys] held at a time.
@@ -38,8 +39,7 @@ def check(node: Node, q: Operand, k: Operand, v: Operand) -> None:
     mask, sinks = node.optional(3), node.optional(4)
     if mask is not None:
         mask_of(node, mask, tokens, k.ne[1], (batches, heads))
-        if mask.type_id != F16:
-            raise NoDefinition(f"attention with a mask of {mask.type}")
+        demand(mask.type_id == F16, f"attention with a mask of {mask.type}")
     if sinks is not None and (sinks.type_id != F32 or sinks.shape != (1, 1, 1, heads)):
         raise NoDefinition(f"attention with sinks of {sinks.type} {sinks.ne}")
     format_of(k)
@@ -53,7 +53,7 @@ def over_heads(
     Args:
         definition: its name in tables.
         of: returns the exact result [rows, DV] and its bound for a batch, a head and some of its queries.
-        alike: whether sums are halves, so that the errors of a row must be of similar size (`_consistency`).
+        alike: whether sums are halves, so that the errors of a row must be of similar size (`consistency`).
     """
     batches, heads, tokens, _ = node.source(0).shape
     exact, bound = (np.zeros(node.output.shape) for _ in range(2))
@@ -65,8 +65,8 @@ def over_heads(
                     rows = slice(first, min(first + step, tokens))
                     exact[batch, rows, head], bound[batch, rows, head] = of(batch, head, rows)
         if alike:
-            told = node.output.data != exact.astype(np.float32)
-            off = np.where(told, np.abs(node.output.data - exact), 0.0)
+            inexact = node.output.data != exact.astype(np.float32)
+            off = np.where(inexact, np.abs(node.output.data - exact), 0.0)
             as_rows = -1, exact.shape[3]
             left = admitted(off.reshape(as_rows), bound.reshape(as_rows), exact.reshape(as_rows), HALF.unit)
             bound = left.reshape(bound.shape)
@@ -95,6 +95,18 @@ def capped(z: Scores, cap: np.float64, relative: float) -> Scores:
     return Scores(cap * tanh, np.abs(cap) * off, np.abs(cap) * spread)
 
 
+def from_weights(v: Doubles, o: Doubles, off: Doubles, spread: Doubles) -> Doubles:
+    """Return the error [rows, DV] of Σ p·v, for a result o, that comes from the errors of the weights p [rows, keys].
+
+    An error of p[t] moves the result by v[t] - o. Independent errors are limited to SCORE_LIMIT standard deviations.
+    """
+    hard = off @ np.abs(v) + np.abs(o) * off.sum(axis=1, keepdims=True)
+    variances = spread**2
+    squares = variances @ v**2 - 2 * o * (variances @ v) + o**2 * variances.sum(axis=1, keepdims=True)
+    error: Doubles = np.minimum(hard, SCORE_LIMIT * np.sqrt(np.maximum(squares, 0.0)))
+    return error
+
+
 def masked(
     node: Node, scores: Scores, slopes: tuple[Doubles, Doubles], unit: float, batch: int, head: int, rows: slice
 ) -> Scores:
@@ -121,3 +133,31 @@ def masked(
     if not np.isfinite(s_read).all():
         raise NoDefinition("attention whose scores are not finite")
     return Scores(s, off, spread)
+
+
+def slopes(node: Node, heads: int, max_bias: float) -> tuple[Doubles, Doubles]:
+    """Return the slope of each head, and its relative error: float64[heads] each.
+
+    With b = max_bias and n the largest power of two that is at most the number of heads, head h has
+
+        m^k    m = 2^(-b/n), k = h + 1 if h < n       m = 2^(-b/(2n)), k = 2·(h - n) + 1 for the others
+
+    and 1 where b is not positive. The exponents are exact. m is a float32 power; raising it to k multiplies its
+    error by k.
+    """
+    if not max_bias > 0 or not heads:
+        return np.ones(heads), np.zeros(heads)
+    n, h = 1 << (heads.bit_length() - 1), np.arange(heads)
+    k = np.where(h < n, h + 1, 2 * (h - n) + 1)
+    exponents = k * np.where(h < n, max_bias / n, max_bias / 2 / n)
+    return np.exp2(-exponents), (ULP * arithmetic("CPU").power) * k + ULP * arithmetic(node.backend).power
+
+
+def mask_of(node: Node, mask: Operand, rows: int, columns: int, sizes: tuple[int, int]) -> None:
+    """Check that `mask` is a mask of scores [sizes, at least rows, columns] whose batches divide `sizes`.
+
+    Raises NoDefinition.
+    """
+    ne3, ne2, ne1, ne0 = mask.shape
+    fits = ne0 == columns and ne1 >= rows and ne2 > 0 < ne3 and sizes[1] % ne2 == 0 and sizes[0] % ne3 == 0
+    demand(mask.type_id in (F16, F32) and fits, f"{node.operation} with a mask of {mask.type} {mask.ne}")

@@ -1,7 +1,7 @@
 """The possible definitions of a backend's product, by the type of the weights and the number of columns.
 
     CPU      one: that of the type (`llama_cpu_semantics`), for any number of columns.
-    CUDA     see `_products_on_cuda`.
+    CUDA     see `products_on_cuda`.
     Vulkan   several, depending on the device (ggml-vulkan.cpp: ggml_vk_mul_mat, ggml_vk_mul_mat_q_f16,
              ggml_vk_mul_mat_vec_q_f16, ggml_vk_get_mul_mat_mat_f16acc; llama.cpp v0.5.0):
 
@@ -19,7 +19,7 @@
              to 8 columns as f32, and more as f16 (F32 weights), bf16 (BF16) and f16 added in float16 (all others).
 
 The sharpest definition comes first, and those with sums in halves last. Exceptions are those in a known order, which
-have exact bits and no tolerance (`_in_order`). `_matrices.judged` describes the choice.
+have exact bits and no tolerance (`in_order`). `matrices.judged` describes the choice.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.encoding import Encoding as SemanticsEncoding
 from gguf_verify.semantics.term import Term as SemanticsTerm
 
-from ._definition import Definition
-from ._in_order import Ordered
-from ._products_on_cuda import on_cuda
+from .definition import Definition
+from .in_order import Ordered
+from .products_on_cuda import on_cuda
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]

@@ -21,7 +21,7 @@ from gguf_verify.semantics.sums import Product, concatenated
 from gguf_verify.semantics.values import alignment_of_subnormals, of_values, weights_of
 from gguf_verify.support.threads import each
 
-from ._in_order import Ordered
+from .in_order import Ordered
 
 Floats = npt.NDArray[np.float32]
 
@@ -36,15 +36,14 @@ class Definition:
     """A definition of products with weights of a format.
 
     Args:
-    Args:
         semantics: see `gguf_verify.semantics`.
         fmt: format of the blocks of weights.
         name: name in tables, if not that of `semantics`.
         multiplied: computes the product of weights and activations uint8[M, row bytes], instead of `semantics`.
         weights: transforms the rows of weights uint8[N, row bytes] before the multiplication, if given.
         adjusted: changes the product of weights and activations uint8[M, row bytes], if given.
-        slack: additional error that a right product of weights and rows float32[M, K] may have, float64[M, N], and the
-            number of activations that leave a choice; None for none.
+        slack: additional error that a correct product of weights and rows float32[M, K] may have, float64[M, N], and
+            the number of activations that leave a choice; None for none.
         coarse: whether the tolerance is that of the coarsest tensor cores.
         ordered: the order of the sums, where known, which determines every bit of the outputs.
     """
@@ -76,7 +75,7 @@ class Definition:
 
     @property
     def alike(self) -> bool:
-        """Return whether the errors of a row must be of similar size; see `_consistency`."""
+        """Return whether the errors of a row must be of similar size; see `consistency`."""
         return self.in_half or self.coarse
 
     @property

@@ -17,7 +17,7 @@ used. For large nodes P[t] is computed only before every block of keys; within a
 the magnitudes of the block's terms.
 
 `in_lanes`: for a device that adds in float32 in an unknown order. The error of any order is at most
-γ_n·Σ_t |p[t]·v[t]|; right outputs over 600 random keys had 1/140 to 1/700 of that. Kernels give every L-th key, or
+γ_n·Σ_t |p[t]·v[t]|; correct outputs over 600 random keys had 1/140 to 1/700 of that. Kernels give every L-th key, or
 every L-th block of keys, to one lane, L = 1, 2, 4, … 32, in ascending order, cut into parts anywhere, and then add
 lanes and parts in pairs (flash_attn.comp, fattn-vec.cuh; llama.cpp v0.5.0). The bound is the largest running-error
 bound of these orders, with the roundings for new maxima and for joining at each block of keys.

@@ -63,7 +63,7 @@ class _Sum:
         return OperationRow(**vars(self))
 
 
-def judge_drawn(
+def judge_random_nodes(
     asked: GraphOptions, seeds: int, only: str, known: Sequence[Finding] = ()
 ) -> tuple[OperationRow, ...]:  # fmt: skip
     """Return a row for each operation and variant, sorted by name.

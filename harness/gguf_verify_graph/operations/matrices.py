@@ -21,15 +21,15 @@ import numpy as np
 import numpy.typing as npt
 
 from gguf_verify.formats import BlockFormat, WeightFormat, tensor_type
-from gguf_verify.llama.node import BF16, F16, F32, Array, Bytes, Node, NoDefinition, Operand
+from gguf_verify.llama.node import BF16, F16, F32, Array, Bytes, Node, NoDefinition, Operand, demand
 from gguf_verify.semantics.definitions import llama_cpu_semantics
 from gguf_verify.semantics.gates import judge as judge_product
 from gguf_verify.semantics.sums import Product
 
-from ._consistency import admitted
-from ._definition import Definition, loosened
-from ._in_order import Ordered, affordable, same_bits, told_apart
-from .judging import Extent, Judged, Place, checked
+from .consistency import admitted
+from .definition import Definition, loosened
+from .in_order import Ordered, affordable, same_bits, told_apart
+from .judging import Extent, Judged, Place, checked, in_range
 
 Rows = npt.NDArray[np.intp]
 Floats = npt.NDArray[np.float32]
@@ -98,8 +98,7 @@ def activations(node: Node, operand: Operand, fmt: WeightFormat) -> Array:
         return np.ascontiguousarray(operand.data).reshape(-1, operand.data.shape[3])
     widened = {"F16": (F16,), "BF16": (BF16,), "F32": (F16, BF16)}.get(fmt.name, ())
     allowed = (F32, *widened) if node.backend == "CPU" else (F32, F16, BF16)
-    if operand.type_id not in allowed:
-        raise NoDefinition(f"{node.operation} of {fmt.name} and {operand.type}")
+    demand(operand.type_id in allowed, f"{node.operation} of {fmt.name} and {operand.type}")
     rows = np.ascontiguousarray(operand.data).reshape(-1, operand.ne[0])
     if operand.type_id == BF16:
         return (rows.astype(np.uint32) << 16).view(np.float32)
@@ -117,13 +116,13 @@ def judged(node: Node, definitions: Sequence[Definition], x: Array, matrices: Se
 
     - where most inexact outputs are halves, outputs are in half (of other sums one in 2^13 is a half). Definitions of
       the other kind are then excluded, if there are both kinds;
-    - a definition with a known order (`_in_order`) if every output, or all but a few, have the known bits;
+    - a definition with a known order (`in_order`) if every output, or all but a few, have the known bits;
     - the first definition, among those with sums in float32 or in tensor cores, that every output passes;
     - if there is none, but more than half of the inexact outputs pass one of them, that one: too many pass for it to be
       chance, and the others are wrong. This does not apply if the outputs' bits are those of sums in half, which may
       lie within the error of the weights of a sum in float32;
     - otherwise the first one with sums or outputs in half that every output passes. Its tolerance is wide, so these
-      errors must also be of similar size (`_consistency`): one wrong output among right ones is rejected;
+      errors must also be of similar size (`consistency`): one wrong output among right ones is rejected;
     - otherwise the one with the fewest wrong outputs.
 
     So a wrong output passes only where one of the path's possible definitions, whose name is reported, admits it and
@@ -144,8 +143,7 @@ def identified(
 
     The definition is None if the judgement is only the one with the fewest wrong outputs. Otherwise as `judged`.
     """
-    if node.output.type_id != F32:
-        raise NoDefinition(f"{node.operation} with an output of {node.output.type}")
+    demand(node.output.type_id == F32, f"{node.operation} with an output of {node.output.type}")
     y = np.ascontiguousarray(node.output.data).reshape(-1, node.output.ne[0])
     found: list[tuple[Definition, Judged]] = []
     undefined = None
@@ -162,20 +160,20 @@ def identified(
             if definition.in_half is not wide:
                 continue
             try:
-                one, told = _by(definition, node, y, x, matrices)
+                one, inexact = _by(definition, node, y, x, matrices)
             except NoDefinition as e:
                 undefined = e
                 continue
             if one.passed:
                 return definition, one
             found.append((definition, one))
-            if not wide and 2 * one.wrong < told and not short:
+            if not wide and 2 * one.wrong < inexact and not short:
                 of_most.append((definition, one))
         if of_most:
             return min(of_most, key=lambda one: one[1].wrong)  # the sharpest of several comes first
     if undefined is not None or not found:
         raise undefined or NoDefinition(f"{node.operation} of {node.source(0).type}")
-    return None, min(found, key=_how_wrong)[1]
+    return None, min(found, key=lambda one: (one[1].wrong, one[1].utilisation))[1]
 
 
 def _by_bits(
@@ -212,10 +210,6 @@ def _by_bits(
     return found
 
 
-def _how_wrong(one: tuple[Definition, Judged]) -> tuple[int, float]:
-    return one[1].wrong, one[1].utilisation
-
-
 def judged_apart(
     node: Node, definitions: Callable[[int], Sequence[Definition]], x: Array, matrices: Sequence[Matrix]
 ) -> Judged:
@@ -245,8 +239,8 @@ def judged_apart(
 
 def _of_kind(definitions: Sequence[Definition], y: Floats) -> Sequence[Definition]:
     """Return the definitions with outputs in half, or those without, to match the outputs; all if of one kind."""
-    told = y[np.isfinite(y) & (y != 0)]
-    halves = 2 * np.count_nonzero(are_halves(told)) > told.size
+    finite = y[np.isfinite(y) & (y != 0)]
+    halves = 2 * np.count_nonzero(are_halves(finite)) > finite.size
     kind = [d for d in definitions if (d.semantics.output == "float16") == halves]
     return kind or definitions
 
@@ -257,8 +251,8 @@ def are_short(y: Floats) -> bool:
     Sums in half have at most 11 significant bits; the sum of a few parts, added in float32, mostly has 21 or fewer. One
     in eight sums in float32 has as few.
     """
-    told = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
-    return bool(2 * int((told & np.uint32(7) == 0).sum()) > told.size)
+    finite = y.view(np.uint32)[np.isfinite(y) & (y != 0)]
+    return bool(2 * int((finite & np.uint32(7) == 0).sum()) > finite.size)
 
 
 def are_halves(y: Floats) -> npt.NDArray[np.bool_]:
@@ -281,7 +275,7 @@ def _by(definition: Definition, node: Node, y: Floats, x: Array, matrices: Seque
                 slack, choices = definition.slack(part, rows)
                 made, found.ambiguous = loosened(made, slack), found.ambiguous + (0 if start else choices)
             found.add(y[matrix.made, start : start + step], made, matrix.made, start)
-    return found.judged(), found.told
+    return found.judged(), found.inexact
 
 
 class _Worst:
@@ -295,7 +289,7 @@ class _Worst:
     def __init__(self, shape: Place, definition: Definition) -> None:
         self._definition = definition
         self._shape, self._n, self._elements, self._wrong, self._utilisation = shape, shape[3], 0, 0, -1.0
-        self.told = self.ambiguous = 0
+        self.inexact = self.ambiguous = 0
         #: Rows, and columns, that contain a wrong element.
         self._rows, self._columns = np.zeros(prod(shape[:3]), bool), np.zeros(shape[3], bool)
         self._at: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)
@@ -307,8 +301,7 @@ class _Worst:
         judgement = judge_product(y, product)
         p = judgement.product
         with np.errstate(all="ignore"):
-            most = 2.0**128 * (1 - 2.0**-25)
-            expected = np.where(np.abs(p.exact) >= most, np.copysign(np.inf, p.exact), p.exact)
+            expected = in_range(p.exact)
             once = 2.0**-23 * np.abs(expected) + 2.0**-149
             tolerance = np.minimum(p.bound, np.maximum(p.limit * p.spread, once))
             difference = np.abs(y - expected)
@@ -343,7 +336,7 @@ class _Worst:
             )  # fmt: skip
         self._elements, self._wrong = self._elements + y.size, self._wrong + int(wrong.sum())
         self._utilisation = max(self._utilisation, float(ratio.max()))
-        self.told += int((difference != 0).sum())
+        self.inexact += int((difference != 0).sum())
 
     def judged(self) -> Judged:
         """Return the judgement of everything added."""
