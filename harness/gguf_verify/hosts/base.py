@@ -220,15 +220,6 @@ class Host(ABC):
     def compile_ahead(self, sources: Iterable[Source]) -> None:  # noqa: B027 - most compile when they are asked
         """Begin compiling sources in the background. Errors are raised when they are loaded."""
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
-        """Compile as `load` does, for launches under a schedule if there is one, without loading.
-
-        Raises EnvironmentFault.
-        """
-        raise NotImplementedError
-
     def build_all(
         self,
         root: Path,
@@ -240,8 +231,8 @@ class Host(ABC):
     ) -> tuple[dict[str, Artefact], Compilation]:
         """Compile several kernels of one foreign source at once, with its author's options, without loading.
 
-        An entry is a function's name, possibly in a namespace, and with a template's arguments. Raises
-        EnvironmentFault.
+        With a schedule they are for launches under it. An entry is a function's name, possibly in a namespace, and with
+        a template's arguments. Raises EnvironmentFault.
         """
         raise NotImplementedError
 

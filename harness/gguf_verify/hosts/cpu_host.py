@@ -267,15 +267,6 @@ class CpuHost(Host):
         used = (_OWN, *self._flags, *waits([_text(root / file)], self._flags), *options)
         return _entry(shared_library(root, _unit(file, entry), used), entry)
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
-        checked = schedule is not None and schedule.checked
-        flags = () if checked else (*self._flags, *waits([_text(root / file)], self._flags))
-        options = [_OWN, *flags, *(f"-D{k}={v}" for k, v in defines.items())]
-        unit = _unit(file, entry)
-        return Artefact(entry, {"code": (build_checked if checked else build)(root, unit, options)})
-
     def build_all(
         self,
         root: Path,

@@ -153,15 +153,6 @@ class CupyHost(Host):
     def close(self) -> None:
         self._ahead.close()
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
-        checked = schedule is not None
-        parts = {"code": self._cubin(root, file, self.sm, defines, checked)}
-        if checked:
-            parts["filler"] = self._cubin(_FILLER.parent, _FILLER.name, self.sm, {}, True)
-        return Artefact(entry, parts)
-
     def build_all(
         self,
         root: Path,
@@ -347,8 +338,4 @@ class CupyHost(Host):
             return np.asarray(self._cupy.asnumpy(output.memory))
 
 
-def _fault() -> str | None:
-    return gpu_fault()
-
-
-GPU = HostKind("gpu", "an NVIDIA GPU, through CuPy", 10, lambda _threads: CupyHost(), _fault)
+GPU = HostKind("gpu", "an NVIDIA GPU, through CuPy", 10, lambda _threads: CupyHost(), lambda: gpu_fault())

@@ -143,12 +143,6 @@ class ProcessHost(Host):
         kernel = [str(root), file, entry, defines, target]
         return self._loaded((root, file, entry, target, *sorted(defines.items())), {"ask": "load", "kernel": kernel})
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
-        """Build in this process, since nothing is loaded."""
-        return self._inner.build(root, file, entry, defines, schedule)
-
     def build_all(
         self,
         root: Path,
@@ -158,6 +152,7 @@ class ProcessHost(Host):
         schedule: Schedule | None = None,
         author: Author | None = None,
     ) -> tuple[dict[str, Artefact], Compilation]:
+        """Build in this process, since nothing is loaded."""
         return self._inner.build_all(root, file, entries, defines, schedule, author)
 
     def load_placed(self, placed: Placed) -> _Held:
