@@ -15,8 +15,8 @@ import pytest
 
 from gguf_verify.hosts import compute_sanitizer, findings, sanitized_host
 from gguf_verify.hosts.base import Host, Placement
-from gguf_verify.hosts.compute_sanitizer import found_in
 from gguf_verify.hosts.compiler import copy_emulator
+from gguf_verify.hosts.compute_sanitizer import found_in
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.sanitized_host import SanitizedHost
 from gguf_verify.support.errors import EnvironmentFault, KernelFinding

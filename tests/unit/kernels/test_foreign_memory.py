@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.hosts.memory import GUARD_BYTES, POISON
-from gguf_verify.kernels.foreign.channel import Channel, Garbled, Late
+from gguf_verify.kernels.foreign.conversation import Channel, Garbled, Late
 from gguf_verify.kernels.foreign.judge import taken, unchanged
 from gguf_verify.kernels.foreign.operands import MemoryFile, Operand, Wall, laid_out
 from gguf_verify.support.errors import EnvironmentFault, KernelFinding
