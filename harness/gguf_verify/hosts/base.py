@@ -78,8 +78,8 @@ class Sparse:
 
 
 @dataclass(frozen=True)
-class Before:
-    """Thread blocks of an earlier launch of a call, each run alone before a thread block of the last one.
+class Blocks:
+    """Thread blocks of a launch, each run alone.
 
     Args:
         numbers: the numbers of the blocks, counted along x first.
@@ -308,17 +308,8 @@ class Host(ABC):
         the launch failed.
         """
 
-    def launch_alone(
-        self,
-        kernel: Any,
-        grid: Grid,
-        block: Grid,
-        args: Sequence[Any],
-        shared: int,
-        number: int,
-        before: Sequence[Before] = (),
-    ) -> Written:
-        """Run only thread block `number` of a grid, counted along x first, after some of earlier launches.
+    def launch_alone(self, launches: Sequence[Blocks]) -> Written:
+        """Run single thread blocks of the launches of a call, one of the last; return the writes of that one.
 
         Arguments are `Sparse` or NumPy scalars; one is the output. Writes of other blocks are missing. Raises
         KernelFault if a block accesses anything else or writes into an input; EnvironmentFault if it needs more memory

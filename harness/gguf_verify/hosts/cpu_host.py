@@ -18,7 +18,7 @@ from ..results.environment import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from ..support.text import printable
 from . import findings
-from .base import MOST_ALONE, Artefact, Before, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
+from .base import MOST_ALONE, Artefact, Blocks, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
 from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
 from .compiler import (
     APART,
@@ -375,17 +375,7 @@ class CpuHost(Host):
     def runs_alone(self) -> bool:  # type: ignore[override]
         return not self._flags and self.schedule is None  # a sanitizer has its own handlers of faults
 
-    def launch_alone(
-        self,
-        kernel: Any,
-        grid: Grid,
-        block: Grid,
-        args: Sequence[Any],
-        shared: int,
-        number: int,
-        before: Sequence[Before] = (),
-    ) -> Written:
-        launches = (*before, Before(kernel, grid, block, args, shared, (number,)))
+    def launch_alone(self, launches: Sequence[Blocks]) -> Written:
         sparse = {a.what: a for launch in launches for a in launch.args if isinstance(a, Sparse)}
         room = [-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + _APART for a in sparse.values()]
         made: set[int] = set()
@@ -397,7 +387,7 @@ class CpuHost(Host):
                     made.update(self._one_alone(launch, one, placed))
             return self._written(next(b for b in placed.values() if b.role == "output"), made)
 
-    def _one_alone(self, launch: Before, number: int, placed: Mapping[str, SparseBuffer]) -> list[int]:
+    def _one_alone(self, launch: Blocks, number: int, placed: Mapping[str, SparseBuffer]) -> list[int]:
         """Run one thread block; return the pages of sparse memory that it was the first to access."""
         made = (ctypes.c_uint64 * (MOST_ALONE // mmap.PAGESIZE))()
         buffers, args = list(placed.values()), [placed[a.what] if isinstance(a, Sparse) else a for a in launch.args]

@@ -28,7 +28,7 @@ from ..support import protocol
 from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding, NotRun
 from ..support.numbers import CODES, number_type
 from ..support.sealed import has_fixed_size, mapped_here, of_fixed_size
-from .base import Grid, Placed, Placement, Role, Sparse
+from .base import Blocks, Grid, Placed, Placement, Role, Sparse
 
 #: Arrays of more bytes are passed as shared memory, which the other process maps.
 SHARED_FROM = 1 << 16
@@ -149,7 +149,7 @@ class Server:
             case "launch":
                 host.launch(*self._launched(header), header["overlaps"])
             case "alone":
-                written = host.launch_alone(*self._launched(header), header["number"])
+                written = host.launch_alone([Blocks(*self._launched(header), (header["number"],))])
                 return len(written.at), np.concatenate([written.at.view(np.uint8), written.words.view(np.uint8)])
             case "download":
                 return True, host.download(held[header["id"]])

@@ -1,7 +1,8 @@
-"""Tiles of [M, N] outputs for kernels/gemm/q8_1/07_wgmma.cu and 09_split_k.cu."""
+"""Tiles of [M, N] outputs for kernels/gemm/q8_1/07_wgmma.cu and 09_split_k.cu, and clusters of thread blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ DECODED = 4
 #: 4096, tiles of 64 tokens (M = 128) and of 32 (M = 64): Q4_0 60 and 43 µs, Q8_0 67 and 45, MXFP4 67 and 44, Q4_1 75
 #: and 49, Q4_K 77 and 50, Q5_K 81 and 53, Q6_K 89 and 55, Q2_K 109 and 64.
 _LARGE_PACE, _SMALL_PACE = (0.56, 0.22, 0.1), (0.76, 0.133, 0.06)
+#: The first compute capability with clusters.
+_FIRST_CARD = 90
 #: Macros for functions of 09 that do not depend on the tiling.
 ANY_TILING = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
 
@@ -121,11 +124,7 @@ def best_tiling(fmt: BlockFormat, m: int, n: int) -> Tiling:
 
 def several_strips(n: int) -> bool:
     """Return whether some multiprocessor has more than one strip of 32 of n rows."""
-    return _strips(n) > MULTIPROCESSORS
-
-
-def _strips(n: int) -> int:
-    return -(-n // ROWS) * 4
+    return -(-n // ROWS) * 4 > MULTIPROCESSORS
 
 
 def pace(fmt: BlockFormat, tokens: int) -> float:
@@ -148,3 +147,24 @@ def small_products_of_five_bits(fmt: BlockFormat, m: int, n: int) -> bool:
     26.7 and 25.5).
     """
     return fmt.bits == 5 and m <= SMALLEST.tokens and not several_strips(n)
+
+
+def cluster(sizes: Mapping[int, tuple[int, int]], sm: str | None, tokens: int, n: int) -> int:
+    """Return how many thread blocks quantize the tokens of a build together (kernels/cluster.cuh), for n rows.
+
+    Args:
+        sizes: keyed by the tokens of the build: the cluster size where each thread block has at most one strip, and the
+            size otherwise.
+        sm: compute capability of the GPU, or None for the CPU host.
+    """
+    if sm is not None and int(sm) < _FIRST_CARD:
+        return 1
+    return sizes[tokens][several_strips(n)]
+
+
+def whole_clusters(of: int, strips: int, resident: int) -> int:
+    """Return the number of thread blocks to launch, in clusters of `of` blocks that take any number of strips each.
+
+    The number is at most what can be resident at a time, and at least one cluster.
+    """
+    return min(-(-strips // of), max(1, resident // of)) * of
