@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..results.environment import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, KernelFinding
-from .compilation import Author, Compilation
+from .compilation import Compilation, ForeignUnit
 from .memory import GUARD_BYTES, POISON
 from .schedule import Schedule
 
@@ -220,19 +220,10 @@ class Host(ABC):
     def compile_ahead(self, sources: Iterable[Source]) -> None:  # noqa: B027 - most compile when they are asked
         """Begin compiling sources in the background. Errors are raised when they are loaded."""
 
-    def build_all(
-        self,
-        root: Path,
-        file: str,
-        entries: Sequence[str],
-        defines: dict[str, str],
-        schedule: Schedule | None = None,
-        author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:
-        """Compile several kernels of one foreign source at once, with its author's options, without loading.
+    def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
+        """Compile kernels of a foreign source, for launches under a schedule if there is one, without loading.
 
-        With a schedule they are for launches under it. An entry is a function's name, possibly in a namespace, and with
-        a template's arguments. Raises EnvironmentFault.
+        Raises EnvironmentFault.
         """
         raise NotImplementedError
 

@@ -19,7 +19,7 @@ from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRu
 from ..support.text import printable
 from . import findings
 from .base import MOST_ALONE, Artefact, Blocks, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
-from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
+from .compilation import ARCH_ON_CPU, Compilation, ForeignUnit, architectures, split_flags
 from .compiler import (
     APART,
     CHECKS,
@@ -181,20 +181,19 @@ def _unit(file: str, entry: str) -> str:
     return f'#include "{file}"\nCPU_KERNEL({entry})\n'
 
 
-def _foreign_unit(
-    file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author, macros: Sequence[str]
-) -> str:
+def _foreign_text(unit: ForeignUnit, macros: Sequence[str]) -> str:
     """Return the translation unit of a foreign source.
 
     The author's macros follow all headers, and `macros` precede them.
     """
-    lines = [f"// {Path(file).name}", FOREIGN.rstrip(), *macros, f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
+    author = unit.author
+    lines = [f"// {Path(unit.file).name}", FOREIGN.rstrip(), *macros, f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
     for flag in split_flags(author.flags, ("-D", "-U"))[0]:
         name, _, value = flag[2:].partition("=")
         lines.append(f"#define {name} {value if '=' in flag else 1}" if flag.startswith("-D") else f"#undef {name}")
-    lines += [f"#define {name} {value}" for name, value in defines.items()]
-    lines.append(f'#include "{file}"')
-    for i, entry in enumerate(entries):
+    lines += [f"#define {name} {value}" for name, value in unit.defines.items()]
+    lines.append(f'#include "{unit.file}"')
+    for i, entry in enumerate(unit.entries):
         if entry in author.sizes:
             sizes = ", ".join(map(str, author.sizes[entry]))
             said = f"the parameters of {entry} are not those that are declared"
@@ -267,46 +266,31 @@ class CpuHost(Host):
         used = (_OWN, *self._flags, *waits([_text(root / file)], self._flags), *options)
         return _entry(shared_library(root, _unit(file, entry), used), entry)
 
-    def build_all(
-        self,
-        root: Path,
-        file: str,
-        entries: Sequence[str],
-        defines: dict[str, str],
-        schedule: Schedule | None = None,
-        author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:
-        author = author or Author()
+    def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
+        root, author = unit.root, unit.author
         checked = schedule is not None and schedule.checked
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
         # An overflowing index must wrap around as in a GPU's registers; a checked build reports it.
         fixed = ("-ffp-contract=off",) if checked else ("-ffp-contract=off", "-fwrapv")
-        sources = root / Path(file).parts[0]
+        sources = root / Path(unit.file).parts[0]
         flags = () if checked else (*self._flags, *waits(map(_text, files_below(sources)), self._flags))
-        options = [
-            _OWN,
-            *APART,
-            *flags,
-            *_LENIENT,
-            *(f for f in used if f.startswith("-std=")),
-        ]
-        options += fixed
+        options = [_OWN, *APART, *flags, *_LENIENT, *(f for f in used if f.startswith("-std=")), *fixed]
         options += [f"-I{root / folder}" for folder in author.include]
         options += ONLY_CALLED if author.not_here else ()
-        unit = _foreign_unit(file, entries, defines, author, as_without_flags([*(CHECKS if checked else ()), *options]))
+        text = _foreign_text(unit, as_without_flags([*(CHECKS if checked else ()), *options]))
         try:
-            code = (build_checked if checked else build)(root, unit, options)
+            code = (build_checked if checked else build)(root, text, options)
         except EnvironmentFault as error:
             said = "\n".join([str(error), *error.details])
             if words := [w for symbol, w in author.not_here.items() if re.search(rf"\b{symbol}\b", said)]:
                 raise EnvironmentFault(words[0], details=words if len(words) > 1 else ()) from None
             raise
-        named = {f"{_ENTRY}{i}": entry for i, entry in enumerate(entries)}
+        named = {f"{_ENTRY}{i}": entry for i, entry in enumerate(unit.entries)}
         limits = limits_of(code, named, sources, most_shared(architectures(author.flags)))
         parts = {"code": code, "limits": as_json(limits)}
-        made = {entry: Artefact(f"{_ENTRY}{i}", parts) for i, entry in enumerate(entries)}
+        made = {entry: Artefact(name, parts) for name, entry in named.items()}
         by = compiler_version()
-        return made, Compilation(by, "the CPU", ARCH_ON_CPU, tuple(entries), (*used, *fixed), tuple(left))
+        return made, Compilation(by, "the CPU", ARCH_ON_CPU, unit.entries, (*used, *fixed), tuple(left))
 
     def load_placed(self, placed: Placed) -> Any:
         try:

@@ -21,7 +21,7 @@ from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from ..support.sources import combined, file_digest
 from ..support.text import printable
 from . import nvcc
-from .compilation import Author, failed, split_flags
+from .compilation import Author, ForeignUnit, failed, split_flags
 from .foreign_sources import as_foreign, read_limited
 from .includes import included
 from .tables import headers, tables_hash
@@ -140,19 +140,17 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
     return [*standard, *device, *kept, *exact], left
 
 
-def compile_kernels(
-    root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool = False
-) -> tuple[bytes, dict[str, str]]:
+def compile_kernels(of: ForeignUnit, sm: str, lines: bool = False) -> tuple[bytes, dict[str, str]]:
     """Compile a foreign source with its author's flags; return the cubin and the name of each kernel in it.
 
     Raises EnvironmentFault with the compiler's errors.
     """
-    more = [*used_flags(author)[0], *(_LINES if lines else ())]
-    within = file.removeprefix("foreign-").removesuffix(".cu")  # names the copy
-    more += [f"-I{root / below}" for name in author.include for below in (f"{within}/{name}", name)]
+    more = [*used_flags(of.author)[0], *(_LINES if lines else ())]
+    within = of.file.removeprefix("foreign-").removesuffix(".cu")  # names the copy
+    more += [f"-I{of.root / below}" for name in of.author.include for below in (f"{within}/{name}", name)]
     if (folder := include_folder()) is not None:
         more += [f"-I{folder}", f"-I{folder / 'cccl'}"]
-    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", more, entries)
+    return _compiled(of.root, of.file, f"sm_{sm}", of.defines, "CUBIN", more, of.entries)
 
 
 def foreign_headers() -> dict[str, str]:

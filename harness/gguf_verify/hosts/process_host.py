@@ -30,7 +30,7 @@ from ..support.errors import EnvironmentFault, FindingKind, KernelFault, KernelF
 from ..support.records import record
 from ..support.text import printable
 from .base import Artefact, Blocks, Grid, Host, Placed, Sparse, Written
-from .compilation import Author, Compilation
+from .compilation import Compilation, ForeignUnit
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 from .schedule import Schedule
 
@@ -143,17 +143,9 @@ class ProcessHost(Host):
         kernel = [str(root), file, entry, defines, target]
         return self._loaded((root, file, entry, target, *sorted(defines.items())), {"ask": "load", "kernel": kernel})
 
-    def build_all(
-        self,
-        root: Path,
-        file: str,
-        entries: Sequence[str],
-        defines: dict[str, str],
-        schedule: Schedule | None = None,
-        author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:
+    def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
         """Build in this process, since nothing is loaded."""
-        return self._inner.build_all(root, file, entries, defines, schedule, author)
+        return self._inner.build_all(unit, schedule)
 
     def load_placed(self, placed: Placed) -> _Held:
         request = {"ask": "load_placed", "entry": placed.entry, "parts": placed.parts}

@@ -19,7 +19,7 @@ from ...hosts.author_cubin import OF_NVCC, OF_NVRTC, accepted
 from ...hosts.base import Artefact, Host, Placed
 from ...hosts.branches import not_compiled
 from ...hosts.choice import HOSTS
-from ...hosts.compilation import Author, Compilation, split_flags
+from ...hosts.compilation import Author, Compilation, ForeignUnit, split_flags
 from ...hosts.compiler import copy_emulator
 from ...hosts.for_cpu import ForCpu, for_nvrtc
 from ...hosts.foreign_sources import foreign_source
@@ -386,12 +386,10 @@ class CudaKernels:
         checked = schedule is not None and schedule.checked
         if (fmt, checked) not in self._placed:
             source, declaration = self.source, self.source.declaration
-            defines = declaration.defines(fmt)
+            defines, sizes = declaration.defines(fmt), self._sizes(fmt)
             file, author = source.compiled_by(self.host)
-            author = replace(author, sizes=self._sizes(fmt))
-            built, compilation = self.host.build_all(
-                source.root, file, list(author.sizes), defines, schedule if checked else None, author
-            )
+            unit = ForeignUnit(source.root, file, tuple(sizes), defines, replace(author, sizes=sizes))
+            built, compilation = self.host.build_all(unit, schedule if checked else None)
             if not checked:
                 not_run = source.not_run(compilation, defines)
                 self.compilations[fmt] = compilation.of_source(source.shown(source.main), not_run)
@@ -406,7 +404,7 @@ class CudaKernels:
 
         Raises EnvironmentFault with the compiler's errors.
         """
-        found = accepted(self.source.root, defines, list(built), self.source.on_gpu)
+        found = accepted(ForeignUnit(self.source.root, OF_NVRTC, tuple(built), defines, self.source.on_gpu))
         self.compilations[fmt] = replace(self.compilations[fmt], accepted=found.words)
         limits = from_json(next(iter(built.values())).parts["limits"])
         for entry, artefact in built.items():
