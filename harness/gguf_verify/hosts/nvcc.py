@@ -75,14 +75,12 @@ def _folders() -> Iterator[Path]:
 
         if found := find_nvidia_header_directory("cudart"):
             yield Path(found)
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("nvidia")
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            yield from sorted(Path(folder).glob("*/include"))
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("cupy")
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            yield from sorted(Path(folder).glob("_core/include/cupy/_cuda/cuda-*"), reverse=True)
+    # CuPy brings the headers of several versions; the newest comes first.
+    for package, pattern in (("nvidia", "*/include"), ("cupy", "_core/include/cupy/_cuda/cuda-*")):
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(package)
+            for folder in (spec.submodule_search_locations or []) if spec else []:
+                yield from sorted(Path(folder).glob(pattern), reverse=package == "cupy")
 
 
 def used_flags(author: Author) -> tuple[list[str], list[str]]:

@@ -70,7 +70,7 @@ class Tiling:
         """
         host = site.host
         assert isinstance(weights.fmt, BlockFormat)
-        _, padded, chunk = packed_shape(weights.fmt, weights.n, weights.k)
+        _, padded, _ = packed_shape(weights.fmt, weights.n, weights.k)
         token_tiles, stages = -(-m // self.tokens), padded // 2
         layout = Layout.of(weights.fmt)
         token_bytes = 2 * layout.token_bytes(weights.fmt)
@@ -84,18 +84,27 @@ class Tiling:
         # instead of 39, 64 tokens of Q4_0, N = 14336)
         host.launch(tile, grid, (256, 1, 1), args, overlaps=bool(split))
 
-        weights_at = -(-self.tokens * token_bytes // 128) * 128
-        slot = -(-(weights_at + self.groups * 2 * chunk) // 1024) * 1024
-        ring = min(8, 200 * 1024 // self.ctas // slot)
-        macros = {
-            **tokens, "WARPGROUPS": str(self.groups), "CTAS": str(self.ctas), "STAGES": str(ring),
-            "PART_STAGES": str(split // 64),
-        }  # fmt: skip
+        macros, threads, shared = self.build(weights.fmt, split // 64)
         args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(stages)]
         grid = (self.tiles(m, weights.n), -(-stages * 64 // split) if split else 1, 1)
-        block = (self.groups * 128 + (128 if self.ctas == 1 else 32), 1, 1)
         gemm = site.function("gemm", weights.fmt, macros=macros)
-        host.launch(gemm, grid, block, args, shared=ring * slot, overlaps=bool(split))
+        host.launch(gemm, grid, (threads, 1, 1), args, shared=shared, overlaps=bool(split))
+
+    def build(self, fmt: BlockFormat, part_stages: int = 0) -> tuple[dict[str, str], int, int]:
+        """Return the macros of a build for weights of a type, its threads, and its bytes of shared memory.
+
+        Args:
+            part_stages: stages of a part of a row; 0: a row is one part.
+        """
+        layout = Layout.of(fmt)
+        weights_at = -(-self.tokens * 2 * layout.token_bytes(fmt) // 128) * 128
+        slot = -(-(weights_at + self.groups * 2 * layout.chunk) // 1024) * 1024
+        ring = min(8, 200 * 1024 // self.ctas // slot)
+        macros = {
+            **layout.macros, "TOKENS": str(self.tokens), "WARPGROUPS": str(self.groups), "CTAS": str(self.ctas),
+            "STAGES": str(ring), "PART_STAGES": str(part_stages),
+        }  # fmt: skip
+        return macros, self.groups * 128 + (128 if self.ctas == 1 else 32), ring * slot
 
 
 #: Tilings of one warpgroup and of two.
