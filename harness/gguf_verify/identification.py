@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Unpack
@@ -84,8 +84,7 @@ class Identified:
 
 @dataclass(frozen=True)
 class IdentifyHeader:
-    """What was looked at: the kernel with the definition that it declares, in words where it runs and what judges it,
-    and the backend of llama.cpp beside it."""
+    """The kernel with its declared definition, the host and the judge in words, and the backend of llama.cpp."""
 
     gguf_verify: str
     llama_cpp: str
@@ -99,7 +98,7 @@ class IdentifyHeader:
 
 @dataclass(repr=False)
 class IdentifyReport(Shown):
-    """All products, and the types that could not be looked at: (type, why)."""
+    """All products, and the types that were skipped: (type, why)."""
 
     header: IdentifyHeader
     products: list[Identified] = field(default_factory=list)
@@ -115,9 +114,12 @@ class IdentifyReport(Shown):
 
 
 def identify_model(
-    path: Path | str | Drawn, kernel: AnyKernel = DEFAULT_KERNEL, host: Host | str = "auto",
-    options: Options | None = None, **further: Unpack[Further],
-) -> IdentifyReport:  # fmt: skip
+    path: Path | str | Drawn,
+    kernel: AnyKernel = DEFAULT_KERNEL,
+    host: Host | str = "auto",
+    options: Options | None = None,
+    **further: Unpack[Further],
+) -> IdentifyReport:
     """Identify, with one matrix of each type of a GGUF model and known activations.
 
     Args: see `Request`.
@@ -142,9 +144,15 @@ def identify_model(
             if not matrices:
                 raise NothingToVerify(f"nothing to identify in {model.path.name}: it holds no matrix")
             header = IdentifyHeader(
-                project_version(), run.versions["llama_cpp"], run.file_info().path, multiplier.name,
-                multiplier.semantics, multiplier.runs_on().words, run.backend.describe(), multiplier.judged_by,
-            )  # fmt: skip
+                gguf_verify=project_version(),
+                llama_cpp=run.versions["llama_cpp"],
+                file=run.file_info().path,
+                kernel=multiplier.name,
+                definition=multiplier.semantics,
+                host=multiplier.runs_on().words,
+                reference=run.backend.describe(),
+                judged_by=multiplier.judged_by,
+            )
             report = IdentifyReport(header, command=command)
             if isinstance(multiplier, Task):
                 first = {kind: of[0] for kind, of in matrices.items()}
@@ -165,21 +173,22 @@ def identify_model(
 
 
 def _advised(products: list[Identified]) -> list[Identified]:
-    """The products, where a kernel's are of other definitions than it declares with what follows from all of them: it
-    is correct for another definition only if that fits every product that it declares the same of."""
+    """Return the products, with advice where the kernel computes other definitions than it declares.
+
+    It is correct for another definition only if that fits every product for which it declares the same one.
+    """
     of_kernel = [p for p in products if p.found is not None and p.of_kernel]
     out = []
     for p in products:
         if p in of_kernel and p.found is not None and p.found.names and not p.right:
+            names = {other: other.found.names if other.found else () for other in of_kernel}
             alike = [other for other in of_kernel if other.declared == p.declared]
-            fitting = [name for name in p.found.names if all(name in (o.found.names if o.found else ()) for o in alike)]
-            if not fitting:
-                others = ", ".join(
-                    f"{o.type} at M={o.m}" for o in alike if o.found and not {*p.found.names} & {*o.found.names}
-                ) or "others together"  # fmt: skip
+            if not any(all(name in names[other] for other in alike) for name in p.found.names):
+                apart = [f"{other.type} at M={other.m}" for other in alike if not {*p.found.names} & {*names[other]}]
                 line = (
                     f"computes {' or '.join(p.found.names)} here, not {p.declared} as declared, and not so in "
-                    f"{others}: no definition fits all of its products, so that none can be declared"
+                    f"{', '.join(apart) or 'others together'}: no definition fits all of its products, so that none "
+                    "can be declared"
                 )
                 p = replace(p, lines=(line,))
         out.append(p)
@@ -188,7 +197,7 @@ def _advised(products: list[Identified]) -> list[Identified]:
 
 @dataclass
 class TypeFound:
-    """The products of one type's matrices, and what could not be looked at: (type, why)."""
+    """The products of one type's matrices, and what was skipped: (type, why)."""
 
     products: list[Identified] = field(default_factory=list)
     unable: list[tuple[str, str]] = field(default_factory=list)
@@ -223,26 +232,41 @@ def _one_type(run: Run, found: TypeFound, kind: str, tensors: list[Tensor]) -> N
         found.unable.append((kind, "no matrix has rows of numbers that are finite, not all zero and not too long"))
         return
     for m in TOKENS:
-        x = known_inputs(m, tensor.k)
-        found.products.append(_kernel(run, tensor, fmt, rows, x))
+        call = _Call(tensor, fmt, rows, known_inputs(m, tensor.k))
+        found.products.append(_kernel(run, call))
         if run.backend.compared:
-            _llama(run, found, tensor, fmt, rows, x)
+            _llama(run, found, call)
 
 
-def _llama(
-    run: Run, found: TypeFound, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8],
-    x: npt.NDArray[np.float32],
-) -> None:  # fmt: skip
-    """llama.cpp's product, judged on the activations as its quantizers made them if the backend reveals these."""
+@dataclass(frozen=True)
+class _Call:
+    """A product: rows uint8[N, row bytes] of a matrix, times activations float32[M, K]."""
+
+    tensor: Tensor
+    fmt: WeightFormat
+    rows: npt.NDArray[np.uint8]
+    x: npt.NDArray[np.float32]
+
+    def identified(
+        self, who: str, declared: str, found: Identification | None, lines: Iterable[str], of_kernel: bool = False
+    ) -> Identified:
+        shape = len(self.x), len(self.rows), self.tensor.k
+        return Identified(self.fmt.name, self.tensor.name, *shape, who, declared, found, tuple(lines), of_kernel)
+
+
+def _llama(run: Run, found: TypeFound, call: _Call) -> None:
+    """Add llama.cpp's product, judged on the activations as its quantizers made them if the backend reveals these."""
+    backend, fmt, x = run.backend, call.fmt, call.x
     try:
-        declared = run.backend.definition(fmt, len(x))
+        declared = backend.definition(fmt, len(x))
     except NoDefinition as error:
-        found.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference {run.backend.name}: {error}"))
+        found.unable.append((f"{fmt.name}, M={len(x)}", f"with --reference {backend.name}: {error}"))
         return
-    backend = run.backend
-    y = backend.multiply(fmt, rows, x, run.options.threads)
+    y = backend.multiply(fmt, call.rows, x, run.options.threads)
     taken = {s.name: backend.activations(s.name, x) for s in definitions(fmt) if s.name in backend.reveals}
-    found.products.append(_product(run, tensor, fmt, rows, x, backend.who, declared, y, taken))
+    own = None if isinstance(fmt, ElementFormat) else declared
+    names = identify(fmt, call.rows, x, y, run.options.threads, taken, own)
+    found.products.append(call.identified(backend.who, declared.name, names, _lines(run, call, declared, names, y)))
 
 
 def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.uint8]:
@@ -257,43 +281,33 @@ def usable_rows(run: Run, tensor: Tensor, fmt: WeightFormat) -> npt.NDArray[np.u
     return np.ascontiguousarray(rows[sound][:most])
 
 
-def _kernel(
-    run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32]
-) -> Identified:
-    kernel = run.kernel.of(fmt, len(x), len(rows), tensor.k)
+def _kernel(run: Run, call: _Call) -> Identified:
+    fmt, rows, x = call.fmt, call.rows, call.x
+    kernel = run.kernel.of(fmt, len(x), len(rows), call.tensor.k)
     declared = run.semantics(fmt)
     try:
         y = kernel.product(kernel.upload(fmt, rows), x)
-        return replace(_product(run, tensor, fmt, rows, x, kernel.name, declared, y), of_kernel=True)
+        own = None if isinstance(fmt, ElementFormat) else declared
+        found = identify_kernel(declared, fmt, rows, x, y, run.options.threads, own)
+        return call.identified(kernel.name, declared.name, found, _lines(run, call, declared, found, y), True)
     except KernelFault as error:  # also of its author's oracle
-        shape = (len(x), len(rows), tensor.k)
-        return Identified(fmt.name, tensor.name, *shape, kernel.name, declared.name, None, (str(error),))
+        return call.identified(kernel.name, declared.name, None, (str(error),))
 
 
-def _product(
-    run: Run, tensor: Tensor, fmt: WeightFormat, rows: npt.NDArray[np.uint8], x: npt.NDArray[np.float32], who: str,
-    semantics: Semantics, y: npt.NDArray[np.float32], taken: Mapping[str, npt.NDArray[np.uint8]] | None = None,
-) -> Identified:  # fmt: skip
-    threads = run.options.threads
-    declared = semantics.name
-    own = None if isinstance(fmt, ElementFormat) else semantics
-    if taken is None:
-        found = identify_kernel(semantics, fmt, rows, x, y, threads, own)
-    else:
-        found = identify(fmt, rows, x, y, threads, taken, own)
-    lines: list[str] = []
+def _lines(
+    run: Run, call: _Call, declared: Semantics, found: Identification, y: npt.NDArray[np.float32]
+) -> Iterator[str]:
+    """Yield explanations of outputs float32[M, N], if another definition than the declared one was identified."""
     if not found.names:
         nearest = min(found.candidates, key=lambda c: c.nmse if np.isfinite(c.nmse) else np.inf)
-        lines.append(
-            f"computes none of the known definitions (declared: {declared}; nearest: {nearest.name}, "
+        yield (
+            f"computes none of the known definitions (declared: {declared.name}; nearest: {nearest.name}, "
             f"NMSE {nearest.nmse:.2g})"
         )
-        lines += [f"  {line}" for line in diagnose(y, fmt, semantics, rows, x, threads=threads).lines]
-    elif declared not in found.names:
-        lines.append(advice(semantics, found.names, fmt))
-    return Identified(
-        fmt.name, tensor.name, len(x), len(rows), tensor.k, who, declared, found, tuple(lines)
-    )  # fmt: skip
+        diagnosis = diagnose(y, call.fmt, declared, call.rows, call.x, threads=run.options.threads)
+        yield from (f"  {line}" for line in diagnosis.lines)
+    elif declared.name not in found.names:
+        yield advice(declared, found.names, call.fmt)
 
 
 # ---- kernels that multiply nothing -----------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def on_card(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("card")
     (folder / "k.cu").write_text(source())
     more = ["--device-int128", *(f"-I{path}" for path in header_folders())]
-    cubin, _ = nvrtc.compiled_here(folder, "k.cu", f"sm_{host.sm}", {}, "CUBIN", more)
+    cubin, _ = nvrtc.compiled_here(nvrtc.Request(str(folder), "k.cu", f"sm_{host.sm}", {}, more))
     (folder / "k.cubin").write_bytes(cubin)
     kernel = cupy.RawModule(path=str(folder / "k.cubin")).get_function("compute")
 

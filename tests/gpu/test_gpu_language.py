@@ -11,7 +11,7 @@ from gguf_verify.hosts import nvcc
 from gguf_verify.hosts.author_cubin import OF_NVCC, author_cubin
 from gguf_verify.hosts.base import Artefact
 from gguf_verify.hosts.choice import make_host
-from gguf_verify.hosts.compilation import Author
+from gguf_verify.hosts.compilation import ForeignUnit
 from gguf_verify.kernels.foreign.cuda import CudaSource
 from gguf_verify.kernels.foreign.declared import parse
 from tests.support import cuda_features as probe
@@ -31,8 +31,8 @@ def test_all_features_on_the_card(by: str, tmp_path: Path) -> None:
     source = CudaSource(tmp_path / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
     host = make_host("gpu", 0)
     assert host.sm is not None
-    entries = [probe.entry(name) for name in probe.FEATURES]
-    made = author_cubin(source.root, OF_NVCC, host.sm, {}, entries, Author(), by=by)
+    entries = tuple(probe.entry(name) for name in probe.FEATURES)
+    made = author_cubin(ForeignUnit(source.root, OF_NVCC, entries), host.sm, by=by)
     wrong = []
     for name, feature in probe.FEATURES.items():
         placed = Artefact(made.names[probe.entry(name)], {"code": made.cubin}).placed(tmp_path, name)

@@ -30,7 +30,7 @@ def blind() -> None:
 def of_serving() -> dict:
     """The variables of the function that answers the verifier."""
     frame = sys._getframe()
-    while frame.f_code.co_name != "_serve":
+    while frame.f_code.co_name != "serve":
         frame = frame.f_back
     return frame.f_locals
 

@@ -57,7 +57,7 @@ OF_A_KERNEL = {
     "hosts": {"memory"},
     "kernels": {"foreign"},
     "kernels.foreign": {
-        "__main__", "api", "child", "faults", "frames", "operands", "python_kernel", "task_runner",
+        "__main__", "api", "child", "faults", "frames", "operands", "python_kernel",
     },
     "support": {"errors", "numbers", "paths", "text"},
 }  # fmt: skip

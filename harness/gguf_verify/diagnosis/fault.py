@@ -186,3 +186,19 @@ class Fault:
 def always(_: Case) -> bool:
     """The condition of faults that every product can have."""
     return True
+
+
+def fault(
+    id: str,
+    words: str,
+    fix: str,
+    applies: Callable[[Case], bool] = always,
+    many: bool = False,
+    special: tuple[str, ...] = (),
+) -> Callable[[Callable[[Case], Variants | LazyVariants]], Fault]:
+    """Declare a function as the variants of a fault: see `Fault`."""
+
+    def declare(variants: Callable[[Case], Variants | LazyVariants]) -> Fault:
+        return Fault(id=id, words=words, fix=fix, applies=applies, variants=variants, many=many, special=special)
+
+    return declare

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ..results.diagnoses import FaultMatch
 from .fault import Case
-from .faults.tiles import END_OF_K_DROPPED
+from .faults.tiles import end_of_k_dropped
 from .observed import OBSERVED, observed
 from .operands import Doubles, Floats, Predicted
 
@@ -125,7 +125,7 @@ class Weighed:
         factors = [self.factors.get(part.key) for part in parts]
         kept = factors.index(0.0) if 0.0 in factors else len(factors)
         dropped = self.split.along_k and kept > 0 and set(factors[:kept]) == {None} and set(factors[kept:]) == {0.0}
-        fault = END_OF_K_DROPPED if dropped and len(self.factors) == len(parts) - kept else OBSERVED[self.split.id]
+        fault = end_of_k_dropped if dropped and len(self.factors) == len(parts) - kept else OBSERVED[self.split.id]
         return observed(fault.id, self.words(case), fault.fix, share, worst)
 
 

@@ -18,7 +18,7 @@ from ..results.environment import NOT_COMPILED
 from ..support.cache import kept, taken
 from ..support.errors import EnvironmentFault
 from . import nvcc, nvrtc
-from .compilation import Author, Compilation, architectures
+from .compilation import Author, Compilation, ForeignUnit, architectures
 from .cubin import functions, registers
 from .for_cpu import without_host_code
 from .foreign_sources import as_foreign
@@ -60,21 +60,11 @@ class Compiled(NamedTuple):
     compilation: Compilation
 
 
-def author_cubin(
-    root: Path,
-    file: str,
-    sm: str,
-    defines: dict[str, str],
-    entries: Sequence[str],
-    author: Author,
-    lines: bool = False,
-    by: str = "",
-) -> Compiled:
-    """Compile the kernels of a source for a GPU.
+def author_cubin(unit: ForeignUnit, sm: str, lines: bool = False, by: str = "") -> Compiled:
+    """Compile kernels of a foreign source for a GPU.
 
     Args:
-        root: the folder of the sources, with a file for nvcc, and one for NVRTC beside it.
-        file: ignored: the compiler determines the file.
+        unit: the kernels. Their folder has a file for nvcc, and one for NVRTC beside it.
         sm: the GPU's architecture, such as "90".
         lines: whether to include line information.
         by: "nvcc" or "NVRTC"; "": nvcc if installed.
@@ -82,17 +72,18 @@ def author_cubin(
     Raises EnvironmentFault with the compiler's errors.
     """
     with_nvcc = by == "nvcc" or (by == "" and nvcc.version() is not None)
-    if any(f"_{sm}a" in flag for flag in author.flags):
+    if any(f"_{sm}a" in flag for flag in unit.author.flags):
         sm = f"{sm}a"
     try:
-        made = _kept(root, sm, defines, entries, author, lines, with_nvcc)
+        made = _kept(unit, sm, lines, with_nvcc)
     except EnvironmentFault as error:
         if not with_nvcc or by or "nvcc fatal" not in str(error):
             raise
         with_nvcc = False
-        made = _kept(root, sm, defines, entries, author, lines, with_nvcc)  # nvcc found no host compiler
-    if (foreign := as_foreign(root)) is not None:
-        files = included(root, OF_NVCC if with_nvcc else OF_NVRTC, headers(), defines, _folders(author))
+        made = _kept(unit, sm, lines, with_nvcc)  # nvcc found no host compiler
+    if (foreign := as_foreign(unit.root)) is not None:
+        file = OF_NVCC if with_nvcc else OF_NVRTC
+        files = included(unit.root, file, headers(), unit.defines, _folders(unit.author))
         if files is None and with_nvcc:
             files = [*foreign.listed]  # a cubin with unknown files is never cached, so nvcc has just compiled it
         foreign.note(files) if files is not None else foreign.note_unlisted(made.compilation.by)
@@ -117,7 +108,7 @@ class Accepted:
     registers: Mapping[str, int] = field(default_factory=dict)
 
 
-def accepted(root: Path, defines: dict[str, str], entries: Sequence[str], author: Author) -> Accepted:
+def accepted(unit: ForeignUnit) -> Accepted:
     """Compile a source that runs on the CPU for a GPU, too, so that errors of CUDA's compiler are reported.
 
     NVRTC is used if installed, else nvcc. Only the number of registers is kept. A source is not at fault for names that
@@ -135,15 +126,15 @@ def accepted(root: Path, defines: dict[str, str], entries: Sequence[str], author
         by, known = f"nvcc {nvcc.version()}", set()
         if nvcc.version() is None:
             return Accepted(f"{NOT_COMPILED}NVRTC, which is not installed: what CUDA's compiler refuses is not seen")
-    author = replace(author, host_apart=True)
-    wanted = [sm for sm in architectures(author.flags) or [DEFAULT_SM] if not known or sm in known] or [DEFAULT_SM]
+    unit = replace(unit, author=replace(unit.author, host_apart=True))
+    wanted = [sm for sm in architectures(unit.author.flags) or [DEFAULT_SM] if not known or sm in known] or [DEFAULT_SM]
     try:
-        taken_ = _accepted_by(by.split()[0], root, defines, entries, author, wanted)
+        taken_ = _accepted_by(by.split()[0], unit, wanted)
     except _Lacking as lacking:
         if by.startswith("nvcc") or nvcc.version() is None:
             return Accepted(f"{NOT_COMPILED}{by}: {lacking}")
         try:
-            by, taken_ = f"nvcc {nvcc.version()}", _accepted_by("nvcc", root, defines, entries, author, wanted)
+            by, taken_ = f"nvcc {nvcc.version()}", _accepted_by("nvcc", unit, wanted)
         except _Lacking as also:
             return Accepted(f"{NOT_COMPILED}NVRTC: {lacking}; nor by nvcc: {also}")
     return Accepted(f"also compiled by {by} for {', '.join(f'sm_{sm}' for sm in wanted)}, and not run there", taken_)
@@ -153,30 +144,26 @@ class _Lacking(Exception):
     """The compiler lacks a header or a name that the source needs."""
 
 
-def _accepted_by(
-    by: str, root: Path, defines: dict[str, str], entries: Sequence[str], author: Author, wanted: Sequence[str]
-) -> dict[str, int]:
+def _accepted_by(by: str, unit: ForeignUnit, wanted: Sequence[str]) -> dict[str, int]:
     """Return the registers of each kernel. Raises EnvironmentFault, _Lacking."""
     most: dict[str, int] = {}
     for sm in wanted:
-        cubin, names = _device_code(by, root, sm, defines, entries, author)
+        cubin, names = _device_code(by, unit, sm)
         taken_ = registers(cubin)
-        for entry in entries:
+        for entry in unit.entries:
             most[entry] = max(most.get(entry, 0), taken_.get(names[entry], 0))
     return most
 
 
-def _device_code(
-    by: str, root: Path, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author
-) -> tuple[bytes, dict[str, str]]:
+def _device_code(by: str, unit: ForeignUnit, sm: str) -> tuple[bytes, dict[str, str]]:
     """Return the cubin of a source without its host code, which NVRTC refuses.
 
     Host code that NVRTC reports is removed, so its use in a kernel becomes an error. Raises EnvironmentFault, _Lacking.
     """
-    file, removed = OF_NVRTC, ""
+    root, file, removed = unit.root, OF_NVRTC, ""
     for _ in range(_MOST_ROUNDS):
         try:
-            return _kept(root, sm, defines, entries, author, False, by == "nvcc", file)[:2]
+            return _kept(unit, sm, False, by == "nvcc", file)[:2]
         except EnvironmentFault as error:
             said = [str(error), *error.details]
             host = {
@@ -218,36 +205,30 @@ def _without(root: Path, file: str, host: Collection[tuple[str, int, bool]]) -> 
     return OF_DEVICE
 
 
-def _kept(
-    root: Path,
-    sm: str,
-    defines: dict[str, str],
-    entries: Sequence[str],
-    author: Author,
-    lines: bool,
-    with_nvcc: bool,
-    file: str = OF_NVRTC,
-) -> Compiled:
-    major, minor = (0, 0) if with_nvcc else nvrtc.version()
-    name = f"nvcc {nvcc.version()}" if with_nvcc else f"NVRTC {major}.{minor}"
+def _kept(unit: ForeignUnit, sm: str, lines: bool, with_nvcc: bool, of_nvrtc: str = OF_NVRTC) -> Compiled:
+    """Return the kernels from the cache, or compile them; `of_nvrtc` is NVRTC's file. Raises EnvironmentFault."""
+    author, entries = unit.author, unit.entries
+    unit = replace(unit, file=OF_NVCC if with_nvcc else of_nvrtc)
+    name = f"nvcc {nvcc.version()}" if with_nvcc else f"NVRTC {'.'.join(map(str, nvrtc.version()))}"
     used, left = (nvcc if with_nvcc else nvrtc).used_flags(author)
-    file = OF_NVCC if with_nvcc else file
     arch = int("".join(c for c in sm if c.isdigit())) * 10
-    compilation = Compilation(name, f"sm_{sm}", arch, tuple(entries), tuple(used), tuple(left))
+    compilation = Compilation(name, f"sm_{sm}", arch, entries, tuple(used), tuple(left))
     more = (name, str((nvcc if with_nvcc else nvrtc).include_folder()), *used, "--", *author.include, "--", *entries)
-    folders = _folders(author)
+
+    def key_now() -> tuple[str, ...] | None:
+        return nvrtc.cubin_key(unit.root, unit.file, sm, unit.defines, lines, _folders(author), not with_nvcc)
+
     for _ in range(_MOST_TRIES):
-        key = nvrtc.cubin_key(root, file, sm, defines, lines, folders, not with_nvcc)
+        key = key_now()
         cubin = None if key is None else taken((*key, *more), ".cubin")
         if key is not None and cubin is not None:
             known = _names(taken((*key, *more), ".names"), cubin, entries)
             if known is not None:
                 return Compiled(cubin, known, compilation)
-        compile_kernels = nvcc.compile_cubin if with_nvcc else nvrtc.compile_kernels
-        cubin, names = compile_kernels(root, file, sm, defines, entries, author, lines)
+        cubin, names = (nvcc.compile_cubin if with_nvcc else nvrtc.compile_kernels)(unit, sm, lines)
         if key is None:
             return Compiled(cubin, names, compilation)
-        if nvrtc.cubin_key(root, file, sm, defines, lines, folders, not with_nvcc) == key:
+        if key_now() == key:
             kept((*key, *more), ".names", json.dumps(names).encode())
             return Compiled(kept((*key, *more), ".cubin", cubin), names, compilation)
     raise EnvironmentFault("the sources of a kernel changed during compilation")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from ..results.environment import HostInfo
 from ..support.arrays import Array
 from ..support.errors import EnvironmentFault, KernelFinding
-from .compilation import Author, Compilation
+from .compilation import Compilation, ForeignUnit
 from .memory import GUARD_BYTES, POISON
 from .schedule import Schedule
 
@@ -78,8 +78,8 @@ class Sparse:
 
 
 @dataclass(frozen=True)
-class Before:
-    """Thread blocks of an earlier launch of a call, each run alone before a thread block of the last one.
+class Blocks:
+    """Thread blocks of a launch, each run alone.
 
     Args:
         numbers: the numbers of the blocks, counted along x first.
@@ -220,28 +220,10 @@ class Host(ABC):
     def compile_ahead(self, sources: Iterable[Source]) -> None:  # noqa: B027 - most compile when they are asked
         """Begin compiling sources in the background. Errors are raised when they are loaded."""
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
-        """Compile as `load` does, for launches under a schedule if there is one, without loading.
+    def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
+        """Compile kernels of a foreign source, for launches under a schedule if there is one, without loading.
 
         Raises EnvironmentFault.
-        """
-        raise NotImplementedError
-
-    def build_all(
-        self,
-        root: Path,
-        file: str,
-        entries: Sequence[str],
-        defines: dict[str, str],
-        schedule: Schedule | None = None,
-        author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:
-        """Compile several kernels of one foreign source at once, with its author's options, without loading.
-
-        An entry is a function's name, possibly in a namespace, and with a template's arguments. Raises
-        EnvironmentFault.
         """
         raise NotImplementedError
 
@@ -317,17 +299,8 @@ class Host(ABC):
         the launch failed.
         """
 
-    def launch_alone(
-        self,
-        kernel: Any,
-        grid: Grid,
-        block: Grid,
-        args: Sequence[Any],
-        shared: int,
-        number: int,
-        before: Sequence[Before] = (),
-    ) -> Written:
-        """Run only thread block `number` of a grid, counted along x first, after some of earlier launches.
+    def launch_alone(self, launches: Sequence[Blocks]) -> Written:
+        """Run single thread blocks of the launches of a call, one of the last; return the writes of that one.
 
         Arguments are `Sparse` or NumPy scalars; one is the output. Writes of other blocks are missing. Raises
         KernelFault if a block accesses anything else or writes into an input; EnvironmentFault if it needs more memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from ..support.errors import EnvironmentFault
 
@@ -34,6 +35,25 @@ class Author:
     ordered: bool = False
     host_apart: bool = False
     not_here: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ForeignUnit:
+    """Kernels of one foreign source, which are compiled together.
+
+    Args:
+        root: the folder of the sources.
+        file: the source in it. Compilers for a GPU have a source each: see `author_cubin`.
+        entries: the kernels, each a function's name, possibly in a namespace, and with a template's arguments.
+        defines: macros.
+        author: its author's options.
+    """
+
+    root: Path
+    file: str
+    entries: tuple[str, ...]
+    defines: dict[str, str] = field(default_factory=dict)
+    author: Author = field(default_factory=Author)
 
 
 @dataclass(frozen=True)

@@ -91,11 +91,7 @@ def compiler() -> str:
 
 def compiler_version() -> str:
     """Return the first line of the compiler's `--version`."""
-    return _version(compiler())
-
-
-def _version(path: str) -> str:
-    return (_said_of_version(path).splitlines() or [path])[0]
+    return (_said_of_version(compiler()).splitlines() or [compiler()])[0]
 
 
 @cache
@@ -192,14 +188,10 @@ def _build_key(root: Path, unit: str, options: Sequence[str], how: Compile | Non
     special = () if how is None else (how.__name__, *CHECKS)
     if FOREIGN in unit:
         special += ("-Wa,--MD",)  # older lists lack what the assembler read
-    return (tree_hash(root), tables_hash(), _writers(), unit, *FLAGS, *options, *special, *_compiler_key())
-
-
-def _writers() -> str:
-    """Return one digest of the modules that modify a compiler's output."""
-    here = Path(__file__)
-    modules = (here.with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
-    return combined((module.name, file_digest(module)) for module in modules)
+    # modules that modify a compiler's output
+    writers = (Path(__file__).with_name(name) for name in ("elf.py", "extents.py", "launch_limits.py"))
+    ours = combined((module.name, file_digest(module)) for module in writers)
+    return (tree_hash(root), tables_hash(), ours, unit, *FLAGS, *options, *special, *_compiler_key())
 
 
 def _compiler_key() -> tuple[str, ...]:
@@ -313,18 +305,8 @@ def _precompile(text: str, key: Sequence[str], flags: Sequence[str]) -> tuple[tu
     with scratch.temporary("compile") as folder:
         source, built, listed = (folder / f"standard.{suffix}" for suffix in ("hpp", "hpp.gch", "d"))
         source.write_text(text)
-        command = [
-            compiler(),
-            *FLAGS,
-            *flags,
-            f"-I{kernel_root()}",
-            "-x",
-            "c++-header",
-            str(source),
-            "-o",
-            str(built),
-            *_listing(listed),
-        ]
+        command = [compiler(), *FLAGS, *flags, f"-I{kernel_root()}", "-x", "c++-header", str(source)]
+        command += ["-o", str(built), *_listing(listed)]
         start = time.time_ns()
         if _run(command).returncode:
             return None
@@ -355,14 +337,6 @@ def _made_of(header: Path) -> Path:
 def _listing(path: Path) -> list[str]:
     """Return flags that have the compiler list every file that it reads, including the system's."""
     return ["-MD", "-MF", str(path), "-MT", "made"]
-
-
-def _assembler_listing(path: Path) -> list[str]:
-    """Return flags that have the assembler list every file that it reads: those of `.incbin` and `.include`.
-
-    The compiler does not see these. With a pipe, since the list would otherwise name the compiler's temporary file.
-    """
-    return ["-pipe", f"-Wa,--MD,{path}"]
 
 
 def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:
@@ -503,24 +477,23 @@ def _object(root: Path, unit: str, options: Sequence[str]) -> Built:
         command = [compiler(), *FLAGS, *folders, *options, "-c", str(source), "-o", str(compiled)]
         command += ["-fno-diagnostics-show-caret", *_listing(listed)]
         if foreign and _is_gcc():
-            command += _assembler_listing(of_assembler)
-        header = precompiled(plain, True) if foreign else precompiled(plain)
+            # The assembler lists the files of `.incbin` and `.include`, which the compiler does not see. With a pipe,
+            # since the list would otherwise name the compiler's temporary file.
+            command += ["-pipe", f"-Wa,--MD,{of_assembler}"]
+        header, of_header = precompiled(plain, True) if foreign else precompiled(plain), tuple[str, ...]()
         if header and _run([*command, "-include", str(header)], root, folder, [header.parent]).returncode == 0:
             # GCC does not list the files of a precompiled header.
             of_header = _listed(_precompiled_key(header.read_text(), plain)) or ()
-            read = _read_files(listed, folder)
-            also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
-            return Built(read_limited(compiled), (*read, *also, *of_header))
-        if foreign:
-            command += ["-include", str(emulator / _PRELUDE)]
-        done = _run(command, root, folder)  # again, so that errors only concern the unit
-        if header and not done.returncode and as_foreign(root) is None:  # the precompiled header is damaged
-            _not_precompiled(header)
-        if done.returncode:
-            raise _failed(done, command, unit)
+        else:
+            command += ["-include", str(emulator / _PRELUDE)] if foreign else []
+            done = _run(command, root, folder)  # again, so that errors only concern the unit
+            if done.returncode:
+                raise _failed(done, command, unit)
+            if header and as_foreign(root) is None:  # the precompiled header is damaged
+                _not_precompiled(header)
         read = _read_files(listed, folder)
         also = _read_by_assembler(of_assembler, folder, read) if foreign else ()
-        return Built(read_limited(compiled), (*read, *also))
+        return Built(read_limited(compiled), (*read, *also, *of_header))
 
 
 def as_without_flags(options: Sequence[str]) -> list[str]:
@@ -530,10 +503,8 @@ def as_without_flags(options: Sequence[str]) -> list[str]:
     the instrumentation.
     """
     standard = tuple(option for option in options if option.startswith("-std="))
-    plain = _predefined(compiler(), ("-std=c++17", *standard))
-    ours = _predefined(
-        compiler(), (*FLAGS, *(option for option in options if option.startswith(("-f", "-O", "-std="))))
-    )
+    used = (option for option in options if option.startswith(("-f", "-O", "-std=")))
+    plain, ours = (_predefined(compiler(), flags) for flags in (("-std=c++17", *standard), (*FLAGS, *used)))
     lines = [f"#undef {name}" for name, value in ours.items() if plain.get(name) != value]
     return lines + [f"#define {name} {value}" for name, value in plain.items() if ours.get(name) != value]
 
@@ -593,9 +564,8 @@ def _loaded(root: Path, unit: str, options: Sequence[str], how: Compile | None) 
     try:
         return content, load_library(content)
     except OSError as error:
-        raise EnvironmentFault(
-            f"a compiled kernel cannot be loaded: {str(error).partition(': ')[2] or error}"
-        ) from None
+        why = str(error).partition(": ")[2] or error
+        raise EnvironmentFault(f"a compiled kernel cannot be loaded: {why}") from None
 
 
 #: Options of a checked build: GCC calls functions before accesses, which `kernels/emulator/callbacks.hpp` defines.

@@ -18,8 +18,8 @@ from ..results.environment import HostInfo
 from ..support.errors import EnvironmentFault, KernelFault, KernelFinding, NotRun, NotTried
 from ..support.text import printable
 from . import findings
-from .base import MOST_ALONE, Artefact, Before, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
-from .compilation import ARCH_ON_CPU, Author, Compilation, architectures, split_flags
+from .base import MOST_ALONE, Artefact, Blocks, Grid, Host, HostKind, Placed, Sparse, Written, poisoned
+from .compilation import ARCH_ON_CPU, Compilation, ForeignUnit, architectures, split_flags
 from .compiler import (
     APART,
     CHECKS,
@@ -181,20 +181,19 @@ def _unit(file: str, entry: str) -> str:
     return f'#include "{file}"\nCPU_KERNEL({entry})\n'
 
 
-def _foreign_unit(
-    file: str, entries: Sequence[str], defines: Mapping[str, str], author: Author, macros: Sequence[str]
-) -> str:
+def _foreign_text(unit: ForeignUnit, macros: Sequence[str]) -> str:
     """Return the translation unit of a foreign source.
 
     The author's macros follow all headers, and `macros` precede them.
     """
-    lines = [f"// {Path(file).name}", FOREIGN.rstrip(), *macros, f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
+    author = unit.author
+    lines = [f"// {Path(unit.file).name}", FOREIGN.rstrip(), *macros, f"#define __CUDA_ARCH__ {ARCH_ON_CPU}"]
     for flag in split_flags(author.flags, ("-D", "-U"))[0]:
         name, _, value = flag[2:].partition("=")
         lines.append(f"#define {name} {value if '=' in flag else 1}" if flag.startswith("-D") else f"#undef {name}")
-    lines += [f"#define {name} {value}" for name, value in defines.items()]
-    lines.append(f'#include "{file}"')
-    for i, entry in enumerate(entries):
+    lines += [f"#define {name} {value}" for name, value in unit.defines.items()]
+    lines.append(f'#include "{unit.file}"')
+    for i, entry in enumerate(unit.entries):
         if entry in author.sizes:
             sizes = ", ".join(map(str, author.sizes[entry]))
             said = f"the parameters of {entry} are not those that are declared"
@@ -267,55 +266,31 @@ class CpuHost(Host):
         used = (_OWN, *self._flags, *waits([_text(root / file)], self._flags), *options)
         return _entry(shared_library(root, _unit(file, entry), used), entry)
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
-        checked = schedule is not None and schedule.checked
-        flags = () if checked else (*self._flags, *waits([_text(root / file)], self._flags))
-        options = [_OWN, *flags, *(f"-D{k}={v}" for k, v in defines.items())]
-        unit = _unit(file, entry)
-        return Artefact(entry, {"code": (build_checked if checked else build)(root, unit, options)})
-
-    def build_all(
-        self,
-        root: Path,
-        file: str,
-        entries: Sequence[str],
-        defines: dict[str, str],
-        schedule: Schedule | None = None,
-        author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:
-        author = author or Author()
+    def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
+        root, author = unit.root, unit.author
         checked = schedule is not None and schedule.checked
         used, left = split_flags(author.flags, ("-D", "-U", "-std="))
         # An overflowing index must wrap around as in a GPU's registers; a checked build reports it.
         fixed = ("-ffp-contract=off",) if checked else ("-ffp-contract=off", "-fwrapv")
-        sources = root / Path(file).parts[0]
+        sources = root / Path(unit.file).parts[0]
         flags = () if checked else (*self._flags, *waits(map(_text, files_below(sources)), self._flags))
-        options = [
-            _OWN,
-            *APART,
-            *flags,
-            *_LENIENT,
-            *(f for f in used if f.startswith("-std=")),
-        ]
-        options += fixed
+        options = [_OWN, *APART, *flags, *_LENIENT, *(f for f in used if f.startswith("-std=")), *fixed]
         options += [f"-I{root / folder}" for folder in author.include]
         options += ONLY_CALLED if author.not_here else ()
-        unit = _foreign_unit(file, entries, defines, author, as_without_flags([*(CHECKS if checked else ()), *options]))
+        text = _foreign_text(unit, as_without_flags([*(CHECKS if checked else ()), *options]))
         try:
-            code = (build_checked if checked else build)(root, unit, options)
+            code = (build_checked if checked else build)(root, text, options)
         except EnvironmentFault as error:
             said = "\n".join([str(error), *error.details])
             if words := [w for symbol, w in author.not_here.items() if re.search(rf"\b{symbol}\b", said)]:
                 raise EnvironmentFault(words[0], details=words if len(words) > 1 else ()) from None
             raise
-        named = {f"{_ENTRY}{i}": entry for i, entry in enumerate(entries)}
+        named = {f"{_ENTRY}{i}": entry for i, entry in enumerate(unit.entries)}
         limits = limits_of(code, named, sources, most_shared(architectures(author.flags)))
         parts = {"code": code, "limits": as_json(limits)}
-        made = {entry: Artefact(f"{_ENTRY}{i}", parts) for i, entry in enumerate(entries)}
+        made = {entry: Artefact(name, parts) for name, entry in named.items()}
         by = compiler_version()
-        return made, Compilation(by, "the CPU", ARCH_ON_CPU, tuple(entries), (*used, *fixed), tuple(left))
+        return made, Compilation(by, "the CPU", ARCH_ON_CPU, unit.entries, (*used, *fixed), tuple(left))
 
     def load_placed(self, placed: Placed) -> Any:
         try:
@@ -384,17 +359,7 @@ class CpuHost(Host):
     def runs_alone(self) -> bool:  # type: ignore[override]
         return not self._flags and self.schedule is None  # a sanitizer has its own handlers of faults
 
-    def launch_alone(
-        self,
-        kernel: Any,
-        grid: Grid,
-        block: Grid,
-        args: Sequence[Any],
-        shared: int,
-        number: int,
-        before: Sequence[Before] = (),
-    ) -> Written:
-        launches = (*before, Before(kernel, grid, block, args, shared, (number,)))
+    def launch_alone(self, launches: Sequence[Blocks]) -> Written:
         sparse = {a.what: a for launch in launches for a in launch.args if isinstance(a, Sparse)}
         room = [-(-a.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE + _APART for a in sparse.values()]
         made: set[int] = set()
@@ -406,7 +371,7 @@ class CpuHost(Host):
                     made.update(self._one_alone(launch, one, placed))
             return self._written(next(b for b in placed.values() if b.role == "output"), made)
 
-    def _one_alone(self, launch: Before, number: int, placed: Mapping[str, SparseBuffer]) -> list[int]:
+    def _one_alone(self, launch: Blocks, number: int, placed: Mapping[str, SparseBuffer]) -> list[int]:
         """Run one thread block; return the pages of sparse memory that it was the first to access."""
         made = (ctypes.c_uint64 * (MOST_ALONE // mmap.PAGESIZE))()
         buffers, args = list(placed.values()), [placed[a.what] if isinstance(a, Sparse) else a for a in launch.args]

@@ -1,4 +1,4 @@
-"""Reader for the names of the functions in a cubin, an untrusted ELF file of 64 bits (System V ABI, chapter 4)."""
+"""Reader for a cubin: the names of its functions, and the registers that they use."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ import struct
 from collections.abc import Sequence
 
 from ..support.errors import EnvironmentFault
+from .elf import FUNCTION, Elf, Symbol, readable
 
-_SYMBOLS, _FUNCTION = 2, 2
 #: Sections of attributes (`.nv.info`), the form of entries with a payload of a given size, and the entries of
 #: registers.
 _INFO, _WITH_SIZE, _REGISTERS = 0x70000000, 4, (4, 0x2F, 8)
-_MOST_SECTIONS, _MOST_SYMBOLS, _MOST_NAME = 1 << 16, 1 << 18, 1 << 14
 #: Beginning of the name of a kernel that only exists for its name.
 MARK = "gguf_verify_mark"
 _SUBSTITUTION = re.compile(r"S[0-9A-Z]*_")
@@ -20,52 +19,28 @@ _SUBSTITUTION = re.compile(r"S[0-9A-Z]*_")
 
 def functions(cubin: bytes) -> list[str]:
     """Return the names of its functions. Raises EnvironmentFault if the file is no cubin."""
-    return [name for name, kind in _symbols(cubin, _sections(cubin)) if kind == _FUNCTION]
+    with readable("cubin"):
+        return [_name(symbol) for symbol in Elf(cubin).symbols if symbol.kind == FUNCTION]
 
 
 def registers(cubin: bytes) -> dict[str, int]:
     """Return its functions → the registers of a thread, as ptxas lists them. Raises EnvironmentFault."""
-    sections = _sections(cubin)
-    names = [name for name, _ in _symbols(cubin, sections)]
+    with readable("cubin"):
+        of = Elf(cubin)
     found = {}
-    for _, kind, _, _, offset, length, *_ in sections:
-        at = offset
-        while kind == _INFO and at + 12 <= min(offset + length, len(cubin)):
+    for section in of.sections:
+        at = section.offset
+        while section.kind == _INFO and at + 12 <= min(section.offset + section.size, len(cubin)):
             form, what, size = struct.unpack_from("<BBH", cubin, at)
             symbol, value = struct.unpack_from("<II", cubin, at + 4)
-            if (form, what, size) == _REGISTERS and symbol < len(names):
-                found[names[symbol]] = value
+            if (form, what, size) == _REGISTERS and symbol < len(of.symbols):
+                found[_name(of.symbols[symbol])] = value
             at += 4 + (size if form == _WITH_SIZE else 0)
     return found
 
 
-def _sections(cubin: bytes) -> list[tuple[int, ...]]:
-    try:
-        if cubin[:5] != b"\x7fELF\x02":
-            raise ValueError
-        (at,) = struct.unpack_from("<Q", cubin, 40)
-        size, count = struct.unpack_from("<HH", cubin, 58)
-        return [struct.unpack_from("<IIQQQQIIQQ", cubin, at + i * size) for i in range(min(count, _MOST_SECTIONS))]
-    except (struct.error, ValueError):
-        raise EnvironmentFault("a compiler produced no readable cubin") from None
-
-
-def _symbols(cubin: bytes, sections: Sequence[tuple[int, ...]]) -> list[tuple[str, int]]:
-    """Return name and kind of each symbol."""
-    try:
-        found = []
-        for _, kind, _, _, offset, length, link, _, _, each in sections:
-            if kind != _SYMBOLS or each < 24:
-                continue
-            names = sections[link]
-            strings = cubin[names[4] : names[4] + names[5]]
-            for i in range(min(length // each, _MOST_SYMBOLS)):
-                name, info = struct.unpack_from("<IB", cubin, offset + i * each)
-                text = strings[name : name + _MOST_NAME].split(b"\0", 1)[0].decode("ascii", "replace")
-                found.append((text, info & 15))
-        return found
-    except (struct.error, IndexError):
-        raise EnvironmentFault("a compiler produced no readable cubin") from None
+def _name(symbol: Symbol) -> str:
+    return symbol.name.decode("ascii", "replace")
 
 
 def marks(entries: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from . import compute_sanitizer, nvrtc
 from .ahead import Ahead
 from .author_cubin import author_cubin
 from .base import Artefact, Grid, Host, HostKind, Placed, Source, check_guards, poison, poisoned
-from .compilation import Author, Compilation
+from .compilation import Compilation, ForeignUnit
 from .compute_sanitizer import UNCHECKED
 from .cupy_rounding import CupyRounding
 from .driver import Walled, resident_blocks, start_overlapping
@@ -153,30 +153,12 @@ class CupyHost(Host):
     def close(self) -> None:
         self._ahead.close()
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
-        checked = schedule is not None
-        parts = {"code": self._cubin(root, file, self.sm, defines, checked)}
-        if checked:
-            parts["filler"] = self._cubin(_FILLER.parent, _FILLER.name, self.sm, {}, True)
-        return Artefact(entry, parts)
-
-    def build_all(
-        self,
-        root: Path,
-        file: str,
-        entries: Sequence[str],
-        defines: dict[str, str],
-        schedule: Schedule | None = None,
-        author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:
-        author, checked = author or Author(), schedule is not None
-        cubin, names, compilation = author_cubin(root, file, self.sm, defines, entries, author, checked)
+    def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
+        cubin, names, compilation = author_cubin(unit, self.sm, schedule is not None)
         parts = {"code": cubin}
-        if checked:
+        if schedule is not None:
             parts["filler"] = self._cubin(_FILLER.parent, _FILLER.name, self.sm, {}, True)
-        return {entry: Artefact(names[entry], parts) for entry in entries}, compilation
+        return {entry: Artefact(names[entry], parts) for entry in unit.entries}, compilation
 
     def load_placed(self, placed: Placed) -> Any:
         if "filler" in placed.parts:
@@ -347,8 +329,4 @@ class CupyHost(Host):
             return np.asarray(self._cupy.asnumpy(output.memory))
 
 
-def _fault() -> str | None:
-    return gpu_fault()
-
-
-GPU = HostKind("gpu", "an NVIDIA GPU, through CuPy", 10, lambda _threads: CupyHost(), _fault)
+GPU = HostKind("gpu", "an NVIDIA GPU, through CuPy", 10, lambda _threads: CupyHost(), lambda: gpu_fault())

@@ -80,8 +80,7 @@ def resident_blocks(function: int, threads: int, shared: int, processors: int) -
 
 
 def _ask(name: str, *arguments: Any) -> None:
-    error = getattr(_library(), name)(*arguments)
-    if error:
+    if error := getattr(_library(), name)(*arguments):
         raise KernelFault(f"CUDA failed: {name} returned {error}")
 
 
@@ -149,6 +148,5 @@ def _unmap(start: int, begin: int, inside: int, whole: int, handle: int) -> None
 
 
 def _call(name: str, *arguments: Any) -> None:
-    error = getattr(_library(), name)(*arguments)
-    if error:
+    if error := getattr(_library(), name)(*arguments):
         raise EnvironmentFault(f"CUDA cannot place memory between walls: {name} returned {error}")

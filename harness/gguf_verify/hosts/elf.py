@@ -1,19 +1,35 @@
-"""Reader for objects and libraries of the C++ compiler and its linker: ELF of 64 bits (System V ABI, chapter 4)."""
+"""Reader for files that a compiler or its linker made: ELF of 64 bits (System V ABI, chapter 4).
+
+The compiler may have read a hostile source, so no length in a file is trusted.
+"""
 
 from __future__ import annotations
 
 import re
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from ..support.errors import EnvironmentFault
 
 #: Kinds of sections, and their flags.
 SYMBOLS, RELOCATIONS, NO_BITS = 2, 4, 8
 ALLOCATED, EXECUTABLE, MERGEABLE, THREAD_LOCAL = 2, 4, 0x10, 0x400
 #: Kinds of symbols.
 VARIABLE, FUNCTION, THREAD_LOCAL_VARIABLE = 1, 2, 6
-_MOST_SECTIONS, _MOST_ENTRIES = 1 << 15, 1 << 20
+#: Limits of a file; longer names are cut.
+_MOST_SECTIONS, _MOST_ENTRIES, _MOST_NAME = 1 << 15, 1 << 20, 1 << 14
+
+
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Raise EnvironmentFault if a file that a compiler made, such as an "object file", cannot be read within."""
+    try:
+        yield
+    except (struct.error, IndexError, ValueError):
+        raise EnvironmentFault(f"a compiler produced no readable {what}") from None
 
 
 @dataclass(frozen=True)
@@ -74,7 +90,9 @@ class Elf:
                     self.symbols.append(Symbol(self._string(begin, name), info & 15, where, value, length))
 
     def _string(self, table: int, at: int) -> bytes:
-        return self.content[table + at : self.content.index(b"\0", table + at)]
+        start = table + at
+        end = self.content.find(b"\0", start, start + _MOST_NAME)
+        return self.content[start : end if end >= 0 else start + _MOST_NAME]
 
     def _entries(self, section: Section, each: int) -> Iterator[int]:
         return iter(range(section.offset, section.offset + min(section.size, each * _MOST_ENTRIES), each))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 
 from ..support.errors import EnvironmentFault
-from .elf import ALLOCATED, EXECUTABLE, MERGEABLE, NO_BITS, THREAD_LOCAL_VARIABLE, Elf, Symbol
+from .elf import ALLOCATED, EXECUTABLE, MERGEABLE, NO_BITS, THREAD_LOCAL_VARIABLE, Elf, Symbol, readable
 
 #: `cuda_on_cpu::Extents`: its name, bytes behind a variable, the most variables, and each one's fields.
 _TABLE, PADDING, _MOST = b"cuda_on_cpu_extents", 1024, 2048
@@ -54,10 +54,8 @@ def with_extents(library: bytes, compiled: bytes) -> bytes:
 
 
 def _read(content: bytes) -> Elf:
-    try:
+    with readable("object file"):
         return Elf(content)
-    except (struct.error, IndexError, ValueError):
-        raise EnvironmentFault("a compiler produced no readable object file") from None
 
 
 def _padded(of: Elf) -> list[Symbol]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..support.errors import EnvironmentFault
 from .cuda_text import tokens_of
-from .elf import FUNCTION, THREAD_LOCAL, Elf, Section
+from .elf import FUNCTION, THREAD_LOCAL, Elf, Section, readable
 
 #: Bytes of static shared memory that CUDA allows, on any GPU.
 MOST_STATIC = 49152
@@ -104,7 +104,8 @@ def with_limits(library: bytes, compiled: bytes) -> bytes:
 
     A loader reads no further than the library. Raises EnvironmentFault.
     """
-    said = as_json(_limits(compiled))
+    with readable("object file"):
+        said = as_json(_limits_of_kernels(Elf(compiled)))
     return library + said + _MARK + struct.pack("<Q", len(said))
 
 
@@ -199,13 +200,6 @@ def _number(text: str, value: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def _limits(compiled: bytes) -> dict[str, LaunchLimits]:
-    try:
-        return _limits_of_kernels(Elf(compiled))
-    except (struct.error, IndexError, ValueError):
-        raise EnvironmentFault("a compiler produced no readable object file") from None
-
-
 def _limits_of_kernels(of: Elf) -> dict[str, LaunchLimits]:
     reaches: dict[int, set[int]] = {}
     bounded: dict[int, int] = {}  # section → where its function's launch bounds begin
@@ -225,7 +219,7 @@ def _limits_of_kernels(of: Elf) -> dict[str, LaunchLimits]:
             all_ = _reached(where, reaches)
             threads = [bounds[w] for w in all_ if w in bounds]
             shared = [of.sections[w] for w in all_ if of.sections[w].flags & THREAD_LOCAL]
-            out[name.decode("ascii", "replace")] = _limits_of_kernel(threads, shared)
+            out[name.decode("ascii", "replace")] = LaunchLimits(min(threads, default=None), *_static(shared))
     return out
 
 
@@ -238,10 +232,10 @@ def _reached(start: int, reaches: dict[int, set[int]]) -> set[int]:
     return found
 
 
-def _limits_of_kernel(threads: Sequence[int], shared: Sequence[Section]) -> LaunchLimits:
+def _static(shared: Sequence[Section]) -> tuple[int, str]:
+    """Return the bytes of static shared memory in these sections, and the largest variable."""
     own = [section for section in shared if b"11cuda_on_cpu" not in section.name]  # not the emulator's
     static = 0
     for section in sorted(own, key=lambda s: -s.alignment):
         static = -(-static // max(1, section.alignment)) * max(1, section.alignment) + section.size
-    largest = max(own, key=lambda s: s.size).variable if own else ""
-    return LaunchLimits(min(threads, default=None), static, largest)
+    return static, max(own, key=lambda s: s.size).variable if own else ""

@@ -31,7 +31,6 @@ def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     return libc
 
@@ -42,19 +41,9 @@ def between_walls(nbytes: int, wall_before: bool = False) -> npt.NDArray[np.uint
     It ends less than 16 bytes before such a page, or begins behind one (`wall_before`). Another one lies on the other
     side, less than a page away. Raises EnvironmentFault.
     """
-    libc, page = _libc(), mmap.PAGESIZE
     room = -(-nbytes // ALIGNMENT) * ALIGNMENT
-    inside = max(1, -(-room // page)) * page
-    start = libc.mmap(None, inside + 2 * page, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
-    if start in (None, _FAILED):
-        raise EnvironmentFault("the memory does not suffice")
-    if libc.mprotect(start + page, inside, mmap.PROT_READ | mmap.PROT_WRITE):
-        libc.munmap(start, inside + 2 * page)
-        raise EnvironmentFault("the memory does not suffice")
-    at = start + page if wall_before else start + page + inside - room
-    whole: Any = (ctypes.c_uint8 * nbytes).from_address(at)
-    weakref.finalize(whole, libc.munmap, start, inside + 2 * page)  # arrays over it keep it
-    return np.ctypeslib.as_array(whole)
+    inside = max(1, -(-room // mmap.PAGESIZE)) * mmap.PAGESIZE
+    return _mapped(inside, 0 if wall_before else inside - room, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def mapped_between_walls(handle: int, at: int, nbytes: int, private: bool = False) -> npt.NDArray[np.uint8]:
@@ -63,19 +52,27 @@ def mapped_between_walls(handle: int, at: int, nbytes: int, private: bool = Fals
     The offset in a page is the same as in the file. Writes to a private mapping do not reach the file. Raises
     EnvironmentFault.
     """
+    first = at // mmap.PAGESIZE * mmap.PAGESIZE
+    inside = max(1, -(-(at + nbytes - first) // mmap.PAGESIZE)) * mmap.PAGESIZE
+    return _mapped(inside, at - first, nbytes, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED, handle, first)
+
+
+def _mapped(inside: int, begin: int, nbytes: int, kind: int, handle: int = -1, first: int = 0) -> npt.NDArray[np.uint8]:
+    """Map `inside` bytes between two pages without access rights; return `nbytes` of them from `begin` on.
+
+    Args:
+        kind: flags of mmap.
+        handle, first: the file, and the place in it.
+    """
     libc, page = _libc(), mmap.PAGESIZE
-    first = at // page * page
-    inside = max(1, -(-(at + nbytes - first) // page)) * page
     start = libc.mmap(None, inside + 2 * page, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if start in (None, _FAILED):
         raise EnvironmentFault("the memory does not suffice")
-    access = mmap.PROT_READ | mmap.PROT_WRITE
-    kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-    made = libc.mmap(start + page, inside, access, kind | _MAP_FIXED, handle, first)
+    made = libc.mmap(start + page, inside, mmap.PROT_READ | mmap.PROT_WRITE, kind | _MAP_FIXED, handle, first)
     if made != start + page:
         libc.munmap(start, inside + 2 * page)
         raise EnvironmentFault("the memory does not suffice")
-    whole: Any = (ctypes.c_uint8 * nbytes).from_address(start + page + at - first)
+    whole: Any = (ctypes.c_uint8 * nbytes).from_address(start + page + begin)
     weakref.finalize(whole, libc.munmap, start, inside + 2 * page)  # arrays over it keep it
     return np.ctypeslib.as_array(whole)
 

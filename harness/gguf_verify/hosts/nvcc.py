@@ -11,14 +11,14 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 from ..support import scratch
 from ..support.errors import EnvironmentFault
 from ..support.sources import of_makefile
-from .compilation import Author, failed, split_flags
+from .compilation import Author, ForeignUnit, failed, split_flags
 from .cubin import functions, lowered, marks
 from .foreign_sources import as_foreign, read_limited
 from .tables import write_headers
@@ -75,14 +75,12 @@ def _folders() -> Iterator[Path]:
 
         if found := find_nvidia_header_directory("cudart"):
             yield Path(found)
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("nvidia")
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            yield from sorted(Path(folder).glob("*/include"))
-    with contextlib.suppress(ImportError, ValueError):
-        spec = importlib.util.find_spec("cupy")
-        for folder in (spec.submodule_search_locations or []) if spec else []:
-            yield from sorted(Path(folder).glob("_core/include/cupy/_cuda/cuda-*"), reverse=True)
+    # CuPy brings the headers of several versions; the newest comes first.
+    for package, pattern in (("nvidia", "*/include"), ("cupy", "_core/include/cupy/_cuda/cuda-*")):
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(package)
+            for folder in (spec.submodule_search_locations or []) if spec else []:
+                yield from sorted(Path(folder).glob(pattern), reverse=package == "cupy")
 
 
 def used_flags(author: Author) -> tuple[list[str], list[str]]:
@@ -91,30 +89,22 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
     return [*kept, *(_EXACT if author.ordered else ())], ours
 
 
-def compile_cubin(
-    root: Path,
-    file: str,
-    sm: str,
-    defines: Mapping[str, str],
-    entries: Sequence[str],
-    author: Author,
-    lines: bool = False,
-) -> tuple[bytes, dict[str, str]]:
-    """Compile `root/file` for `sm` (such as "90"); return the cubin and the name of each kernel in it.
+def compile_cubin(of: ForeignUnit, sm: str, lines: bool = False) -> tuple[bytes, dict[str, str]]:
+    """Compile kernels for `sm` (such as "90"); return the cubin and the name of each kernel in it.
 
     Raises EnvironmentFault with the compiler's errors.
     """
     nvcc = path()
     if nvcc is None:
         raise EnvironmentFault("nvcc was not found")
-    foreign = as_foreign(root)
+    foreign = as_foreign(of.root)
     with scratch.temporary("nvcc") as folder:
         unit, made = folder / "unit.cu", folder / "unit.cubin"
         write_headers(folder)
-        macros = "".join(f"#define {name} {value}\n" for name, value in defines.items())  # nvcc cuts -D at commas
-        unit.write_text(f'{macros}#include "{file}"\n{marks(entries)}')
-        command = [nvcc, "-cubin", f"-arch=sm_{sm}", *used_flags(author)[0], *(["-lineinfo"] if lines else [])]
-        command += [f"-I{root}", f"-I{folder}", *(f"-I{root / name}" for name in author.include)]
+        macros = "".join(f"#define {name} {value}\n" for name, value in of.defines.items())  # nvcc cuts -D at commas
+        unit.write_text(f'{macros}#include "{of.file}"\n{marks(of.entries)}')
+        command = [nvcc, "-cubin", f"-arch=sm_{sm}", *used_flags(of.author)[0], *(["-lineinfo"] if lines else [])]
+        command += [f"-I{of.root}", f"-I{folder}", *(f"-I{of.root / name}" for name in of.author.include)]
         command += ["-o", str(made), str(unit)]
         if foreign is not None:
             listed = folder / "unit.d"
@@ -123,12 +113,12 @@ def compile_cubin(
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", cwd=folder, check=False)
         if done.returncode:
             raise failed(
-                f"nvcc could not compile {file} for sm_{sm}", [*done.stderr.splitlines(), *done.stdout.splitlines()]
+                f"nvcc could not compile {of.file} for sm_{sm}", [*done.stderr.splitlines(), *done.stdout.splitlines()]
             )
         cubin = read_limited(made)
         if foreign is not None:
             foreign.listed = _read_files(listed, folder)
-    return cubin, lowered(functions(cubin), entries)
+    return cubin, lowered(functions(cubin), of.entries)
 
 
 def _read_files(listed: Path, folder: Path) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..support.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from ..support.sources import combined, file_digest
 from ..support.text import printable
 from . import nvcc
-from .compilation import Author, failed, split_flags
+from .compilation import Author, ForeignUnit, failed, split_flags
 from .foreign_sources import as_foreign, read_limited
 from .includes import included
 from .tables import headers, tables_hash
@@ -77,7 +78,7 @@ def compile_cubin(root: Path, file: str, sm: str, defines: dict[str, str], lines
 
     Raises EnvironmentFault with the compiler's first error.
     """
-    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", _LINES if lines else ())[0]
+    return _compiled(Request(str(root), file, f"sm_{sm}", defines, _LINES if lines else ()))[0]
 
 
 #: Flags of nvcc that NVRTC accepts, too.
@@ -140,19 +141,18 @@ def used_flags(author: Author) -> tuple[list[str], list[str]]:
     return [*standard, *device, *kept, *exact], left
 
 
-def compile_kernels(
-    root: Path, file: str, sm: str, defines: dict[str, str], entries: Sequence[str], author: Author, lines: bool = False
-) -> tuple[bytes, dict[str, str]]:
+def compile_kernels(of: ForeignUnit, sm: str, lines: bool = False) -> tuple[bytes, dict[str, str]]:
     """Compile a foreign source with its author's flags; return the cubin and the name of each kernel in it.
 
     Raises EnvironmentFault with the compiler's errors.
     """
-    more = [*used_flags(author)[0], *(_LINES if lines else ())]
-    within = file.removeprefix("foreign-").removesuffix(".cu")  # names the copy
-    more += [f"-I{root / below}" for name in author.include for below in (f"{within}/{name}", name)]
+    more = [*used_flags(of.author)[0], *(_LINES if lines else ())]
+    within = of.file.removeprefix("foreign-").removesuffix(".cu")  # names the copy
+    more += [f"-I{of.root / below}" for name in of.author.include for below in (f"{within}/{name}", name)]
     if (folder := include_folder()) is not None:
         more += [f"-I{folder}", f"-I{folder / 'cccl'}"]
-    return _compiled(root, file, f"sm_{sm}", defines, "CUBIN", more, entries)
+    tables = {**headers(), **foreign_headers()}
+    return _compiled(Request(str(of.root), of.file, f"sm_{sm}", of.defines, more, of.entries, tables))
 
 
 def foreign_headers() -> dict[str, str]:
@@ -199,49 +199,54 @@ def cubin_key(
 
 def compile_ptx(root: Path, file: str, sm: str, defines: dict[str, str]) -> bytes:
     """Compile to PTX, the optimised code before a GPU's assembler. Raises EnvironmentFault as `compile_cubin` does."""
-    return _compiled(root, file, f"compute_{sm}", defines, "PTX")[0]
+    return _compiled(Request(str(root), file, f"compute_{sm}", defines, what="PTX"))[0]
 
 
-def _compiled(
-    root: Path,
-    file: str,
-    architecture: str,
-    defines: dict[str, str],
-    what: str,
-    more: Sequence[str] = (),
-    entries: Sequence[str] | None = None,
-) -> tuple[bytes, dict[str, str]]:
-    """Compile a source; return the output, and the names of the entries in it.
+@dataclass(frozen=True)
+class Request:
+    """A compilation by NVRTC.
 
-    Without entries, this project's flags are used; a foreign source has its author's flags in `more`.
+    Args:
+        root, file: the source, in this folder.
+        architecture: such as "sm_90", or "compute_90" for PTX.
+        options: further options.
+        entries: the kernels of a foreign source, whose author's flags are among the options. None: this project's flags
+            are used.
+        headers: texts that the source may include, by name.
+        what: the output, "CUBIN" or "PTX".
     """
-    foreign = as_foreign(root)
-    tables = headers() if entries is None else {**headers(), **foreign_headers()}
+
+    root: str
+    file: str
+    architecture: str
+    defines: Mapping[str, str]
+    options: Sequence[str] = ()
+    entries: Sequence[str] | None = None
+    headers: Mapping[str, str] = field(default_factory=lambda: headers())
+    what: str = "CUBIN"
+
+
+def _compiled(asked: Request) -> tuple[bytes, dict[str, str]]:
+    """Return the output of a compilation, and the names of the entries in it."""
+    foreign = as_foreign(Path(asked.root))
     if foreign is None:
-        return compiled_here(root, file, architecture, defines, what, more, entries, tables)
+        return compiled_here(asked)
     with scratch.temporary("nvrtc") as folder:
         request, made = folder / "request.json", folder / "made"
-        asked = {"root": str(root), "file": file, "architecture": architecture, "defines": defines, "what": what,
-                 "options": list(more), "entries": None if entries is None else list(entries),
-                 "headers": tables}  # fmt: skip
-        request.write_text(json.dumps(asked))
-        command = [
-            os.path.abspath(sys.executable),
-            "-P",
-            "-m",
-            "gguf_verify.hosts.nvrtc_child",
-            str(request),
-            str(made),
-        ]
+        request.write_text(json.dumps(asdict(asked)))
+        python, module = os.path.abspath(sys.executable), "gguf_verify.hosts.nvrtc_child"
         shown = include_folder()
-        done = foreign.run(command, folder, [] if shown is None else [shown])
+        done = foreign.run(
+            [python, "-P", "-m", module, str(request), str(made)], folder, [] if shown is None else [shown]
+        )
         if done.returncode == EXIT_ENVIRONMENT:
             first, *details = read_limited(made).decode("utf-8", "replace").splitlines() or ["NVRTC failed"]
             raise EnvironmentFault(first, details=details)
         if done.returncode:
             why = f"it ended with exit code {done.returncode}" if done.returncode > 0 else "it crashed"
-            raise EnvironmentFault(f"NVRTC could not compile {file}: {why}")
-        return read_limited(made), {} if entries is None else _names(read_limited(made.with_suffix(".names")), entries)
+            raise EnvironmentFault(f"NVRTC could not compile {asked.file}: {why}")
+        names = {} if asked.entries is None else _names(read_limited(made.with_suffix(".names")), asked.entries)
+        return read_limited(made), names
 
 
 def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
@@ -255,51 +260,35 @@ def _names(said: bytes, entries: Sequence[str]) -> dict[str, str]:
     raise EnvironmentFault("NVRTC's process did not return the names of kernels")
 
 
-def compiled_here(
-    root: Path,
-    file: str,
-    architecture: str,
-    defines: dict[str, str],
-    what: str,
-    more: Sequence[str] = (),
-    entries: Sequence[str] | None = None,
-    tables: Mapping[str, str] | None = None,
-) -> tuple[bytes, dict[str, str]]:
-    """Compile in this process to `what`: "CUBIN" or "PTX".
-
-    `tables` are headers by name → text (None: this project's). The other arguments are those of `_compiled`. Raises
-    EnvironmentFault with the compiler's errors.
-    """
-    tables = headers() if tables is None else tables
+def compiled_here(asked: Request) -> tuple[bytes, dict[str, str]]:
+    """Compile in this process; see `_compiled`. Raises EnvironmentFault with the compiler's errors."""
+    tables, entries, what = asked.headers, asked.entries or (), asked.what
     lib = _library()
     lib.nvrtcGetErrorString.restype = c.c_char_p
     program = c.c_void_p()
-    source = f"#include <{file}>\n".encode()  # in quotes, NVRTC would look in the current folder first
+    source = f"#include <{asked.file}>\n".encode()  # in quotes, NVRTC would look in the current folder first
     names, texts = ((c.c_char_p * len(tables))(*(s.encode() for s in strings)) for strings in (tables, tables.values()))
     created = lib.nvrtcCreateProgram(c.byref(program), source, _PROGRAM, len(tables), texts, names)
     _check(created, "nvrtcCreateProgram")
     try:
-        for entry in entries or ():
+        for entry in entries:
             _check(lib.nvrtcAddNameExpression(program, entry.encode()), "nvrtcAddNameExpression")
-        options = [f"-arch={architecture}", *(_FLAGS if entries is None else ()), *more, f"-I{root}"]
-        options += [f"-D{k}={v}" for k, v in defines.items()]
+        options = [f"-arch={asked.architecture}", *(_FLAGS if asked.entries is None else ()), *asked.options]
+        options += [f"-I{asked.root}", *(f"-D{k}={v}" for k, v in asked.defines.items())]
         encoded = (c.c_char_p * len(options))(*(o.encode() for o in options))
         result = lib.nvrtcCompileProgram(program, len(options), encoded)
-        if result == _COMPILATION:
-            log = _string(lib, program, "ProgramLog")
-            raise failed(f"NVRTC could not compile {file} for {architecture}", log.splitlines())
-        if result == _NO_NAME:
-            raise failed(
-                f"NVRTC could not compile {file} for {architecture}",
-                [f"error: no kernel {entries[0] if entries else ''}"],
-            )
+        if result in (_COMPILATION, _NO_NAME):
+            said = [f"error: no kernel {entries[0] if entries else ''}"]
+            if result == _COMPILATION:
+                said = _string(lib, program, "ProgramLog").splitlines()
+            raise failed(f"NVRTC could not compile {asked.file} for {asked.architecture}", said)
         _check(result, "nvrtcCompileProgram")
         size = c.c_size_t()
         _check(getattr(lib, f"nvrtcGet{what}Size")(program, c.byref(size)), f"nvrtcGet{what}Size")
         made = c.create_string_buffer(size.value)
         _check(getattr(lib, f"nvrtcGet{what}")(program, made), f"nvrtcGet{what}")
         called = {}
-        for entry in entries or ():
+        for entry in entries:
             lowered = c.c_char_p()
             _check(lib.nvrtcGetLoweredName(program, entry.encode(), c.byref(lowered)), "nvrtcGetLoweredName")
             called[entry] = (lowered.value or b"").decode()

@@ -16,7 +16,6 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,14 +28,13 @@ from ..support import protocol
 from ..support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding, NotRun
 from ..support.numbers import CODES, number_type
 from ..support.sealed import has_fixed_size, mapped_here, of_fixed_size
-from .base import Grid, Placed, Placement, Role, Sparse
+from .base import Blocks, Grid, Placed, Placement, Role, Sparse
 
 #: Arrays of more bytes are passed as shared memory, which the other process maps.
 SHARED_FROM = 1 << 16
 #: Requests without an answer.
 UNANSWERED = frozenset({"upload", "output"})
 
-Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -100,12 +98,6 @@ class Server:
         self._link, self._host = link, make_host(name, threads)
         self._host.placement, self._host.fill = placement, fill
         self._held: dict[int, Any] = {}
-        self._requests: dict[str, Callable[[dict[str, Any], Bytes | None], tuple[Any, Bytes | None]]] = {
-            "load": self._load, "load_placed": self._load_placed, "upload": self._upload, "output": self._output,
-            "begin": self._begin, "launch": self._launch,
-            "download": self._download, "contents": self._contents, "resident": self._resident, "alone": self._alone,
-            "end": lambda _header, _array: (True, None),
-        }  # fmt: skip
 
     def serve(self) -> None:
         """Serve until the peer requests the end. Raises EOFError, OSError if it is gone."""
@@ -125,7 +117,7 @@ class Server:
 
     def _done(self, header: dict[str, Any], array: Bytes | None) -> tuple[dict[str, Any], Bytes | None]:
         try:
-            said, made = self._requests[header["ask"]](header, array)
+            said, made = self._answered(header, array)
         except KernelFault as error:
             kind = error.kind if isinstance(error, KernelFinding) else None
             return {"kernel": str(error), "finding": kind, "not_run": isinstance(error, NotRun)}, None
@@ -137,36 +129,39 @@ class Server:
             return {"environment": "it is not held"}, None
         return {"ok": said}, made
 
-    def _load(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
-        root, file, entry, defines, target = header["kernel"]
-        self._held[header["id"]] = self._host.load(Path(root), file, entry, defines, target)
+    def _answered(self, header: dict[str, Any], array: Bytes | None) -> tuple[Any, Bytes | None]:
+        """Carry out a request; return its result, and bytes. Raises KeyError if an object in it is not held."""
+        host, held = self._host, self._held
+        match header["ask"]:
+            case "load":
+                root, file, entry, defines, target = header["kernel"]
+                held[header["id"]] = host.load(Path(root), file, entry, defines, target)
+            case "load_placed":
+                held[header["id"]] = host.load_placed(Placed(header["entry"], header["parts"]))
+            case "upload":
+                assert array is not None
+                held[header["id"]] = host.upload(array)
+            case "output":
+                held[header["id"]] = host.output(header["nbytes"])
+            case "begin":
+                assert array is not None
+                host.begin(held[header["id"]], array)
+            case "launch":
+                host.launch(*self._launched(header), header["overlaps"])
+            case "alone":
+                written = host.launch_alone([Blocks(*self._launched(header), (header["number"],))])
+                return len(written.at), np.concatenate([written.at.view(np.uint8), written.words.view(np.uint8)])
+            case "download":
+                return True, host.download(held[header["id"]])
+            case "contents":
+                return True, host.contents(held[header["id"]])
+            case "resident":
+                return host.resident(held[header["kernel"]], header["threads"], header["shared"]), None
+            case "end":
+                pass
+            case unknown:
+                raise KeyError(unknown)
         return True, None
-
-    def _load_placed(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
-        self._held[header["id"]] = self._host.load_placed(Placed(header["entry"], header["parts"]))
-        return True, None
-
-    def _upload(self, header: dict[str, Any], array: Bytes | None) -> tuple[Any, None]:
-        assert array is not None
-        self._held[header["id"]] = self._host.upload(array)
-        return True, None
-
-    def _output(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
-        self._held[header["id"]] = self._host.output(header["nbytes"])
-        return True, None
-
-    def _begin(self, header: dict[str, Any], array: Bytes | None) -> tuple[Any, None]:
-        assert array is not None
-        self._host.begin(self._held[header["id"]], array)
-        return True, None
-
-    def _launch(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
-        self._host.launch(*self._launched(header), header["overlaps"])
-        return True, None
-
-    def _alone(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
-        written = self._host.launch_alone(*self._launched(header), header["number"])
-        return len(written.at), np.concatenate([written.at.view(np.uint8), written.words.view(np.uint8)])
 
     def _launched(self, header: dict[str, Any]) -> tuple[Any, Grid, Grid, list[Any], int]:
         """Return kernel, grid, block, arguments and bytes of shared memory."""
@@ -177,15 +172,6 @@ class Server:
         if kind == "sparse":
             return Sparse(value, None if number is None else self._held[number], what, role)
         return self._held[value] if kind == "buffer" else number_type(kind, CODES).type(value)
-
-    def _download(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
-        return True, self._host.download(self._held[header["id"]])
-
-    def _contents(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, Bytes]:
-        return True, self._host.contents(self._held[header["id"]])
-
-    def _resident(self, header: dict[str, Any], _: Bytes | None) -> tuple[Any, None]:
-        return self._host.resident(self._held[header["kernel"]], header["threads"], header["shared"]), None
 
 
 def _end_with(link: Connection) -> None:

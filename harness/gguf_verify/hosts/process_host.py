@@ -29,8 +29,8 @@ from ..support import protocol
 from ..support.errors import EnvironmentFault, FindingKind, KernelFault, KernelFinding, NotRun
 from ..support.records import record
 from ..support.text import printable
-from .base import Artefact, Before, Grid, Host, Placed, Sparse, Written
-from .compilation import Author, Compilation
+from .base import Artefact, Blocks, Grid, Host, Placed, Sparse, Written
+from .compilation import Compilation, ForeignUnit
 from .process_child import SHARED_FROM, UNANSWERED, Bytes, receive_bytes, send_bytes, send_shared, shared_memory
 from .schedule import Schedule
 
@@ -143,22 +143,9 @@ class ProcessHost(Host):
         kernel = [str(root), file, entry, defines, target]
         return self._loaded((root, file, entry, target, *sorted(defines.items())), {"ask": "load", "kernel": kernel})
 
-    def build(
-        self, root: Path, file: str, entry: str, defines: dict[str, str], schedule: Schedule | None = None
-    ) -> Artefact:
+    def build_all(self, unit: ForeignUnit, schedule: Schedule | None = None) -> tuple[dict[str, Artefact], Compilation]:
         """Build in this process, since nothing is loaded."""
-        return self._inner.build(root, file, entry, defines, schedule)
-
-    def build_all(
-        self,
-        root: Path,
-        file: str,
-        entries: Sequence[str],
-        defines: dict[str, str],
-        schedule: Schedule | None = None,
-        author: Author | None = None,
-    ) -> tuple[dict[str, Artefact], Compilation]:
-        return self._inner.build_all(root, file, entries, defines, schedule, author)
+        return self._inner.build_all(unit, schedule)
 
     def load_placed(self, placed: Placed) -> _Held:
         request = {"ask": "load_placed", "entry": placed.entry, "parts": placed.parts}
@@ -210,50 +197,32 @@ class ProcessHost(Host):
         self, kernel: _Held, grid: Grid, block: Grid, args: Sequence[Any], shared: int = 0, overlaps: bool = False
     ) -> None:
         limit = self._limit([a.nbytes for a in args if isinstance(a, _Held)])
-        self._launch("launch", kernel, grid, block, args, shared, limit, overlaps=overlaps)
+        self._launch("launch", Blocks(kernel, grid, block, args, shared, ()), limit, overlaps=overlaps)
 
     @property
     def runs_alone(self) -> bool:  # type: ignore[override]
         return self._inner.runs_alone
 
-    def launch_alone(
-        self,
-        kernel: _Held,
-        grid: Grid,
-        block: Grid,
-        args: Sequence[Any],
-        shared: int,
-        number: int,
-        before: Sequence[Before] = (),
-    ) -> Written:
+    def launch_alone(self, launches: Sequence[Blocks]) -> Written:
+        *before, last = launches
         if before:
             raise EnvironmentFault("earlier launches cannot run by single thread blocks here")
-        n, made = self._launch("alone", kernel, grid, block, args, shared, self._time_limit, number=number)
+        n, made = self._launch("alone", last, self._time_limit, number=last.numbers[0])
         raw = np.zeros(0, np.uint8) if made is None else made
         if raw.nbytes != 12 * n:  # a place and a word each
             self._garbled("it says that it wrote as many words as it does not send")
         return Written(raw[: 8 * n].view(np.int64), raw[8 * n :].view(np.uint32))
 
-    def _launch(
-        self,
-        ask: str,
-        kernel: _Held,
-        grid: Grid,
-        block: Grid,
-        args: Sequence[Any],
-        shared: int,
-        limit: float,
-        **more: Any,
-    ) -> tuple[int, Bytes | None]:
+    def _launch(self, ask: str, of: Blocks, limit: float, **more: Any) -> tuple[int, Bytes | None]:
         if self._hangs >= _MOST_HANGS:
             raise NotRun(f"the kernel was not run: it exceeded the time limit {_MOST_HANGS} times before")
         with self._asking:
-            contents = [a.content if isinstance(a, Sparse) else a for a in args]
-            for held in (kernel, *(a for a in contents if isinstance(a, _Held))):
+            contents = [a.content if isinstance(a, Sparse) else a for a in of.args]
+            for held in (of.kernel, *(a for a in contents if isinstance(a, _Held))):
                 self._there(held)
             request = {
-                "ask": ask, "kernel": kernel.number, "grid": grid, "block": block, "args": list(map(_given, args)),
-                "shared": shared, **more,
+                "ask": ask, "kernel": of.kernel.number, "grid": of.grid, "block": of.block,
+                "args": list(map(_given, of.args)), "shared": of.shared, **more,
             }  # fmt: skip
             return self._ask(request, limit=limit)
 

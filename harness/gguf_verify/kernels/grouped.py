@@ -143,7 +143,7 @@ class Grouped:
         args = [ids, slots, experts, np.int64(used), np.int64(capacity)]
         host.launch(route, (weights.count, 1, 1), (_THREADS, 1, 1), args, overlaps=True)
 
-        _, padded, chunk = packed_shape(fmt, weights.packed.n, weights.packed.k)
+        _, padded, _ = packed_shape(fmt, weights.packed.n, weights.packed.k)
         stages, token_bytes = padded // 2, 2 * Layout.of(fmt).token_bytes(fmt)
         tiled = host.output(capacity * stages * token_bytes, "tiled activations")
         args = [
@@ -154,19 +154,14 @@ class Grouped:
         tile = self.site.function(entry, fmt, "pack/activations.cu", tokens)
         host.launch(tile, grid, (_THREADS, 1, 1), args, overlaps=True)
 
-        slot = -(-(-(-tiling.tokens * token_bytes // 128) * 128 + tiling.groups * 2 * chunk) // 1024) * 1024
-        ring = min(8, 200 * 1024 // tiling.ctas // slot)
-        macros = {
-            **tokens, "WARPGROUPS": str(tiling.groups), "CTAS": str(tiling.ctas), "STAGES": str(ring),
-            "PART_STAGES": "0",
-        }  # fmt: skip
+        macros, threads, shared = tiling.build(fmt)
         args = [
             weights.packed.buffer, tiled, out, np.int64(capacity), np.int64(weights.n), np.int64(stages), slots,
             experts, np.int64(used),
         ]  # fmt: skip
-        gemm = self.site.function("gemm", fmt, macros=macros)
-        block = (tiling.groups * 128 + (128 if tiling.ctas == 1 else 32), 1, 1)
-        host.launch(gemm, (tiling.tiles(capacity, weights.n), 1, 1), block, args, shared=ring * slot, overlaps=True)
+        gemm = self.site.function("gemm", fmt, macros={**tokens, **macros})
+        grid = (tiling.tiles(capacity, weights.n), 1, 1)
+        host.launch(gemm, grid, (threads, 1, 1), args, shared=shared, overlaps=True)
 
     def _decode(
         self, values: bool, weights: ExpertWeights, x: Any, ids: Any, out: Any, m: int, top_k: int, own: bool

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ..formats import WeightFormat
 from ..hosts.base import Grid, Host, Source, Written
+from ..results.environment import HostInfo
 from ..semantics.drawn import Place
 from ..support.errors import KernelFault
 
@@ -323,19 +324,11 @@ class Placeholder:
     what: str
 
 
-class Recorder(Host):
-    """A host that compiles kernels and records launches instead of running them."""
+class Recording(Host):
+    """A host that records launches instead of running them. Its buffers are placeholders."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self.name, self.sm, self.threads = host.name, host.sm, host.threads
+    def __init__(self) -> None:
         self.launched: list[Launched] = []
-
-    def info(self) -> Any:
-        return self._host.info()
-
-    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
-        return self._host.load(root, file, entry, defines, target)
 
     def upload(self, array: npt.NDArray[Any], what: str = "input") -> Placeholder:
         return Placeholder(array.nbytes, what)
@@ -348,14 +341,29 @@ class Recorder(Host):
     ) -> None:
         self.launched.append(Launched(grid, block, shared, kernel, tuple(args)))
 
-    def resident(self, kernel: Any, threads: int, shared: int) -> int:
-        return self._host.resident(kernel, threads, shared)
-
     def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
         raise NotImplementedError("nothing is computed")
 
     def _read(self, output: Any) -> npt.NDArray[np.uint8]:
         raise NotImplementedError("nothing is computed")
+
+
+class Recorder(Recording):
+    """A recording host that compiles kernels by another host."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__()
+        self._host = host
+        self.name, self.sm, self.threads = host.name, host.sm, host.threads
+
+    def info(self) -> HostInfo:
+        return self._host.info()
+
+    def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Any:
+        return self._host.load(root, file, entry, defines, target)
+
+    def resident(self, kernel: Any, threads: int, shared: int) -> int:
+        return self._host.resident(kernel, threads, shared)
 
 
 class Foresight(Recorder):

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ..formats import ELEMENTS, BlockFormat, ElementFormat, WeightFormat
 from ..formats.q8_1 import Q8_1
-from ..hosts.base import Host, Source, Sparse, Written
+from ..hosts.base import Blocks, Host, Source, Sparse, Written
 from ..hosts.schedule import Schedule
 from ..semantics.definition import Semantics
 from ..semantics.order import ASCENDING, Order
@@ -166,7 +166,8 @@ class ShippedKernel(Kernel):
             else a
             for a in launched.args
         ]
-        return self.host.launch_alone(launched.kernel, launched.grid, launched.block, args, launched.shared, number)
+        blocks = Blocks(launched.kernel, launched.grid, launched.block, args, launched.shared, (number,))
+        return self.host.launch_alone([blocks])
 
     def tile(self, fmt: WeightFormat, m: int, n: int) -> tuple[int, int] | None:
         return self.spec.launch.tile(fmt, m, n)

@@ -16,16 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..formats import BlockFormat
-from ..hosts.base import Grid, Host, Source
+from ..hosts.base import Grid, Source
 from ..hosts.tables import headers
 from ..results.environment import HostInfo
 from ..support.errors import UsageError
 from ..support.paths import kernel_root
 from .interface import Weights
-from .launches import Launched, Placeholder, Unforeseen
+from .launches import Launched, Placeholder, Recording, Unforeseen
 from .spec import KernelSpec
 
 #: Threads and bytes of shared memory of a multiprocessor (CUDA Programming Guide, compute capability 9.0), and the
@@ -38,15 +37,15 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+(?:"([^"]+)"|(FORMAT_HEADER))
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 
 
-class _Paper(Host):
+class _Paper(Recording):
     """A host that records what would be loaded and launched on a GPU of compute capability `sm`."""
 
     name = "paper"
     threads = 1
 
     def __init__(self, sm: str) -> None:
+        super().__init__()
         self.sm = sm
-        self.launched: list[Launched] = []
         self.outputs: list[Placeholder] = []
 
     def info(self) -> HostInfo:
@@ -54,9 +53,6 @@ class _Paper(Host):
 
     def load(self, root: Path, file: str, entry: str, defines: dict[str, str], target: str | None = None) -> Source:
         return Source(root, file, entry, defines, target)
-
-    def upload(self, array: npt.NDArray[Any], what: str = "input") -> Placeholder:
-        return Placeholder(array.nbytes, what)
 
     def output(self, nbytes: int, what: str = "output") -> Placeholder:
         self.outputs.append(Placeholder(nbytes, f"{what} {len(self.outputs)}"))
@@ -67,19 +63,13 @@ class _Paper(Host):
     ) -> None:
         if grid[0] >= 1 << 31 or max(grid[1:]) >= 1 << 16:  # CUDA Programming Guide, compute capabilities
             raise UsageError(f"no GPU can launch that many thread blocks: {' × '.join(map(str, grid))}")
-        self.launched.append(Launched(grid, block, shared, kernel, tuple(args)))
+        super().launch(kernel, grid, block, args, shared)
 
     def resident(self, kernel: Any, threads: int, shared: int) -> int:
         return _MULTIPROCESSORS * max(1, min(_THREADS // threads, _SHARED // (shared + 1024)))
 
     def side_by_side(self, output: Any, rows: Any) -> tuple[Any, Any]:
         raise Unforeseen
-
-    def contents(self, buffer: Any) -> npt.NDArray[np.uint8]:
-        raise NotImplementedError("nothing is computed")
-
-    def _read(self, output: Any) -> npt.NDArray[np.uint8]:
-        raise NotImplementedError("nothing is computed")
 
 
 @dataclass(frozen=True)

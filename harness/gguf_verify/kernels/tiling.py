@@ -1,7 +1,8 @@
-"""Tiles of [M, N] outputs for kernels/gemm/q8_1/07_wgmma.cu and 09_split_k.cu."""
+"""Tiles of [M, N] outputs for kernels/gemm/q8_1/07_wgmma.cu and 09_split_k.cu, and clusters of thread blocks."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,8 @@ DECODED = 4
 #: 4096, tiles of 64 tokens (M = 128) and of 32 (M = 64): Q4_0 60 and 43 µs, Q8_0 67 and 45, MXFP4 67 and 44, Q4_1 75
 #: and 49, Q4_K 77 and 50, Q5_K 81 and 53, Q6_K 89 and 55, Q2_K 109 and 64.
 _LARGE_PACE, _SMALL_PACE = (0.56, 0.22, 0.1), (0.76, 0.133, 0.06)
+#: The first compute capability with clusters.
+_FIRST_CARD = 90
 #: Macros for functions of 09 that do not depend on the tiling.
 ANY_TILING = {"TOKENS": "16", "WARPGROUPS": "1", "CTAS": "1", "STAGES": "2"}
 
@@ -67,7 +70,7 @@ class Tiling:
         """
         host = site.host
         assert isinstance(weights.fmt, BlockFormat)
-        _, padded, chunk = packed_shape(weights.fmt, weights.n, weights.k)
+        _, padded, _ = packed_shape(weights.fmt, weights.n, weights.k)
         token_tiles, stages = -(-m // self.tokens), padded // 2
         layout = Layout.of(weights.fmt)
         token_bytes = 2 * layout.token_bytes(weights.fmt)
@@ -81,18 +84,27 @@ class Tiling:
         # instead of 39, 64 tokens of Q4_0, N = 14336)
         host.launch(tile, grid, (256, 1, 1), args, overlaps=bool(split))
 
-        weights_at = -(-self.tokens * token_bytes // 128) * 128
-        slot = -(-(weights_at + self.groups * 2 * chunk) // 1024) * 1024
-        ring = min(8, 200 * 1024 // self.ctas // slot)
-        macros = {
-            **tokens, "WARPGROUPS": str(self.groups), "CTAS": str(self.ctas), "STAGES": str(ring),
-            "PART_STAGES": str(split // 64),
-        }  # fmt: skip
+        macros, threads, shared = self.build(weights.fmt, split // 64)
         args = [weights.buffer, tiled, out, np.int64(m), np.int64(weights.n), np.int64(stages)]
         grid = (self.tiles(m, weights.n), -(-stages * 64 // split) if split else 1, 1)
-        block = (self.groups * 128 + (128 if self.ctas == 1 else 32), 1, 1)
         gemm = site.function("gemm", weights.fmt, macros=macros)
-        host.launch(gemm, grid, block, args, shared=ring * slot, overlaps=bool(split))
+        host.launch(gemm, grid, (threads, 1, 1), args, shared=shared, overlaps=bool(split))
+
+    def build(self, fmt: BlockFormat, part_stages: int = 0) -> tuple[dict[str, str], int, int]:
+        """Return the macros of a build for weights of a type, its threads, and its bytes of shared memory.
+
+        Args:
+            part_stages: stages of a part of a row; 0: a row is one part.
+        """
+        layout = Layout.of(fmt)
+        weights_at = -(-self.tokens * 2 * layout.token_bytes(fmt) // 128) * 128
+        slot = -(-(weights_at + self.groups * 2 * layout.chunk) // 1024) * 1024
+        ring = min(8, 200 * 1024 // self.ctas // slot)
+        macros = {
+            **layout.macros, "TOKENS": str(self.tokens), "WARPGROUPS": str(self.groups), "CTAS": str(self.ctas),
+            "STAGES": str(ring), "PART_STAGES": str(part_stages),
+        }  # fmt: skip
+        return macros, self.groups * 128 + (128 if self.ctas == 1 else 32), ring * slot
 
 
 #: Tilings of one warpgroup and of two.
@@ -121,11 +133,7 @@ def best_tiling(fmt: BlockFormat, m: int, n: int) -> Tiling:
 
 def several_strips(n: int) -> bool:
     """Return whether some multiprocessor has more than one strip of 32 of n rows."""
-    return _strips(n) > MULTIPROCESSORS
-
-
-def _strips(n: int) -> int:
-    return -(-n // ROWS) * 4
+    return -(-n // ROWS) * 4 > MULTIPROCESSORS
 
 
 def pace(fmt: BlockFormat, tokens: int) -> float:
@@ -148,3 +156,24 @@ def small_products_of_five_bits(fmt: BlockFormat, m: int, n: int) -> bool:
     26.7 and 25.5).
     """
     return fmt.bits == 5 and m <= SMALLEST.tokens and not several_strips(n)
+
+
+def cluster(sizes: Mapping[int, tuple[int, int]], sm: str | None, tokens: int, n: int) -> int:
+    """Return how many thread blocks quantize the tokens of a build together (kernels/cluster.cuh), for n rows.
+
+    Args:
+        sizes: keyed by the tokens of the build: the cluster size where each thread block has at most one strip, and the
+            size otherwise.
+        sm: compute capability of the GPU, or None for the CPU host.
+    """
+    if sm is not None and int(sm) < _FIRST_CARD:
+        return 1
+    return sizes[tokens][several_strips(n)]
+
+
+def whole_clusters(of: int, strips: int, resident: int) -> int:
+    """Return the number of thread blocks to launch, in clusters of `of` blocks that take any number of strips each.
+
+    The number is at most what can be resident at a time, and at least one cluster.
+    """
+    return min(-(-strips // of), max(1, resident // of)) * of

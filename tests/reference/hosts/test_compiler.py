@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS
-from gguf_verify.hosts import compiler, cpu_host, cupy_host
+from gguf_verify.hosts import compiler, cupy_host
 from gguf_verify.hosts.choice import HOSTS, auto_host, make_host
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
@@ -26,6 +26,26 @@ from gguf_verify.support.sealed import load_library
 from gguf_verify.support.sources import file_digest, of_makefile
 from tests.support.short_kernels import WRITE_A_BYTE, run, with_kernel
 from tests.support.tools import FIXTURES, ROOT
+
+
+@pytest.fixture
+def empty_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "caches").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+
+
+def _libraries() -> dict[str, int]:
+    """The indexes of the cache, one of each build, with the numbers of their files: another one for each writing."""
+    return {path.name: path.stat().st_ino for path in support_cache.index_folder().glob("*.so.index")}
+
+
+#: The unit of a kernel.
+UNIT = '#include "k.cu"\nCPU_KERNEL(k)\n'
+
+
+def _byte(host: CpuHost, root: Path) -> int:
+    """The first byte that the kernel of a folder writes."""
+    return int(run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0])
 
 
 def test_compile_error(tmp_path: Path) -> None:
@@ -55,10 +75,10 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
         CpuHost(1).describe()
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_compiler_that_fails_in_silence(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
 ) -> None:
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
     silent = tmp_path / "cxx"
     silent.write_text("#!/bin/sh\nexit 1\n")
     silent.chmod(0o755)
@@ -67,132 +87,106 @@ def test_compiler_that_fails_in_silence(
         CpuHost(1).load(roots(WRITE_A_BYTE), "k.cu", "k", {})
 
 
-def _libraries() -> list[Path]:
-    """The indexes of the cache, each of a build."""
-    return list(support_cache.index_folder().glob("*.so.index"))
-
-
+@pytest.mark.usefixtures("empty_cache")
 def test_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A build is found again by another host and from another folder; any change of its inputs gives a new one."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: cache)
-    compiled: list[str] = []
-    original = compiler._compile
-
-    def counting(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
-        compiled.append(unit)
-        return original(root, unit, options)
-
-    monkeypatch.setattr(compiler, "_compile", counting)
     one = with_kernel(tmp_path / "one", WRITE_A_BYTE)
     same = with_kernel(tmp_path / "same", WRITE_A_BYTE)
-    for root in (one, one, same):
+    assert _byte(CpuHost(1), one) == 7
+    first = _libraries()
+    assert len(first) == 1
+    for root in (one, same):
         host = CpuHost(1)
         assert host.load(root, "k.cu", "k", {}) is host.load(root, "k.cu", "k", {})
-    assert len(compiled) == len(_libraries()) == 1
+    assert _libraries() == first
 
     changed = with_kernel(tmp_path / "changed", WRITE_A_BYTE.replace("7", "8"))
-    host = CpuHost(1)
-    assert run(host, host.load(changed, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0)) == 8
-    assert len(compiled) == 2
+    assert _byte(CpuHost(1), changed) == 8
+    assert len(_libraries()) == 2
 
     header = with_kernel(tmp_path / "header", WRITE_A_BYTE)
     with (header / "emulator" / "cuda_on_cpu.hpp").open("a") as f:
         f.write("// changed\n")
     assert len({tree_hash(r) for r in (one, same, changed, header)}) == 3
-    host.load(one, "k.cu", "k", {"UNUSED": "1"})
+    CpuHost(1).load(one, "k.cu", "k", {"UNUSED": "1"})
     CpuHost(1, ["-O1"]).load(one, "k.cu", "k", {})
-    assert len(compiled) == len(_libraries()) == 4
+    assert len(_libraries()) == 4
 
     edited = ROOT / "harness" / "gguf_verify" / "hosts" / "extents.py"  # it writes into builds
     monkeypatch.setattr(compiler, "file_digest", lambda path: "other" if Path(path) == edited else file_digest(path))
     CpuHost(1).load(one, "k.cu", "k", {})
-    assert len(compiled) == 5
+    assert len(_libraries()) == 5
 
 
-@pytest.mark.parametrize("damage", ["none", "missing", "cut short", "empty"])
-def test_precompiled_header(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path], damage: str
+@pytest.mark.parametrize("options", [[], ["-O1", "-DFORMAT=Q4_0"]])
+def test_a_kernel_is_the_same_bytes_with_and_without_a_precompiled_header(
+    monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path], options: list[str]
 ) -> None:
-    """A kernel is the same bytes with and without it. What the cache does not have whole is made anew."""
-    if "Free Software Foundation" not in compiler._said_of_version(compiler.compiler()):
-        assert compiler.precompiled() is None
-        pytest.skip("only GCC's are used")
-    monkeypatch.setattr(compiler, "_copies", {})
-    there = compiler.precompiled()
-    assert there is not None
-    ((entry, _),) = compiler._copies.items()
-    whole = compiler._made_of(there).read_bytes()
-    assert len(whole) > 1e6
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
-    listed = support_cache.kept(compiler._precompiled_key(there.read_text(), []), ".json", b"[]")
-    assert listed == b"[]"
-    entry = compiler._entry(compiler._precompiled_key(there.read_text(), []), (), kernel_root())
-    support_cache.kept(entry, ".gch", whole)
-    (held,) = support_cache.index_folder().glob("*.gch")
-    if damage == "missing":
-        held.unlink()
-    elif damage != "none":
-        os.truncate(held, {"cut short": len(whole) // 2, "empty": 0}[damage])
-
-    monkeypatch.setattr(compiler, "_copies", {})
-    made: list[str] = []
-    original = compiler._precompile
-
-    def noting(text: str, *others: Any) -> Any:
-        made.append(text)
-        return original(text, *others)
-
-    monkeypatch.setattr(compiler, "_precompile", noting)
-    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
-    with_it = compiler._object(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"])
-    assert len(made) == (damage != "none")
-    monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
-    assert compiler._object(roots(WRITE_A_BYTE), unit, ["-DFORMAT=Q4_0"]).content == with_it.content
-
-
-def test_a_precompiled_header_that_the_compiler_cannot_use(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
-) -> None:
-    """It is what was kept, and GCC chokes on it: the text is read, and the entry is forgotten."""
-    there = compiler.precompiled()
-    if there is None:
-        pytest.skip("only GCC's are used")
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
-    monkeypatch.setattr(compiler, "_copies", {})
-    key = compiler._precompiled_key(there.read_text(), [])
-    support_cache.kept(key, ".json", b"[]")
-    entry = compiler._entry(key, (), kernel_root())
-    whole = compiler._made_of(there).read_bytes()
-    support_cache.kept(entry, ".gch", whole[: len(whole) // 2])
-    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
-    assert compiler._object(roots(WRITE_A_BYTE), unit, []).content
-    assert support_cache.taken(entry, ".gch") is None
-    assert compiler._copies == {}
-
-
-def test_precompiled_header_of_other_flags(monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]) -> None:
-    """Flags have one each, macros none; a kernel is the same bytes with and without it."""
+    """Flags have a header each, macros none."""
     if compiler.precompiled() is None:
         pytest.skip("only GCC's are used")
-    unit, options, asked = '#include "k.cu"\nCPU_KERNEL(k)\n', ["-O1", "-DFORMAT=Q4_0"], []
-    original = compiler.precompiled
+    asked, original = [], compiler.precompiled
 
     def noting(flags: Sequence[str]) -> Path | None:
         asked.append(original(flags))
         return asked[-1]
 
     monkeypatch.setattr(compiler, "precompiled", noting)
-    with_it = compiler._object(roots(WRITE_A_BYTE), unit, options)
-    assert asked == [original(["-O1"])]
-    assert asked != [original()]
+    with_it = compiler.build(roots(WRITE_A_BYTE), UNIT, options, rebuild=True)
+    assert asked[-1] == original([option for option in options if option == "-O1"])
     monkeypatch.setattr(compiler, "precompiled", lambda _flags: None)
-    assert compiler._object(roots(WRITE_A_BYTE), unit, options).content == with_it.content
+    assert compiler.build(roots(WRITE_A_BYTE), UNIT, options, rebuild=True) == with_it
 
 
-def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "_said_of_version", lambda _: "clang version 17")
+@pytest.mark.parametrize("damage", ["missing", "cut short", "empty"])
+def test_a_precompiled_header_that_the_cache_does_not_hold_whole(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
+) -> None:
+    """It is made anew in a later run, and the compiler gets no other bytes."""
+    if compiler.precompiled() is None:
+        pytest.skip("only GCC's are used")
+    (tmp_path / "caches").mkdir()
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "caches")}
+    code = (
+        "from gguf_verify.hosts.compiler import precompiled; "
+        "print(precompiled().with_suffix('.hpp.gch').stat().st_size)"
+    )
+
+    def bytes_in_a_run() -> int:
+        command = [sys.executable, "-c", code]
+        return int(subprocess.run(command, env=environment, capture_output=True, check=True, cwd=ROOT).stdout)
+
+    whole = bytes_in_a_run()
+    assert whole > 1e6
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    (held,) = support_cache.index_folder().glob("*.gch")
+    if damage == "missing":
+        held.unlink()
+    else:
+        os.truncate(held, {"cut short": held.stat().st_size // 2, "empty": 0}[damage])
+    assert bytes_in_a_run() > 0.9 * whole
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_precompiled_header_that_the_compiler_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]
+) -> None:
+    """It is what was kept, and GCC chokes on it: the text is read, and the header is made anew."""
+    there = compiler.precompiled()
+    if there is None:
+        pytest.skip("only GCC's are used")
+    made = there.with_suffix(".hpp.gch")
+    os.truncate(made, made.stat().st_size // 2)
+    assert compiler.build(roots(WRITE_A_BYTE), UNIT, rebuild=True)
+    assert not made.exists()
+    assert compiler.precompiled() != there
+
+
+def test_no_precompiled_header_but_gccs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clang = tmp_path / "clang++"
+    clang.write_text("#!/bin/sh\necho clang version 17\n")
+    clang.chmod(0o755)
+    monkeypatch.setenv("CXX", str(clang))
     assert compiler.precompiled() is None
 
 
@@ -236,12 +230,12 @@ def test_description_names_the_machine() -> None:
     assert compiler.cpu_name() in said
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_every_file_that_the_compiler_reads_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """By an absolute path, of another suffix, through a variable, from a header: an edit is seen, an undone one too."""
-    cache, beside, found = (tmp_path / name for name in ("cache", "beside", "found"))
-    for folder in (cache, beside, found):
-        folder.mkdir()
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: cache)
+    beside, found = tmp_path / "beside", tmp_path / "found"
+    beside.mkdir()
+    found.mkdir()
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(found))
     root = with_kernel(tmp_path / "root", "")
     files = {
@@ -254,44 +248,43 @@ def test_every_file_that_the_compiler_reads_is_part_of_the_key(monkeypatch: pyte
         + '\nextern "C" __global__ void k(unsigned char* y, long long i) { y[i] = A + B + C + D; }\n'
     )
 
-    def value() -> int:
-        host = CpuHost(1)
-        return int(run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0])
-
     for path, name in files.items():
         path.write_text(f"#define {name} 1\n")
-    assert value() == 4
+    assert _byte(CpuHost(1), root) == 4
     for path, name in files.items():
         path.write_text(f"#define {name} 2\n")
-        assert value() == 5, path
+        assert _byte(CpuHost(1), root) == 5, path
         path.write_text(f"#define {name} 1\n")
-        assert value() == 4, path
+        assert _byte(CpuHost(1), root) == 4, path
     assert len(_libraries()) == 5
     other = tmp_path / "other"
     other.mkdir()
     (other / "found.h").write_text("#define B 9\n")
     monkeypatch.setenv("CPLUS_INCLUDE_PATH", str(other))
-    assert value() == 12
+    assert _byte(CpuHost(1), root) == 12
 
 
-def test_a_source_that_changes_while_it_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
-    root = with_kernel(tmp_path / "root", WRITE_A_BYTE)
-    original, edits = compiler._compile, [("= 7", "= 8"), ("= 8", "= 9")]
+@pytest.mark.usefixtures("empty_cache")
+def test_a_source_that_changes_while_it_is_compiled(tmp_path: Path) -> None:
+    """It is compiled again, a few times; the library is that of its last text."""
+    root = with_kernel(tmp_path, WRITE_A_BYTE)
+    source = root / "k.cu"
+    text, edits = source.read_text(), 2
 
     def edited(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
-        built = original(root, unit, options)
+        nonlocal edits
+        built = compiler.build(root, unit, options, rebuild=True)
         if edits:
-            source = root / "k.cu"
-            source.write_text(source.read_text().replace(*edits.pop(0)))
-        return built
+            edits -= 1
+            source.write_text(source.read_text().replace("= ", "= 1 + "))
+        return compiler.Built(built, (str(source),))
 
-    monkeypatch.setattr(compiler, "_compile", edited)
-    host = CpuHost(1)
-    assert run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0)) == 9
-    monkeypatch.setattr(compiler, "_unchanged", lambda *_: False)
+    assert compiler.build(root, UNIT, how=edited) == compiler.build(root, UNIT)
+    assert _byte(CpuHost(1), root) == 9
+    edits = 100
+    source.write_text(text)
     with pytest.raises(EnvironmentFault, match="the sources of a kernel changed during compilation"):
-        CpuHost(1).load(root, "k.cu", "k", {"ANOTHER": "1"})
+        compiler.build(root, UNIT, ["-DANOTHER"], how=edited)
 
 
 def test_lists_of_make() -> None:
@@ -299,47 +292,36 @@ def test_lists_of_make() -> None:
     assert of_makefile(made) == ["/a/b c.h", "/d#e.h", "/f$g.h", "/h\\i.h"]
 
 
+@pytest.mark.usefixtures("empty_cache")
 def test_a_library_that_was_replaced_is_not_loaded(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
+    monkeypatch: pytest.MonkeyPatch, roots: Callable[[str], Path]
 ) -> None:
     """A library that the cache holds in the place of another, before it is read and between that and its loading."""
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
-    unit = '#include "k.cu"\nCPU_KERNEL(k)\n'
-    forged = compiler.build(roots(WRITE_A_BYTE.replace("7", "66")), unit, (cpu_host._OWN,))
-
-    def value(root: Path) -> int:
-        host = CpuHost(1)
-        return int(run(host, host.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0])
+    forged, root = compiler.build(roots(WRITE_A_BYTE.replace("7", "66")), UNIT), roots(WRITE_A_BYTE)
 
     def forge() -> None:
         for path in support_cache.index_folder().glob("*.so"):
             path.unlink()  # a library that is loaded must not change under our feet
             path.write_bytes(forged)
 
-    root = roots(WRITE_A_BYTE)
-    assert value(root) == 7
+    assert _byte(CpuHost(1), root) == 7
+    first = _libraries()
     forge()
-    built: list[str] = []
-    original = compiler._compile
-
-    def noting(root: Path, unit: str, options: Sequence[str]) -> compiler.Built:
-        built.append(unit)
-        return original(root, unit, options)
-
-    monkeypatch.setattr(compiler, "_compile", noting)
-    assert value(root) == 7
-    assert value(root) == 7
-    assert built == [unit]  # once
+    assert _byte(CpuHost(1), root) == 7
+    again = _libraries()
+    assert again != first  # it was built anew, once
+    assert _byte(CpuHost(1), root) == 7
+    assert _libraries() == again
 
     def late(content: bytes) -> Any:
         forge()
         return load_library(content)
 
     monkeypatch.setattr(compiler, "load_library", late)
-    assert value(root) == 7
+    assert _byte(CpuHost(1), root) == 7
     checked = checked_host_of(CpuHost(1))
     forge()
-    assert run(checked, checked.load(root, "k.cu", "k", {}), 1, 1, np.empty(1, np.uint8), np.int64(0))[0] == 7
+    assert _byte(checked, root) == 7
 
 
 def checked_host_of(host: CpuHost) -> Any:
@@ -347,15 +329,13 @@ def checked_host_of(host: CpuHost) -> Any:
     return host.under(Schedule(checked=True)) or host
 
 
-def test_a_build_that_vanishes_is_made_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, roots: Callable[[str], Path]
-) -> None:
-    monkeypatch.setattr(support_cache, "cache_dir", lambda: tmp_path)
-    root, unit = roots(WRITE_A_BYTE), '#include "k.cu"\nCPU_KERNEL(k)\n'
-    first = compiler.build(root, unit)
+@pytest.mark.usefixtures("empty_cache")
+def test_a_build_that_vanishes_is_made_again(roots: Callable[[str], Path]) -> None:
+    root = roots(WRITE_A_BYTE)
+    first = compiler.build(root, UNIT)
     for path in support_cache.index_folder().glob("*.so"):
         path.unlink()
-    assert compiler.build(root, unit) == first
+    assert compiler.build(root, UNIT) == first
 
 
 def test_without_a_cache_a_run_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

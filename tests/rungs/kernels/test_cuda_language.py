@@ -14,7 +14,7 @@ import pytest
 from gguf_verify.hosts import nvcc
 from gguf_verify.hosts.author_cubin import OF_NVCC, OF_NVRTC, author_cubin
 from gguf_verify.hosts.base import Artefact
-from gguf_verify.hosts.compilation import Author, split_flags
+from gguf_verify.hosts.compilation import Author, ForeignUnit, split_flags
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.cubin import functions
 from gguf_verify.hosts.schedule import Schedule
@@ -57,7 +57,8 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artefact]:
     (folder / "probe.cu").write_text(probe.source(list(probe.FEATURES)))
     source = CudaSource(folder / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
     file, author = source.compiled_by(CpuHost(1))
-    made, _ = CpuHost(1).build_all(source.root, file, [probe.entry(name) for name in probe.FEATURES], {}, None, author)
+    entries = tuple(probe.entry(name) for name in probe.FEATURES)
+    made, _ = CpuHost(1).build_all(ForeignUnit(source.root, file, entries, author=author))
     source.close()
     return made
 
@@ -83,8 +84,8 @@ def test_all_features_compile_for_a_gpu(by: str, tmp_path: Path) -> None:
         pytest.skip(f"{by} or CUDA's headers are not here")
     (tmp_path / "probe.cu").write_text(probe.source(list(probe.FEATURES)))
     source = CudaSource(tmp_path / "probe.cu", "deep::inside::scaled<4, unsigned>", parse(DECLARED))
-    entries = [probe.entry(name) for name in probe.FEATURES]
-    made = author_cubin(source.root, OF_NVCC, "90", {}, entries, Author(), by=by)
+    entries = tuple(probe.entry(name) for name in probe.FEATURES)
+    made = author_cubin(ForeignUnit(source.root, OF_NVCC, entries), "90", by=by)
     source.close()
     assert len(entries) >= 50
     assert set(made.names.values()) <= set(functions(made.cubin))
@@ -158,7 +159,7 @@ def test_errors_of_the_gpus_compilers(by: str, tmp_path: Path) -> None:
         pytest.skip("nvcc is not here")
     source = opened(tmp_path, KERNEL.format(body="y[0] = first;\ny[1] = second;"))
     with pytest.raises(Exception, match="could not compile") as caught:
-        author_cubin(source.root, OF_NVRTC, "90", {}, ["k"], Author(), by=by)
+        author_cubin(ForeignUnit(source.root, OF_NVRTC, ("k",)), "90", by=by)
     error = source.plain(caught.value)  # type: ignore[arg-type]
     source.close()
     assert [re.sub(r":? error:.*", "", line) for line in error.details] == ["k.cu(2)", "k.cu(3)"]

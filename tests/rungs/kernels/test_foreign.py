@@ -51,10 +51,6 @@ def test_right(name: str) -> None:
         ("transposed", r"returned float32\[7, 5\], expected float32\[5, 7\]"),
         ("doubles", r"returned float64\[5, 7\], expected float32\[5, 7\]"),
         ("nothing", r"returned NoneType, not an array"),
-        ("writes_weights", r"modified its weights: 1 bytes, the first at 3$"),
-        ("writes_activations", r"modified its activations: 1 bytes, the first at 539$"),
-        ("writes_outside", r"wrote outside its output: 0 bytes before, 8 after"),
-        ("random", r"not deterministic: .* changed 1 of 35 outputs, the first row 0 token 0"),
         ("modifies_packed", r"not deterministic: .* changed 5 of 35 outputs, the first row 0 token 0"),
         ("keeps", r"does not always write its outputs: .*row 0 token 0 was never written"),
         ("keeps_on_device", r"does not always write its outputs: .*row 0 token 0 was never written"),
@@ -63,7 +59,7 @@ def test_right(name: str) -> None:
     ],
 )
 def test_faults(name: str, said: str) -> None:
-    """Each is told in one line, and the next call finds a fresh process."""
+    """Each is reported in one line, and the next call finds a fresh process. Bad writes: see test_foreign_apart."""
     kernel = opened(name)
     rows, x = operands()
     weights = kernel.upload(FORMATS["Q4_0"], rows)
@@ -76,14 +72,12 @@ def test_faults(name: str, said: str) -> None:
 
 def test_an_endless_loop() -> None:
     """Ends at the time limit of a call, which is not that of starting; after three the kernel is not run again."""
-    kernel = opened("hangs", 1.0)
+    kernel = opened("hangs", 0.5)
     rows, x = operands()
-    weights = kernel.upload(FORMATS["Q4_0"], rows)
-    with pytest.raises(KernelFault, match="did not return within 1 s"):
-        kernel.product(weights, x)
-    kernel._conversation.hangs = 3
-    with pytest.raises(KernelFault, match="was not run: it exceeded the time limit 3 times"):
-        kernel.product(weights, x)
+    said = [*["did not return within 0.5 s"] * 3, "was not run: it exceeded the time limit 3 times"]
+    for n, words in enumerate(said, 1):  # a product of as many rows is not tried again anyway
+        with pytest.raises(KernelFault, match=words):
+            kernel.product(kernel.upload(FORMATS["Q4_0"], rows[:n]), x)
     kernel.close()
 
 

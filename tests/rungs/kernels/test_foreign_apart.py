@@ -132,7 +132,7 @@ def test_it_cannot_say_that_it_adds_floats(adds: bool, tmp_path: Path, monkeypat
     under = kernel.under(Schedule("descending"))
     y = np.zeros((M, N), np.float32)
     said = {"adds_floats": True, "unset": "no list"}
-    monkeypatch.setattr(kernel._products, "call", lambda *_: ([{"output": y}], said))
+    monkeypatch.setattr(kernel.loaded, "call", lambda *_: ([{"output": y}], said))
     assert np.array_equal(product(under), y)
     assert under.adds_floats == adds
     assert under.unset == ()

@@ -14,12 +14,12 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.hosts.compiler import checks_fault
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
-from gguf_verify.kernels.foreign import blocks
+from gguf_verify.kernels.foreign import products
 from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.kernels.foreign.operands import MemoryFile
 from gguf_verify.kernels.foreign.process import ForeignKernel
 from gguf_verify.kernels.foreign.products import Products
-from gguf_verify.kernels.foreign.task_runner import TaskRunner
+from gguf_verify.kernels.foreign.python_kernel import TaskRunner
 from gguf_verify.kernels.foreign.tasks import ForeignRepacker, as_task
 from gguf_verify.kernels.launches import SparseProduct
 from gguf_verify.semantics.exact import product
@@ -201,12 +201,12 @@ def test_where_the_weights_of_each_run_lie(monkeypatch: pytest.MonkeyPatch) -> N
     told: list[list[list[int]]] = []
 
     def call(*asked):
-        answers, said = Products.call(kernel._products, *asked)
+        answers, said = Products.call(kernel.loaded, *asked)
         told.append([answer["output"][0, :2].astype(int).tolist() for answer in answers])
         return answers, said
 
     kernel = open_foreign(gemm, CpuHost(1))
-    monkeypatch.setattr(kernel._products, "call", call)
+    monkeypatch.setattr(kernel.loaded, "call", call)
     rows, x = operands()
     weights = kernel.upload(FORMATS["Q4_0"], rows)
     for tokens in (x, x[:1]):
@@ -299,7 +299,7 @@ def test_zeroed_scratch_of_a_large_product_takes_one_page(tmp_path: Path, monkey
         sizes.append(size)
         return MemoryFile(size)
 
-    monkeypatch.setattr(blocks, "MemoryFile", memory)
+    monkeypatch.setattr(products, "MemoryFile", memory)
     path = tmp_path / "k.cu"
     path.write_text(COPIES)
     path.with_suffix(".toml").write_text(OF_COPIES)

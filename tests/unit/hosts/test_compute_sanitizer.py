@@ -15,6 +15,8 @@ import pytest
 
 from gguf_verify.hosts import compute_sanitizer, findings, sanitized_host
 from gguf_verify.hosts.base import Host, Placement
+from gguf_verify.hosts.compilation import ForeignUnit
+from gguf_verify.hosts.compiler import copy_emulator
 from gguf_verify.hosts.compute_sanitizer import found_in
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.sanitized_host import SanitizedHost
@@ -329,7 +331,9 @@ def test_a_host_under_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     root = with_kernel(tmp_path, READS_UNSET)
     kernel = host.load(root, "k.cu", "k", {})
     (tmp_path / "placed").mkdir()
-    placed = CpuHost(1).build(root, "k.cu", "k", {}).placed(tmp_path / "placed", "k")
+    copy_emulator(root)
+    built, _ = CpuHost(1).build_all(ForeignUnit(root, "k.cu", ("k",)))
+    placed = built["k"].placed(tmp_path / "placed", "k")
     (tmp_path / "initcheck").write_text(UNSET)
     assert np.array_equal(run(host, host.load_placed(placed), 1, 32, X, X, np.int32(0)), X)
     host.settle()

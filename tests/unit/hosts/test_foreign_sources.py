@@ -42,7 +42,9 @@ def test_only_what_lies_there_is_foreign(tmp_path: Path) -> None:
     assert as_foreign(tmp_path) is None
     with foreign_source(tmp_path, 60.0):
         assert as_foreign(tmp_path / "emulator") is None
-        done = compiler._run([sys.executable, "-c", "import sys; sys.exit('x.cu:1: error: no')"], tmp_path, tmp_path)
+        foreign = as_foreign(tmp_path)
+        assert foreign is not None
+        done = foreign.run([sys.executable, "-c", "import sys; sys.exit('x.cu:1: error: no')"], tmp_path)
     assert (done.returncode, done.stderr) == (1, "x.cu:1: error: no")
     assert as_foreign(tmp_path) is None
 

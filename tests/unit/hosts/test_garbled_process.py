@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gguf_verify.hosts.base import Blocks
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.process_host import ProcessHost
 from gguf_verify.support import protocol
@@ -64,7 +65,7 @@ def resident(host: ProcessHost) -> object:
 def alone(host: ProcessHost) -> object:
     kernel = host._new({"ask": "upload"}, 0)
     kernel.process = host._process
-    return host.launch_alone(kernel, (1, 1, 1), (1, 1, 1), [], 0, 0)
+    return host.launch_alone([Blocks(kernel, (1, 1, 1), (1, 1, 1), [], 0, (0,))])
 
 
 @pytest.mark.parametrize(("do", "header", "arrays"), [

@@ -6,15 +6,19 @@ import mmap
 import os
 import socket
 import time
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gguf_verify.hosts.memory import GUARD_BYTES, POISON
-from gguf_verify.kernels.foreign.channel import Channel, Garbled, Late
+from gguf_verify.kernels.foreign.conversation import Channel, Conversation, Garbled, Late
 from gguf_verify.kernels.foreign.judge import taken, unchanged
 from gguf_verify.kernels.foreign.operands import MemoryFile, Operand, Wall, laid_out
-from gguf_verify.support.errors import EnvironmentFault, KernelFinding
+from gguf_verify.support.errors import EnvironmentFault, KernelFault, KernelFinding
+from tests.fuzz import mutations
+from tests.fuzz.targets.answers import Scripted
 
 WANTED = (
     Operand("weights", "input", "uint8", (7, 54)), Operand("output", "output", "float32", (5, 7)),
@@ -123,3 +127,12 @@ def test_a_message_has_a_limit_and_an_exchange_a_deadline() -> None:
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(EOFError):
             channel.receive(time.monotonic() + 60)
+
+
+@pytest.mark.parametrize("said", [b"[" * 9000, b"\xff", b"", b"[]", b"1" * 9000, b"{", b'"ok"'])
+def test_no_answer_raises_anything_else(said: bytes) -> None:
+    start: Any = partial(Scripted, mutations.framed(said))
+    talk = Conversation("the kernel", "k", start, 30.0, 30.0)
+    with pytest.raises(KernelFault, match="the kernel's process sent an answer that is not valid"):
+        talk.begin()
+    assert talk.process is None

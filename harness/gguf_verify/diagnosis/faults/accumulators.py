@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..fault import Case, Fault, Variants, always
+from ..fault import Case, Variants, fault
 from ..operands import Doubles, Predicted
 
 
@@ -57,26 +57,19 @@ def _narrow(case: Case, narrow: Callable[[Doubles], Doubles]) -> Variants:
         yield "rounded after each value", Predicted(total, right.bound)
 
 
-def _half_accumulator(case: Case) -> Variants:
+@fault(
+    "half-accumulator",
+    "sums are rounded to half",
+    "accumulate and store in float32",
+)
+def half_accumulator(case: Case) -> Variants:
     return _narrow(case, to_half)
 
 
-def _bfloat16_accumulator(case: Case) -> Variants:
+@fault(
+    "bfloat16-accumulator",
+    "sums are rounded to bfloat16",
+    "accumulate and store in float32",
+)
+def bfloat16_accumulator(case: Case) -> Variants:
     return _narrow(case, to_bfloat16)
-
-
-HALF_ACCUMULATOR = Fault(
-    id="half-accumulator",
-    words="sums are rounded to half",
-    fix="accumulate and store in float32",
-    applies=always,
-    variants=_half_accumulator,
-)
-
-BFLOAT16_ACCUMULATOR = Fault(
-    id="bfloat16-accumulator",
-    words="sums are rounded to bfloat16",
-    fix="accumulate and store in float32",
-    applies=always,
-    variants=_bfloat16_accumulator,
-)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ...formats import QK
 from ...formats.c_arithmetic import round_half_away
-from ..fault import Case, Fault, Variants, always
+from ..fault import Case, Variants, fault
 from ..operands import Floats, Parts, Predicted
 
 
@@ -35,49 +35,29 @@ def _scale(case: Case, p: Parts, d: npt.NDArray[np.floating]) -> Parts:
     return replace(p, e=np.repeat(wide, p.e.shape[1] // wide.shape[1], axis=1)).with_sums()
 
 
-def _truncated(case: Case) -> Variants:
-    ratio, d = _ratios(case)
-    assert case.values is not None
-    with np.errstate(all="ignore"):
-        by_inverse = case.values.reshape(ratio.shape) * (np.float32(1) / d)[..., None]
-    yield "toward zero", _codes(case, np.trunc(ratio))
-    yield "x·(1/d) toward zero", _codes(case, np.trunc(by_inverse))
-    yield "downward", _codes(case, np.floor(ratio))
-    yield "x·(1/d) downward", _codes(case, np.floor(by_inverse))
-    yield "x/d + 0.5 toward zero", _codes(case, np.trunc(ratio + np.float32(0.5)))
+def _with_values(case: Case) -> bool:
+    size = case.semantics.encoding.values_per_scale
+    return case.quantized and case.values is not None and case.values.shape[1] % size == 0
 
 
-def _scale_rounding(case: Case) -> Variants:
-    ratio, d = _ratios(case)
-    assert case.values is not None
-    with np.errstate(all="ignore"):
-        half = d.astype(np.float16).astype(np.float32)
-        if case.half_scale:
-            yield "d_a kept as a float32", _scale(case, case.parts, d)
-        else:
-            yield "d_a rounded to half", _scale(case, case.parts, half)
-        blocks = case.values.reshape(ratio.shape)
-        rounded = _codes(case, round_half_away(blocks / half[..., None]))
-        yield "codes from d_a after it was rounded to half", _scale(case, rounded, half)
-
-
-def _scale_by_128(case: Case) -> Variants:
-    assert case.values is not None
-    ratio, d = _ratios(case)
-    with np.errstate(all="ignore"):
-        other = d * np.float32(127) / np.float32(128)
-        stored = other.astype(np.float16) if case.half_scale else other
-        codes = round_half_away(case.values.reshape(ratio.shape) / other[..., None])
-        yield "codes to match, at most 127", _scale(case, _codes(case, codes), stored)
-        yield "codes as for max/127", _scale(case, case.parts, stored)
-
-
-def _other_rounding(case: Case) -> Variants:
+@fault(
+    "quantizer-ties",
+    "the activation quantizer rounds ties to even",
+    "round ties away from zero (roundf, not rintf)",
+    applies=_with_values,
+)
+def quantizer_ties(case: Case) -> Variants:
     ratio, _ = _ratios(case)
     yield "", _codes(case, np.rint(ratio))
 
 
-def _reciprocal(case: Case) -> Variants:
+@fault(
+    "quantizer-reciprocal",
+    "the activation quantizer multiplies by a reciprocal",
+    "divide by d: a product with its reciprocal rounds differently where x/d is near a tie",
+    applies=_with_values,
+)
+def quantizer_reciprocal(case: Case) -> Variants:
     ratio, d = _ratios(case)
     assert case.values is not None
     blocks = case.values.reshape(ratio.shape)
@@ -93,7 +73,12 @@ def _reciprocal(case: Case) -> Variants:
             yield "1/d overflows a half, and is exact where it does not", _codes(case, exact)
 
 
-def _zero_block(case: Case) -> Variants:
+@fault(
+    "zero-block",
+    "an all-zero block of activations gives NaN: 0/0",
+    "if max|x| is zero, store d = 0 and codes of 0",
+)
+def zero_block(case: Case) -> Variants:
     form, ways = case.semantics.activations, {}
     if form is not None:
         ways[""] = case.parts.e == 0
@@ -109,55 +94,56 @@ def _zero_block(case: Case) -> Variants:
                 yield words, Predicted(np.where(whole[:, None], np.nan, case.right.exact), case.right.bound)
 
 
-def _with_values(case: Case) -> bool:
-    size = case.semantics.encoding.values_per_scale
-    return case.quantized and case.values is not None and case.values.shape[1] % size == 0
-
-
-QUANTIZER_TIES = Fault(
-    id="quantizer-ties",
-    words="the activation quantizer rounds ties to even",
-    fix="round ties away from zero (roundf, not rintf)",
+@fault(
+    "quantizer-truncates",
+    "the activation quantizer truncates",
+    "round x/d to nearest, ties away from zero",
     applies=_with_values,
-    variants=_other_rounding,
 )
+def quantizer_truncates(case: Case) -> Variants:
+    ratio, d = _ratios(case)
+    assert case.values is not None
+    with np.errstate(all="ignore"):
+        by_inverse = case.values.reshape(ratio.shape) * (np.float32(1) / d)[..., None]
+    yield "toward zero", _codes(case, np.trunc(ratio))
+    yield "x·(1/d) toward zero", _codes(case, np.trunc(by_inverse))
+    yield "downward", _codes(case, np.floor(ratio))
+    yield "x·(1/d) downward", _codes(case, np.floor(by_inverse))
+    yield "x/d + 0.5 toward zero", _codes(case, np.trunc(ratio + np.float32(0.5)))
 
-QUANTIZER_RECIPROCAL = Fault(
-    id="quantizer-reciprocal",
-    words="the activation quantizer multiplies by a reciprocal",
-    fix="divide by d: a product with its reciprocal rounds differently where x/d is near a tie",
+
+@fault(
+    "scale-rounding",
+    "the scale of activations is rounded to half at the wrong point",
+    "quantize with d as a float32, then round it as the definition does",
     applies=_with_values,
-    variants=_reciprocal,
 )
+def scale_rounding(case: Case) -> Variants:
+    ratio, d = _ratios(case)
+    assert case.values is not None
+    with np.errstate(all="ignore"):
+        half = d.astype(np.float16).astype(np.float32)
+        if case.half_scale:
+            yield "d_a kept as a float32", _scale(case, case.parts, d)
+        else:
+            yield "d_a rounded to half", _scale(case, case.parts, half)
+        blocks = case.values.reshape(ratio.shape)
+        rounded = _codes(case, round_half_away(blocks / half[..., None]))
+        yield "codes from d_a after it was rounded to half", _scale(case, rounded, half)
 
-ZERO_BLOCK = Fault(
-    id="zero-block",
-    words="an all-zero block of activations gives NaN: 0/0",
-    fix="if max|x| is zero, store d = 0 and codes of 0",
-    applies=always,
-    variants=_zero_block,
-)
 
-QUANTIZER_TRUNCATES = Fault(
-    id="quantizer-truncates",
-    words="the activation quantizer truncates",
-    fix="round x/d to nearest, ties away from zero",
+@fault(
+    "scale-by-128",
+    "the scale of activations is max/128",
+    "d = max/127",
     applies=_with_values,
-    variants=_truncated,
 )
-
-SCALE_ROUNDING = Fault(
-    id="scale-rounding",
-    words="the scale of activations is rounded to half at the wrong point",
-    fix="quantize with d as a float32, then round it as the definition does",
-    applies=_with_values,
-    variants=_scale_rounding,
-)
-
-SCALE_BY_128 = Fault(
-    id="scale-by-128",
-    words="the scale of activations is max/128",
-    fix="d = max/127",
-    applies=_with_values,
-    variants=_scale_by_128,
-)
+def scale_by_128(case: Case) -> Variants:
+    assert case.values is not None
+    ratio, d = _ratios(case)
+    with np.errstate(all="ignore"):
+        other = d * np.float32(127) / np.float32(128)
+        stored = other.astype(np.float16) if case.half_scale else other
+        codes = round_half_away(case.values.reshape(ratio.shape) / other[..., None])
+        yield "codes to match, at most 127", _scale(case, _codes(case, codes), stored)
+        yield "codes as for max/127", _scale(case, case.parts, stored)

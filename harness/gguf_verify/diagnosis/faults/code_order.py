@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import QK
-from ..fault import Case, Fault, Variants, always
+from ..fault import Case, Variants, fault
 from ..operands import Doubles, Parts
 
 _INTERLEAVED = np.arange(32) // 2 + np.arange(32) % 2 * 16
@@ -21,13 +21,38 @@ def _by_32(codes: Doubles, order: npt.NDArray[np.intp]) -> Doubles:
     return np.asarray(codes.reshape(len(codes), -1, len(order))[..., order].reshape(codes.shape))
 
 
-def _activations_interleaved(case: Case) -> Variants:
+def _has_fifth_bits(case: Case) -> bool:
+    return case.fmt.has_fifth_bits
+
+
+def _of_one_block_of_32(case: Case) -> bool:
+    """Return whether the fifth bits are the bits of one word."""
+    return case.fmt.has_fifth_bits and case.fmt.block_size == QK
+
+
+def _has_nibbles(case: Case) -> bool:
+    """Return whether two codes share a byte and their values are 16 or 32 apart."""
+    return case.fmt.nibble_distance in (16, 32)
+
+
+@fault(
+    "activations-interleaved",
+    "the activations' codes are not read in the order of the values",
+    "the codes of Q8_1 are sequential: code k belongs to value k",
+)
+def activations_interleaved(case: Case) -> Variants:
     p = case.parts
     yield "code k of 32 read at k/2 + 16·(k mod 2)", replace(p, a=_by_32(p.a, _INTERLEAVED)).with_sums()
     yield "code k of 32 read at 2·(k mod 16) + k/16", replace(p, a=_by_32(p.a, _SEPARATED)).with_sums()
 
 
-def _fifth_bits(case: Case) -> Variants:
+@fault(
+    "fifth-bits-interleaved",
+    "the fifth bits go to the wrong codes",
+    "bit j of qh belongs to value j, and bit j + 16 to value j + 16",
+    applies=_of_one_block_of_32,
+)
+def fifth_bits_interleaved(case: Case) -> Variants:
     p = case.parts
     offset = case.taken_off
     q = (p.q + offset).astype(np.int64)
@@ -46,7 +71,13 @@ def _fifth_bits(case: Case) -> Variants:
     yield "the halves exchanged", read(j + 16, j)
 
 
-def _fifth_bits_missing(case: Case) -> Variants:
+@fault(
+    "fifth-bits-missing",
+    "the fifth bits are not added",
+    "add 16·(bit j of qh) to code j",
+    applies=_has_fifth_bits,
+)
+def fifth_bits_missing(case: Case) -> Variants:
     p = case.parts
     offset = case.taken_off
     low = np.mod(p.q + offset, 16) - offset
@@ -57,7 +88,13 @@ def _fifth_bits_missing(case: Case) -> Variants:
         yield "of values 16 to 31", replace(p, q=np.where(first, p.q, low))
 
 
-def _nibbles_swapped(case: Case) -> Variants:
+@fault(
+    "nibbles-swapped",
+    "low and high nibbles are exchanged",
+    "the low nibbles are the first half of the values, the high nibbles the second",
+    applies=_has_nibbles,
+)
+def nibbles_swapped(case: Case) -> Variants:
     p = case.parts
     step = case.fmt.nibble_distance or 0
     order = (np.arange(2 * step) + step) % (2 * step)
@@ -68,7 +105,13 @@ def _nibbles_swapped(case: Case) -> Variants:
         yield "the fifth bits as they should be", replace(p, q=p.q - low + _by_32(low, order))
 
 
-def _nibbles_in_pairs(case: Case) -> Variants:
+@fault(
+    "nibbles-in-pairs",
+    "the nibbles of a byte are read as neighbouring values",
+    "the low nibble of byte j is value j, its high nibble value j + 16 (K-quants: j + 32)",
+    applies=_has_nibbles,
+)
+def nibbles_in_pairs(case: Case) -> Variants:
     p = case.parts
     if case.fmt.nibble_distance == 32:
         order = np.arange(64) // 2 + np.arange(64) % 2 * 32
@@ -83,7 +126,13 @@ def _nibbles_in_pairs(case: Case) -> Variants:
         yield "the same, with the fifth bits as they should be", replace(p, q=rest + _by_32(low, _INTERLEAVED))
 
 
-def _signedness(case: Case) -> Variants:
+@fault(
+    "signedness",
+    "codes are read with the wrong sign",
+    "nibbles of weights are unsigned; codes of Q8_0 and of activations are signed bytes; each sign bit of an "
+    "I-quant negates one value of its grid",
+)
+def signedness(case: Case) -> Variants:
     p, fmt = case.parts, case.fmt
     if fmt.low == 0:
         offset = case.taken_off
@@ -100,67 +149,3 @@ def _signedness(case: Case) -> Variants:
     if case.quantized:
         yield "signs of activations lost", replace(p, a=np.abs(p.a)).with_sums()
         yield "codes of activations as unsigned", replace(p, a=np.mod(p.a, 256)).with_sums()
-
-
-def _has_fifth_bits(case: Case) -> bool:
-    return case.fmt.has_fifth_bits
-
-
-def _of_one_block_of_32(case: Case) -> bool:
-    """Return whether the fifth bits are the bits of one word."""
-    return case.fmt.has_fifth_bits and case.fmt.block_size == QK
-
-
-def _has_nibbles(case: Case) -> bool:
-    """Return whether two codes share a byte and their values are 16 or 32 apart."""
-    return case.fmt.nibble_distance in (16, 32)
-
-
-ACTIVATIONS_INTERLEAVED = Fault(
-    id="activations-interleaved",
-    words="the activations' codes are not read in the order of the values",
-    fix="the codes of Q8_1 are sequential: code k belongs to value k",
-    applies=always,
-    variants=_activations_interleaved,
-)
-
-FIFTH_BITS_INTERLEAVED = Fault(
-    id="fifth-bits-interleaved",
-    words="the fifth bits go to the wrong codes",
-    fix="bit j of qh belongs to value j, and bit j + 16 to value j + 16",
-    applies=_of_one_block_of_32,
-    variants=_fifth_bits,
-)
-
-FIFTH_BITS_MISSING = Fault(
-    id="fifth-bits-missing",
-    words="the fifth bits are not added",
-    fix="add 16·(bit j of qh) to code j",
-    applies=_has_fifth_bits,
-    variants=_fifth_bits_missing,
-)
-
-NIBBLES_SWAPPED = Fault(
-    id="nibbles-swapped",
-    words="low and high nibbles are exchanged",
-    fix="the low nibbles are the first half of the values, the high nibbles the second",
-    applies=_has_nibbles,
-    variants=_nibbles_swapped,
-)
-
-NIBBLES_IN_PAIRS = Fault(
-    id="nibbles-in-pairs",
-    words="the nibbles of a byte are read as neighbouring values",
-    fix="the low nibble of byte j is value j, its high nibble value j + 16 (K-quants: j + 32)",
-    applies=_has_nibbles,
-    variants=_nibbles_in_pairs,
-)
-
-SIGNEDNESS = Fault(
-    id="signedness",
-    words="codes are read with the wrong sign",
-    fix="nibbles of weights are unsigned; codes of Q8_0 and of activations are signed bytes; each sign bit of an "
-    "I-quant negates one value of its grid",
-    applies=always,
-    variants=_signedness,
-)

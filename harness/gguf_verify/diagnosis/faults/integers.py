@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from ..fault import Case, Fault, LazyVariants, Variants
+from ..fault import Case, LazyVariants, Variants, fault
 from ..operands import Doubles, Predicted
 
 Places = npt.NDArray[np.intp]
@@ -20,7 +20,14 @@ def _wrapped(v: Doubles, bits: int) -> Doubles:
     return np.asarray(np.mod(v + half, 2 * half) - half)
 
 
-def _narrow(case: Case) -> LazyVariants:
+@fault(
+    "integers-too-narrow",
+    "integer sums overflow",
+    "add products of codes in 32 bits",
+    applies=lambda c: c.quantized and not c.parts.half_products,
+    many=True,
+)
+def integers_too_narrow(case: Case) -> LazyVariants:
     """Yield sums of a few products of a term, or of all, in 8 or 16 bits.
 
     The kernel chooses which products an instruction adds first, and what it adds to codes to make them unsigned.
@@ -67,7 +74,13 @@ def _narrow(case: Case) -> LazyVariants:
                 yield f"sums of {words}{codes} saturate at {bits} bits", partial(made, clipped)
 
 
-def _least(case: Case) -> Variants:
+@fault(
+    "least-code",
+    "the code -128 is read as another: a byte cannot hold its negative",
+    "compute magnitudes in a wider type, or keep the sign with one operand",
+    applies=lambda c: c.quantized or c.fmt.bits == 8,
+)
+def least_code(case: Case) -> Variants:
     p = case.parts
     for what, codes in (("weights", p.q), ("activations", p.a)):
         least = codes == -128
@@ -81,21 +94,3 @@ def _least(case: Case) -> Variants:
             meets = replace(p, a=np.where(a < 0, a, 0.0), q=np.where(q < 0, q, 0.0), m=np.zeros_like(p.m)).predicted()
             both = Predicted(case.right.exact - 2 * meets.exact, case.right.bound)
             yield f"of {what}, where it meets a negative code", both
-
-
-INTEGERS_TOO_NARROW = Fault(
-    id="integers-too-narrow",
-    words="integer sums overflow",
-    fix="add products of codes in 32 bits",
-    applies=lambda c: c.quantized and not c.parts.half_products,
-    variants=_narrow,
-    many=True,
-)
-
-LEAST_CODE = Fault(
-    id="least-code",
-    words="the code -128 is read as another: a byte cannot hold its negative",
-    fix="compute magnitudes in a wider type, or keep the sign with one operand",
-    applies=lambda c: c.quantized or c.fmt.bits == 8,
-    variants=_least,
-)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import BlockFormat
-from ..fault import Case, Fault, LazyVariants, Variants, always
+from ..fault import Case, LazyVariants, Variants, fault
 from ..operands import Bytes, Parts, weight_parts
 
 Places = npt.NDArray[np.intp]
@@ -28,30 +28,6 @@ def _reading(case: Case, rows: Bytes) -> Parts:
 
 
 # ---- fields ----------------------------------------------------------------------------------------------------------
-
-
-def _field_offset(case: Case) -> LazyVariants:
-    fmt = case.fmt
-    blocks = case.rows.reshape(len(case.rows), -1, fmt.block_bytes)
-
-    def moved(to: int, start: int, size: int) -> Parts:
-        made = blocks.copy()
-        made[..., to : to + size] = blocks[..., start : start + size]
-        return _reading(case, made.reshape(case.rows.shape))
-
-    for field in fmt.fields:
-        at, size = fmt.field_offset(field.name), field.nbytes
-        for start in range(fmt.block_bytes - size + 1):
-            if start != at:
-                yield f"{field.name} from byte {start}, not {at}", partial(moved, at, start, size)
-
-
-def _bfloat16_scale(case: Case) -> Variants:
-    fmt, p = case.fmt, case.parts
-    bits = fmt.view(case.rows.reshape(len(case.rows), -1, fmt.block_bytes))["d"].copy().view(np.uint16)
-    with np.errstate(all="ignore"):
-        d = np.repeat((bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64), p.per_block, axis=1)
-    yield "", replace(p, d=d, m=p.m if fmt.has_min or not p.m.any() else -fmt.offset * d)
 
 
 # ---- bits ------------------------------------------------------------------------------------------------------------
@@ -103,7 +79,47 @@ def _orders(n: int) -> Iterator[tuple[str, Places]]:
         span *= 2
 
 
-def _bits_elsewhere(case: Case) -> LazyVariants:
+@fault(
+    "field-offset",
+    "a field of the weights' blocks is read from the wrong byte",
+    "check the struct's members against the format's layout (docs/formats.md)",
+    many=True,
+    special=("scale-and-minimum-exchanged", "minimum-missing"),
+)
+def field_offset(case: Case) -> LazyVariants:
+    fmt = case.fmt
+    blocks = case.rows.reshape(len(case.rows), -1, fmt.block_bytes)
+
+    def moved(to: int, start: int, size: int) -> Parts:
+        made = blocks.copy()
+        made[..., to : to + size] = blocks[..., start : start + size]
+        return _reading(case, made.reshape(case.rows.shape))
+
+    for field in fmt.fields:
+        at, size = fmt.field_offset(field.name), field.nbytes
+        for start in range(fmt.block_bytes - size + 1):
+            if start != at:
+                yield f"{field.name} from byte {start}, not {at}", partial(moved, at, start, size)
+
+
+@fault(
+    "bits-elsewhere",
+    "bits of the weights' blocks are read from the wrong place",
+    "check masks, shifts and indices against the format's layout (docs/formats.md)",
+    many=True,
+    special=(
+        "nibbles-swapped",
+        "nibbles-in-pairs",
+        "fifth-bits-interleaved",
+        "fifth-bits-missing",
+        "activations-interleaved",
+        "neighbouring-scale",
+        "minimum-missing",
+        "values-paired-wrongly",
+        "signedness",
+    ),
+)
+def bits_elsewhere(case: Case) -> LazyVariants:
     fmt = case.fmt
     bits = np.unpackbits(case.rows.reshape(len(case.rows), -1, fmt.block_bytes), axis=-1, bitorder="little")
 
@@ -134,7 +150,14 @@ def _bits_elsewhere(case: Case) -> LazyVariants:
         yield f"whole codes: {words}", partial(with_bits, whole, elsewhere)
 
 
-def _pairing(case: Case) -> Variants:
+@fault(
+    "values-paired-wrongly",
+    "codes of weights are multiplied by the codes of other values",
+    "value k of a block of weights multiplies value k of the block of activations: check the index of packed words",
+    many=True,
+    special=("activations-interleaved", "nibbles-swapped", "nibbles-in-pairs", "bits-elsewhere"),
+)
+def values_paired_wrongly(case: Case) -> Variants:
     p = case.parts
     values = p.a.reshape(len(p.a), -1, 32)
     for words, order in _orders(32):
@@ -142,43 +165,15 @@ def _pairing(case: Case) -> Variants:
             yield words, replace(p, a=values[..., order].reshape(p.a.shape)).with_sums()
 
 
-FIELD_OFFSET = Fault(
-    id="field-offset",
-    words="a field of the weights' blocks is read from the wrong byte",
-    fix="check the struct's members against the format's layout (docs/formats.md)",
-    applies=always,
-    variants=_field_offset,
-    many=True,
-    special=("scale-and-minimum-exchanged", "minimum-missing"),
-)
-
-BITS_ELSEWHERE = Fault(
-    id="bits-elsewhere",
-    words="bits of the weights' blocks are read from the wrong place",
-    fix="check masks, shifts and indices against the format's layout (docs/formats.md)",
-    applies=always,
-    variants=_bits_elsewhere,
-    many=True,
-    special=(
-        "nibbles-swapped", "nibbles-in-pairs", "fifth-bits-interleaved", "fifth-bits-missing",
-        "activations-interleaved", "neighbouring-scale", "minimum-missing", "values-paired-wrongly", "signedness",
-    ),
-)  # fmt: skip
-
-VALUES_PAIRED_WRONGLY = Fault(
-    id="values-paired-wrongly",
-    words="codes of weights are multiplied by the codes of other values",
-    fix="value k of a block of weights multiplies value k of the block of activations: check the index of packed words",
-    applies=always,
-    variants=_pairing,
-    many=True,
-    special=("activations-interleaved", "nibbles-swapped", "nibbles-in-pairs", "bits-elsewhere"),
-)
-
-SCALE_AS_BFLOAT16 = Fault(
-    id="scale-as-bfloat16",
-    words="the half scale of weights is read as a bfloat16",
-    fix="d is an IEEE half",
+@fault(
+    "scale-as-bfloat16",
+    "the half scale of weights is read as a bfloat16",
+    "d is an IEEE half",
     applies=lambda c: c.fmt.has_half_scale,
-    variants=_bfloat16_scale,
 )
+def scale_as_bfloat16(case: Case) -> Variants:
+    fmt, p = case.fmt, case.parts
+    bits = fmt.view(case.rows.reshape(len(case.rows), -1, fmt.block_bytes))["d"].copy().view(np.uint16)
+    with np.errstate(all="ignore"):
+        d = np.repeat((bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64), p.per_block, axis=1)
+    yield "", replace(p, d=d, m=p.m if fmt.has_min or not p.m.any() else -fmt.offset * d)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from ..fault import Case, Fault, Variants, always
+from ..fault import Case, Variants, fault
 from ..operands import Doubles, weight_parts
 
 _SMALLEST_HALF, _SMALLEST_FLOAT = 2.0**-14, 2.0**-126
@@ -46,18 +46,24 @@ def _elsewhere(terms: int, group: int, block: int) -> Iterator[tuple[str, npt.ND
         yield f"other {unit} of each two", np.where(other < terms, other, at)
 
 
-def _ignored(case: Case) -> Variants:
-    fmt, p = case.fmt, case.parts
-    structs = fmt.view(case.rows.reshape(len(case.rows), -1, fmt.block_bytes))
-    d = np.repeat(structs["d"].astype(np.float64), p.per_block, axis=1)
-    yield "scales", replace(p, d=d)
-    if fmt.has_min and "dmin" in (structs.dtype.names or ()):
-        m = -np.repeat(structs["dmin"].astype(np.float64), p.per_block, axis=1)
-        yield "scales and minima", replace(p, d=d, m=m)
-        yield "minima", replace(p, m=m)
+@fault(
+    "power-of-two",
+    "values of weights are off by a power of two",
+    "check the table of values and the exponent of the scale: some tables hold doubled values",
+)
+def power_of_two(case: Case) -> Variants:
+    p = case.parts
+    for power in (-4, -3, -2, -1, 1, 2, 3, 4):
+        by = 2.0**power
+        yield f"{by:g} times", replace(p, d=by * p.d, m=by * p.m)
 
 
-def _neighbour(case: Case) -> Variants:
+@fault(
+    "neighbouring-scale",
+    "the scale of a neighbouring block is used",
+    "check the index of scales against that of codes",
+)
+def neighbouring_scale(case: Case) -> Variants:
     p, fmt = case.parts, case.fmt
     steps = {1: "group", p.per_block: "block"} if fmt.groups > 1 else {p.per_block: "block"}
 
@@ -100,7 +106,29 @@ def _neighbour(case: Case) -> Variants:
                 yield f"sum of the {which} of activations", replace(p, s=s).limited(tokens=tokens)
 
 
-def _flushed(case: Case) -> Variants:
+@fault(
+    "group-scales-ignored",
+    "the scales of groups are not applied, only those of their block",
+    "multiply d by the scale of the group, and dmin by its minimum",
+    applies=lambda c: c.fmt.groups > 1 and any(f.name == "d" and f.dtype == "<f2" for f in c.fmt.fields),
+)
+def group_scales_ignored(case: Case) -> Variants:
+    fmt, p = case.fmt, case.parts
+    structs = fmt.view(case.rows.reshape(len(case.rows), -1, fmt.block_bytes))
+    d = np.repeat(structs["d"].astype(np.float64), p.per_block, axis=1)
+    yield "scales", replace(p, d=d)
+    if fmt.has_min and "dmin" in (structs.dtype.names or ()):
+        m = -np.repeat(structs["dmin"].astype(np.float64), p.per_block, axis=1)
+        yield "scales and minima", replace(p, d=d, m=m)
+        yield "minima", replace(p, m=m)
+
+
+@fault(
+    "subnormals-flushed",
+    "subnormal scales are treated as zero",
+    "convert halves exactly, and compile without -ftz=true",
+)
+def subnormals_flushed(case: Case) -> Variants:
     def flush(v: Doubles) -> Doubles:
         return np.where(np.abs(v) < _SMALLEST_HALF, 0.0, v)
 
@@ -128,43 +156,3 @@ def _flushed(case: Case) -> Variants:
         yield "scales of activations", replace(p, e=e, s=s).with_sums()
         if case.fmt.has_half_scale:
             yield "scales of weights and activations", replace(p, d=flush(p.d), m=m, e=e, s=s).with_sums()
-
-
-def _power_of_two(case: Case) -> Variants:
-    p = case.parts
-    for power in (-4, -3, -2, -1, 1, 2, 3, 4):
-        by = 2.0**power
-        yield f"{by:g} times", replace(p, d=by * p.d, m=by * p.m)
-
-
-POWER_OF_TWO = Fault(
-    id="power-of-two",
-    words="values of weights are off by a power of two",
-    fix="check the table of values and the exponent of the scale: some tables hold doubled values",
-    applies=always,
-    variants=_power_of_two,
-)
-
-NEIGHBOURING_SCALE = Fault(
-    id="neighbouring-scale",
-    words="the scale of a neighbouring block is used",
-    fix="check the index of scales against that of codes",
-    applies=always,
-    variants=_neighbour,
-)
-
-GROUP_SCALES_IGNORED = Fault(
-    id="group-scales-ignored",
-    words="the scales of groups are not applied, only those of their block",
-    fix="multiply d by the scale of the group, and dmin by its minimum",
-    applies=lambda c: c.fmt.groups > 1 and any(f.name == "d" and f.dtype == "<f2" for f in c.fmt.fields),
-    variants=_ignored,
-)
-
-SUBNORMALS_FLUSHED = Fault(
-    id="subnormals-flushed",
-    words="subnormal scales are treated as zero",
-    fix="convert halves exactly, and compile without -ftz=true",
-    applies=always,
-    variants=_flushed,
-)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...formats import QK
-from ..fault import Case, Fault, Variants, always
+from ..fault import Case, Variants, fault
 from ..operands import Bytes, Predicted, activation_parts, weight_parts
 
 
@@ -25,7 +25,12 @@ def _with_weights(case: Case, rows: Bytes, known: npt.NDArray[np.bool_]) -> Pred
     return replace(case.parts, q=q, d=d, m=m).limited(known)
 
 
-def _row_stride(case: Case) -> Variants:
+@fault(
+    "row-stride",
+    "rows are read at the wrong stride",
+    "a row has K/block size · block bytes",
+)
+def row_stride(case: Case) -> Variants:
     size, block = case.rows.shape[1], case.fmt.block_bytes
     strides = {size + block: "a block more", size - block: "a block less"}
     for align in (16, 32, 64, 128, 256):
@@ -45,7 +50,12 @@ def _row_stride(case: Case) -> Variants:
             yield f"rows of activations apart by {which}", wrong
 
 
-def _block_stride(case: Case) -> Variants:
+@fault(
+    "block-stride",
+    "blocks are read as if the struct were padded",
+    "blocks are contiguous, without padding: check sizeof and alignment",
+)
+def block_stride(case: Case) -> Variants:
     n, size, block = len(case.rows), case.rows.shape[1], case.fmt.block_bytes
     flat = case.rows.ravel()
     for align in (4, 8, 16):
@@ -61,32 +71,13 @@ def _block_stride(case: Case) -> Variants:
             yield f"blocks of {padded} bytes, {which}", _with_weights(case, flat[index].reshape(n, size), known)
 
 
-def _transposed(case: Case) -> Variants:
+@fault(
+    "transposed",
+    "the output is written transposed",
+    "y[m, n] is at m·N + n",
+    applies=lambda c: min(c.right.exact.shape) > 1,
+)
+def transposed(case: Case) -> Variants:
     right = case.right
     shape = right.exact.shape
     yield "", Predicted(right.exact.T.reshape(shape), right.bound.T.reshape(shape))
-
-
-ROW_STRIDE = Fault(
-    id="row-stride",
-    words="rows are read at the wrong stride",
-    fix="a row has K/block size · block bytes",
-    applies=always,
-    variants=_row_stride,
-)
-
-BLOCK_STRIDE = Fault(
-    id="block-stride",
-    words="blocks are read as if the struct were padded",
-    fix="blocks are contiguous, without padding: check sizeof and alignment",
-    applies=always,
-    variants=_block_stride,
-)
-
-TRANSPOSED = Fault(
-    id="transposed",
-    words="the output is written transposed",
-    fix="y[m, n] is at m·N + n",
-    applies=lambda c: min(c.right.exact.shape) > 1,
-    variants=_transposed,
-)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..fault import Case, Fault, Variants, always
+from ..fault import Case, Variants, fault
 from ..operands import Doubles
 
 _TILES = (32, 64, 128, 256, 512)
@@ -21,7 +21,24 @@ def _tiles(case: Case) -> Iterator[tuple[int, int]]:
             yield tile, tile // values
 
 
-def _dropped(case: Case) -> Variants:
+def _values_at_the_end(case: Case, weight: float) -> Variants:
+    """Yield products in which the last values of a row, fewer than a term has, count `weight` times."""
+    p = case.parts
+    terms, values = p.q.shape[1:]
+    length = 1
+    while length <= values // 2:
+        counted = np.ones((terms, values))
+        counted[-1, -length:] = weight
+        yield f"the last {length} of K", replace(p, a=p.a * counted).with_sums()
+        length *= 2
+
+
+@fault(
+    "end-of-k-dropped",
+    "the end of K is left out",
+    "make the loop over K cover its last tile",
+)
+def end_of_k_dropped(case: Case) -> Variants:
     p = case.parts
     terms, values = p.q.shape[1:]
     k = terms * values
@@ -39,19 +56,12 @@ def _dropped(case: Case) -> Variants:
         yield "all but the first block", replace(p, d=p.d * first, m=p.m * first)
 
 
-def _values_at_the_end(case: Case, weight: float) -> Variants:
-    """Yield products in which the last values of a row, fewer than a term has, count `weight` times."""
-    p = case.parts
-    terms, values = p.q.shape[1:]
-    length = 1
-    while length <= values // 2:
-        counted = np.ones((terms, values))
-        counted[-1, -length:] = weight
-        yield f"the last {length} of K", replace(p, a=p.a * counted).with_sums()
-        length *= 2
-
-
-def _twice(case: Case) -> Variants:
+@fault(
+    "end-of-k-twice",
+    "the end of K is added twice",
+    "make the parts of K that threads process disjoint",
+)
+def end_of_k_twice(case: Case) -> Variants:
     p = case.parts
     terms, values = p.q.shape[1:]
     yield from _values_at_the_end(case, 2.0)
@@ -62,7 +72,12 @@ def _twice(case: Case) -> Variants:
             yield f"the last {tile} of K", replace(p, d=p.d * factor, m=p.m * factor)
 
 
-def _stale(case: Case) -> Variants:
+@fault(
+    "stale-tile",
+    "the last tile of K holds the data of the one before it",
+    "load the last tile (and synchronize) before it is used",
+)
+def stale_tile(case: Case) -> Variants:
     p = case.parts
     for tile, count in _tiles(case):
 
@@ -75,28 +90,3 @@ def _stale(case: Case) -> Variants:
         yield f"codes of activations, of {tile}", replace(p, a=old(p.a)).with_sums()
         for of, other in (("activations", p), ("both", weights)):
             yield f"{of}, of {tile}", replace(other, a=old(p.a), e=old(p.e), s=old(p.s))
-
-
-END_OF_K_DROPPED = Fault(
-    id="end-of-k-dropped",
-    words="the end of K is left out",
-    fix="make the loop over K cover its last tile",
-    applies=always,
-    variants=_dropped,
-)
-
-END_OF_K_TWICE = Fault(
-    id="end-of-k-twice",
-    words="the end of K is added twice",
-    fix="make the parts of K that threads process disjoint",
-    applies=always,
-    variants=_twice,
-)
-
-STALE_TILE = Fault(
-    id="stale-tile",
-    words="the last tile of K holds the data of the one before it",
-    fix="load the last tile (and synchronize) before it is used",
-    applies=always,
-    variants=_stale,
-)

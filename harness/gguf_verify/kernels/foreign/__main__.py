@@ -9,31 +9,31 @@ import json
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from . import api
-from .child import OracleRunner, Runner, import_kernel, serve, serve_oracle
-from .task_runner import runner_of
+from .child import OracleRunner, Runner, import_kernel, serve
+from .python_kernel import runner_of
+
+
+def _runner(asked: dict[str, Any]) -> Runner:
+    if "kernels" in asked:
+        from .launcher import Launcher
+
+        return Launcher(asked)
+    if "calls" in asked:
+        from .functions import FunctionRunner
+
+        return FunctionRunner(asked)
+    found = import_kernel(Path(asked["path"]), asked["name"])
+    return OracleRunner(found) if asked.get("oracle") else runner_of(found)
 
 
 def main() -> None:
     link = Connection(int(sys.argv[1]))
     asked = json.loads(link.recv_bytes())
     api.checks_declarations = False
-    if asked.get("oracle"):
-        return serve_oracle(link, lambda: OracleRunner(import_kernel(Path(asked["path"]), asked["name"])))
-
-    def make() -> Runner:
-        if "kernels" in asked:
-            from .launcher import Launcher
-
-            return Launcher(asked)
-        if "calls" in asked:
-            from .functions import FunctionRunner
-
-            return FunctionRunner(asked)
-        return runner_of(import_kernel(Path(asked["path"]), asked["name"]))
-
-    serve(link, make)
+    serve(link, lambda: _runner(asked))
 
 
 if __name__ == "__main__":

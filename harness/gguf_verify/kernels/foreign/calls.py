@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,20 +23,24 @@ from .products import Given
 Bytes = npt.NDArray[np.uint8]
 
 
+def unit_of(fmt: WeightFormat) -> Unit:
+    """Return the elements of a matrix of blocks."""
+    return Unit("uint8", fmt.block_size, fmt.block_bytes)
+
+
 class Operands:
     """Builds the operands of calls.
 
     Args:
         declared: the kernel's declaration.
-        definition: the definition of its product, including fused operations.
+        definition: the definition of its product, including fused operations; None for a task.
     """
 
-    def __init__(self, declared: Declaration, definition: Semantics) -> None:
-        self._declared, self._definition = declared, definition
-        blocks = definition.activations
-        self.activations = (
-            Unit(declared.given) if blocks is None else Unit("uint8", blocks.block_size, blocks.block_bytes)
-        )
+    def __init__(self, declared: Declaration, definition: Semantics | None) -> None:
+        self._declared = declared
+        if definition is not None:
+            blocks = definition.activations
+            self.activations = Unit(declared.given) if blocks is None else unit_of(blocks)
 
     def names(self, fmt: WeightFormat, m: int, n: int, k: int, beside: Beside = NOTHING) -> dict[str, int]:
         """Return the values of the names in expressions."""
@@ -43,9 +48,7 @@ class Operands:
 
     def weights(self, fmt: WeightFormat, rows: Bytes, k: int, experts: int = 1) -> Given:
         """Return the weights uint8[E·N, row bytes], which a process keeps for many products."""
-        unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
-        names = names_of(fmt, 1, len(rows) // experts, k, experts)
-        return self._matrix("weights", unit, rows, k, names)
+        return self.matrix("weights", unit_of(fmt), rows, k, names_of(fmt, 1, len(rows) // experts, k, experts))
 
     def of_call(
         self, fmt: WeightFormat, x: Bytes, shape: tuple[int, int, int], beside: Beside = NOTHING
@@ -57,16 +60,19 @@ class Operands:
         """
         m, n, k = shape
         names = self.names(fmt, *shape, beside)
-        given = [self._matrix("activations", self.activations, x, k, names)]
-        given += [self._output(m * beside.slots, n, names, beside), *beside.given(self._declared.layouts, names)]
-        return [*given, *(Given(*own) for own in self.own(names).values())]
+        output = self.output(Unit(self._declared.output), m * beside.slots, n, names, beside.before)
+        return [
+            self.matrix("activations", self.activations, x, k, names),
+            output,
+            *beside.given(self._declared.layouts, names),
+            *(Given(*own) for own in self.own(names).values()),
+        ]
 
     def lies(self, fmt: WeightFormat, shape: tuple[int, int, int]) -> dict[str, Lies]:
         """Return the memory layout of the matrices of a product [M, N, K]. Raises KernelFault."""
         (m, n, k), names = shape, self.names(fmt, *shape)
-        weights = Unit("uint8", fmt.block_size, fmt.block_bytes)
         sizes: dict[str, tuple[Unit, int, int]] = {
-            "weights": (weights, n, k), "activations": (self.activations, m, k),
+            "weights": (unit_of(fmt), n, k), "activations": (self.activations, m, k),
             "output": (Unit(self._declared.output), m, n),
         }  # fmt: skip
         found = {}
@@ -84,24 +90,25 @@ class Operands:
         """Return the scratch memory of a call. Raises KernelFault."""
         return {name: own.operand(name, names) for name, own in self._declared.layouts.own.items()}
 
-    def _matrix(self, name: str, unit: Unit, matrix: Bytes, k: int, names: Mapping[str, int]) -> Given:
+    def matrix(self, name: str, unit: Unit, matrix: Bytes, k: int, names: Mapping[str, int]) -> Given:
+        """Return an input with k values in a row, from its matrix uint8[rows, row bytes]. Raises KernelFault."""
         layout = self._declared.layouts.of(name)
         operand = layout.operand(name, "input", unit, len(matrix), k, names)
         return Given(operand, layout.content(operand, unit, matrix))
 
-    def _output(self, m: int, n: int, names: Mapping[str, int], beside: Beside) -> Given:
-        layout, dtype = self._declared.layouts.of("output"), self._declared.output
-        operand, before = layout.operand("output", "output", Unit(dtype), m, n, names), None
-        if beside.before is not None:
+    def output(
+        self, unit: Unit, rows: int, values: int, names: Mapping[str, int], before: npt.NDArray[Any] | None = None
+    ) -> Given:
+        """Return the output, which reads as float32 or bytes. `before` is its content before the call.
+
+        Raises KernelFault.
+        """
+        layout, content = self._declared.layouts.of("output"), None
+        operand = layout.operand("output", "output", unit, rows, values, names)
+        if before is not None:
             operand = replace(operand, filled=True)
-            matrix = np.ascontiguousarray(beside.before).view(np.uint8)
-            before = layout.content(operand, Unit(dtype), matrix)
-        return Given(operand, before, lambda made: widened(layout.matrix(made), dtype))
-
-
-def sparse_fault(declared: Declaration, names: Mapping[str, int]) -> str | None:
-    """Return why single thread blocks of a product too large for memory cannot be run, in words, or None."""
-    return "the experts of its tokens are lists of any length" if declared.computes != "gemm" else None
+            content = layout.content(operand, unit, np.ascontiguousarray(before).view(np.uint8))
+        return Given(operand, content, lambda made: np.ascontiguousarray(widened(layout.matrix(made), unit.dtype)))
 
 
 def lies_of(operand: Operand, unit: Unit, transposed: bool, units: int) -> Lies:

@@ -54,7 +54,7 @@ from collections.abc import Callable
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -62,7 +62,7 @@ import numpy.typing as npt
 from ...support.errors import EnvironmentFault, HarnessError, NotTried, UsageError
 from .api import Oracle
 from .faults import MOST_TEXT, Fault, one_line, raised, unchanged
-from .frames import as_array
+from .frames import as_array, described
 from .operands import Mapped, Operand
 
 Bytes = npt.NDArray[np.uint8]
@@ -74,20 +74,16 @@ MOST_UNSET = 20
 
 
 class Runner(Protocol):
-    """A kernel, ready to be called.
+    """A kernel or an oracle, ready to be called.
 
-    Its methods get a question and the operands that it names, and return the answer's fields besides "ok". They raise
-    Fault and EnvironmentFault.
+    It has a method for each action ("do") that it supports, which gets a question and the operands that the question
+    names, and returns the answer's fields besides "ok". They raise Fault and EnvironmentFault.
     """
 
     def declared(self) -> dict[str, Any]:
         """Return the first message."""
 
-    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
-
     def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
-
-    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]: ...
 
 
 class OracleRunner:
@@ -121,8 +117,8 @@ class OracleRunner:
         unchanged(f"{what}' inputs", copy.view(np.uint8), given.view(np.uint8), "the kernel's oracle")
         n = len(given)
         if answer.dtype != np.float64 or answer.ndim != 2 or len(answer) != n or not k <= answer.shape[1] <= 2 * k:
-            described = f"{answer.dtype}[{', '.join(map(str, answer.shape))}]"
-            raise Fault(f"the kernel's oracle returned {described} as its {what}, expected float64[{n}, {k}]")
+            found = described(str(answer.dtype), answer.shape)
+            raise Fault(f"the kernel's oracle returned {found} as its {what}, expected float64[{n}, {k}]")
         out = np.array(answer, np.float64, order="C")
         if not np.isfinite(out).all():
             row = int(np.argmin(np.isfinite(out).all(axis=1)))
@@ -170,31 +166,6 @@ def end_with_parent() -> None:
 
 def serve(link: Connection, make: Callable[[], Runner]) -> None:
     """Answer questions until the parent is gone; `make` returns the Runner."""
-
-    def answer(runner: Runner, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        do = {"load": runner.load, "run": runner.run, "alone": runner.alone}[question["do"]]
-        return do(question, operands)
-
-    _serve(link, make, answer)
-
-
-def serve_oracle(link: Connection, make: Callable[[], OracleRunner]) -> None:
-    """Answer questions to an oracle until the parent is gone."""
-    _serve(link, make, OracleRunner.run)
-
-
-class _Declared(Protocol):
-    def declared(self) -> dict[str, Any]: ...
-
-
-R = TypeVar("R", bound=_Declared)
-
-
-def _serve(
-    link: Connection,
-    make: Callable[[], R],
-    answer: Callable[[R, dict[str, Any], dict[str, Mapped]], dict[str, Any]],
-) -> None:
     end_with_parent()
     files: dict[int, int] = {}
     with contextlib.suppress(EOFError, OSError):
@@ -214,7 +185,8 @@ def _serve(
                 for said in question["operands"]:
                     operand = Operand.of_plain(said)
                     operands[operand.name] = Mapped(operand, files[operand.file])
-                _say(link, of=number, ok=True, **answer(runner, question, operands))
+                do = getattr(runner, question["do"])
+                _say(link, of=number, ok=True, **do(question, operands))
             except Fault as error:
                 more: dict[str, Any] = {} if error.finding is None else {"finding": error.finding}
                 more |= {"not_run": True} if error.not_run else {}

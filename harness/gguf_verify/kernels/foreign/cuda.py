@@ -19,7 +19,7 @@ from ...hosts.author_cubin import OF_NVCC, OF_NVRTC, accepted
 from ...hosts.base import Artefact, Host, Placed
 from ...hosts.branches import not_compiled
 from ...hosts.choice import HOSTS
-from ...hosts.compilation import Author, Compilation, split_flags
+from ...hosts.compilation import Author, Compilation, ForeignUnit, split_flags
 from ...hosts.compiler import copy_emulator
 from ...hosts.for_cpu import ForCpu, for_nvrtc
 from ...hosts.foreign_sources import foreign_source
@@ -64,7 +64,7 @@ class CudaSource:
         self.declaration = declaration = declared
         beside = (declared_in or path).parent
         #: Path and name of its oracle, if it has one.
-        self.oracle = (beside / declaration.oracle[0], declaration.oracle[1]) if declaration.oracle else None
+        self.oracle = declaration.oracle_in(beside)
         self.symbol = symbol
         self._folders, self._flags = _folders(declaration, beside)
         #: The author's files: absolute path → text.
@@ -334,7 +334,7 @@ class CudaKernels:
     """
 
     def __init__(self, source: CudaSource, host: Host, seconds: float) -> None:
-        self._source, self.host, self._seconds = source, host, seconds
+        self.source, self.host, self._seconds = source, host, seconds
         self._placed: dict[tuple[str, bool], dict[str, Placed]] = {}
         #: Absolute path → sha256 of each file that was read, except the copies in the source's folder; None for a file
         #: that was changed meanwhile.
@@ -351,7 +351,7 @@ class CudaKernels:
 
         Raises UsageError if one does not compile, EnvironmentFault if the compiler is missing.
         """
-        needed = [fmt for fmt in self._source.declaration.of.kinds if wanted is None or not fmt or fmt in wanted]
+        needed = [fmt for fmt in self.source.declaration.of.kinds if wanted is None or not fmt or fmt in wanted]
         where = "the CPU" if HOSTS[self.host.name].emulated else "the GPU"
         made: dict[str, Placed] = {}
         for i, fmt in enumerate(needed, 1):
@@ -366,7 +366,7 @@ class CudaKernels:
         try:
             return self._of(fmt, None)
         except EnvironmentFault as error:
-            raise self._source.plain(error) from None
+            raise self.source.plain(error) from None
 
     def under(self, fmt: str, schedule: Schedule) -> dict[str, Placed]:
         """Compile one type for launches under a schedule. Raises EnvironmentFault."""
@@ -374,24 +374,22 @@ class CudaKernels:
 
     def _of(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
         begun = time.time_ns()
-        with foreign_source(self._source.root, self._seconds, self._source.elsewhere) as source:
+        with foreign_source(self.source.root, self._seconds, self.source.elsewhere) as source:
             try:
                 return self._built(fmt, schedule)
             finally:
-                for path in source.opened - {*self._source.files}:
+                for path in source.opened - {*self.source.files}:
                     digest = _digest_since(path, begun)
                     self.opened[path] = digest if self.opened.setdefault(path, digest) == digest else None
 
     def _built(self, fmt: str, schedule: Schedule | None) -> dict[str, Placed]:
         checked = schedule is not None and schedule.checked
         if (fmt, checked) not in self._placed:
-            source, declaration = self._source, self._source.declaration
-            defines = declaration.defines(fmt)
+            source, declaration = self.source, self.source.declaration
+            defines, sizes = declaration.defines(fmt), self._sizes(fmt)
             file, author = source.compiled_by(self.host)
-            author = replace(author, sizes=self._sizes(fmt))
-            built, compilation = self.host.build_all(
-                source.root, file, list(author.sizes), defines, schedule if checked else None, author
-            )
+            unit = ForeignUnit(source.root, file, tuple(sizes), defines, replace(author, sizes=sizes))
+            built, compilation = self.host.build_all(unit, schedule if checked else None)
             if not checked:
                 not_run = source.not_run(compilation, defines)
                 self.compilations[fmt] = compilation.of_source(source.shown(source.main), not_run)
@@ -406,7 +404,7 @@ class CudaKernels:
 
         Raises EnvironmentFault with the compiler's errors.
         """
-        found = accepted(self._source.root, defines, list(built), self._source.on_gpu)
+        found = accepted(ForeignUnit(self.source.root, OF_NVRTC, tuple(built), defines, self.source.on_gpu))
         self.compilations[fmt] = replace(self.compilations[fmt], accepted=found.words)
         limits = from_json(next(iter(built.values())).parts["limits"])
         for entry, artefact in built.items():
@@ -420,9 +418,9 @@ class CudaKernels:
     def _sizes(self, fmt: str) -> dict[str, tuple[int, ...]]:
         """Return the functions that calls with these weights launch, with the bytes of their parameters."""
         out: dict[str, tuple[int, ...]] = {}
-        for step in self._source.declaration.all_steps:
+        for step in self.source.declaration.all_steps:
             kinds = ("" if isinstance(p, str) else p.kind for p in step.parameters)
             out.setdefault(
-                step.symbol(fmt) or self._source.symbol, tuple(number_type(k).itemsize if k else 0 for k in kinds)
+                step.symbol(fmt) or self.source.symbol, tuple(number_type(k).itemsize if k else 0 for k in kinds)
             )
         return out

@@ -13,20 +13,27 @@ from ...semantics.declared import declared
 from ...semantics.definition import OWN, Semantics
 from ...semantics.definitions import SEMANTICS
 from ...semantics.definitions.f32 import F32
+from ...semantics.dequantization import ARITHMETICS, ONCE, applies
 from ...semantics.epilogues import OPERATIONS
+from ...semantics.quantization import encodings
 from ...support.errors import UsageError
 from ...support.near import meant, nearest
 from ..domain import EVERYTHING, Domain, domain_of
 from ..routing import LISTS
 from .api import ARRAYS, COMPUTES, DEVICES, FLOAT32, HALVES, TASKS, shortened, strings
 from .layouts import Layouts, layouts_of, no_operand
-from .task_declaration import check_task
 
 #: Definitions with an order stated in `gguf_verify.semantics.exact`.
 _ORDERS = ", ".join(name for name, s in SEMANTICS.items() if s.order_known) + ', and f16 with accumulates "float16"'
 #: Operands of a mixture of experts: the experts of each token, and the lists that engines derive from them.
 OF_EXPERTS = LISTS
 _OF_OTHERS = ("arithmetic", "fast_math", "experts")
+#: The keys that each task may declare besides formats, domain, operands, arrays and device.
+_OF_TASK = {
+    "dequantize": ("output", "arithmetic", "fast_math"),
+    "quantize": ("activations", "takes", "ordered", "fast_math"),
+    "repack": ("unpack", "packed"),
+}
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,7 @@ class Declaration:
                     f"{what} {shortened(value)}: {nearest(str(value), known)}it is one of {', '.join(known)}"
                 )
         if self.computes in TASKS:
-            check_task(self)
+            _check_task(self)
         else:
             self._check_definition()
         for name in self.layouts.further:
@@ -230,3 +237,51 @@ def declaration_of_table(said: Mapping[str, Any], out: bool = False) -> Declarat
         more=tuple((key, said[key]) for key in _OF_OTHERS if key in said),
         deterministic=said.get("deterministic", True), **texts,
     )  # fmt: skip
+
+
+def _check_task(declared: Declaration) -> None:
+    """Check that a kernel without a product declares all that it needs, and nothing else. Raises UsageError."""
+    more, task = dict(declared.more), declared.computes
+    given = {
+        "semantics": declared.semantics, "term": declared.term, "takes": declared.takes, "ordered": declared.ordered,
+        "activations": declared.activations, "epilogue": declared.epilogue, "arithmetic": more.get("arithmetic"),
+        "fast_math": more.get("fast_math"), "accumulates": declared.accumulates != FLOAT32,
+        "output": declared.output != FLOAT32, "deterministic": not declared.deterministic,
+    }  # fmt: skip
+    for key, value in given.items():
+        if value and key not in _OF_TASK[task]:
+            may = ", ".join(_OF_TASK[task])
+            raise UsageError(f"a kernel that computes {task!r} cannot declare {key}; it may declare {may}")
+    if not isinstance(more.get("fast_math", False), bool):
+        raise UsageError("fast_math must be true or false")
+    if task == "dequantize":
+        for name in declared.formats:
+            said = arithmetic_of(declared, name)
+            if said not in ARITHMETICS:
+                near = nearest(said, ARITHMETICS)
+                raise UsageError(f"arithmetic {shortened(said)}: {near}it is one of {', '.join(ARITHMETICS)}")
+            if not applies(said, FORMATS[name]):
+                raise UsageError(f"arithmetic {said} needs an offset, a minimum or a superblock, and {name} has none")
+    elif task == "quantize":
+        known = encodings()
+        if declared.activations not in known:
+            near = nearest(declared.activations, known)
+            raise UsageError(
+                f"activations {shortened(declared.activations)}: {near}a quantizer must declare its encoding, one of "
+                f"{', '.join(known)}"
+            )
+        if declared.takes not in ("", *HALVES):
+            raise UsageError(f"takes {shortened(declared.takes)} is not one of {', '.join(HALVES)}")
+
+
+def arithmetic_of(declared: Declaration, fmt: str) -> str:
+    """Return the arithmetic that a dequantizer declares for a type: one name for all, or a table of types.
+
+    Raises UsageError.
+    """
+    said: Any = dict(declared.more).get("arithmetic", ONCE)
+    if isinstance(said, Mapping):
+        if unknown := [name for name in said if name not in declared.formats]:
+            raise UsageError(f"arithmetic is given for {shortened(unknown[0])}, which is not among its formats")
+        said = said.get(fmt, ONCE)
+    return str(said)

@@ -134,6 +134,10 @@ class CallDeclaration:
     unpack: Step | None = None
     packed: Expression | None = None
 
+    def oracle_in(self, folder: Path) -> tuple[Path, str] | None:
+        """Return path and name of its oracle, which is beside the declaration."""
+        return None if self.oracle is None else (folder / self.oracle[0], self.oracle[1])
+
     def defines(self, fmt: str) -> dict[str, str]:
         """Return the macros for a type of weights."""
         return {**self.macros, **self.macros_of.get(fmt, {})}

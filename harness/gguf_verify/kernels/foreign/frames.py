@@ -206,6 +206,11 @@ def _as_numpy(answer: Any) -> npt.NDArray[Any]:
     raise Fault(f"the kernel returned {type(answer).__name__}, not an array")
 
 
+def described(dtype: str, shape: tuple[int, ...]) -> str:
+    """Return type and shape of an array for a message: "float32[2, 3]"."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
 def poison_answer(answer: Any, y: npt.NDArray[Any], others: list[npt.NDArray[Any]]) -> None:
     """Overwrite a result after reading it, if possible, so that elements that the next call does not write are noticed.
 

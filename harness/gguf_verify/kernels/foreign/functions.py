@@ -15,7 +15,7 @@ from typing import Any
 
 from ...support.errors import EnvironmentFault, UsageError
 from .faults import Fault, one_line, raised
-from .frames import as_array, frame_of, poison_answer
+from .frames import as_array, described, frame_of, poison_answer
 from .operands import Mapped
 
 _C = {"int32": ctypes.c_int32, "uint32": ctypes.c_uint32, "int64": ctypes.c_int64, "uint64": ctypes.c_uint64,
@@ -98,9 +98,7 @@ class FunctionRunner:
         if y.ndim == 3 and math.prod(y.shape[:2]) == there.shape[0]:  # slots of experts as [M, top_k, N]
             y = y.reshape(there.shape[0], -1)
         if dtype != expected or y.shape != there.shape:
-            sizes = ", ".join(map(str, y.shape))
-            wanted = ", ".join(map(str, there.shape))
-            raise Fault(f"the kernel returned {dtype}[{sizes}], expected {expected}[{wanted}]")
+            raise Fault(f"the kernel returned {described(dtype, y.shape)}, expected {described(expected, there.shape)}")
         self._frame.write(output, y)
         poison_answer(answer, y, [there])
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ...hosts.base import outside
 from ...hosts.memory import GUARD_BYTES, POISON, POISON_16
-from ...support.errors import KernelFinding
+from ...support.errors import FindingKind, KernelFinding
 from .operands import Operand
 
 Bytes = npt.NDArray[np.uint8]
@@ -109,24 +109,18 @@ def same_bits(first: npt.NDArray[Any], second: npt.NDArray[Any], why: str = FIXE
         first, second: float32[M, N], or arrays of another type.
         why: the fault to report, in words.
     """
+    kind: FindingKind = "changing" if why == FIXED else "address"
     if first.dtype != np.float32:
         differ = np.argwhere(first != second) if first.shape == second.shape else np.zeros((1, first.ndim), int)
         if len(differ):
             at = ", ".join(map(str, differ[0]))
             stale = ", or does not write all outputs" if why == FIXED else ""
-            words = (
-                f"{why}{stale}: a second run on the same inputs changed {len(differ)} of {first.size} of them, the "
-                f"first at [{at}]"
-            )
-            raise KernelFinding("changing" if why == FIXED else "address", words)
+            words = f"changed {len(differ)} of {first.size} of them, the first at [{at}]"
+            raise KernelFinding(kind, f"{why}{stale}: a second run on the same inputs {words}")
         return
-    first, second = np.ascontiguousarray(first), np.ascontiguousarray(second)
-    if np.array_equal(first.view(np.uint32), second.view(np.uint32)):
-        return
-    differ = np.argwhere(first.view(np.uint32) != second.view(np.uint32))
-    m, n = differ[0]
-    words = (
-        f"{why}: a second run on the same inputs changed {len(differ)} of {first.size} "
-        f"outputs, the first row {n} token {m}: {first[m, n]:.9g}, then {second[m, n]:.9g}"
-    )
-    raise KernelFinding("changing" if why == FIXED else "address", words)
+    differ = np.argwhere(np.ascontiguousarray(first).view(np.uint32) != np.ascontiguousarray(second).view(np.uint32))
+    if len(differ):
+        m, n = differ[0]
+        values = f"{first[m, n]:.9g}, then {second[m, n]:.9g}"
+        words = f"changed {len(differ)} of {first.size} outputs, the first row {n} token {m}: {values}"
+        raise KernelFinding(kind, f"{why}: a second run on the same inputs {words}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...hosts.base import Before, Host, Placed, Role, Sparse
+from ...hosts.base import Blocks, Host, Placed, Role, Sparse
 from ...hosts.choice import make_host
 from ...hosts.schedule import Schedule
 from ...support.errors import EnvironmentFault, HarnessError, KernelFault, KernelFinding
@@ -88,8 +88,8 @@ class Launcher:
                 )
                 for what, size in question["sizes"].items()
             }
-            *before, last = (
-                Before(
+            launches = [
+                Blocks(
                     self._kernels[launch["kernel"]],
                     tuple(launch["grid"]),
                     tuple(launch["block"]),
@@ -98,10 +98,8 @@ class Launcher:
                     launch["numbers"],
                 )
                 for launch in question["launches"]
-            )
-            written = host.launch_alone(
-                last.kernel, last.grid, last.block, last.args, last.shared, last.numbers[0], before
-            )
+            ]
+            written = host.launch_alone(launches)
         except EnvironmentFault:
             raise
         except HarnessError as error:

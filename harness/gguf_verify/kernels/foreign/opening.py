@@ -170,8 +170,8 @@ def open_foreign(
     if progress is not None:
         progress(f"starting {found.shown}")
     if found.kind == "py":
-        where = {"path": os.path.abspath(found.path), "name": found.symbol}
-        source = File(found.shown, where, {**where, "oracle": True}, named=(found.path,))
+        asked = {"path": os.path.abspath(found.path), "name": found.symbol}
+        source = File(found.shown, asked, (found.path, found.symbol))
         return ForeignKernel(source, host, time_limit, verbose)
     opened: dict[str, Callable[..., ForeignKernel]] = {
         "cu": partial(_source, wanted=wanted, progress=progress), "so": _functions, "torch": _functions,
@@ -201,35 +201,18 @@ def _source(
     try:
         builder = make_host(host.name, host.threads or 0)  # only compiles: a host in this process loads no foreign code
         kernels = CudaKernels(cuda, builder, max(_COMPILE_LEAST, _COMPILE_TIMES * time_limit))
-        placed = {key: asdict(kernel) for key, kernel in kernels.all(wanted, progress).items()}
-        asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-        source = File(
-            found.shown,
-            asked,
-            _oracle(cuda.oracle),
-            close=cuda.close,
-            on_host=True,
-            shown=(cuda.built,),
-            named=() if cuda.oracle is None else (cuda.oracle[0],),
-        )
-        return ForeignKernel(source, host, time_limit, verbose, (cuda, kernels))
+        asked = _of_host(host, kernels.all(wanted, progress))
+        source = File(found.shown, asked, cuda.oracle, close=cuda.close, on_host=True, shown=(cuda.built,))
+        return ForeignKernel(source, host, time_limit, verbose, cuda.declaration, cuda.symbol, kernels)
     except BaseException:
         cuda.close()
         raise
 
 
-def _oracle(oracle: tuple[Path, str] | None) -> dict[str, Any]:
-    """Return the first message to the process of an oracle."""
-    return {"path": os.path.abspath(oracle[0]), "name": oracle[1], "oracle": True} if oracle else {}
-
-
-def _files_of(oracle: Mapping[str, Any]) -> tuple[Path, ...]:
-    return (Path(oracle["path"]),) if oracle else ()
-
-
-def _oracle_of(found: Named, declared: CallDeclaration) -> dict[str, Any]:
-    assert found.declaration is not None
-    return _oracle((found.declaration.parent / declared.oracle[0], declared.oracle[1]) if declared.oracle else None)
+def _of_host(host: Host, placed: Mapping[str, Placed]) -> dict[str, Any]:
+    """Return the first message to a process that launches kernels on a host."""
+    kernels = {key: asdict(kernel) for key, kernel in placed.items()}
+    return {"host": host.name, "threads": host.threads or 0, "kernels": kernels}
 
 
 def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
@@ -240,40 +223,47 @@ def _binary(found: Named, host: Host, time_limit: float, verbose: bool, further:
     if os.path.getsize(path) > _MOST_CODE:
         raise UsageError(f"it is larger than {_MOST_CODE:,} bytes")
     placed = {
-        f"{fmt}/{name or found.symbol}": asdict(Placed(name or found.symbol, {"code": path}))
+        f"{fmt}/{name or found.symbol}": Placed(name or found.symbol, {"code": path})
         for fmt in declared.of.kinds
         for name in declared.symbols(fmt)
     }
-    asked = {"host": host.name, "threads": host.threads or 0, "kernels": placed}
-    oracle = _oracle_of(found, declared)
-    source = File(
-        found.shown, asked, oracle, on_host=True, code=_binaries(found.path), named=(found.path, *_files_of(oracle))
-    )
-    return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
-
-
-def _binaries(*paths: Path) -> tuple[str, ...]:
-    """Describe binaries, which run unchanged, for reports."""
-    return tuple(
-        f"{printable(path.name, 100)} unchanged, sha256 {(file_digest(str(path)) or 'unknown')[:16]}" for path in paths
-    )
+    return _unchanged(found, declared, _of_host(host, placed), (found.path,), host, time_limit, verbose, on_host=True)
 
 
 def _functions(found: Named, host: Host, time_limit: float, verbose: bool, further: Further) -> ForeignKernel:
     """Open functions of a shared library, or operators of PyTorch."""
-    declared = found.call_declaration(further)
+    declared, of_library = found.call_declaration(further), found.kind == "so"
     calls = {name or found.symbol for fmt in declared.of.kinds for name in declared.symbols(fmt)}
-    arrays = "torch" if found.kind == "torch" else declared.of.arrays
+    arrays = declared.of.arrays if of_library else "torch"
     if arrays == "numpy" and declared.of.device == "cuda":
         arrays = "cupy"
     asked = {
-        "calls": sorted(calls), "library": os.path.abspath(found.path) if found.kind == "so" else "",
+        "calls": sorted(calls), "library": os.path.abspath(found.path) if of_library else "",
         "import": declared.modules, "load": declared.libraries, "device": declared.of.device, "arrays": arrays,
     }  # fmt: skip
-    binaries = (*([found.path] if found.kind == "so" else []), *map(Path, declared.libraries))
-    oracle, files = _oracle_of(found, declared), (found.path, *map(Path, declared.libraries))
-    source = File(found.shown, asked, oracle, code=_binaries(*binaries), named=(*files, *_files_of(oracle)))
-    return ForeignKernel(source, host, time_limit, verbose, plan=declared, symbol=found.symbol)
+    binaries = (*([found.path] if of_library else []), *map(Path, declared.libraries))
+    return _unchanged(found, declared, asked, binaries, host, time_limit, verbose)
+
+
+def _unchanged(
+    found: Named,
+    declared: CallDeclaration,
+    asked: dict[str, Any],
+    binaries: tuple[Path, ...],
+    host: Host,
+    time_limit: float,
+    verbose: bool,
+    on_host: bool = False,
+) -> ForeignKernel:
+    """Open binaries, which run unchanged. `asked` is the first message to their process."""
+    assert found.declaration is not None
+    code = tuple(
+        f"{printable(path.name, 100)} unchanged, sha256 {(file_digest(str(path)) or 'unknown')[:16]}"
+        for path in binaries
+    )
+    oracle = declared.oracle_in(found.declaration.parent)
+    source = File(found.shown, asked, oracle, on_host=on_host, code=code, named=(found.path, *binaries))
+    return ForeignKernel(source, host, time_limit, verbose, declared, found.symbol)
 
 
 def files_named(kernel: str, further: Further) -> tuple[Path, ...]:

@@ -13,7 +13,7 @@ from ...semantics.definition import Semantics
 from ...semantics.values import exact_weights
 from ...support.errors import KernelFault, OracleFault, UsageError
 from .api import strings
-from .conversation import Budget, Conversation
+from .conversation import Budget
 from .operands import MemoryFile, Operand, laid_out
 from .sources import Source
 
@@ -29,15 +29,7 @@ class ForeignOracle:
 
     def __init__(self, source: Source, takes: Semantics, time_limit: float, verbose: bool) -> None:
         self._takes = takes
-        self._conversation = Conversation(
-            "the kernel's oracle",
-            source.name,
-            lambda: source.start(verbose, max(time_limit, 1.0), oracle=True),
-            time_limit,
-            source.start_limit,
-            OracleFault,
-            source.opened,
-        )
+        self._conversation = source.converse("the kernel's oracle", time_limit, verbose, OracleFault, oracle=True)
         self._last: dict[str, tuple[bytes, Doubles]] = {}
         try:
             #: The names of the functions that it supplies.

@@ -41,17 +41,16 @@ from ..routing import Routing
 from ..shipped import element_kernel
 from .api import TASKS
 from .beside import NOTHING, Beside, Fused, epilogue_of, experts_taken, fused_of_slots, routed_beside
-from .blocks import ThreadBlocks
-from .calls import Operands, sparse_fault
+from .calls import Operands
 from .child import MOST_UNSET
 from .conversation import Conversation
-from .cuda import CudaKernels, CudaSource
+from .cuda import CudaKernels
 from .declaration import Declaration, declaration_of_table
 from .declared import CallDeclaration
 from .judge import widened
 from .operands import Wall, dtype_of
 from .oracle import ForeignOracle
-from .products import ORDINARY, Arrays, Given, Products, Runs
+from .products import ORDINARY, Arrays, Given, Products, Runs, ThreadBlocks
 from .sources import Source
 
 Bytes = npt.NDArray[np.uint8]
@@ -72,9 +71,9 @@ class ForeignKernel(Kernel):
         host: the host of the shipped kernels that multiply matrices of types without quantization.
         time_limit: seconds for two runs of a call, and for loading a matrix.
         verbose: whether to print the kernel's output to standard error.
-        cuda: for a kernel in CUDA C++, its source and its compiler.
-        plan: the declaration of code that is not compiled here.
+        launches: the declaration of its launches; None for a kernel in Python, whose process sends its declaration.
         symbol: the function of launches without one.
+        compiled: the compiler of a kernel in CUDA C++.
 
     Raises UsageError if there is no such kernel or its declaration is incomplete; EnvironmentFault.
     """
@@ -85,47 +84,38 @@ class ForeignKernel(Kernel):
         host: Host,
         time_limit: float = TIME_LIMIT,
         verbose: bool = False,
-        cuda: tuple[CudaSource, CudaKernels] | None = None,
-        plan: CallDeclaration | None = None,
+        launches: CallDeclaration | None = None,
         symbol: str = "",
+        compiled: CudaKernels | None = None,
     ) -> None:
         self.host = host
         self._source, self._time_limit, self._verbose = source, time_limit, verbose
-        #: The declaration of launches, and the compiler of a kernel in CUDA C++.
-        self._cuda = plan
-        self._compiled: CudaKernels | None = None
-        self._symbol = symbol
-        self._hints = () if cuda is None else cuda[0].hints
-        if cuda is not None:
-            self._cuda, self._compiled, self._symbol = cuda[0].declaration, cuda[1], cuda[0].symbol
+        #: The declaration of its launches; None for a Python function.
+        self.declares, self._symbol, self._compiled = launches, symbol, compiled
         #: Whether a source in CUDA C++ adds floats by atomic operations, whose order is not defined. The answer of its
         #: process would not be trusted.
-        self._may_add_floats = cuda is not None and cuda[0].adds_floats
+        self._may_add_floats = compiled is not None and compiled.source.adds_floats
         self._schedule: Schedule | None = None
         #: Whether fused operations get neutral operands, with which the kernel computes the product alone.
         self._neutral = False
         self._oracle: ForeignOracle | None = None
-        # A process that stops in the middle of a message must not block this one.
-        self._conversation = Conversation(
-            "the kernel",
-            source.name,
-            lambda: source.start(verbose, max(time_limit, 1.0)),
-            time_limit,
-            source.start_limit,
-            opened=source.opened,
-        )
-        self._products, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
+        self._conversation = source.converse("the kernel", time_limit, verbose)
+        #: The operands that its process holds.
+        self.loaded, self._blocks = Products(self._conversation), ThreadBlocks(self._conversation)
         try:
             said = self._conversation.begin()
-            self.declaration = _declared(self._conversation, said, source.name) if self._cuda is None else self._cuda.of
+            self.declaration = (
+                _declared(self._conversation, said, source.name) if self.declares is None else self.declares.of
+            )
             if self.declaration.semantics == OWN:
                 self._oracle = ForeignOracle(source, self.declaration.definition, time_limit, verbose)
             #: Whether its process derives packed weights, which have no guards.
             self._packs = said.get("packs") is True
             #: Whether a repacking has an inverse.
-            self.unpacks = said.get("unpacks") is True if self._cuda is None else self._cuda.unpack is not None
-            if self.declaration.computes not in TASKS:
-                self._operands = Operands(self.declaration, self.definition)
+            self.unpacks = said.get("unpacks") is True if self.declares is None else self.declares.unpack is not None
+            task = self.declaration.computes in TASKS
+            #: Builds the operands of its calls.
+            self.operands = Operands(self.declaration, None if task else self.definition)
             self._epilogue, self.takes_experts = epilogue_of(self.declaration), experts_taken(self.declaration)
         except KernelFault as error:
             self.close()
@@ -144,7 +134,7 @@ class ForeignKernel(Kernel):
 
     @property
     def hints(self) -> tuple[str, ...]:
-        return self._hints
+        return () if self._compiled is None else self._compiled.source.hints
 
     def check_fault(self) -> str | None:
         if self._source.on_host and not HOSTS[self.host.name].emulated and self.sandbox.kind != "none":
@@ -238,25 +228,25 @@ class ForeignKernel(Kernel):
         return scheduled
 
     def launches(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...] | None:
-        return None if self._cuda is None else self._cuda.launched(self._operands.names(fmt, m, n, k))
+        return None if self.declares is None else self.declares.launched(self.operands.names(fmt, m, n, k))
 
     def only_launch(self, fmt: WeightFormat, m: int, n: int, k: int) -> Launched | str:
         launched = self.launches(fmt, m, n, k)
         if launched is None:
             return super().only_launch(fmt, m, n, k)
-        if fault := sparse_fault(self.declaration, self._operands.names(fmt, m, n, k)):
-            return fault
+        if self.declaration.computes != "gemm":
+            return "the experts of its tokens are lists of any length"
         return launched[-1] if self.host.runs_alone else f"the {self.host.name} host cannot run single thread blocks"
 
     def earlier(self, fmt: WeightFormat, m: int, n: int, k: int) -> tuple[Launched, ...]:
         return (self.launches(fmt, m, n, k) or ())[:-1]
 
     def lies(self, fmt: WeightFormat, m: int, n: int, k: int) -> Mapping[str, Lies]:
-        return self._operands.lies(fmt, (m, n, k))
+        return self.operands.lies(fmt, (m, n, k))
 
     def alone(self, product: SparseProduct, number: int) -> Written:
-        names = self._operands.names(product.fmt, product.m, product.n, product.k)
-        own = self._operands.own(names)
+        names = self.operands.names(product.fmt, product.m, product.n, product.k)
+        own = self.operands.own(names)
         # Zeroed scratch memory is sparse: a page of zeros that repeats.
         contents = {
             name: content[:_PAGE] if of.role == "scratch" else content
@@ -281,14 +271,14 @@ class ForeignKernel(Kernel):
         shape = product.m, product.n, product.k
         tokens, rows = range(product.m), range(product.n)
         weights = self.upload(product.fmt, product.rows(rows))
-        self._products.holds(weights, self.walls)
+        self.loaded.holds(weights, self.walls)
         self._load(weights, weights.buffer, product.n, product.k)
         beside = Beside(product.beside(tokens, rows))
         made = self._made(product.fmt, product.tokens(tokens), shape, beside)
         return np.asarray(made[0], np.float32)
 
     def tail(self, fmt: WeightFormat, m: int, n: int, k: int, name: str) -> int:
-        return self._operands.tail(name, self._operands.names(fmt, m, n, k))
+        return self.operands.tail(name, self.operands.names(fmt, m, n, k))
 
     def alone_in(
         self, call: SparseCall, fmt: str, names: Mapping[str, int], number: int, needs: Sequence[Needs] = ()
@@ -299,8 +289,8 @@ class ForeignKernel(Kernel):
             fmt, names: as in `called`.
             needs: the thread blocks of each earlier launch that it depends on.
         """
-        assert self._cuda is not None
-        *before, launch = self._cuda.messages(fmt, names, self._symbol)
+        assert self.declares is not None
+        *before, launch = self.declares.messages(fmt, names, self._symbol)
         x, y, _ = launch["grid"]
         at = number % x, number // x % y, number // (x * y)
         for earlier, of in zip(before, needs, strict=True):
@@ -353,7 +343,7 @@ class ForeignKernel(Kernel):
         Tokens are given in calls of an allowed number, the last ones with repeated tokens. Weights of too few rows get
         repeated rows; weights of too few columns get repeated blocks, which are multiplied by activations of zero.
         """
-        unit = self._operands.activations
+        unit = self.operands.activations
         if unit.values > 1 and weights.k % QK:
             raise UsageError(f"a row of {weights.k} activations is not a whole number of blocks of {QK}")
         expected = -(-weights.k // unit.values) * unit.nbytes
@@ -362,7 +352,7 @@ class ForeignKernel(Kernel):
             raise UsageError(f"{x.shape[-1]} bytes of activations a token, but {took}")
         n, k = self._called_with(weights)
         rows, width = weights.buffer, weights.buffer.shape[1] * k // max(1, weights.k)
-        held = self._products.holds(weights, self.walls)
+        held = self.loaded.holds(weights, self.walls)
         if (n, k) != (weights.n, weights.k) and not (held and self.takes_experts is None):
             rows = np.take(np.tile(rows, (1, -(-k // weights.k)))[:, :width], np.arange(n) % len(rows), axis=0)
         experts = None if self.takes_experts is None else experts_of(rows, *self.takes_experts.usual())
@@ -393,10 +383,10 @@ class ForeignKernel(Kernel):
     def _load(self, weights: Weights, rows: npt.NDArray[np.uint8], n: int, k: int) -> None:
         """Have the process load weights uint8[E·N, row bytes]. Raises KernelFault."""
         experts = len(rows) // max(1, n)
-        given = self._operands.weights(weights.fmt, np.ascontiguousarray(rows), k, max(1, experts))
+        given = self.operands.weights(weights.fmt, np.ascontiguousarray(rows), k, max(1, experts))
         more = {} if self.takes_experts is None else {"experts": experts}
         asked = {"format": weights.fmt.name, "n": n, "k": k, **more}
-        self._products.load(weights, self.walls, [given], asked, once=self._packs)
+        self.loaded.load(weights, self.walls, [given], asked, once=self._packs)
 
     def _embedded(
         self,
@@ -443,7 +433,7 @@ class ForeignKernel(Kernel):
     ) -> npt.NDArray[np.float32]:
         assert self.takes_experts is not None
         weights = Weights(fmt, len(rows) // routing.experts, rows.shape[1] // fmt.block_bytes * fmt.block_size, rows)
-        self._products.holds(weights, self.walls)
+        self.loaded.holds(weights, self.walls)
         self._load(weights, rows, weights.n, weights.k)
         shape = len(routing.ids), weights.n, weights.k
         fused = fused_of_slots(self._epilogue, fmt, rows, x, routing, self.declaration.output, self._neutral)
@@ -460,9 +450,9 @@ class ForeignKernel(Kernel):
     @property
     def _names(self) -> tuple[str, ...]:
         """The lists of a routing that its parameters name."""
-        if self._cuda is None:
+        if self.declares is None:
             return () if self.takes_experts is None else self.takes_experts.lists
-        return tuple(name for step in self._cuda.steps for name in step.parameters if isinstance(name, str))
+        return tuple(name for step in self.declares.steps for name in step.parameters if isinstance(name, str))
 
     def _made(
         self, fmt: WeightFormat, x: npt.NDArray[np.uint8], shape: tuple[int, int, int], beside: Beside
@@ -471,11 +461,11 @@ class ForeignKernel(Kernel):
 
         Raises KernelFault; EnvironmentFault under a schedule.
         """
-        if self._cuda is not None and not len(x):  # as engines do: CUDA refuses a launch without thread blocks
+        if self.declares is not None and not len(x):  # as engines do: CUDA refuses a launch without thread blocks
             return np.empty((1, 0, shape[1]), np.float32)
-        names, operands = self._operands.names(fmt, *shape, beside), self._operands.of_call(fmt, x, shape, beside)
+        names, operands = self.operands.names(fmt, *shape, beside), self.operands.of_call(fmt, x, shape, beside)
         more = {} if beside.routing is None else {"top_k": beside.slots}
-        answers, _ = self.called(self._products, fmt.name, operands, names, more=more)
+        answers, _ = self.called(self.loaded, fmt.name, operands, names, more=more)
         return np.stack([answer["output"] for answer in answers])
 
     def called(
@@ -502,8 +492,8 @@ class ForeignKernel(Kernel):
         Raises KernelFault; EnvironmentFault under a schedule.
         """
         asked: dict[str, Any] = {"shape": [names[name] for name in "MNK"], "unpacks": unpacks, **(more or {})}
-        if self._cuda is not None:
-            asked["launches"] = self._cuda.messages(fmt, names, self._symbol, unpacks)
+        if self.declares is not None:
+            asked["launches"] = self.declares.messages(fmt, names, self._symbol, unpacks)
         if self._schedule is None or self._compiled is None:
             return products.call(operands, asked, self._runs if runs is None else runs)
         placed = self._compiled.under(fmt, self._schedule)
@@ -537,27 +527,9 @@ class ForeignKernel(Kernel):
             return ORDINARY
         return ("before",) if self._schedule.wall_before else ("behind",)
 
-    @property
-    def loaded(self) -> Products:
-        """The operands that its process holds."""
-        return self._products
-
-    @property
-    def declares(self) -> CallDeclaration | None:
-        """The declaration of its launches; None for a Python function."""
-        return self._cuda
-
     def beside(self, who: str) -> Products:
         """Start a further process of it, which the caller closes."""
-        conversation = Conversation(
-            who,
-            self._source.name,
-            lambda: self._source.start(self._verbose, max(self._time_limit, 1.0)),
-            self._time_limit,
-            self._source.start_limit,
-            opened=self._source.opened,
-        )
-        return Products(conversation)
+        return Products(self._source.converse(who, self._time_limit, self._verbose))
 
     @property
     def _any_bits(self) -> bool:
@@ -572,7 +544,7 @@ class ForeignKernel(Kernel):
 
     def _called_with(self, weights: Weights) -> tuple[int, int]:
         """Return rows and columns of a call with such weights: their own, or the next larger ones in its domain."""
-        unit = Extent(multiple=math.lcm(weights.fmt.unit, self._operands.activations.values))
+        unit = Extent(multiple=math.lcm(weights.fmt.unit, self.operands.activations.values))
         k = next((k for k in _multiples(self.domain.k, weights.k) if k in unit), None)
         n = self.domain.n.up(weights.n)
         if k is None or n is None:
@@ -582,7 +554,7 @@ class ForeignKernel(Kernel):
     def close(self) -> None:
         """End its processes."""
         self._conversation.stop()
-        self._products.close()
+        self.loaded.close()
         self._blocks.close()
         if self._oracle is not None:
             self._oracle.close()

@@ -1,17 +1,20 @@
-"""Kernels in Python, functions or callable objects, in their own process."""
+"""Kernels in Python, functions or callable objects, in their own process: products and tasks."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...support.errors import EnvironmentFault, UsageError
-from .api import ARRAYS, DEVICES, HALVES, Shape, table_of
+from .api import ARRAYS, DEVICES, HALVES, TASKS, Shape, table_of
+from .child import Runner
 from .faults import Fault, raised, unchanged
-from .frames import Frame, as_array, frame_of, poison_answer
+from .frames import Frame, as_array, described, frame_of, poison_answer
 from .operands import Mapped
 
 _MATRICES = ("weights", "activations", "output")
@@ -40,7 +43,12 @@ def frames_of(table: dict[str, Any]) -> tuple[Frame, Frame]:
     return frame_of(arrays, device), frame_of(arrays, device)
 
 
-class PythonRunner:
+def runner_of(kernel: Any) -> Runner:
+    """Return the runner of a kernel. Raises UsageError if its declaration is invalid; EnvironmentFault."""
+    return TaskRunner(kernel) if getattr(kernel, "computes", "gemm") in TASKS else PythonRunner(kernel)
+
+
+class PythonFunction:
     """A `child.Runner` for a kernel in Python.
 
     Raises UsageError if it has no declaration; EnvironmentFault if the library of its arrays is missing.
@@ -48,21 +56,51 @@ class PythonRunner:
 
     def __init__(self, kernel: Any) -> None:
         self._table, self._out = plain_table(kernel), bool(getattr(kernel, "out", False))
-        self._kernel, self._pack = kernel, getattr(kernel, "pack", None)
+        self._kernel, self._fmt = kernel, ""
         #: Frames of the loaded operands, and of one call.
         self._holding, self._calling = frames_of(self._table)
+        self._held = dict[str, Mapped]()
+        self._weights: Any = None
+
+    def declared(self) -> dict[str, Any]:
+        return {"declared": self._table}
+
+    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        raise EnvironmentFault("a kernel in Python has no thread blocks to run alone")
+
+    def _returned(self, who: str, call: Callable[[], Any]) -> Any:
+        """Call a function of the author."""
+        try:
+            return call()
+        except Fault:
+            raise
+        except BaseException as error:  # also SystemExit
+            raise raised(who, error) from None
+
+    def _write(self, answer: Any, y: npt.NDArray[Any], operands: dict[str, Mapped], *others: npt.NDArray[Any]) -> None:
+        """Write a return value, as an array, to the output, and poison it where it is."""
+        operands["output"].array[...] = y
+        inputs = [mapped.array for mapped in (*operands.values(), *self._held.values())]
+        poison_answer(answer, y, [*inputs, *others])
+
+
+class PythonRunner(PythonFunction):
+    """A kernel that multiplies."""
+
+    def __init__(self, kernel: Any) -> None:
+        super().__init__(kernel)
+        self._pack = getattr(kernel, "pack", None)
 
     def declared(self) -> dict[str, Any]:
         return {"declared": self._table, "packs": self._pack is not None}
 
     def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        self._fmt = question["format"]
-        self._held = operands
+        self._fmt, self._held = question["format"], operands
         self._holding.forget()
         # A pack function in NumPy may write into its argument.
         own = self._pack is not None and self._table.get("arrays", "numpy") == "numpy"
         arrays = {name: self._holding.array(mapped.copy() if own else mapped) for name, mapped in operands.items()}
-        self._weights: Any = arrays.pop("weights")
+        self._weights = arrays.pop("weights")
         if "experts" in question:
             self._weights = self._weights.reshape(question["experts"], question["n"], -1)
         self._others = arrays
@@ -87,15 +125,9 @@ class PythonRunner:
         more = self._others | {name: array for name, array in given.items() if name not in _MATRICES}
         if output.filled and not self._out:  # accumulation: the previous content is an operand
             more["output"] = given["output"]
-        try:
-            if self._out:
-                self._kernel(self._weights, given["activations"], shape, given["output"], **more)
-            else:
-                answer = self._kernel(self._weights, given["activations"], shape, **more)
-        except Fault:
-            raise
-        except BaseException as error:  # also SystemExit
-            raise raised("the kernel", error) from None
+        args = (given["output"],) if self._out else ()
+        activations = given["activations"]
+        answer = self._returned("the kernel", lambda: self._kernel(self._weights, activations, shape, *args, **more))
         frame.settle()
         if not self._out:
             y, dtype = as_array(answer, output.dtype)
@@ -104,23 +136,87 @@ class PythonRunner:
             if dtype != output.dtype or y.shape != out.shape:
                 cause = f"{dtype} for {output.dtype}" if dtype != output.dtype else ""
                 raise Fault(_unexpected(y.shape, dtype, out.shape, output.dtype), cause=cause)
-            out[...] = y
-            inputs = [mapped.array for mapped in (*operands.values(), *self._held.values())]
-            if isinstance(self._weights, np.ndarray):
-                inputs.append(self._weights)
-            poison_answer(answer, y, inputs)
+            self._write(answer, y, operands, *([self._weights] if isinstance(self._weights, np.ndarray) else []))
         self._holding.settle(keep=True)
         if self._kept is not None:
             unchanged("weights", self._weights, self._kept, "the kernel")
         return {}
 
-    def alone(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
-        raise EnvironmentFault("a kernel in Python has no thread blocks to run alone")
+
+class TaskRunner(PythonFunction):
+    """A kernel without a product: a dequantizer, a quantizer or a repacking."""
+
+    def __init__(self, kernel: Any) -> None:
+        super().__init__(kernel)
+        self._unpack = getattr(kernel, "unpack", None)
+        #: A packed array that was made before the verifier had room for it.
+        self._kept: npt.NDArray[Any] | None = None
+
+    def declared(self) -> dict[str, Any]:
+        return {"declared": self._table, "unpacks": callable(self._unpack)}
+
+    def load(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        self._fmt, self._held = question["format"], operands
+        self._holding.forget()
+        self._weights, self._kept = self._holding.array(operands["weights"]), None
+        return {}
+
+    def run(self, question: dict[str, Any], operands: dict[str, Mapped]) -> dict[str, Any]:
+        shape = Shape(self._fmt, *question["shape"])
+        if self._table["computes"] == "repack":
+            if question["unpacks"]:
+                unpack: Any = self._unpack
+                return self._deliver(lambda: unpack(self._weights, shape), "unpack", operands)
+            return self._packed(operands)
+        given = {
+            name: self._calling.array(mapped) for name, mapped in operands.items() if name != "output" or self._out
+        }
+        first = given["activations"] if self._table["computes"] == "quantize" else self._weights
+        more = {name: array for name, array in given.items() if name not in _MATRICES}
+        out = [given["output"]] if self._out else []
+        return self._deliver(lambda: self._kernel(first, shape, *out, **more), "the kernel", operands, bool(out))
+
+    def _packed(self, operands: dict[str, Mapped]) -> dict[str, Any]:
+        """Pack; return type and shape, and write the bytes if there is room for them.
+
+        A result made without room is kept for the call that brings the room, so that no answer is lost.
+        """
+        packed, self._kept = self._kept, None
+        if packed is None:
+            answer = self._returned("the kernel", lambda: self._kernel(self._weights, self._fmt))
+            self._holding.settle(keep=True)
+            packed, _ = as_array(answer)
+            if packed.dtype.kind not in "biufc":
+                raise Fault(f"the kernel returned an array of {packed.dtype}, which has no plain bytes")
+        if "output" in operands:
+            raw, there = np.ascontiguousarray(packed).reshape(-1).view(np.uint8), operands["output"].array
+            if raw.shape != there.shape:
+                raise Fault(f"the kernel packs the same rows into {len(there)} bytes, and then into {len(raw)}")
+            there[:] = raw
+        else:
+            self._kept = packed
+        return {"dtype": packed.dtype.name, "shape": [int(n) for n in packed.shape]}
+
+    def _deliver(
+        self, call: Callable[[], Any], who: str, operands: dict[str, Mapped], written: bool = False
+    ) -> dict[str, Any]:
+        """Write a function's return value into the output, unless the function has `written` it there itself."""
+        answer = self._returned(who, call)
+        self._calling.settle()
+        if not written:
+            output, out = operands["output"].operand, operands["output"].array
+            y, dtype = as_array(answer, output.dtype)
+            if dtype != output.dtype or y.shape != out.shape:
+                expected = described(output.dtype, out.shape)
+                raise Fault(f"{who} returned {described(dtype, y.shape)}, expected {expected}")
+            self._write(answer, y, operands)
+        self._holding.settle(keep=True)
+        return {}
 
 
 def _unexpected(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...], expected_dtype: str) -> str:
     """Return the fault for a result of another shape or type than declared, with a hint if it may be correct."""
-    said = f"the kernel returned {_described(dtype, shape)}, expected {_described(expected_dtype, expected)}"
+    said = f"the kernel returned {described(dtype, shape)}, expected {described(expected_dtype, expected)}"
     if shape == expected and dtype in HALVES:
         return f'{said}: if that is intended, declare output = "{dtype}"'
     if shape == expected and dtype == "float64":
@@ -130,7 +226,3 @@ def _unexpected(shape: tuple[int, ...], dtype: str, expected: tuple[int, ...], e
     if shape == expected[::-1] and shape != expected:
         return f"{said}: if it returns [N, M], declare operands.output.transposed = true"
     return said
-
-
-def _described(dtype: str, shape: tuple[int, ...]) -> str:
-    return f"{dtype}[{', '.join(map(str, shape))}]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
@@ -15,11 +16,13 @@ from typing import Any
 from ...processes.boundary import path_elsewhere
 from ...processes.child import ChildProcess, Forked, Spawned
 from ...processes.sandbox import Sandbox, current, of_fork, of_kernel
+from ...support.errors import KernelFault
 from ...support.text import printable
-from .child import OracleRunner, serve, serve_oracle
+from .child import OracleRunner, serve
+from .conversation import Conversation
 from .copies import Copies
 from .opened import Opened
-from .task_runner import runner_of
+from .python_kernel import runner_of
 
 #: Least time limit in seconds for importing a kernel in Python: importing PyTorch takes longer than most calls.
 START_LIMIT = 60.0
@@ -51,6 +54,19 @@ class Source(ABC):
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
         """Start its process, or that of its oracle. The other arguments are those of `ChildProcess`."""
 
+    def converse(
+        self, who: str, time_limit: float, verbose: bool, fault: type[KernelFault] = KernelFault, oracle: bool = False
+    ) -> Conversation:
+        """Return a conversation with a process of it, or with its oracle's. The arguments are those of `Conversation`
+        and `start`.
+        """
+
+        def start() -> ChildProcess:
+            # A process that stops in the middle of a message must not block this one.
+            return self.start(verbose, max(time_limit, 1.0), oracle)
+
+        return Conversation(who, self.name, start, time_limit, self.start_limit, fault, self.opened)
+
     def close(self) -> None:  # noqa: B027 - most leave nothing
         """Remove its files from disk. It cannot be started again."""
 
@@ -60,11 +76,11 @@ class File(Source):
 
     Args:
         asked: the first message to its process.
-        oracle: the first message to its oracle's process.
+        oracle: FILE.py and NAME of its oracle, if it has one.
         start_limit: seconds for its first message; the time limit of a call replaces it if longer.
         close: called when it is not started again.
         on_host: see `Source`.
-        named: its files. In the sandbox its processes see copies of their folders.
+        named: its files besides its oracle. In the sandbox its processes see copies of their folders.
         shown: folders of the run that its process reads.
         code: see `Source`.
     """
@@ -73,7 +89,7 @@ class File(Source):
         self,
         name: str,
         asked: dict[str, Any],
-        oracle: dict[str, Any],
+        oracle: tuple[Path, str] | None = None,
         start_limit: float | None = None,
         close: Callable[[], None] = lambda: None,
         on_host: bool = False,
@@ -81,7 +97,7 @@ class File(Source):
         code: tuple[str, ...] = (),
         named: tuple[Path, ...] = (),
     ) -> None:
-        self._shown, self.code, self._named = shown, code, named
+        self._shown, self.code, self._named = shown, code, named if oracle is None else (*named, oracle[0])
         self.name, self._asked, self._oracle, self._close, self.on_host = name, asked, oracle, close, on_host
         self.start_limit = START_LIMIT if start_limit is None else start_limit
 
@@ -108,8 +124,11 @@ class File(Source):
         if self._copies is not None:
             confined = of_kernel((*self._shown, *self._copies.shown), self._copies.folders)
         process = Spawned("gguf_verify.kernels.foreign", verbose=verbose, stall=stall, confined=confined)
+        asked = self._asked
+        if oracle and self._oracle is not None:
+            asked = {"path": os.path.abspath(self._oracle[0]), "name": self._oracle[1], "oracle": True}
         with contextlib.suppress(OSError):
-            process.link.send_bytes(json.dumps(self._oracle if oracle else self._asked).encode())
+            process.link.send_bytes(json.dumps(asked).encode())
         return process
 
 
@@ -130,9 +149,6 @@ class Object(Source):
     def start(self, verbose: bool, stall: float, oracle: bool = False) -> ChildProcess:
         def run(link: Connection) -> None:
             gc.freeze()  # collecting an inherited object could unmap memory at an address that this process reuses
-            if oracle:
-                serve_oracle(link, lambda: OracleRunner(self._kernel))
-            else:
-                serve(link, lambda: runner_of(self._kernel))
+            serve(link, lambda: OracleRunner(self._kernel) if oracle else runner_of(self._kernel))
 
         return Forked(run, verbose, stall, of_kernel())

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...formats import BlockFormat, WeightFormat
-from ...hosts.base import Written
 from ...hosts.schedule import Schedule
 from ...processes.sandbox import Sandbox
 from ...results.environment import HostInfo, OpenedFiles
@@ -23,17 +23,16 @@ from ...support.text import printable
 from ..domain import Domain
 from ..launches import LargeCall, SparseCall
 from ..tasks import UNSEEN, Dequantizer, Packed, Quantizer, Repacker, Task
+from .calls import unit_of
+from .declaration import arithmetic_of
 from .expressions import names_of
-from .judge import widened
 from .layouts import Unit
 from .operands import Operand
 from .process import ForeignKernel
 from .products import Given, Products, Runs
-from .task_declaration import arithmetic_of
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
-T = TypeVar("T", bound="ForeignTask")
 
 #: Most bytes that a packing may make: a multiple of the file's, plus a constant.
 _MOST_TIMES, _MOST_BESIDE = 16, 1 << 20
@@ -95,26 +94,10 @@ class ForeignTask(Task):
 
     # ---- calls -------------------------------------------------------------------------------------------------------
 
-    def _names(self, fmt: WeightFormat, m: int, n: int, k: int) -> dict[str, int]:
-        return names_of(fmt, m, n, k)
-
     def _load(self, products: Products, fmt: BlockFormat, given: Given, n: int, k: int) -> None:
         """Have a process load weights, for one call."""
         if not products.holds(given, self.kernel.walls):
             products.load(given, self.kernel.walls, [given], {"format": fmt.name, "n": n, "k": k})
-
-    def _input(self, name: str, unit: Unit, matrix: Bytes, k: int, names: Mapping[str, int]) -> Given:
-        layout = self.declared.layouts.of(name)
-        operand = layout.operand(name, "input", unit, len(matrix), k, names)
-        return Given(operand, layout.content(operand, unit, matrix))
-
-    def _output(self, unit: Unit, rows: int, values: int, names: Mapping[str, int]) -> Given:
-        layout = self.declared.layouts.of("output")
-        operand = layout.operand("output", "output", unit, rows, values, names)
-        return Given(operand, read=lambda made: _contiguous(widened(layout.matrix(made), unit.dtype)))
-
-    def _own(self, names: Mapping[str, int]) -> list[Given]:
-        return [Given(*own.operand(name, names)) for name, own in self.declared.layouts.own.items()]
 
     def _call(
         self,
@@ -126,7 +109,8 @@ class ForeignTask(Task):
         runs: Runs | None = None,
     ) -> tuple[npt.NDArray[Any] | None, dict[str, Any]]:
         """Make a call; return its output, if it has one, and the last message of the process."""
-        made, said = self.kernel.called(products, fmt, [*operands, *self._own(names)], names, unpacks, runs=runs)
+        own = [Given(*one) for one in self.kernel.operands.own(names).values()]
+        made, said = self.kernel.called(products, fmt, [*operands, *own], names, unpacks, runs=runs)
         return made[0].get("output"), said
 
     def _large(
@@ -145,15 +129,8 @@ class ForeignTask(Task):
             return f"the {self.host.name} host cannot run single thread blocks"
         declares.messages(fmt, names)  # raises where a parameter's type does not hold its number
         call = SparseCall(contents, sizes)
-
-        def run(number: int) -> Written:
-            return self.kernel.alone_in(call, fmt, names, number)
-
-        return LargeCall(launched[0], sizes["output"] // 4, run)
-
-
-def _contiguous(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.ascontiguousarray(array)
+        alone = partial(self.kernel.alone_in, call, fmt, names)
+        return LargeCall(launched[0], sizes["output"] // 4, alone)
 
 
 class ForeignDequantizer(ForeignTask, Dequantizer):
@@ -173,16 +150,16 @@ class ForeignDequantizer(ForeignTask, Dequantizer):
 
     def dequantize(self, fmt: BlockFormat, rows: Bytes) -> Floats:
         n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
-        names = self._names(fmt, 1, n, k)
-        unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
-        self._load(self.kernel.loaded, fmt, self._input("weights", unit, rows, k, names), n, k)
-        made, _ = self._call(self.kernel.loaded, fmt.name, [self._output(Unit(self.output), n, k, names)], names)
+        names = names_of(fmt, 1, n, k)
+        operands, loaded = self.kernel.operands, self.kernel.loaded
+        self._load(loaded, fmt, operands.weights(fmt, rows, k), n, k)
+        made, _ = self._call(loaded, fmt.name, [operands.output(Unit(self.output), n, k, names)], names)
         assert made is not None
         return made
 
     def large(self, fmt: BlockFormat, blocks: Bytes, n: int, k: int) -> LargeCall | str:
         sizes = {"weights": n * fmt.row_bytes(k), "output": n * k * Unit(self.output).nbytes}
-        return self._large(fmt.name, self._names(fmt, 1, n, k), {"weights": blocks.reshape(-1)}, sizes)
+        return self._large(fmt.name, names_of(fmt, 1, n, k), {"weights": blocks.reshape(-1)}, sizes)
 
 
 class ForeignQuantizer(ForeignTask, Quantizer):
@@ -204,10 +181,10 @@ class ForeignQuantizer(ForeignTask, Quantizer):
     def quantize(self, x: Floats) -> Bytes:
         blocks = encoding(self.encoding).format
         assert blocks is not None
-        (m, k), names = x.shape, self._names(blocks, len(x), 1, x.shape[1])
-        given = self._input("activations", Unit(self.takes), _as(x, self.takes), k, names)
+        (m, k), names = x.shape, names_of(blocks, len(x), 1, x.shape[1])
+        given = self.kernel.operands.matrix("activations", Unit(self.takes), _as(x, self.takes), k, names)
         whole = -(-k // blocks.block_size) * blocks.block_size
-        output = self._output(Unit("uint8", blocks.block_size, blocks.block_bytes), m, whole, names)
+        output = self.kernel.operands.output(unit_of(blocks), m, whole, names)
         self.kernel.loaded.holds(self, self.kernel.walls)  # starts the process again after a fault
         made, _ = self._call(self.kernel.loaded, "", [given, output], names)
         assert made is not None
@@ -218,7 +195,7 @@ class ForeignQuantizer(ForeignTask, Quantizer):
         assert blocks is not None
         contents = {"activations": _as(x.reshape(1, -1), self.takes).reshape(-1)}
         sizes = {"activations": m * k * Unit(self.takes).nbytes, "output": m * blocks.row_bytes(k)}
-        return self._large("", self._names(blocks, m, 1, k), contents, sizes)
+        return self._large("", names_of(blocks, m, 1, k), contents, sizes)
 
 
 def _as(x: Floats, dtype: str) -> Bytes:
@@ -262,9 +239,8 @@ class ForeignRepacker(ForeignTask, Repacker):
     def pack(self, fmt: BlockFormat, rows: Bytes) -> Packed:
         self._unpacking.end()
         n, k = len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_size
-        names, products = self._names(fmt, 1, n, k), self.kernel.loaded
-        unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
-        self._load(products, fmt, self._input("weights", unit, rows, k, names), n, k)
+        names, products = names_of(fmt, 1, n, k), self.kernel.loaded
+        self._load(products, fmt, self.kernel.operands.weights(fmt, rows, k), n, k)
         most = _MOST_TIMES * rows.size + _MOST_BESIDE
         declares = self.kernel.declares
         if declares is not None:
@@ -286,18 +262,13 @@ class ForeignRepacker(ForeignTask, Repacker):
 
     def unpack(self, fmt: BlockFormat, packed: Packed, n: int, k: int) -> Bytes:
         self.kernel.loaded.end()
-        names, products = self._names(fmt, 1, n, k), self._unpacking
+        names, products = names_of(fmt, 1, n, k), self._unpacking
         operand = Operand("weights", "input", packed.dtype, packed.shape)
         self._load(products, fmt, Given(operand, packed.bytes), n, k)
-        unit = Unit("uint8", fmt.block_size, fmt.block_bytes)
-        made, _ = self._call(products, fmt.name, [Given(_rows_of(unit, n, k))], names, True)
+        output = Operand("output", "output", "uint8", (n, k // fmt.block_size * fmt.block_bytes))
+        made, _ = self._call(products, fmt.name, [Given(output)], names, True)
         assert made is not None
         return made
-
-
-def _rows_of(unit: Unit, n: int, k: int) -> Operand:
-    """Return an output of n contiguous rows of blocks."""
-    return Operand("output", "output", unit.dtype, (n, k // unit.values * unit.count))
 
 
 def _described(said: dict[str, Any]) -> tuple[str, tuple[int, ...]]:

@@ -8,12 +8,11 @@ import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
 from ...semantics.order import ASCENDING
-from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
 from ..site import Cards, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import WGMMA, several_strips
+from ..tiling import WGMMA, cluster, several_strips, whole_clusters
 
 #: Blocks of 32 values in a unit, and the most stages of a ring.
 _BLOCKS, _MOST_STAGES = 8, 3
@@ -23,7 +22,7 @@ _SHARED, _ELSEWHERE, _BESIDE = {"90": 228 << 10}, 100 << 10, 3 << 10
 _BATONS = 1024
 #: A build for rows of this many blocks also serves shorter ones.
 _COMMON = 128
-#: Thread blocks that quantize tokens together: see `clusters.cluster`.
+#: Thread blocks that quantize tokens together: see `tiling.cluster`.
 _CLUSTERS = {2: (1, 1), 4: (2, 4), 8: (8, 8)}
 
 

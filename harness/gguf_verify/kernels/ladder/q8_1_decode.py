@@ -8,13 +8,12 @@ import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
 from ...semantics.order import ASCENDING
-from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..interleaved import ROWS, Interleaved
 from ..packed import LEGACY
 from ..site import Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import DECODED, WGMMA, several_strips
+from ..tiling import DECODED, WGMMA, cluster, several_strips, whole_clusters
 
 #: KiB of shared memory that the blocks of a multiprocessor, and one block, may use, by compute capability; for others,
 #: the values that every GPU from sm_80 on offers (CUDA Programming Guide, compute capabilities). A block takes 1 KiB
@@ -26,7 +25,7 @@ _BESIDE = 3 << 10
 _UNIT, _MOST_STAGES, _MOST_SUMS = 256, 4, 64
 #: A build for rows of this length also serves shorter ones.
 _COMMON = 4096
-#: Thread blocks that quantize tokens together: see `clusters.cluster`.
+#: Thread blocks that quantize tokens together: see `tiling.cluster`.
 _CLUSTERS = {1: (1, 1), 2: (1, 2), 4: (2, 4), 8: (2, 4)}
 #: Bytes of activations that a block holds if they do not fit as a whole; they are then processed in parts.
 _X_BYTES = 40 << 10

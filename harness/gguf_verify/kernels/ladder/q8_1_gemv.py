@@ -8,19 +8,18 @@ import numpy as np
 
 from ...formats import BlockFormat, WeightFormat
 from ...semantics.order import ASCENDING
-from ..clusters import cluster, whole_clusters
 from ..interface import Weights
 from ..packed import LEGACY, QK, ROWS, STRIPS, Layout, Packed
 from ..site import MAX_GRID, Site
 from ..spec import FEW, KernelSpec, Problem
-from ..tiling import WGMMA, several_strips, small_products_of_five_bits
+from ..tiling import WGMMA, cluster, several_strips, small_products_of_five_bits, whole_clusters
 
 #: Bytes of shared memory that a block may use beside its barriers, by compute capability; for others, the value that
 #: every GPU from sm_80 on offers.
 _SHARED, _SHARED_ELSEWHERE = {"75": 62 << 10, "90": 225 << 10}, 97 << 10
 #: Bytes of activations that a block holds; more are processed in parts.
 _X_BYTES = 40 << 10
-#: Thread blocks that quantize tokens together: see `clusters.cluster`.
+#: Thread blocks that quantize tokens together: see `tiling.cluster`.
 _CLUSTERS = {1: (1, 1), 2: (1, 2), 4: (2, 4)}
 
 
