@@ -31,9 +31,7 @@ _RUNGS = ("bytes", "blocks", "layers", "tokens")
 def card(report: Report) -> Scene:
     """The card as a scene."""
     made = Scene(width=WIDTH, height=HEIGHT)
-    # on random data a kernel is verified for no model
-    level = "warn" if report.verdict == "verified on drawn data" else shades.level(report.verdict)
-    made.add(_head(report, level))
+    made.add(_head(report, shades.level(report.verdict)))
     made.add(_facts(report))
     made.add(_skipped(report))
     made.add(_picture(report))

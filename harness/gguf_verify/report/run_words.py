@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from ..results.failures import CULPRITS, Failure, Unverified
@@ -66,6 +67,14 @@ def numbers(failure: Failure) -> str:
     words = f"got {failure.got:.9g}, expected {failure.expected:.9g}"
     words += "" if failure.bound is None else f", bound {failure.bound:.3g}"
     return words + ("" if failure.utilisation is None else f", utilisation {failure.utilisation:.3g}")
+
+
+def failing(report: Report) -> list[str]:
+    """The tensors with failures, those with the most first."""
+    totals = Counter[str]()
+    for rung in report.rungs:
+        totals.update(rung.failing)
+    return [tensor for tensor, _ in totals.most_common() if tensor]
 
 
 def worst(report: Report, of_kernel: bool = True) -> tuple[Worst, RungResult] | None:

@@ -121,6 +121,8 @@ class Report(Shown, msgspec.Struct, kw_only=True):
         """The verdict as reports say it: only a whole run that passed without a waiver, on a model, is "verified"."""
         if self.verdict == "waived":
             return f"verified with {self.n_waived:,} waived failure{'' if self.n_waived == 1 else 's'}{self.scope}"
+        if self.verdict == "verified on drawn data":
+            return f"verified on random data (no model){self.scope}"
         return f"{self.verdict}{self.scope}" if not self.exit_code else self.verdict
 
     @property

@@ -25,7 +25,7 @@ from gguf_verify.report.markdown.page import LIMIT
 from gguf_verify.report.writer import Form, Kind, writers
 from gguf_verify.results.failures import Failure, Unverified
 from gguf_verify.results.options import Options
-from gguf_verify.results.products import EmbeddingRecord, TypeEnvelope
+from gguf_verify.results.products import DrawnData, EmbeddingRecord, TensorValues, TypeEnvelope
 from gguf_verify.results.report import Report
 from gguf_verify_nightly.compare import Change, Comparison, Drift, Slower, compare
 from gguf_verify_nightly.records import Cell, Key, Night, Outcome
@@ -716,6 +716,29 @@ def test_html_of_a_run_that_broke_off() -> None:
     assert "llama.cpp died" in made
     assert "1 thing could not be checked" in made
     assert "cosine on the kernel's own" in made.replace("&#39;", "'")
+
+
+def test_html_counts_the_failures_of_every_kind_of_record_by_tensor() -> None:
+    """As the terminal does."""
+    found = run_result()
+    found.rungs[1].details = [TensorValues("blk.7.attn_q.weight", "Q4_0", 9, 5)]
+    found.rungs[1].fail(Failure("wrong", "blk.7.attn_q.weight"), 5)
+    made = page.run(found)
+    table = made[made.index('id="counts"') : made.index("</table>", made.index('id="counts"'))]
+    assert "<code>blk.7.attn_q.weight</code></th><td>Q4_0</td>" in table
+    assert table.count('data-v="5">5<') == 2
+    assert re.search(r"blk\.7\.attn_q\.weight +5\n", text_of(Kind.RUN, found))
+
+
+def test_a_pass_on_random_data_is_a_warning_in_every_report() -> None:
+    found = run_result()
+    found.drawn = DrawnData(seed=1, compared=True)
+    assert (found.verdict, found.exit_code) == ("verified on drawn data", 0)
+    assert found.words.startswith("verified on random data (no model)")
+    assert card_texts(found)[0].startswith("VERIFIED ON RANDOM DATA (NO MODEL)")
+    assert card.card(found).items[0].shade == "warn-fill"
+    assert 'class="verdict warn"' in page.run(found)
+    assert written("--markdown", Kind.RUN, found).startswith("## ⚠️ Verified on random data")
 
 
 # ---- colours ---------------------------------------------------------------------------------------------------------

@@ -172,8 +172,11 @@ def test_failures_by_tensor() -> None:
     report = failing()
     names = [f"blk.{i}.attn_q.weight" for i in range(9)]
     report.rungs[1].details = []
-    report.rungs[1].failures = [Failure("wrong", name) for name in names]
-    report.rungs[1].n_failures = 40
+    report.rungs[1].failures, report.rungs[1].failing = [], {}
+    report.rungs[1].n_failures = 0
+    for name in names:
+        report.rungs[1].fail(Failure("wrong", name))
+    report.rungs[1].fail_more("kernel", 31, "")
     lines = piped(report)
     start = lines.index(next(line for line in lines if line.startswith("failures by tensor")))
     table = [line.split() for line in lines[start + 1 : start + 8]]

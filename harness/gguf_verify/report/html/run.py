@@ -247,18 +247,12 @@ def _first(report: Report) -> First | None:
 
 def _counts(report: Report) -> list[Count]:
     """Count failures by tensor and rung, the most first; last those of no tensor."""
-    found: dict[str, list[int]] = {}
-    for i, rung in enumerate(report.rungs):
-        counted = 0
-        for record in rung.details:
-            if isinstance(record, TensorBytes | TensorBlocks | GemmRecord) and record.failures:
-                found.setdefault(record.tensor, [0] * len(report.rungs))[i] += record.failures
-                counted += record.failures
-        if rung.n_failures > counted:
-            found.setdefault("", [0] * len(report.rungs))[i] += rung.n_failures - counted
-    types = report.tensor_types
-    made = [Count(tensor, types.get(tensor, ""), wrong, sum(wrong)) for tensor, wrong in found.items()]
-    return sorted(made, key=lambda count: (not count.tensor, -count.total))
+    types, made = report.tensor_types, []
+    for tensor in [*run_words.failing(report), ""]:
+        wrong = [rung.failing.get(tensor, 0) for rung in report.rungs]
+        if any(wrong):
+            made.append(Count(tensor, types.get(tensor, ""), wrong, sum(wrong)))
+    return made
 
 
 def picture(made: grid.Grid) -> Picture:

@@ -27,7 +27,7 @@ LABEL = 12
 GOOD, WARN, BAD, DIM, BOLD = "bold green", "yellow", "bold red", "dim", "bold"
 #: Verdicts and severities → style.
 STYLES = {
-    "passed": GOOD, "verified": GOOD, "verified on drawn data": GOOD,
+    "passed": GOOD, "verified": GOOD, "verified on drawn data": WARN,
     "clean": GOOD, "clean in the sample": WARN, "clean as far as checked": WARN, "warnings": WARN,
     "failed": BAD, "mismatch": BAD, "wrong": BAD, "refused": BAD,
     "error": BAD, "unverified": WARN, "waived": WARN, "broken off": WARN, "interrupted": WARN,

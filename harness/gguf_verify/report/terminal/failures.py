@@ -133,37 +133,17 @@ def _shortened(digits: str, most: int) -> str:
 def _by_tensor(report: Report) -> Table:
     """A table of failures by tensor and rung."""
     wrong = [rung for rung in report.rungs if rung.n_failures]
-    counts: dict[str, dict[str, int]] = {}
-    for rung in wrong:
-        found = _counted(rung)
-        rest = rung.n_failures - sum(found.values())
-        for tensor, n in [*found.items(), *([("", rest)] if rest > 0 else [])]:
-            counts.setdefault(tensor, {})[rung.name] = n
-    tensors = sorted((name for name in counts if name), key=lambda name: -sum(counts[name].values()))
+    tensors = run_words.failing(report)
     made = table("failures by tensor", *(rung.name for rung in wrong), right=range(1, 1 + len(wrong)), folded=0)
     shown = tensors[:MOST_TENSORS]
     for name in shown:
-        made.add_row(Text(printable(name, 64)), *(f"{counts[name].get(rung.name, 0):,}" for rung in wrong))
-    left = {rung.name: rung.n_failures - sum(counts[name].get(rung.name, 0) for name in shown) for rung in wrong}
+        made.add_row(Text(printable(name, 64)), *(f"{rung.failing.get(name, 0):,}" for rung in wrong))
+    left = {rung.name: rung.n_failures - sum(rung.failing.get(name, 0) for name in shown) for rung in wrong}
     if any(left.values()):
         others = len(tensors) - len(shown)
         words = "… all others" if others else "not counted by tensor" if shown else "of the whole rung"
         made.add_row(Text(words), *(f"{left[rung.name]:,}" for rung in wrong))
     return made
-
-
-def _counted(rung: RungResult) -> dict[str, int]:
-    """Tensor → number of failures: the count of its record, or else the number of recorded failures."""
-    counts: dict[str, int] = {}
-    for record in rung.details:
-        tensor, n = getattr(record, "tensor", ""), getattr(record, "failures", 0)
-        if n:
-            counts[tensor] = counts.get(tensor, 0) + n
-    recorded: dict[str, int] = {}
-    for f in rung.failures:
-        if f.tensor and f.tensor not in counts:
-            recorded[f.tensor] = recorded.get(f.tensor, 0) + 1
-    return counts | recorded
 
 
 def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
