@@ -88,14 +88,14 @@ class Failed(NamedTuple):
         tensor: the tensor, node or operation.
         place: in the tensor or the graph.
         kind: culprit and diagnosis, or the operation and its device.
-        count: the number of such problems.
+        number: of such problems.
     """
 
     check: str
     tensor: str = ""
     place: str = ""
     kind: str = ""
-    count: int = 0
+    number: int = 0
 
 
 def facts(sentence: str) -> str:

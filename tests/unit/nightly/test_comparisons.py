@@ -75,7 +75,7 @@ FAILED = Failed("layers", "blk.0.ffn_up", "row 1, block 2, token 0", "kernel, wr
     [
         ((FAILED, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row 1 of blk.0 is incorrect"), True),
         *(((FAILED, "wrong"), (FAILED._replace(**{name: value}), "wrong"), False) for name, value in
-          (("check", "tokens"), ("tensor", "blk.1"), ("place", "row 2"), ("kind", "kernel"), ("count", 5))),
+          (("check", "tokens"), ("tensor", "blk.1"), ("place", "row 2"), ("kind", "kernel"), ("number", 5))),
         ((None, "died of SIGSEGV: x"), (None, "died of SIGSEGV: y"), False),
         ((None, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row blk.0, 1 is incorrect"), True),
         ((None, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row blk.0, 2 is incorrect"), False),

@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple
 
 from ...bisection_results import Bisection, FirstFailure, Outcome, Seen, Step, Turned
 from ...support.command_line import shown
-from ..graph_words import of_seen, seen
+from ..digest import seen
+from ..graph_words import of_seen
 from .graph import Wrong, wrong
 
 Level = Literal["good", "warn", "bad"]
