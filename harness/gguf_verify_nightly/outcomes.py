@@ -85,7 +85,7 @@ class Conclusion:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the report of a run decides about its cell.
+    """The decisions of a run's report about its cell.
 
     Args:
         claimed: its verdict.

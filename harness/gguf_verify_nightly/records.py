@@ -99,7 +99,7 @@ class Failed(NamedTuple):
 
 
 def facts(sentence: str) -> str:
-    """What stays of a sentence when it is reworded: the words with a digit, an underscore or two capitals."""
+    """The parts of a sentence that rewording keeps: the words with a digit, an underscore or two capitals."""
     return " ".join(word.strip("().,:;") for word in sentence.split() if re.search(r"[\d_]|[A-Z]{2}", word))
 
 

@@ -1,4 +1,4 @@
-"""Reports as workflow commands of GitHub Actions: what is wrong becomes an annotation of the run.
+"""Digests as workflow commands of GitHub Actions: findings become annotations of the run.
 
 GitHub takes such lines from a step's standard output, and shows ten errors and ten warnings of a step. The format:
 https://docs.github.com/actions/reference/workflow-commands-for-github-actions#setting-an-error-message

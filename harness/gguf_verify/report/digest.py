@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from ..support.text import ELLIPSIS, printable
 
-#: "none": what was checked is right.
+#: "none": a check that passed.
 Level = Literal["error", "warning", "note", "none"]
 
 
@@ -150,7 +150,7 @@ def seen(text: str, limit: int = 600) -> str:
 
 
 def message(head: str, digest: Digest) -> str:
-    """The message of an exception, in at most 15 lines: what is wrong or not verified, and how to repeat it."""
+    """The message of an exception, in at most 15 lines: failures, unverified items, and the command to repeat."""
     bad = [f for f in digest.findings if f.level in ("error", "warning") and not f.waived]
     lines = [head, *(f"{f.scope}: {f.message}" if f.scope else f.message for f in bad)]
     lines = [seen(line, 300) for line in lines[:14]]
@@ -169,6 +169,6 @@ def waivers(findings: Iterable[Finding]) -> list[Section]:
 
 
 def unverified(findings: Iterable[Finding]) -> list[Section]:
-    """The table of what could not be verified, if there is something."""
+    """The table of unverified items, if there are any."""
     rows = [(f.scope, f.message) for f in findings if f.kind == "not verified"]
     return [Table(f"{len(rows):,} could not be verified", ("in", "what"), rows, folded=True)] if rows else []

@@ -50,13 +50,13 @@ def passed(report: Report) -> str:
 
 
 def checked(rung: RungResult) -> str:
-    """What a rung checked, its own subject first; "": nothing."""
+    """The things that a rung checked, its own subject first; "" for nothing."""
     kinds = sorted(rung.checked, key=lambda kind: kind not in rung.substance)
     return counts({kind: rung.checked[kind] for kind in kinds})
 
 
 def blame(left: Unverified) -> str:
-    """The culprit of what could not be verified, after its reason; "" if it was only not reached."""
+    """The culprit of an unverified item, after its reason; "" if it was only not reached."""
     return "" if left.culprit == "coverage" else f" (at fault: {CULPRITS[left.culprit]})"
 
 

@@ -78,7 +78,7 @@ def _uri(path: str) -> str:
 
 
 _BY_ID = {rule.id: rule for rule in RULES.values()}
-#: Ends of the names of rules that are not findings of a file → level, what they mean.
+#: Ends of the names of rules that are not findings of a file → level, meaning.
 _OTHERS = {
     "not-verified": ("warning", "Something should have been checked and could not be."),
     "mismatch": ("error", "What the kernel, the file or llama.cpp computes is not what it should be."),

@@ -76,7 +76,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def shown_live(options: Options) -> Callable[[Event], object]:
-    """Return what shows the events of a run on standard error; nothing unless the options ask for progress."""
+    """Return the display of a run's events on standard error; None unless the options request progress."""
     if not options.progress:
         return lambda _: None
     from .live import Live

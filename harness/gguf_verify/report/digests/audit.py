@@ -1,4 +1,4 @@
-"""The digests of audits: the verdict, the findings, and what could not be judged; of several files a row each."""
+"""The digests of audits: the verdict, the findings, and unverified items; a row for each of several files."""
 
 from __future__ import annotations
 

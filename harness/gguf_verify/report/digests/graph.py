@@ -56,8 +56,8 @@ def digest(report: GraphReport) -> Digest:
 
 
 def findings(report: GraphReport) -> Iterator[Finding]:
-    """Yield the operations, wrong nodes, nodes that were not judged or fell back, what ended the run, and nodes whose
-    bits vary."""
+    """Yield the operations, wrong nodes, nodes that were not judged or fell back, the end of the run, and nodes
+    whose bits vary."""
     suite, repeat = words.about(report), words.command(report)
     finding = partial(
         Finding,
@@ -133,7 +133,7 @@ def _sections(report: GraphReport, found: Sequence[Finding]) -> Iterator[Section
     yield from paragraphs(found, "broken off", "interrupted", "incomplete")
     if report.operations:
         heads = ("operation", "ran on", "nodes", "outputs", "definition", "worst utilisation", "wrong")
-        ordered = sorted(report.operations, key=lambda each: not each.wrong)  # what is wrong must fit
+        ordered = sorted(report.operations, key=lambda each: not each.wrong)  # wrong ones must fit
         yield Table("", heads, map(_operation, ordered), spare=30_000, width=200)
     if report.wrong:
         columns = ("node", "where", "first wrong element", "wrong", "inputs")

@@ -1,4 +1,4 @@
-"""The digest of `identify_model`: the products, and what is declared of them."""
+"""The digest of `identify_model`: the products, declared and computed."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ from .block import Block
 
 #: Rows of a table; more are counted.
 MOST_ROWS = 5000
-#: Cells of a map that say where they are when they are pointed at; all are drawn.
+#: Cells of a map that show their place under the pointer; all cells are drawn.
 MOST_TITLES = 100
 
 
 class Rung(NamedTuple):
-    """A line of the rungs' table: `worst` has whose output, utilisation and place; `stages` where its time went."""
+    """A line of the rungs' table: `worst` has side, utilisation and place; `stages` its time by stage."""
 
     result: RungResult
     level: str
@@ -40,7 +40,7 @@ class Rung(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A heat map: its name, what it shows in sentences, and itself."""
+    """A heat map: its name, a description, and the picture."""
 
     title: str
     told: Sequence[str]
@@ -48,7 +48,7 @@ class Picture(NamedTuple):
 
 
 class Explained(NamedTuple):
-    """A diagnosis: what is wrong and how to fix it, and where it was seen, with what else is known of it there."""
+    """A diagnosis: faults with their fixes, and the places where it was found, with further facts."""
 
     found: Sequence[tuple[str, str]]
     places: Sequence[tuple[str, Sequence[str]]]

@@ -22,7 +22,7 @@ from ..grid import Cell, Grid
 from ..writer import Form
 from .console import BAD, BOLD, DIM, WARN, cut, said, table, wrapped
 
-#: What is shown without -v; the rest is counted.
+#: Limits without -v; the rest is counted.
 MOST_TENSORS, MOST_DIAGNOSES = 6, 4
 _HEX_DIGITS = 128
 _INDENT = "  "
@@ -86,7 +86,7 @@ def map_lines(rung: RungResult, form: Form) -> Iterator[Text]:
 
 
 def _failure(rung: RungResult, f: Failure, kind: str, form: Form) -> Iterator[Text]:
-    """The first failure: what, the numbers, and the block with its fields and codes."""
+    """The first failure: its sentence, the numbers, and the block with its fields and codes."""
     yield from failure_lines(rung, f, form)
     yield from _trace(f, form)
     if f.block_hex is not None:

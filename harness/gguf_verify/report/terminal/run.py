@@ -27,7 +27,7 @@ from .console import BOLD, DIM, LABEL, STYLES, WARN, capped, cut, facts, rendere
 
 #: Lines of a passing report without -v, at 80 columns.
 MOST_LINES = 24
-#: What is shown without -v; the rest is counted.
+#: Limits without -v; the rest is counted.
 MOST_NOTES, MOST_UNVERIFIED, MOST_ENVELOPES = 3, 10, 2
 _INDENT = "  "
 #: The first words of a report on random data.
@@ -80,7 +80,7 @@ def _verdict(report: Report, form: Form) -> Iterator[Text]:
         yield from wrapped(said(("BROKEN OFF: ", WARN), printable(report.fault, 600)), form.width, _INDENT)
 
 
-# ---- what is wrong ---------------------------------------------------------------------------------------------------
+# ---- failures --------------------------------------------------------------------------------------------------------
 
 
 def _more(report: Report) -> str:
@@ -99,7 +99,7 @@ def rung_line(rung: RungResult, form: Form) -> Text:
     return cut(start + Text(", ".join(filter(None, told))), form.width)
 
 
-# ---- what is missing -------------------------------------------------------------------------------------------------
+# ---- unverified items ------------------------------------------------------------------------------------------------
 
 
 def _left(report: Report, form: Form) -> Iterator[RenderableType]:
@@ -141,7 +141,7 @@ def _repeat(report: Report) -> Iterator[RenderableType]:
         yield Text(f"repeat with: {shown(report.repeat_of())}")
 
 
-# ---- what was checked, and for what it holds -------------------------------------------------------------------------
+# ---- checks, and the scope of the verdict ----------------------------------------------------------------------------
 
 
 def _rungs(report: Report) -> Table:
