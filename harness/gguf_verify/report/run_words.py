@@ -83,9 +83,9 @@ def worst(report: Report, of_kernel: bool = True) -> tuple[Worst, RungResult] | 
     return max(found, key=lambda one: rank(one[0].utilisation), default=None)
 
 
-def ends(numbers: str) -> str:
-    """Ranges, such as those of an envelope, without most of those between the first and the last."""
+def ends(numbers: str, most: int = 3) -> str:
+    """Ranges, such as those of an envelope; of more than `most` the first ones and the last."""
     ranges = numbers.split(", ")
-    if len(ranges) <= 3:
+    if len(ranges) <= most:
         return numbers or "none"
-    return f"{ranges[0]}, {ranges[1]}, … {ranges[-1]} ({len(ranges)} ranges)"
+    return f"{', '.join(ranges[: most - 1])}, … {ranges[-1]} ({len(ranges)} ranges)"

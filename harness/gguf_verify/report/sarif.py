@@ -49,7 +49,9 @@ def render(digest: Digest) -> str:
 
 
 def _result(f: Finding) -> Json:
-    physical: Json = {"artifactLocation": {"uri": _uri(f.path)}}
+    # a relative path stays relative to where the command ran: to the repository, in continuous integration
+    uri = quote(f.path.encode("utf-8", "surrogateescape"))
+    physical: Json = {"artifactLocation": {"uri": f"file://{uri}" if Path(f.path).is_absolute() else uri}}
     if f.region is not None:
         start, stop = f.region
         physical["region"] = {"byteOffset": start, "byteLength": max(stop - start, 0)}
@@ -69,12 +71,6 @@ def _result(f: Finding) -> Json:
     if f.waived:
         made["suppressions"] = [{"kind": "external", "justification": "waived"}]
     return made
-
-
-def _uri(path: str) -> str:
-    """A relative path stays relative to where the command ran: to the repository, in continuous integration."""
-    encoded = quote(path.encode("utf-8", "surrogateescape"))
-    return f"file://{encoded}" if Path(path).is_absolute() else encoded
 
 
 _BY_ID = {rule.id: rule for rule in RULES.values()}

@@ -55,6 +55,7 @@ def findings(report: Report) -> Iterator[Finding]:
             lines = printable("; ".join(diagnosis.lines))
             yield finding(rule=None, level="error", scope=printable(diagnosis.tensor), message=lines)
     for rung, failure in report.failures:
+        start, size = failure.byte_offset, len(failure.block_hex or "") // 2
         yield finding(
             rule=f"{rung.name}-mismatch",
             level="error",
@@ -65,7 +66,7 @@ def findings(report: Report) -> Iterator[Finding]:
             details=_details(report, rung, failure),
             owner=failure.tensor,
             place=f"{failure.row}/{failure.block}/{failure.token}",
-            region=_region(failure),
+            region=None if start is None else (start, start + size),
             waived=failure.tensor in rung.waived,
             properties={
                 "culprit": failure.culprit,
@@ -103,12 +104,6 @@ def _details(report: Report, rung: RungResult, failure: Failure) -> str:
     kind = report.tensor_types.get(failure.tensor, "")
     diagnosis = next((d for d in rung.diagnoses if d.type in ("", kind)), rung.diagnosis)
     return f". Diagnosis: {printable(diagnosis.lines[0])}" if diagnosis is not None and diagnosis.lines else ""
-
-
-def _region(failure: Failure) -> tuple[int, int] | None:
-    """The bytes of the block."""
-    start = failure.byte_offset
-    return None if start is None else (start, start + len(failure.block_hex or "") // 2)
 
 
 def of_waivers(uses: Sequence[WaiverUse], path: str) -> Iterator[Finding]:

@@ -19,8 +19,8 @@ from ...gguf.records import Finding
 from ...support.command_line import shown
 from ...support.text import byte_range, counted, printable
 from ..writer import Form
-from . import waivers, xray
-from .console import STYLES, WARN, capped, facts, rendered, said, table
+from . import xray
+from .console import STYLES, WARN, capped, facts, rendered, said, table, waiver_lines
 
 #: Limits without -v; the rest is counted.
 MOST_COMPARED, MOST_UNVERIFIED, MOST_FINDINGS = 3, 10, 5
@@ -354,7 +354,7 @@ def _verdict(audit: Audit) -> Iterator[Text]:
     counts = ", ".join(counted(severities[s], f"{s}s") for s in ("error", "warning", "note"))
     part = audit.exit_code == 0 and len(audit.contents) != audit.n_tensors
     looked = f" ({len(audit.contents):,} of {counted(audit.n_tensors, 'tensors')})" if part else ""
-    yield from waivers.lines(audit.waivers)
+    yield from waiver_lines(audit.waivers)
     verdict = (audit.words.upper(), STYLES[audit.verdict])
     yield said(verdict, f"{looked} in {audit.seconds:.1f} s: {counts}")
     if audit.exit_code and audit.command:

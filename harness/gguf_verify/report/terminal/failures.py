@@ -36,7 +36,7 @@ def wrong(report: Report, form: Form) -> Iterator[RenderableType]:
         if diagnosis is explained[0][1]:
             others = [r for r in report.rungs if r.diagnosis is not None and r is not rung]
             if others and not form.verbose:
-                agree = all(_says_the_same(diagnosis, other) for r in others for other in r.diagnoses[:1])
+                agree = all(_cause(diagnosis) == _cause(other) for r in others for other in r.diagnoses[:1])
                 how, names = "says the same" if agree else "says more", ", ".join(r.name for r in others)
                 yield Text(f"{_INDENT}the diagnosis of other rungs ({names}) {how}: see -v", DIM)
     if len(explained) > MOST_DIAGNOSES:
@@ -56,8 +56,8 @@ def wrong(report: Report, form: Form) -> Iterator[RenderableType]:
     yield _by_tensor(report)
 
 
-def _says_the_same(one: LocatedDiagnosis, other: LocatedDiagnosis) -> bool:
-    return (one.verdict, {f.id for f in one.faults}) == (other.verdict, {f.id for f in other.faults})
+def _cause(d: LocatedDiagnosis) -> tuple[str, set[str]]:
+    return d.verdict, {f.id for f in d.faults}
 
 
 def diagnosis_lines(d: LocatedDiagnosis, form: Form) -> Iterator[Text]:
@@ -118,16 +118,8 @@ def _numbers(f: Failure, form: Form) -> Iterator[str]:
         part = f" of part {f.part + 1}" if f.part else ""
         start = "block: " if f.byte_offset is None else f"block at byte {f.byte_offset}{part}: "
         room = _HEX_DIGITS if form.width is None else min(_HEX_DIGITS, max(32, form.width - len(start) - 16) // 2 * 2)
-        yield start + _shortened(f.block_hex, room)
-
-
-def _at_fault(f: Failure) -> Iterator[Text]:
-    if f.culprit != "kernel":
-        yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
-
-
-def _shortened(digits: str, most: int) -> str:
-    return digits if len(digits) <= most else f"{digits[:most]}{ELLIPSIS} ({len(digits) // 2} bytes)"
+        cut_off = f"{ELLIPSIS} ({len(f.block_hex) // 2} bytes)" if len(f.block_hex) > room else ""
+        yield start + f.block_hex[:room] + cut_off
 
 
 def _by_tensor(report: Report) -> Table:
@@ -152,7 +144,8 @@ def failure_lines(rung: RungResult, f: Failure, form: Form) -> Iterator[Text]:
     yield from wrapped(said((f"{mark[0]} {rung.name}: ", mark[1]), printable(f.what, 600)), form.width, _INDENT)
     for line in _numbers(f, form):
         yield from wrapped(Text(_INDENT + line), form.width, 2 * _INDENT)
-    yield from _at_fault(f)
+    if f.culprit != "kernel":
+        yield Text(f"{_INDENT}at fault: {CULPRITS[f.culprit]}")
 
 
 class Distinct:
