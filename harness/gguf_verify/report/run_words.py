@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from ..results.costs import TextCost
 from ..results.failures import CULPRITS, Failure, Unverified
 from ..results.margins import Headroom, Worst
 from ..results.products import DrawnData
@@ -81,6 +82,21 @@ def worst(report: Report, of_kernel: bool = True) -> tuple[Worst, RungResult] | 
     """The largest utilisation of the kernel, or of llama.cpp, in any rung; None where no bound was judged."""
     found = [(w, rung) for rung in report.rungs for w in rung.worst.values() if w.of_kernel is of_kernel]
     return max(found, key=lambda one: rank(one[0].utilisation), default=None)
+
+
+def scored(text: TextCost) -> str:
+    """The number of predictions that were scored."""
+    return f"{text.scored:,} ({text.chunks:,} × {text.chunk} tokens, the second half of each)"
+
+
+def predictions(text: TextCost) -> Iterator[tuple[str, str, str]]:
+    """The comparison of predictions: a name, the model's figure, and its source's."""
+    yield "perplexity", f"{text.perplexity:.4f}", f"{text.source_perplexity:.4f}"
+    yield "KL divergence, mean", f"{text.kl_mean:.6f}", ""
+    for name, value in text.kl_percentiles.items():
+        yield f"KL divergence, {name} of predictions below", f"{value:.6f}", ""
+    yield "KL divergence, largest", f"{text.kl_max:.6f}", ""
+    yield "same most probable token", f"{100 * text.top1:.2f} %", ""
 
 
 def ends(numbers: str, most: int = 3) -> str:

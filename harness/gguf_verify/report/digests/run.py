@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ...results.costs import CostGroup, QuantizationCosts, TextCost
+from ...results.costs import CostGroup, QuantizationCosts
 from ...results.failures import Failure, WaiverState, WaiverUse
 from ...results.report import Report
 from ...results.rungs import RungResult
@@ -180,13 +180,12 @@ FORMULA = "‖X·W_qᵀ − X·W_fᵀ‖ / ‖X·W_fᵀ‖"
 
 def _costs(costs: QuantizationCosts) -> Iterator[Section]:
     name = printable(costs.source.path.rpartition("/")[2], 100)
-    title = f"What the quantization costs, against {name}"
+    title = f"The cost of the quantization, against {name}"
     if (text := costs.text) is not None:
-        yield Table(title, ("on a text", "this model", "its source"), _predictions(text))
+        yield Table(title, ("on a text", "this model", "its source"), run_words.predictions(text))
         yield (
-            f"{printable(text.text, 100)}: {text.tokens:,} tokens, {text.scored:,} predictions scored "
-            f"({text.chunks:,} × {text.chunk} tokens, the second half of each), as llama-perplexity defines them, "
-            f"computed by llama.cpp; SHA-256 of the text {text.sha256}."
+            f"{printable(text.text, 100)}: {text.tokens:,} tokens; predictions scored: {run_words.scored(text)}, as "
+            f"llama-perplexity defines them, computed by llama.cpp; SHA-256 of the text {text.sha256}."
         )
         title = ""
     if costs.gemms:
@@ -199,15 +198,6 @@ def _costs(costs: QuantizationCosts) -> Iterator[Section]:
         yield Table("By layer", ("layer", *heads), _groups(costs.by_layer), folded=True)
     if costs.left:
         yield Table("Not measured", ("what", "why"), costs.left, folded=True)
-
-
-def _predictions(text: TextCost) -> Iterator[Sequence[str]]:
-    yield "perplexity", f"{text.perplexity:.4f}", f"{text.source_perplexity:.4f}"
-    yield "KL divergence, mean", f"{text.kl_mean:.6f}", ""
-    for name, value in text.kl_percentiles.items():
-        yield f"KL divergence, {name} of predictions below", f"{value:.6f}", ""
-    yield "KL divergence, largest", f"{text.kl_max:.6f}", ""
-    yield "same most probable token", f"{100 * text.top1:.2f} %", ""
 
 
 def _groups(groups: Sequence[CostGroup]) -> Iterator[Sequence[str]]:

@@ -66,14 +66,6 @@ class First:
     activations: Sequence[Block] = ()
 
 
-class Failed(NamedTuple):
-    """A line of all failures; `digits` are the bytes of its block."""
-
-    rung: str
-    failure: Failure
-    digits: str
-
-
 class Count(NamedTuple):
     """The number of failures of a tensor in each rung; the tensor "" has those of no tensor."""
 
@@ -131,7 +123,7 @@ class Run:
     first: First | None
     counts: Sequence[Count]
     n_counts: int
-    failures: Sequence[Failed]
+    failures: Sequence[tuple[RungResult, Failure]]
     n_failures: int
     fault: str | None
     unverified: Sequence[tuple[str, str, str]]  # rung, name, why
@@ -164,7 +156,7 @@ def of(report: Report, failures: int = 80) -> Run:
         explained=_all_explained(report),
         wrong_map=picture(grid.of_gemm(layers.heat_map)) if layers is not None and layers.heat_map else None,
         first=_first(report), counts=counts[:MOST_ROWS], n_counts=len(counts),
-        failures=[Failed(r.name, f, f.block_hex or "") for r, f in report.failures[:failures]],
+        failures=report.failures[:failures],
         n_failures=report.n_failures, fault=report.fault or report.unfinished,
         unverified=[
             (r.name, u.title, u.why + run_words.blame(u)) for r in report.rungs for u in r.unverified
@@ -352,18 +344,11 @@ def _tokens(rung: RungResult) -> tuple[list[str], list[Token]]:
 def costs(report: Report) -> Costs | None:
     """The costs of a run; None where none were measured."""
     found = report.costs
-    return None if found is None else Costs(found, charts.layer_costs(found.by_layer), list(_cost_facts(found)))
-
-
-def _cost_facts(costs: QuantizationCosts) -> list[tuple[str, str]]:
-    text = costs.text
-    if text is None:
-        return []
-    return [
-        ("text", f"{text.text}: {text.tokens:,} tokens"),
-        ("predictions scored", f"{text.scored:,} ({text.chunks:,} × {text.chunk} tokens, the second half of each)"),
-        ("perplexity", f"{text.perplexity:.5g}"), ("perplexity of the source", f"{text.source_perplexity:.5g}"),
-        ("KL divergence, mean", f"{text.kl_mean:.3g}"),
-        *((f"KL divergence, {name} below", f"{value:.3g}") for name, value in text.kl_percentiles.items()),
-        ("KL divergence, largest", f"{text.kl_max:.3g}"), ("same most probable token", f"{100 * text.top1:.2f} %"),
-    ]  # fmt: skip
+    if found is None:
+        return None
+    facts = []
+    if (text := found.text) is not None:
+        facts = [("text", f"{text.text}: {text.tokens:,} tokens"), ("predictions scored", run_words.scored(text))]
+        for name, value, source in run_words.predictions(text):
+            facts.append((name, f"{value}, of the source {source}" if source else value))
+    return Costs(found, charts.layer_costs(found.by_layer), facts)
