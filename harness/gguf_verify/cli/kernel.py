@@ -20,7 +20,7 @@ examples:
   gguf-verify kernel my_kernel.cu:gemm --identify     # which definition does it compute?
 
 The kernel is judged as the blocks and layers rungs judge it on a model, with the same additional shapes, values and
-schedules. The verdict, "verified on drawn data", holds for these random data only, not for any model.
+schedules. The verdict, "verified on random data (no model)", holds for these random data only, not for any model.
 
 """
 

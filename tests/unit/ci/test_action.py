@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf_verify.report.findings import Finding
 
 from gguf_verify.report.annotations import MOST, WRITER, render
-from gguf_verify.report.findings import Finding
 from gguf_verify.report.writer import Form, Kind
 from gguf_verify.results.failures import Unverified
 from tests.support.actions import ACTION, STEPS, Ran, program, run_step

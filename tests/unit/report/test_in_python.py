@@ -127,7 +127,7 @@ def test_html_is_escaped_short_and_loads_nothing() -> None:
     assert "\u202e" not in made
     assert "://" not in made
     assert len(made) < 6000
-    for words in ("mismatch", "the kernel (1,000)", "Fix: swap them", "got 2.5", "byte 4096", "--only-call"):
+    for words in ("mismatch", "the kernel (1,000)", "Fix: swap them", "got 2.5", "bytes 4096-4176", "--only-call"):
         assert words in made
     assert "verified" in right()._repr_html_()
 
