@@ -17,9 +17,9 @@ from gguf_verify.kernels.halves import ROWS, STAGE, Layout, check_halves
 from gguf_verify.kernels.ladder import KERNELS
 from gguf_verify.kernels.ladder.f16_wgmma import Wgmma
 from gguf_verify.kernels.shipped import ShippedKernel
-from gguf_verify.rungs.envelope import TypeProbes
 from gguf_verify.rungs.generated_inputs import any_blocks, held_by
-from gguf_verify.rungs.huge import HugeProbes
+from gguf_verify.rungs.layers.probes.envelope import TypeProbes
+from gguf_verify.rungs.layers.probes.huge import HugeProbes
 from gguf_verify.rungs.plan import Probe
 from gguf_verify.semantics.declared import IN_TENSOR_CORES, declared
 from gguf_verify.semantics.exact import product

@@ -13,34 +13,34 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ..checks import ALONE
-from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ..diagnosis.experiments import Experiments
-from ..formats import BlockFormat, WeightFormat
-from ..formats.q8_1 import Q8_1
-from ..gguf.file import Tensor
-from ..kernels.domain import EVERYTHING, Domain, Extent
-from ..kernels.interface import Kernel, Weights
-from ..results.calls import Call
-from ..results.failures import Failure
-from ..results.margins import Side
-from ..results.products import TypeEnvelope
-from ..results.rungs import RungResult
-from ..semantics.order import Order
-from ..semantics.sums import Product
-from ..support.arrays import get
-from ..support.errors import KernelFault, NotRun
-from ..support.text import printable
-from .calls import calling
-from .explain import Explanations, Place, WrongCall
-from .generated_inputs import any_blocks, drawn, held_by, representable, special, ties_of_codes, with_least_codes
+from ....checks import ALONE
+from ....checks import OTHER_SHAPES as OTHER_OUTPUTS
+from ....diagnosis.experiments import Experiments
+from ....formats import BlockFormat, WeightFormat
+from ....formats.q8_1 import Q8_1
+from ....gguf.file import Tensor
+from ....kernels.domain import EVERYTHING, Domain, Extent
+from ....kernels.interface import Kernel, Weights
+from ....results.calls import Call
+from ....results.failures import Failure
+from ....results.margins import Side
+from ....results.products import TypeEnvelope
+from ....results.rungs import RungResult
+from ....semantics.order import Order
+from ....semantics.sums import Product
+from ....support.arrays import get
+from ....support.errors import KernelFault, NotRun
+from ....support.text import printable
+from ...calls import calling
+from ...explain import Explanations, Place, WrongCall
+from ...generated_inputs import any_blocks, drawn, held_by, representable, special, ties_of_codes, with_least_codes
+from ...judging import Output, judge_output
+from ...plan import PLAN, Probe, in_words, plan
+from ...remade import KernelCall
+from ...run import Run
+from ...schedules import BRIEF
 from .huge import HugeFound, HugeProbes
-from .judging import Output, judge_output
 from .limits import limit_of, record_limit
-from .plan import PLAN, Probe, in_words, plan
-from .remade import KernelCall
-from .run import Run
-from .schedules import BRIEF
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -60,19 +60,14 @@ class _Found:
 
     Args:
         calls, outputs: that were judged.
-        tokens, rows, columns: that occurred.
-        wrong: (M, N, K) of each wrong call.
-        right: numbers of tokens of right calls.
+        right, wrong: (M, N, K) of each correct and each wrong call.
         faults: calls that the kernel did not survive.
     """
 
     calls: int = 0
     outputs: int = 0
-    tokens: set[int] = field(default_factory=set)
-    rows: set[int] = field(default_factory=set)
-    columns: set[int] = field(default_factory=set)
+    right: set[tuple[int, int, int]] = field(default_factory=set)
     wrong: list[tuple[int, int, int]] = field(default_factory=list)
-    right: set[int] = field(default_factory=set)
     faults: int = 0
     values: set[str] = field(default_factory=set)
     not_covered: list[tuple[str, str]] = field(default_factory=list)
@@ -130,23 +125,23 @@ class TypeProbes:
                 self._probe(probe, number)
             if only is not None and only.kind == "probe":
                 return
-            if only is None and domain.m == Extent():
-                self._no_tokens()
+            no_tokens = only is None and domain.m == Extent() and self._takes_no_tokens()
             if run.budget.spent:
                 return self._leave()
             large = self._large(domain, brief, tested)
         else:
-            large = HugeFound()
+            large, no_tokens = HugeFound(), False
             found.not_covered.append(("the probe plan", "the matrix has no whole block to lay out anew"))
         if only is not None:
             return
         self._windows()
         self._result.count_beside(OTHER_OUTPUTS, found.outputs, tested)
         self._account(large)
+        tokens, rows, columns = ({size[i] for size in found.right} for i in range(3))
         self._result.envelopes.append(
             TypeEnvelope(
                 type=fmt.name, plan=PLAN, probes=run.options.probes, domain=domain.words, calls=found.calls,
-                tokens=in_words(found.tokens), rows=in_words(found.rows), columns=in_words(found.columns),
+                tokens=in_words(tokens | {0} if no_tokens else tokens), rows=in_words(rows), columns=in_words(columns),
                 values=tuple(sorted(found.values)), indices=tuple(large.indices), grids=tuple(large.grids),
                 not_covered=(*found.not_covered, *large.not_covered), under_test=tested,
             )
@@ -297,10 +292,7 @@ class TypeProbes:
             return
         found.outputs += m * probe.n * len(right)
         if all(right):
-            found.tokens.add(m)
-            found.right.add(m)
-            found.rows.add(probe.n)
-            found.columns.add(probe.k)
+            found.right.add((m, probe.n, probe.k))
         else:
             found.wrong.append((m, probe.n, probe.k))
 
@@ -353,8 +345,8 @@ class TypeProbes:
             span = slice(start, min(start + step, len(rows)))
             yield span, self._run.product(self._semantics, self._fmt, rows[span], encoded, order)
 
-    def _no_tokens(self) -> None:
-        """A call without tokens, which engines may never make: it is recorded, and not judged."""
+    def _takes_no_tokens(self) -> bool:
+        """Whether it survives a call without tokens, which engines may never make: that is recorded, and not judged."""
         kernel = self._run.kernel.of(self._fmt, 1, 1, self._fmt.unit)
         rows = self._units[:1]
         try:
@@ -362,14 +354,15 @@ class TypeProbes:
             y = kernel.gemm(kernel.upload(self._fmt, rows), nothing)
             if y.shape != (0, 1):
                 raise KernelFault(f"it gives an output of shape {y.shape}")
-            self.found.tokens.add(0)
         except KernelFault as error:
             self.found.not_covered.append(("M = 0", str(error)))
+            return False
+        return True
 
     def _windows(self) -> None:
         """Record which numbers of tokens are wrong, if others are correct with the same rows and columns."""
         wrong = {m for m, _, _ in self.found.wrong}
-        right = self.found.right - wrong
+        right = {m for m, _, _ in self.found.right} - wrong
         if len(wrong) > 1 and right:
             self._result.note(f"{self._fmt.name}: wrong with {in_words(wrong)} tokens; right with {in_words(right)}")
 

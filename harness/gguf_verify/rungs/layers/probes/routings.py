@@ -17,30 +17,30 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from ..checks import ALONE
-from ..checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ..diagnosis.experiments import Experiments
-from ..gguf.file import Tensor
-from ..hosts.schedule import Schedule
-from ..kernels.experts import Taken
-from ..kernels.interface import Kernel
-from ..kernels.routing import ROUTINGS, Routing, routed
-from ..results.calls import Call
-from ..results.failures import Failure
-from ..results.margins import Side
-from ..results.rungs import RungResult
-from ..semantics.drawn import keys_of_slots
-from ..semantics.exact import product
-from ..semantics.gates import judge
-from ..support.errors import EnvironmentFault, KernelFault, NotTried
-from ..support.text import printable
-from .calls import calling
-from .explain import Explanations, Place
-from .generated_inputs import drawn
-from .judging import MISSES_BLOCKS, describe, leave_weak
-from .plan import near
-from .run import Run
-from .schedules import difference, made, may_run, omit, under_schedule
+from ....checks import ALONE
+from ....checks import OTHER_SHAPES as OTHER_OUTPUTS
+from ....diagnosis.experiments import Experiments
+from ....gguf.file import Tensor
+from ....hosts.schedule import Schedule
+from ....kernels.experts import Taken
+from ....kernels.interface import Kernel
+from ....kernels.routing import ROUTINGS, Routing, routed
+from ....results.calls import Call
+from ....results.failures import Failure
+from ....results.margins import Side
+from ....results.rungs import RungResult
+from ....semantics.drawn import keys_of_slots
+from ....semantics.exact import product
+from ....semantics.gates import judge
+from ....support.errors import EnvironmentFault, KernelFault, NotTried
+from ....support.text import printable
+from ...calls import calling
+from ...explain import Explanations, Place
+from ...generated_inputs import drawn
+from ...judging import MISSES_BLOCKS, describe, leave_weak
+from ...plan import near
+from ...run import Run
+from ...schedules import difference, made, may_run, omit, under_schedule
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]

@@ -17,6 +17,9 @@ from ..gguf.file import Tensor
 from ..gguf.matrices import may_be_matrix, rows_of_matrix
 from ..hosts.base import Source
 from ..kernels.shipped import ShippedKernel
+from ..rungs.layers.call import OTHER_M
+from ..rungs.plan import plan
+from ..rungs.run import Run
 from ..semantics.combinations import Combinations
 from ..semantics.definition import Semantics
 from ..semantics.device import Device
@@ -24,9 +27,6 @@ from ..semantics.order import Order
 from ..semantics.result import exact_result
 from ..semantics.screen import bilinear, screened
 from ..support.threads import ahead
-from .layers.call import OTHER_M
-from .plan import plan
-from .run import Run
 
 #: Numbers of tokens beside those of the layers rung: of blocks, and of prompts.
 _TOKENS = (*OTHER_M, 16, 32)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..kernels.domain import Domain
-from ..results.rungs import RungResult
-from .plan import PLANNED, near
+from ....kernels.domain import Domain
+from ....results.rungs import RungResult
+from ...plan import PLANNED, near
 
 #: M, N and K, and why CUDA refuses one of the launches of such a product; None where it makes all.
 Refusal = Callable[[int, int, int], str | None]

@@ -23,31 +23,31 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace as replace_fields
 
-from ..diagnosis.observed import observed
-from ..formats import SLICE, BlockFormat, WeightFormat
-from ..gguf.file import Tensor
-from ..kernels.domain import Domain
-from ..kernels.interface import Kernel
-from ..kernels.launches import Launched, Needs, Repeated, SparseProduct, prime
-from ..results.calls import Call
-from ..results.diagnoses import FaultMatch, LocatedDiagnosis
-from ..results.failures import Failure
-from ..results.rungs import RungResult
-from ..semantics.definition import Semantics
-from ..semantics.epilogue import Epilogue
-from ..semantics.exact import product
-from ..semantics.gates import judge
-from ..semantics.order import Order
-from ..support.errors import EnvironmentFault, KernelFault
-from ..support.text import printable
-from .explain import Explanations
-from .generated_inputs import any_blocks, drawn, held_by
-from .huge_fused import repeated
-from .judging import KERNEL, leave_weak
+from ....diagnosis.observed import observed
+from ....formats import SLICE, BlockFormat, WeightFormat
+from ....gguf.file import Tensor
+from ....kernels.domain import Domain
+from ....kernels.interface import Kernel
+from ....kernels.launches import Launched, Needs, Repeated, SparseProduct, prime
+from ....results.calls import Call
+from ....results.diagnoses import FaultMatch, LocatedDiagnosis
+from ....results.failures import Failure
+from ....results.rungs import RungResult
+from ....semantics.definition import Semantics
+from ....semantics.drawn import companions
+from ....semantics.epilogue import Epilogue
+from ....semantics.exact import product
+from ....semantics.gates import judge
+from ....semantics.order import Order
+from ....support.errors import EnvironmentFault, KernelFault
+from ....support.text import printable
+from ...explain import Explanations
+from ...generated_inputs import any_blocks, drawn, held_by
+from ...judging import KERNEL, leave_weak
+from ...plan import Huge, huge, wide
+from ...run import Run
+from ...thread_blocks import SHARE, BlocksAlone, dependence, too_many
 from .limits import limit_of, record_limit
-from .plan import Huge, huge, wide
-from .run import Run
-from .thread_blocks import SHARE, BlocksAlone, dependence, too_many
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -56,9 +56,10 @@ Floats = npt.NDArray[np.float32]
 _REPEATED, _TOKENS_REPEATED, _FEWEST = 8209, 4099, 521
 #: Outputs of a thread block, beyond which none is tried.
 _MOST_OUTPUTS = 1 << 16
+#: Rows and tokens with random numbers, primes.
+_ROWS, _TOKENS = 521, 67
 _INDEX = Call(kind="index")
-#: Outputs of each thread block that are judged, and pairs of a row and a token that are multiplied
-#: exactly at a time.
+#: Outputs of each thread block that are judged, and pairs of a row and a token that are multiplied exactly at a time.
 _JUDGED, _PAIRS = 4, 12
 #: Sums into the output, which a product of zero leaves unchanged: unwritten outputs are reported for every other one.
 _SHARE_OF_SUMS = 2
@@ -164,7 +165,7 @@ class HugeProbes:
     def check_indices(self, domain: Domain) -> None:
         """Run and judge some thread blocks of each large product."""
         self._call = replace_fields(self._call, kind="index", m=0, n=0, k=0)
-        row, token = len(self._weights) / self._values, len(self._x) / (_TOKENS_REPEATED * self._of_x)
+        row, token = self._fmt.block_bytes / self._fmt.block_size, len(self._x) / (_TOKENS_REPEATED * self._of_x)
         tried = huge(domain, self.unit, row, token)
         for what in ("M·N", "N·K", "M·K"):
             if not any(size.what == what for size in tried):
@@ -182,11 +183,6 @@ class HugeProbes:
                 return
         for size in (size for size in tried if size.what == "M·K"):
             self._check_quantizer(size)
-
-    @property
-    def _values(self) -> int:
-        """Values of the repeated blocks."""
-        return len(self._weights) // self._fmt.block_bytes * self._fmt.block_size
 
     def _leave(self, what: str, why: str) -> None:
         left = f"{what} of 2^31 and more", why
@@ -327,9 +323,7 @@ class HugeProbes:
         places = list(zip(at_tokens.tolist(), at_rows.tolist(), strict=True))
         rows, tokens = of.rows([n for _, n in places]), of.tokens([m for m, _ in places])
         operands = of.beside([m for m, _ in places], [n for _, n in places]) if of.fused else None
-        whole = product(
-            self._semantics, self._fmt, rows, tokens, order, self._run.options.threads, operands=operands
-        )  # fmt: skip
+        whole = product(self._semantics, self._fmt, rows, tokens, order, self._run.options.threads, operands=operands)
         expected = whole.at(np.arange(len(places)), np.arange(len(places)))
         y = np.array([[bits for _, _, bits in pairs]], np.uint32).view(np.float32)
         judgement = judge(y, expected)
@@ -382,3 +376,21 @@ def _some(count: int, seed: int) -> list[int]:
         return list(range(count))
     between = np.random.default_rng(seed).integers(1, count - 1, _JUDGED - 2)
     return [0, *map(int, between), count - 1]
+
+
+def repeated(of: SparseProduct, epilogue: Epilogue, fmt: BlockFormat, output: str) -> dict[str, Repeated]:
+    """The repeating numbers in the fused operands.
+
+    Args:
+        output: the type of the product's output.
+    """
+    rows, tokens = of.rows(range(_ROWS)), of.tokens(range(_TOKENS))
+    places, found = {operation.operand: operation.place for operation in epilogue.operations}, {}
+    for name, values in epilogue.operands(fmt, rows, tokens, output).items():
+        if places[name] is None:
+            others = companions(fmt, of.weights.reshape(-1, fmt.block_bytes))
+            found[name] = Repeated(None, np.roll(others, 1, axis=0).reshape(-1))
+            continue
+        numbers = values.reshape(-1)
+        found[name] = Repeated(places[name], numbers[: prime(max(2, len(numbers)))])
+    return found

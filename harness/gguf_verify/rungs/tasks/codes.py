@@ -11,10 +11,10 @@ import hashlib
 import math
 from collections.abc import Generator, Iterator
 from functools import partial
+from itertools import count
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import structs
 
 from ...diagnosis.identify import known_inputs
 from ...formats import SLICE
@@ -30,13 +30,12 @@ from ...semantics.dequantization import rounded_float32
 from ...semantics.quantization import QuantizerCheck, check_bytes, encoding, encodings, only_defined, unit_of
 from ...support.errors import KernelFault, NotRun, NotTried
 from ...support.text import printable
-from ..calls import begin_alone, end_alone
 from ..course import Course
 from ..generated_inputs import drawn, every_size, special, ties_of_codes
-from ..interface import Rung, Steps
+from ..plan import shapes_of
 from ..run import Run
-from .calls import Found, Probe, TaskCalls, shapes_of, small_shapes
-from .large import REPEATED, LargeTask, check_large, columns_of, few, sizes_of
+from .judge import Found, TaskCall, TaskJudge
+from .large import REPEATED, Repeating
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -49,49 +48,54 @@ _PER_CALL = 3
 _COLUMNS = (1, 9, 24)
 
 
-def check(run: Run, result: RungResult) -> Steps:
-    """Judge the kernel's bytes. Raises EnvironmentFault if llama.cpp crashes."""
-    only = begin_alone(run, result)
-    rung = _Codes(TaskCalls(run, result, only))
-    like = np.ones((1, 32), np.float32)
-    matrices = [t for t in run.selected() if may_be_matrix(t)]
-    if only is None or only.kind == "tensor":
-        try:
-            like = yield from rung.graph(like)
-        except LlamaRefused as error:
-            result.leave_all("activations of the model", str(error), error.culprit)
-    rung.probes(matrices[0], like)
-    if only is not None:
-        end_alone(result, only)
+class Codes(TaskJudge):
+    """The rung of a quantizer: its bytes are compared with its encoding by `semantics.quantization.check_bytes`."""
 
+    kernel: Quantizer
+    never_covered = (("blocks with NaN or infinities", "no definition says what they are"),)
 
-RUNG = Rung(
-    "codes", 2, "Is every byte of quantized activations the one that the encoding says?", ("blocks",), check,
-    ("quantize",),
-)  # fmt: skip
-
-
-class _Codes:
-    def __init__(self, calls: TaskCalls) -> None:
-        assert isinstance(calls.kernel, Quantizer)
-        self._calls, self._result, self._kernel = calls, calls.result, calls.kernel
-        self._encoding = encoding(calls.kernel.encoding)
+    def __init__(self, run: Run, result: RungResult) -> None:
+        super().__init__(run, result)
+        self._encoding = encoding(self.kernel.encoding)
         fmt = self._encoding.format
         assert fmt is not None
         #: Values that rows are multiples of, and those of a block.
-        self._size, self._block, self._name = unit_of(self._encoding), fmt.block_size, calls.kernel.encoding
-        self._found, self._explained = Found(self._name), False
-        if self._calls.only is None and self._kernel.fast_math:
+        self._size, self._block = unit_of(self._encoding), fmt.block_size
+        self._found, self._explained = Found(self.kernel.encoding), False
+        #: Activations, of whose size random ones are.
+        self._like = np.ones((1, 32), np.float32)
+        if self.only is None and self.kernel.fast_math:
             for name in ("ambiguous codes", "codes off by one step", "scales off"):
-                self._result.figures[name] = 0
+                self.result.figures[name] = 0
+
+    def found(self, tensor: Tensor) -> Found:
+        """All is of one encoding."""
+        return self._found
+
+    def outputs(self, call: TaskCall, given: Floats, kernel: Quantizer) -> Bytes:
+        """The bytes of activations."""
+        return kernel.quantize(given)
+
+    def report(self) -> None:
+        """Nothing more."""
 
     # ---- the model's own activations ---------------------------------------------------------------------------------
 
-    def graph(self, like: Floats) -> Generator[None, None, Floats]:
-        """The activations of the model's products, each once; returns some of them. Raises LlamaRefused."""
-        run, result, seen = self._calls.run, self._result, set[bytes]()
+    def of_model(self) -> Generator[None, None, list[Tensor]]:
+        """The activations of the model's products."""
+        matrices = [t for t in self.run.selected() if may_be_matrix(t)]
+        if self.only is None or self.only.kind == "tensor":
+            try:
+                yield from self.graph(matrices)
+            except LlamaRefused as error:
+                self.result.leave_all("activations of the model", str(error), error.culprit)
+        return matrices[:1]
+
+    def graph(self, matrices: list[Tensor]) -> Generator[None]:
+        """The activations of the products with these, each once. Raises LlamaRefused."""
+        run, result, seen = self.run, self.result, set[bytes]()
         uses: dict[str, int] = {}
-        course = Course(run, {t.name: t for t in run.selected() if may_be_matrix(t)})
+        course = Course(run, {t.name: t for t in matrices})
         captures = course.through(lambda: run.session.llama.capture(run.session.prompt))
         for gemm in course.products("codes", captures):
             yield
@@ -108,75 +112,50 @@ class _Codes:
             use = uses[gemm.tensor] = uses[gemm.tensor] + 1
             digest = hashlib.sha256(gemm.x.tobytes() + bytes(str(gemm.x.shape), "ascii")).digest()
             call = Call(kind="tensor", number=use, m=len(gemm.x), k=gemm.x.shape[1])
-            if digest in seen or not self._calls.wants(call) or self._calls.broken:
+            if digest in seen or not self.wants(call) or self.broken:
                 continue
             seen.add(digest)
             if gemm.x.shape[1] % self._size:
                 result.skip("products whose rows are no whole blocks of the encoding")
                 continue
-            like = gemm.x if not seen or np.isfinite(gemm.x).all() else like
-            self._parts(call, tensor, gemm.x)
+            self.activations(call, tensor, gemm.x)
         course.leave(result)
-        return like
 
-    def _parts(self, call: Call, tensor: Tensor, x: Floats) -> None:
+    def activations(self, call: Call, tensor: Tensor, x: Floats) -> None:
         """Activations of the graph, in calls of numbers of tokens that the domain allows."""
-        if (why := self._calls.kernel.domain.outside(self._kernel.domain.n.up(1) or 1, x.shape[1])) is not None:
-            self._result.leave(tensor.name, f"kernel {self._kernel.name} is not asked: {why}")
+        self._like = x if np.isfinite(x).all() else self._like
+        domain = self.kernel.domain
+        if (why := domain.outside(domain.n.up(1) or 1, x.shape[1])) is not None:
+            self.result.leave(tensor.name, f"kernel {self.kernel.name} is not asked: {why}")
             return
         at = 0
-        for wanted, given in self._kernel.domain.m.parts(len(x)):
+        for wanted, given in domain.m.parts(len(x)):
             part = x[at + np.arange(given) % wanted]
-            self._judge(call, tensor, part, f"the model's activations, {given} tokens from {at}")
+            self.correct(self._call(call, tensor, f"the model's activations, {given} tokens from {at}", part, at))
             at += wanted
 
     # ---- others ------------------------------------------------------------------------------------------------------
 
-    def probes(self, tensor: Tensor, like: Floats) -> None:
-        """Judge the probes. Failures name the tensor."""
-        found = self._found
-        self._calls.probes(
-            found, self._plan(like), lambda call, probe: self._judge(call, tensor, probe.make(), probe.values)
-        )
-        self._calls.under_schedules(tensor, self._scheduled(tensor, like))
-        sizes = sizes_of(self._kernel.domain, self._unit, "M·K", float(_ITEMSIZE[self._kernel.takes]))
-        check_large(self._calls, found, tensor, sizes, lambda call: self._large(call, tensor, like))
-        if self._calls.only is None:
-            found.not_covered.append(("blocks with NaN or infinities", "no definition says what they are"))
-            self._calls.record(found)
+    def _call(self, call: Call, tensor: Tensor, values: str, x: Floats, start: int | None = None) -> TaskCall:
+        """A call with activations as the kernel gets them, rounded to its type."""
+        words = f"{values}: at {len(x)} tokens, K = {x.shape[1]}"
+        return TaskCall(call, tensor, partial(self._held, x), words, values, start)
 
-    @property
-    def _unit(self) -> int:
-        return math.lcm(SLICE, self._size, self._block)
+    def _held(self, x: Floats) -> Floats:
+        return rounded_float32(np.ascontiguousarray(x, np.float32), self.kernel.takes)
 
-    def _large(self, call: Call, tensor: Tensor, like: Floats) -> LargeTask | None:
-        """Calls in which values repeat; None if a small one is wrong, or if there is none."""
-        domain, kernel, seed = self._kernel.domain, self._kernel, self._calls.run.options.seed
-        values = self._held(drawn((1, REPEATED * self._unit), like, seed))
-        k, some = columns_of(domain.k, self._unit), few(domain.m)
-        m = None if k is None else domain.m.up(-(-values.size // k))
-        if k is None or m is None or some is None:
-            return None
+    def plan(self, tensor: Tensor) -> Iterator[TaskCall]:
+        """Random activations of every size, and special ones."""
+        domain, like, seed, numbers = self.kernel.domain, self._like, self.seed, count()
 
-        def whole(m: int, k: int) -> npt.NDArray[np.uint32]:
-            blocks = kernel.quantize(np.resize(values, (m, k))).reshape(-1)
-            return blocks[: blocks.size // 4 * 4].view("<u4")  # whole words
-
-        if not self._judge(structs.replace(call, m=m, k=k), tensor, np.resize(values, (m, k)), "values that repeat"):
-            return None
-        nbytes = values.size // self._block * self._encoding.row_bytes(self._block)
-        made = kernel.quantize(np.resize(values, (m, k))).reshape(-1)[:nbytes]
-        expected = np.tile(made, 4 // math.gcd(4, nbytes)).view("<u4")  # whole words
-        return LargeTask(partial(kernel.large, values), whole, expected, (some, k), seed)
-
-    def _plan(self, like: Floats) -> Iterator[Probe]:
-        options, domain = self._calls.run.options, self._kernel.domain
-        seed = options.seed
-        sizes = dict.fromkeys((m, k) for m, _, k in shapes_of(domain, self._size, seed, options.probes == "brief"))
-        for m, k in sizes:
+        def random(m: int, k: int) -> Floats:
             x = drawn((m, k), like, seed)
             x[-1:] = ties_of_codes(k)
-            yield Probe("drawn", k, partial(self._held, x), m=m)
+            return self._held(x)
+
+        for m, k in dict.fromkeys((m, k) for m, _, k in shapes_of(domain, self._size, seed, self.brief)):
+            call = Call(kind="probe", number=next(numbers), m=m, k=k)
+            yield TaskCall(call, tensor, partial(random, m, k), f"drawn: at {m} tokens, K = {k}", "drawn")
         wide = [k for k in (-(-c * 32 // self._size) * self._size for c in _COLUMNS) if k in domain.k]
         for k in dict.fromkeys(wide):
             for name, values in (
@@ -186,46 +165,60 @@ class _Codes:
                 at = 0
                 for wanted, given in domain.m.parts(len(values)):
                     some = values[at + np.arange(given) % wanted]
-                    yield Probe(name, k, partial(self._held, some), m=given)
+                    yield self._call(Call(kind="probe", number=next(numbers), m=given, k=k), tensor, name, some)
                     at += wanted
 
-    def _held(self, x: Floats) -> Floats:
-        """The values as the kernel gets them, rounded to its type."""
-        return rounded_float32(np.ascontiguousarray(x, np.float32), self._kernel.takes)
+    def small(self, tensor: Tensor) -> Iterator[TaskCall]:
+        """Random activations."""
+        for m, _, k in self.small_shapes(self._size):
+            make = partial(self._held, drawn((m, k), self._like, self.seed))
+            yield TaskCall(Call(kind="schedule", m=m, k=k), tensor, make, f"at {m} tokens, K = {k}")
 
-    def _scheduled(self, tensor: Tensor, like: Floats) -> Iterator[tuple[Call, str, partial[Bytes]]]:
-        for m, _, k in small_shapes(self._kernel.domain, self._size, self._calls.run.options.seed):
-            x = self._held(drawn((m, k), like, self._calls.run.options.seed))
-            words = f"{printable(tensor.name, 64)}: at {m} tokens, K = {k}"
-            yield Call(kind="schedule", m=m, k=k), words, partial(_quantized, x)
+    def repeating(self, tensor: Tensor) -> Repeating:
+        """Calls in which values repeat."""
+        unit = math.lcm(SLICE, self._size, self._block)
+        values = self._held(drawn((1, REPEATED * unit), self._like, self.seed))
+        period = values.size // self._block * self._encoding.row_bytes(self._block)
+
+        def activations(m: int, k: int) -> Floats:
+            return np.resize(values, (m, k))
+
+        def outputs(m: int, k: int) -> Bytes:
+            return self.kernel.quantize(activations(m, k)).reshape(-1)
+
+        return Repeating(
+            "M·K", unit, float(_ITEMSIZE[self.kernel.takes]), values.size, period, activations, outputs,
+            partial(self.kernel.large, values),
+        )  # fmt: skip
 
     # ---- judging -----------------------------------------------------------------------------------------------------
 
-    def _judge(self, call: Call, tensor: Tensor, x: Floats, words: str) -> bool:
-        x = self._held(x)
-        what = f"{words}: at {len(x)} tokens, K = {x.shape[1]}"
-        made = self._calls.make(call, tensor, what, partial(self._made, x))
+    def correct(self, of: TaskCall) -> bool:
+        """Make a call, and judge its bytes."""
+        x = of.make()
+        made = self.make(of, partial(self._made, x))
         if made is None:
             return False
-        right = [self._right(call, tensor, what, given, got) for given, got in made]
+        right = [self._right(of, given, got) for given, got in made]
         return all(right)
 
-    def _right(self, call: Call, tensor: Tensor, what: str, x: Floats, got: Bytes) -> bool:
+    def _right(self, of: TaskCall, x: Floats, got: Bytes) -> bool:
         """Whether the bytes are correct. Wrong ones are recorded."""
-        checked = check_bytes(self._encoding, x, got, self._kernel.ordered, self._kernel.fast_math, _PER_CALL)
-        self._count(checked, what.startswith("the model's"))
+        tensor = of.tensor
+        checked = check_bytes(self._encoding, x, got, self.kernel.ordered, self.kernel.fast_math, _PER_CALL)
+        self._count(checked, of.start is not None)
         hint = self._explain() if checked.n_wrong else ""
         for i, wrong in enumerate(checked.wrong):
             row = x[wrong.m, wrong.block * self._block : (wrong.block + 1) * self._block]
-            self._result.fail(
+            self.result.fail(
                 Failure(
-                    f"{printable(tensor.name, 64)}: {what}: token {wrong.m} block {wrong.block}: {wrong.what}"
+                    f"{printable(tensor.name, 64)}: {of.words}: token {wrong.m} block {wrong.block}: {wrong.what}"
                     f"{'' if i else hint}",
-                    tensor.name, None, None, wrong.m, got=wrong.got, expected=wrong.expected, call=call,
+                    tensor.name, None, None, wrong.m, got=wrong.got, expected=wrong.expected, call=of.call,
                     activation_type="F32", activation_hex=row.tobytes()[:MAX_HEX_BYTES].hex(),
                 )
             )  # fmt: skip
-        self._result.fail_more("kernel", checked.n_wrong - len(checked.wrong), tensor.name)
+        self.result.fail_more("kernel", checked.n_wrong - len(checked.wrong), tensor.name)
         return not checked.n_wrong
 
     def _made(self, x: Floats) -> list[tuple[Floats, Bytes]]:
@@ -236,40 +229,40 @@ class _Codes:
         that what such blocks do to others is judged.
         """
         try:
-            return [(x, self._kernel.quantize(x))]
+            return [(x, self.kernel.quantize(x))]
         except NotRun as error:
-            rest = only_defined(self._encoding, x, self._kernel.fast_math)
-            converting = self._kernel.under(Schedule(converts=True))
+            rest = only_defined(self._encoding, x, self.kernel.fast_math)
+            converting = self.kernel.under(Schedule(converts=True))
             if not isinstance(converting, Quantizer) or rest.tobytes() == x.tobytes():
                 raise
             omitted = ("blocks with codes that no definition gives", str(error))
             if omitted not in self._found.not_covered:
                 self._found.not_covered.append(omitted)
             try:
-                return [(rest, self._kernel.quantize(rest)), (x, converting.quantize(x))]
+                return [(rest, self.kernel.quantize(rest)), (x, converting.quantize(x))]
             except NotTried:
                 raise error from None
 
     def _explain(self) -> str:
         """Which other encoding a kernel that was wrong makes, or what else explains it, by values on which encodings
         differ; once."""
-        k = next((k for k in (self._kernel.domain.k.up(k) for k in (1024, self._size)) if k and not k % self._size), 0)
-        m = self._kernel.domain.m.up(16) or self._kernel.domain.m.down(16)
+        k = next((k for k in (self.kernel.domain.k.up(k) for k in (1024, self._size)) if k and not k % self._size), 0)
+        m = self.kernel.domain.m.up(16) or self.kernel.domain.m.down(16)
         if self._explained or not k or not m:
             return ""
         self._explained = True
         x = self._held(known_inputs(m, k))
         try:
-            got = self._kernel.quantize(x)
+            got = self.kernel.quantize(x)
         except KernelFault:
             return ""
         for name in encodings():
             other = encoding(name)
-            if name == self._name or k % unit_of(other) or other.row_bytes(k) != got.shape[1]:
+            if name == self.kernel.encoding or k % unit_of(other) or other.row_bytes(k) != got.shape[1]:
                 continue
             if not check_bytes(encoding(name), x, got).n_wrong:
                 return f'. It gives the bytes of activations = "{name}": declare that, or mend the kernel'
-        if not self._kernel.fast_math and not check_bytes(self._encoding, x, got, self._kernel.ordered, True).n_wrong:
+        if not self.kernel.fast_math and not check_bytes(self._encoding, x, got, self.kernel.ordered, True).n_wrong:
             return (
                 ". Codes that are wrong lie within a few units in the last place of a rounding boundary: ties are "
                 "rounded in another way, or the division is approximate (if it is built so: fast_math = true)"
@@ -277,8 +270,8 @@ class _Codes:
         return ""
 
     def _count(self, checked: QuantizerCheck, of_model: bool) -> None:
-        result = self._result
-        if self._calls.only is None:
+        result = self.result
+        if self.only is None:
             result.count("blocks" if of_model else "blocks of probes", checked.blocks)
             result.count("codes", checked.codes)
         counts = {
@@ -289,10 +282,6 @@ class _Codes:
         for name, n in counts.items():
             if n or name in result.figures:
                 result.figures[name] = result.figures.get(name, 0) + n
-
-
-def _quantized(x: Floats, kernel: Quantizer) -> Bytes:
-    return kernel.quantize(x)
 
 
 def _normal(k: int, seed: int) -> Floats:
