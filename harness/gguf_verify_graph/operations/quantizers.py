@@ -33,7 +33,7 @@ from gguf_verify.formats import FORMATS
 from gguf_verify.formats.c_arithmetic import at_index, inverse, signed_max
 from gguf_verify.formats.grids import kvalues
 from gguf_verify.llama.node import Array, Bytes, Doubles
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import NORMAL, ULP, arithmetic
