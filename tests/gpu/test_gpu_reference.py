@@ -20,6 +20,7 @@ from gguf_verify.results.report import Report
 from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.terms.codes import INTEGERS, SUMS
 from gguf_verify.verification import verify
 from tests.support import graphs
 from tests.support.tools import FIXTURES, LEGACY, altered_kernel
@@ -134,10 +135,7 @@ def test_a_wrong_definition_fails(host: Host, monkeypatch: pytest.MonkeyPatch, n
 
     def wrong(fmt: WeightFormat, *what: Any) -> Semantics:
         right = llama_cuda_semantics(fmt, *what)
-        of_integers = right.term.integer_offset(FORMATS["Q4_0"])
-        other = replace(
-            right, term=replace(right.term, integer_offset=lambda fmt: fmt.offset != 0 and not of_integers)
-        )  # fmt: skip
+        other = replace(right, term=SUMS if right.term.offset(FORMATS["Q4_0"]) else INTEGERS)
         return other if right.name == name else right
 
     monkeypatch.setattr(cuda, "llama_cuda_semantics", wrong)

@@ -49,7 +49,7 @@ print(json.dumps({
     "kernels": {k.name: [n for n, f in FORMATS.items() if k.covers(f)] for k in KERNELS.values()},
     "tables": sorted(headers()),
     "with fifth bits": [n for n, f in FORMATS.items() if f.has_fifth_bits],
-    "half products": [n for n, f in FORMATS.items() if SEMANTICS["q8_1_half"].term.half_products(f)],
+    "half products": [n for n, f in FORMATS.items() if SEMANTICS["q8_1_half"].term.rounded(f) == "products"],
     "fingerprinted": [n for n, f in FORMATS.items() if patterns_of(f)],
     "declared": declared("Q5_1"),
 }))

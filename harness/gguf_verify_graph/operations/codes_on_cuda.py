@@ -19,10 +19,9 @@ import numpy.typing as npt
 from gguf_verify.formats import BlockFormat
 from gguf_verify.llama.node import Bytes, Doubles
 from gguf_verify.semantics.definition import Semantics
+from gguf_verify.semantics.definitions.q8_1_delta import DELTA_SUMS
 from gguf_verify.semantics.fast_math import WINDOW
 from gguf_verify.semantics.sums import Product
-from gguf_verify.semantics.terms.delta_sums import DELTA_SUMS
-from gguf_verify.semantics.terms_of_blocks import codes_of
 
 from .arithmetic import NORMAL
 from .definition import Definition, Floats
@@ -75,7 +74,7 @@ def _cut(semantics: Semantics, fmt: BlockFormat, divisor: int, w: Bytes, a: Byte
 def _remainders(semantics: Semantics, fmt: BlockFormat, divisor: int, w: Bytes, q_a: Floats, d_a: Doubles) -> Doubles:
     """Return the change of some rows' outputs by integer division, float64[M, n]."""
     blocks = w.reshape(len(w), -1, fmt.block_bytes)
-    q_w = codes_of(semantics, fmt, blocks).reshape(len(w), -1, fmt.group).transpose(1, 2, 0)
+    q_w = semantics.term.codes(fmt, blocks).reshape(len(w), -1, fmt.group).transpose(1, 2, 0)
     sums = np.matmul(q_a, q_w).astype(np.int64)  # below 2^24: exact
     per = _BLOCK // fmt.group
     sums = sums.reshape(-1, per, *sums.shape[1:])  # [blocks, groups of a block, M, n]
@@ -119,7 +118,7 @@ def _slack(semantics: Semantics, fmt: BlockFormat, cut: bool, w: Bytes, x: Float
     tiny = _tiny(fmt.scales(blocks), d)
     if not moved.any() and not tiny:
         return np.zeros((len(x), len(w))), found
-    scales, codes = fmt.scales(blocks).astype(np.float64), np.abs(codes_of(semantics, fmt, blocks)).astype(np.float64)
+    scales, codes = (of.astype(np.float64) for of in (fmt.scales(blocks), np.abs(semantics.term.codes(fmt, blocks))))
     values = codes.reshape(*codes.shape[:2], fmt.groups, -1) * np.abs(scales)[..., None]
     if fmt.has_min and not semantics.uses_sum(fmt):
         values = values + np.abs(fmt.minima(blocks)).astype(np.float64)[..., None]

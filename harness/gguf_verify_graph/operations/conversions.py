@@ -57,7 +57,7 @@ from gguf_verify.llama.node import (
     block_format,
     demand,
 )
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.semantics.sums import UNIT_ROUNDOFF
 
 from .arithmetic import NORMAL, ULP, arithmetic

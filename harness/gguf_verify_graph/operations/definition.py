@@ -18,7 +18,8 @@ from gguf_verify.semantics.half_sums import sharpened
 from gguf_verify.semantics.narrow import HALF, NARROW, stored
 from gguf_verify.semantics.screen import screened
 from gguf_verify.semantics.sums import Product, concatenated
-from gguf_verify.semantics.values import alignment_of_subnormals, of_values, weights_of
+from gguf_verify.semantics.terms.values import ValueTerm
+from gguf_verify.semantics.values import alignment_of_subnormals, of_values
 from gguf_verify.support.threads import each
 
 from .in_order import Ordered
@@ -122,7 +123,8 @@ def _sharpened(semantics: Semantics, fmt: WeightFormat, w: Bytes, x: Bytes, made
         narrow = NARROW.get(semantics.term.weights)
         values = values if narrow is None else narrow.rounded(values)
     else:
-        values, off = weights_of(semantics.term, fmt, w)
+        assert isinstance(semantics.term, ValueTerm)
+        values, off = semantics.term.values(fmt, w)
     slack: Doubles | float = 0.0
     if off is not None:
         slack = np.abs(a) @ off.T * (1 + semantics.accumulation.growth(a.shape[1]))
@@ -140,7 +142,7 @@ def _product(semantics: Semantics, fmt: WeightFormat, w: Bytes, a: Bytes) -> Pro
 def _of_elements(semantics: Semantics, fmt: ElementFormat, w: Bytes, x: Bytes) -> Product:
     """Return the product of unquantized weights by another definition than that of their type."""
     term = semantics.term
-    if semantics.encoding.quantizes or term.minima_apart or term.steps:
+    if semantics.encoding.quantizes or term.in_parts:
         raise NoDefinition(f"{semantics.name} with weights of {fmt.name}")
     a = _padded(semantics.values_of(x).astype(np.float64))
     narrow = NARROW.get(term.weights)

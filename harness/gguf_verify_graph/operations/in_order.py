@@ -39,7 +39,8 @@ from gguf_verify.formats import BlockFormat, WeightFormat
 from gguf_verify.llama.node import Bytes
 from gguf_verify.semantics.accumulation import IN_FLOAT16
 from gguf_verify.semantics.definition import Semantics
-from gguf_verify.semantics.values import exact_weights, weights_of
+from gguf_verify.semantics.terms.values import ValueTerm
+from gguf_verify.semantics.values import exact_weights
 
 Floats = npt.NDArray[np.float32]
 
@@ -76,7 +77,8 @@ class Ordered:
     def bits(self, w: Bytes, x: Bytes, flushed: tuple[bool, bool, bool] = (False, False, False)) -> Floats:
         """Return the outputs float32[M, N] of weights uint8[N, row bytes] and activations uint8[M, row bytes]."""
         if isinstance(self.fmt, BlockFormat):
-            values, group = weights_of(self.semantics.term, self.fmt, w)[0], 2
+            assert isinstance(self.semantics.term, ValueTerm)
+            values, group = self.semantics.term.values(self.fmt, w)[0], 2
         else:
             values, group = self.fmt.decode(w).astype(np.float64), 4
         return sums(self.semantics.values_of(x), values, group, self.fused, flushed)

@@ -38,7 +38,8 @@ from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS, llama_cpu_semantics
 from gguf_verify.semantics.definitions.f32 import F32
 from gguf_verify.semantics.encoding import Encoding as SemanticsEncoding
-from gguf_verify.semantics.term import Term as SemanticsTerm
+from gguf_verify.semantics.term import Halves
+from gguf_verify.semantics.terms.codes import CodeTerm
 
 from .definition import Definition
 from .in_order import Ordered
@@ -119,14 +120,6 @@ def encode_vulkan_q8_1(x: Floats) -> Bytes:
     return _Q8_1.pack(d=to_half(d), s=to_half(s), qs=codes).reshape(len(x), -1)
 
 
-def _superblock(fmt: BlockFormat) -> bool:
-    return fmt.groups > 1
-
-
-def _minimum_or_offset(fmt: BlockFormat) -> bool:
-    return (fmt.has_min or fmt.offset != 0) and fmt.group >= _Q8_1.block_size
-
-
 _VULKAN_Q8_1 = SemanticsEncoding(
     name="vulkan_q8_1",
     title="Q8_1: d = half(max|x|/127), q = round(x·(1/d)), s = half(d·Σ q)",
@@ -135,11 +128,18 @@ _VULKAN_Q8_1 = SemanticsEncoding(
     format=_Q8_1,
     values_per_sum=32,
 )
-_HALF_SCALES = SemanticsTerm(
-    name="half_scales",
-    title="d_w·d_a·Σ q_w·q_a + m_w·s, with d_w and m_w of superblocks rounded to half",
-    meets_sum=_minimum_or_offset,
-    half_scales=_superblock,
+
+
+class _HalfScales(CodeTerm):
+    def meets_sum(self, fmt: BlockFormat) -> bool:
+        return fmt.group >= _Q8_1.block_size
+
+    def rounded(self, fmt: BlockFormat) -> Halves:
+        return "scales" if fmt.groups > 1 else ""
+
+
+_HALF_SCALES = _HalfScales(
+    name="half_scales", title="d_w·d_a·Σ q_w·q_a + m_w·s, with d_w and m_w of superblocks rounded to half"
 )
 _OF_CODES: tuple[Semantics, ...] = tuple(
     replace(composed(_VULKAN_Q8_1, term), source="llama.cpp Vulkan (mul_mat_vecq.comp, mul_mmq.comp)")

@@ -17,7 +17,7 @@ from gguf_verify.formats import (
 )
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.llama import Llama
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify.semantics.quantization import check_bytes
 from tests.support.format_cases import ALL, QK, Bytes, Floats, generator, sample, scalar_encode, vectorised_decode
 

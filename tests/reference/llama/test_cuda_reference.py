@@ -27,13 +27,11 @@ from gguf_verify.semantics import cuda
 from gguf_verify.semantics.cuda import NoDefinition, llama_cuda_semantics
 from gguf_verify.semantics.definition import Semantics
 from gguf_verify.semantics.definitions import SEMANTICS
-from gguf_verify.semantics.definitions.mmq import MMQ
-from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4
+from gguf_verify.semantics.definitions.mmq import MMQ, encode_mmq
+from gguf_verify.semantics.definitions.mmq_d4 import MMQ_D4, encode_mmq_d4
+from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.definitions.q8_1 import Q8_1_RAW
 from gguf_verify.semantics.definitions.q8_1_half import Q8_1_HALF
-from gguf_verify.semantics.encodings.mmq_d4 import encode_mmq_d4
-from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
-from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
 from gguf_verify.semantics.encodings.q8_1 import encode_q8_1
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.fast_math import ambiguous_codes, as_q8_1, compare_activations
@@ -83,7 +81,7 @@ def test_measured_outputs(name: str, tokens: str) -> None:
     assert judgement.nmse < 1e-13
     assert semantics.activations is not None
     blocks = w[:1].reshape(-1, fmt.block_bytes)
-    codes = fmt.codes(blocks).astype(float) - (fmt.offset if semantics.term.integer_offset(fmt) else 0)
+    codes = semantics.term.codes(fmt, blocks).astype(float)
     values = codes * np.repeat(fmt.scales(blocks), fmt.group, axis=1)
     view = semantics.activations.view(x.reshape(len(x), -1, 36)).copy()
     weighed = np.abs(values).reshape(-1, 32) * view["d"][..., None]
@@ -333,7 +331,7 @@ if any("gguf_verify.llama.worker" in a for a in sys.orig_argv):
     from gguf_verify.llama import ggml
     from gguf_verify.llama.worker import cuda_device, references
     from gguf_verify.semantics import cuda
-    from gguf_verify.semantics.encodings.mmq_ds4 import encode_mmq
+    from gguf_verify.semantics.definitions.mmq import encode_mmq
     from gguf_verify.formats.q8_1 import Q8_1
     references.find = lambda reference: ggml.ggml_backend_dev_by_type(ggml.DEVICE_CPU)
     ggml.backend_of, ggml.description_of = lambda device: "CUDA", lambda device: "a stand-in"
@@ -437,4 +435,4 @@ def test_legacy_formats_are_all_covered() -> None:
     for fmt in LEGACY.values():
         for m in (1, 9):
             llama_cuda_semantics(fmt, m)
-    assert MMQ_D4.term.integer_offset(Q5_0)
+    assert MMQ_D4.term.offset(Q5_0) == Q5_0.offset

@@ -77,7 +77,7 @@ def test_capture_sees_weights_activations_and_outputs(model: LoadedModel) -> Non
 
 
 def model_from_float(x: np.ndarray) -> np.ndarray:
-    from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
+    from gguf_verify.semantics.definitions.q8_0_cpu import encode_q8_0_cpu
 
     return encode_q8_0_cpu(x)
 

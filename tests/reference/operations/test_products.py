@@ -12,7 +12,7 @@ import pytest
 from gguf_verify.formats import ELEMENTS, FORMATS, BlockFormat
 from gguf_verify.llama import Llama
 from gguf_verify.llama.node import F32
-from gguf_verify.semantics.encodings import ENCODINGS
+from gguf_verify.semantics.definitions import ENCODINGS
 from gguf_verify_graph.operations import Node, NoDefinition, Operand, judge, parameters
 from gguf_verify_graph.operations.matrices import Matrix, judged
 from gguf_verify_graph.operations.product_definitions import VECTOR_COLUMNS, definitions
