@@ -18,7 +18,6 @@ from gguf_verify.gguf.model import RefusedFile, open_model
 from gguf_verify.gguf.parser import parse
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.gguf.storage import Budget
-from gguf_verify.support.text import printable
 from tests.support import corpus
 from tests.support.corpus import A, SplitEntry
 from tests.support.crafted_files import by_name
@@ -130,18 +129,6 @@ def test_parts_that_nobody_took_are_closed(tmp_path: Path) -> None:
     with pytest.raises(RefusedFile, match="no file m-00002-of-00004"):
         open_model(path)
     assert len(os.listdir("/proc/self/fd")) == opened
-
-
-def test_printable() -> None:
-    assert printable("blk.0.attn_q.weight") == "blk.0.attn_q.weight"
-    assert printable("\x1b[31m\n\0") == "\\x1b[31m\\x0a\\x00"
-    assert printable("\u202eevil\u2028\ufeff\U000e0041") == "\\u202eevil\\u2028\\ufeff\\U000e0041"
-    assert printable(b"\xff".decode("utf-8", "surrogateescape")) == "\\xff"
-    assert printable("\\xff") == "\\\\xff"
-    assert printable("né 模型") == "né 模型"
-    assert printable("abc", 3) == "abc"
-    assert printable("abcd", 3) == "abc…"
-    assert printable("\x1b" * 10**7, 8) == "\\x1b\\x1b…"
 
 
 def test_names_in_messages_are_escaped(tmp_path: Path) -> None:

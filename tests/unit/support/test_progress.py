@@ -1,14 +1,15 @@
-"""Lines and bars on standard error."""
+"""Bars, lines of a log and the current step on standard error."""
 
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from gguf_verify.support.progress import Lines, print_above_bars, progress_bar, under_way
+from gguf_verify.support.progress import Lines, Steps, print_above_bars, progress_bar, under_way
 
 
 class Terminal(io.StringIO):
@@ -39,7 +40,7 @@ def test_lines_stand_above_a_bar_that_is_shown(monkeypatch: pytest.MonkeyPatch, 
 
 
 class Clock:
-    """A time that stands still until it is told to go on."""
+    """A time that only the test moves."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -50,7 +51,7 @@ class Clock:
 
 @contextmanager
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.StringIO, Clock]]:
-    """Standard error is a file, and time goes on as it is told to."""
+    """Standard error is a file, and only the test moves the time."""
     with monkeypatch.context() as patch:
         patch.setattr("sys.stderr", out := io.StringIO())
         patch.setattr(Lines, "clock", staticmethod(clock := Clock()))
@@ -104,3 +105,40 @@ def test_the_bar_names_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> Non
         bar.start_t -= 100
         under_way(bar, "blk.0.\x1b[31mffn")
         assert r"blk.0.\x1b[31mffn" in out.getvalue()
+
+
+# ---- the current step ------------------------------------------------------------------------------------------------
+
+
+def waited_for(stream: io.StringIO, words: str) -> bool:
+    for _ in range(3000):
+        if words in stream.getvalue():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_step_is_shown_with_its_seconds_and_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr", stream := Terminal())
+    monkeypatch.setattr(Steps, "DELAY", 0.0)
+    monkeypatch.setattr(Steps, "PERIOD", 0.01)
+    with Steps(True) as told:
+        told("compiling Q4_K for the CPU (2 of 3)")
+        assert waited_for(stream, "compiling Q4_K for the CPU (2 of 3) … 0 s")
+        told("importing my.py:gemm")
+        assert waited_for(stream, "importing my.py:gemm")
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+@pytest.mark.parametrize(
+    ("shown", "kind", "delay"), [(True, Terminal, 1.0), (True, io.StringIO, 0.0), (False, Terminal, 0.0)]
+)
+def test_no_step_is_shown(shown: bool, kind: type[io.StringIO], delay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is soon over, if no terminal is there, or if the user wants no progress."""
+    monkeypatch.setattr("sys.stderr", stream := kind())
+    monkeypatch.setattr(Steps, "DELAY", delay)
+    monkeypatch.setattr(Steps, "PERIOD", 0.01)
+    with Steps(shown) as told:
+        told("compiling")
+        time.sleep(0.05)
+    assert not stream.getvalue()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,7 +14,7 @@ import pytest
 
 from gguf_verify.support import scratch, sealed
 from gguf_verify.support.errors import EnvironmentFault
-from tests.support.processes import gone, wait_until
+from tests.support.processes import gone
 from tests.support.tools import ROOT
 
 
@@ -186,28 +184,6 @@ def test_two_that_clean_at_once(place: Path) -> None:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
     assert list(place.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_lock_is_held_by_whom_it_should(place: Path, number: int) -> None:
-    """For as long as the process lives, and no longer."""
-    process = python(place, "print(scratch.top(), flush=True)\ninput()")
-    assert process.stdout is not None
-    top = Path(process.stdout.readline().strip())
-    with (top / "lock").open() as lock:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        process.send_signal(number)
-        process.communicate(timeout=60)
-
-        def free() -> bool:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
-
-        assert wait_until(free)
 
 
 # ---- files that nobody can change ------------------------------------------------------------------------------------
