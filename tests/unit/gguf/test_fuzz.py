@@ -1,4 +1,4 @@
-"""Generated files: right ones, and such with lies in their fields or wrong bytes. What holds for every file must hold.
+"""Generated files: good ones, and files with lies in their fields or damaged bytes. Every invariant must hold.
 
 The examples are always the same, and more of them in `make test-all`. Others: FUZZ_EXAMPLES=100000 pytest
 tests/unit/gguf/test_fuzz.py
@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import os
 import struct
-import warnings
 from pathlib import Path
 from typing import NamedTuple
 
-import gguf
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from gguf_verify.formats import tensor_type
-from gguf_verify.gguf.file import GgufFile
-from gguf_verify.gguf.parser import parse
 from gguf_verify.gguf.rules import RULES
 from tests.support import corpus
 from tests.support.corpus import ARRAY, BOOL, STRING, U32, u32, u64
 from tests.support.invariants import check_file, check_model
+from tests.unit.gguf.gguf_py import assert_gguf_py_agrees
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 
@@ -265,7 +262,7 @@ def check_any_file(folder: Path, data: bytes, name: str = "fuzzed.gguf") -> None
     check_model(path)
     event(file.refused.id if file.refused else f"read, {len(file.findings)} findings")
     if not file.findings:
-        assert_gguf_py_agrees(path)
+        event(f"gguf-py: {assert_gguf_py_agrees(path) or 'agrees'}")
 
 
 @given(data=files())
@@ -279,7 +276,7 @@ def test_right_files(folder: Path, data: Fields) -> None:
     assert {f.id for f in file.findings} <= odd
     check_model(path)
     if not file.findings:
-        assert_gguf_py_agrees(path)
+        event(f"gguf-py: {assert_gguf_py_agrees(path) or 'agrees'}")
 
 
 @given(one=mutants(), two=mutants() | files().map(lambda fields: b"".join(field.data for field in fields)))
@@ -287,43 +284,3 @@ def test_right_files(folder: Path, data: Fields) -> None:
 def test_split_models(folder: Path, one: bytes, two: bytes) -> None:
     save(folder, two, corpus.TWO)
     check_model(save(folder, one, corpus.ONE))
-
-
-# -- against gguf-py --------------------------------------------------------------------------------------------
-
-
-def why_gguf_py_errs(file: GgufFile) -> str | None:
-    """What gguf-py 0.19 is known to read wrongly, or not at all, of a file that is right."""
-    for tensor in file.tensors.values():
-        if tensor.type.name == "Q2_0":
-            return "it does not know the type"
-        if tensor.type.name == "Q8_1":
-            return "it has the size of a block wrong"
-        if tensor.type.name == "BF16" and not tensor.shape:
-            return "it fails on a single value of a type that NumPy does not have"
-    if any(key.startswith("GGUF.") for key in file.metadata):
-        return "it keeps the header's counts under such keys"
-    return None
-
-
-def assert_gguf_py_agrees(path: Path) -> None:
-    with parse(path) as ours:
-        wrong = why_gguf_py_errs(ours)
-        if wrong:
-            event(f"gguf-py: {wrong}")
-            return
-        event("compared with gguf-py")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # NumPy's, where gguf-py computes with wrong numbers
-            theirs = gguf.GGUFReader(path)
-        assert ours.alignment == theirs.alignment
-        assert list(ours.metadata) == [key for key in theirs.fields if not key.startswith("GGUF.")]
-        for key, mine in ours.metadata.items():
-            expected = theirs.fields[key].contents()
-            np.testing.assert_array_equal(np.asarray(mine), np.asarray(expected), err_msg=repr(key))
-        assert [
-            (t.name, t.shape, t.type.name, t.offset, t.nbytes, t.raw.tobytes()) for t in ours.tensors.values()
-        ] == [
-            (t.name, tuple(t.shape.tolist()), t.tensor_type.name, t.data_offset, t.n_bytes, t.data.tobytes())
-            for t in theirs.tensors
-        ]  # fmt: skip

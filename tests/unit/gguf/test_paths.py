@@ -49,7 +49,7 @@ def test_what_a_path_may_be(name: str, tmp_path: Path) -> None:
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("path", ["m" * 300, "a\0b", "file/m.gguf"])
+@pytest.mark.parametrize("path", ["m" * 300, "a\0b", "file/m.gguf", "\x1b[31m"])
 def test_names_that_no_file_can_have(path: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NoSuchFile) as caught:
