@@ -16,7 +16,6 @@ from gguf_verify.gguf.records import Finding
 from gguf_verify.gguf.rules import RULES
 from gguf_verify.llama import Llama, LlamaRefused
 from tests.support import corpus
-from tests.support.needs import SHARED_MODELS, need
 from tests.support.tools import FIXTURES
 
 Bytes = npt.NDArray[np.uint8]
@@ -114,14 +113,3 @@ def test_few_blocks_show_nothing(llama: Llama, tmp_path: Path) -> None:
     """Of so few blocks, chance could leave a code out."""
     wrong = altered("Q4_0", quantized(llama, "Q4_0", rows=4), "qs", clamped)
     assert unused(tmp_path / "few.gguf", ("Q4_0", wrong)) == []
-
-
-def test_fixtures_use_them() -> None:
-    for path in FIXTURES.glob("*.gguf"):
-        assert found_in(path) == []
-
-
-@pytest.mark.parametrize("name", ["stories260K-ggml-org-f32.gguf", "TinyStories-656K-Q8_0.gguf"])
-def test_shared_models_use_them(name: str) -> None:
-    need("shared-models")
-    assert found_in(SHARED_MODELS / name) == []

@@ -20,7 +20,7 @@ from gguf_verify.gguf.model import Model, open_model
 from gguf_verify.gguf.records import Range
 from gguf_verify.gguf.storage import ByteMap
 from gguf_verify.hosts.compiler import build
-from gguf_verify.llama import Llama, LlamaRefused
+from gguf_verify.llama import Llama
 from gguf_verify.llama.files import FilePasses
 from gguf_verify.report.writer import Kind
 from gguf_verify.support import cache
@@ -117,18 +117,6 @@ def test_selected_tensors(tmp_path: Path) -> None:
     }
     with pytest.raises(UsageError, match="no tensor matches"):
         run(TINY["Q4_0"], tensor="nothing")
-
-
-def test_llama_dies_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
-    def die(self: FilePasses, *_: object, **__: object) -> None:
-        end_kept(self._process.pid, 9)
-        self._process.ask("validate", {"raw": np.zeros(18, np.uint8)}, type=2)
-
-    monkeypatch.setattr(FilePasses, "scans", die)
-    result = run(TINY["Q4_0"])
-    assert result.exit_code == 3
-    assert "SIGKILL" in (result.fault or "")
-    assert "BROKEN OFF" in text_of(Kind.AUDIT, result)
 
 
 def dies_at(monkeypatch: pytest.MonkeyPatch, method: str, number: int) -> list[int]:
@@ -345,30 +333,10 @@ def test_a_cache_entry_that_is_garbage(tmp_path: Path, monkeypatch: pytest.Monke
     assert rebuilt.read_bytes()[:4] == content_of_library[:4] == b"\x7fELF"
 
 
-def test_warnings_as_errors(tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(next(e for e in corpus.BAD if e.slug == "trailing").build().data)
-    assert [run(path, readers=False, strict=strict).exit_code for strict in (False, True)] == [0, 1]
-
-
 def test_a_claim_is_a_note_of_the_bytes_rung(tmp_path: Path) -> None:
     report = bytes_rung(edited_model(TINY["Q4_0"], tmp_path / "m.gguf", {"general.file_type": 7}))
     assert report.exit_code == 0
     assert [note for note in report.rungs[0].notes if rule("file-type") in note]
-
-
-def test_a_file_that_changes_under_the_audit(tmp_path: Path, llama: Llama) -> None:
-    path = shutil.copy(TINY["Q4_0"], tmp_path / "m.gguf")
-    with open_model(path) as model:
-        tensor = model.tensors["blk.0.ffn_up.weight"]
-        os.utime(path, ns=(1, 1))
-        with pytest.raises(LlamaRefused, match="changed after it was opened"):
-            list(content.contents([tensor], llama))
-    with open_model(path) as model:
-        tensor = model.tensors["blk.0.ffn_up.weight"]
-        os.truncate(path, 100)
-        with pytest.raises((LlamaRefused, MalformedFile)):
-            list(content.contents([tensor], llama))
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

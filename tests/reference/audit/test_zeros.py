@@ -220,16 +220,9 @@ def test_activations_of_zero_are_the_files_where_it_holds_zeros(tmp_path: Path) 
 
 def test_an_adapter_that_was_not_trained(tmp_path: Path) -> None:
     """Its second matrices begin as zeros."""
-    path = tmp_path / "m.gguf"
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_type("adapter")
-    for i in range(3):
-        writer.add_tensor(f"blk.{i}.attn_q.weight.lora_a", drawn(8, 256))
-        writer.add_tensor(f"blk.{i}.attn_q.weight.lora_b", np.zeros((256, 8), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    name = "blk.0.attn_q.weight.lora"
+    pair = {f"{name}_a": (drawn(8, 256), "F32"), f"{name}_b": (np.zeros((256, 8), np.float32), "F32")}
+    path = write_model(tmp_path / "m.gguf", pair, {"general.type": "adapter"})
     assert zeros(run(path, readers=False)) == []
 
 
