@@ -118,7 +118,7 @@ def test_half_twins(tmp_path: Path, example: str, output: str, fault: tuple[str,
 
 
 @pytest.mark.needs("torch")
-def test_tensors_on_the_card(tmp_path: Path) -> None:
+def test_tensors_on_the_gpu(tmp_path: Path) -> None:
     for dtype in ("float16", "bfloat16", "float32"):
         for wrong in (False, True):
             path = tmp_path / f"k_{dtype}_{wrong}.py"
@@ -137,7 +137,7 @@ def test_tensors_on_the_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs("torch")
-def test_operators_on_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
     name = module(tmp_path)
     (tmp_path / "b.toml").write_text(

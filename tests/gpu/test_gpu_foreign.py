@@ -81,7 +81,7 @@ def test_cupy(name: str) -> None:
     all_rungs(f"{CUPY}:{name}")
 
 
-def test_a_card_is_not_needed_for_the_oracle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_oracle_in_numpy_beside_a_kernel_in_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle in NumPy beside a kernel in CUDA C++: the example, by one that says what q8_1 says."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]]))
     (tmp_path / "my_oracle.py").write_text(

@@ -75,7 +75,7 @@ def difference(case: Case, card: Words, cpu: Words, given: tuple[Words, ...]) ->
     return bool(allowed), said + f"the CPU host {int(cpu[worst]):#x}"
 
 
-def test_every_function_has_the_bits_of_the_card(on_card: Any, tmp_path: Path) -> None:
+def test_every_function_has_the_bits_of_the_gpu(on_card: Any, tmp_path: Path) -> None:
     on_cpu = OnCpu(tmp_path)
     wrong, same = [], 0
     for which, case in enumerate(CASES):

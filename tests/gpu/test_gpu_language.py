@@ -24,7 +24,7 @@ DECLARED = (
 
 
 @pytest.mark.parametrize("by", ["NVRTC", "nvcc"])
-def test_all_features_on_the_card(by: str, tmp_path: Path) -> None:
+def test_all_features_on_the_gpu(by: str, tmp_path: Path) -> None:
     if nvcc.include_folder() is None or (by == "nvcc" and nvcc.version() is None):
         pytest.skip(f"{by} or CUDA's headers are not here")
     (tmp_path / "probe.cu").write_text(probe.source(list(probe.FEATURES)))

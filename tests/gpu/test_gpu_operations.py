@@ -29,7 +29,7 @@ def process() -> Iterator[NodeProcess]:
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))
-def test_drawn_nodes(process: NodeProcess, op: str) -> None:
+def test_random_nodes(process: NodeProcess, op: str) -> None:
     """None that is judged is wrong, but for what a finding explains; what CUDA does not offer, at what llama.cpp ends
     itself, and what has no definition there, is counted."""
     counts: Counter[str] = Counter()

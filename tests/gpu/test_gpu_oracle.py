@@ -92,7 +92,7 @@ def test_packed_weights_are_unpacked_as_by_numpy(fmt: BlockFormat, strips: bool,
     assert unpacked(fmt, gpu.put(np.zeros_like(packed)), n, k, strips)[1]
 
 
-def test_what_is_not_packed_is_found(gpu: CupyArrays, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_bit_of_packed_weights_is_found(gpu: CupyArrays, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bit that differs, where the two are compared on the card."""
     host = CupyHost()
     kernel = on_host(KERNELS["q8_1_gemv"], host).of(FORMATS["Q4_0"], 1, 256, 512)

@@ -147,7 +147,7 @@ def test_nothing_judged_is_no_pass(case: Case) -> None:
     assert (at.token, at.row) == (4, 7)  # numbers of the given arrays, though token 2 was left out
 
 
-def test_approximate_division_is_allowed_for_where_it_is_said(case: Case) -> None:
+def test_approximate_division_is_allowed_on_request(case: Case) -> None:
     """A code at a tie, set one step off."""
     x = np.zeros((1, K), np.float32)
     x[0, ::32], x[0, 1::32] = 127.0, 2.5
@@ -231,11 +231,11 @@ def test_foreign_arrays(case: Case, tmp_path: Path) -> None:
         (("--tensor", TENSOR, "--x", "x", "--y", "y", "--rows", "3"), "--rows must be A:B"),
     ],
 )  # fmt: skip
-def test_what_is_asked_wrongly(arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments(arguments: tuple[str, ...], said: str) -> None:
     assert_one_line(command_here("judge", *arguments, MODEL), 2, said)
 
 
-def test_what_cannot_be_judged(case: Case, tmp_path: Path) -> None:
+def test_files_and_tensors_that_cannot_be_judged(case: Case, tmp_path: Path) -> None:
     (tmp_path / "no.gguf").write_bytes(b"GGUF")
     with pytest.raises(MalformedFile):
         judge_captured(tmp_path / "no.gguf", TENSOR, case.x, case.y("f32"))

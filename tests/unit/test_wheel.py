@@ -91,7 +91,7 @@ def test_the_source_distribution_can_be_tested_and_built(tmp_path: Path) -> None
         assert wanted in names
 
 
-def test_what_make_installs_are_extras() -> None:
+def test_extras_of_make_exist() -> None:
     """pip only warns of an extra that does not exist."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     asked = re.findall(r"\.\[([\w,]+)\]", (ROOT / "Makefile").read_text())

@@ -82,7 +82,7 @@ def few_probes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_probes")
-def test_what_becomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_of_mutants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kill, "subjects", lambda root, file: [Subject("q8_1_tiled", "Q4_0")])
     low = "wq[load_slice][load_row][j] = low"
     some = chosen(
@@ -215,7 +215,7 @@ def unit_of(file: str, macros: dict[str, str]) -> Unit:
     return Unit(file, tuple({**fmt.macros, **Layout.of(fmt).macros, **macros}.items()))
 
 
-def test_lines_of_functions_that_nobody_calls() -> None:
+def test_lines_of_unused_functions() -> None:
     bytes_of, halves_of = (line_of("packed.cuh", f) for f in ("a[r + 2 * j] = p.codes", "a[r + 2 * odd] = two"))
     constant = line_of("packed.cuh", "constexpr int WORDS")
     for file, macros, alive, dead in ((GEMV, RING, bytes_of, halves_of), (WGMMA, TILES, halves_of, bytes_of)):

@@ -157,7 +157,7 @@ def test_no_sha256(tmp_path: Path) -> None:
     assert header["sha256"] is header["source sha256"] is None
 
 
-def test_nobody_reads() -> None:
+def test_standard_output_is_closed() -> None:
     process = subprocess.Popen([sys.executable, str(SCRIPT), str(Q4_0)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None
     process.stdout.close()

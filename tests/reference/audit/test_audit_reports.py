@@ -79,14 +79,14 @@ def test_the_report_fits_in_100_columns() -> None:
             assert len(re.sub(r"  \S+\.weight$", "", line)) <= 100 or line.startswith(free), line
 
 
-def test_colour_only_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_colour_only_on_request(tmp_path: Path) -> None:
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
     result = run(path, readers=False)
     assert "\x1b" not in text_of(Kind.AUDIT, result, verbose=True, byte_map=True)
     assert "\x1b[1;31merror" in text_of(Kind.AUDIT, result, colour=True)
 
 
-def test_the_json_holds_what_the_docstring_says(tmp_path: Path) -> None:
+def test_the_json_holds_the_documented_keys(tmp_path: Path) -> None:
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
     whole = json_of(Kind.AUDIT, run(path, source=TINY["F16"]))
     described = set(re.findall(r"\w+", as_json.of_audit.__doc__ or ""))
@@ -109,7 +109,7 @@ def test_hostile_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     assert "\\x1b[31mred\\u202e" in text
 
 
-def test_threads_say_the_same(tmp_path: Path) -> None:
+def test_results_do_not_depend_on_threads(tmp_path: Path) -> None:
     """However the pieces of the tensors are spread, and in whatever order they are done."""
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.0.attn_q.weight", 0, 0, 0, b"\x00\x7c")
     one, *others = (run(path, readers=False, threads=threads) for threads in (1, 2, 5))

@@ -60,7 +60,7 @@ def test_the_cost_of_an_audit_and_its_reports(kind: str, tmp_path: Path) -> None
     assert (tmp_path / "r.html").stat().st_size < 16 << 20
 
 
-def test_reports_say_what_they_lack(tmp_path: Path) -> None:
+def test_reports_count_omitted_parts(tmp_path: Path) -> None:
     path = hostile_files.make("single values", (MOST_TENSORS + 2000) * 75, tmp_path / "m.gguf")
     result = audit(path, AuditOptions(llama=False, readers=False, progress=False, digest=False))
     n = result.n_tensors

@@ -117,7 +117,7 @@ def test_killed_while_it_reads(sane: Path, endless: Path) -> None:
         assert readers.pids["gguf-py"] != pid
 
 
-def test_what_is_said_is_about_the_file(tmp_path: Path, readers: Readers) -> None:
+def test_a_refusal_describes_the_file(tmp_path: Path, readers: Readers) -> None:
     path = tmp_path / "x.gguf"
     for version in (4, 1):
         path.write_bytes(corpus.gguf(version=corpus.u32(version)).data)

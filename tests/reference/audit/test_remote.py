@@ -45,7 +45,7 @@ def cli(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     return subprocess.run(command, capture_output=True, text=True, env=env, timeout=120, check=False)
 
 
-def test_the_report_says_what_it_is_of(tmp_path: Path) -> None:
+def test_the_report_states_its_sample(tmp_path: Path) -> None:
     with served({"/a/m\x1b[31m.gguf": TINY["Q4_0"]}) as server:
         url = server.url("/a/m%1b[31m.gguf?signature=SECRET").replace("//", "//user:PASSWORD@")
         done = cli("audit", url, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html", "--strict")
@@ -174,7 +174,7 @@ def test_an_answer_without_end_is_cut() -> None:
         assert server.sent < 64 * SOME
 
 
-def test_a_server_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_server_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "PAUSES", (0.01, 0.01))
     with served({"/m.gguf": TINY["Q4_0"]}, "busy_once") as server:
         assert looked_at(server).verdict == "clean in the sample"
@@ -351,7 +351,7 @@ def test_the_hub(tmp_path: Path) -> None:
         )
 
 
-def test_what_the_extra_installs_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranges, "find_spec", lambda name: None if name == "aiohttp" else name)
     with pytest.raises(EnvironmentFault, match=r"aiohttp, which is not .*; run: pip install aiohttp$"):
         audit("https://localhost/m.gguf")

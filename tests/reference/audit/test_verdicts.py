@@ -307,7 +307,7 @@ def test_bytes_that_no_field_or_two_own(doctor: str, monkeypatch: pytest.MonkeyP
     assert any("GGUF-104-unowned" in failure.what for failure in report.rungs[0].failures)
 
 
-def test_what_was_not_read_of_a_refused_file(tmp_path: Path) -> None:
+def test_bytes_of_a_refused_file_that_were_not_read(tmp_path: Path) -> None:
     entry = next(e for e in corpus.BAD if e.slug == "string-length")
     path = tmp_path / "m.gguf"
     path.write_bytes(entry.build().data)
@@ -347,7 +347,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "no C++ compiler" in (result.fault or "")
 
 
-def test_the_bytes_rung_says_what_a_stopped_reader_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_rung_reports_a_stopped_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that gives up is no pass."""
     stopped = tuple(Reading(name, "stopped", "hung: no answer in 1 s") for name in ("gguf-py", "llama.cpp"))
     monkeypatch.setattr(Readers, "read_model", lambda *_: (stopped,))

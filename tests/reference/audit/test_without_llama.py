@@ -62,7 +62,7 @@ def test_errors_are_found_all_the_same(without: dict[str, str], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("arguments", [[TINY["Q4_0"]], ["audit", TINY["Q4_0"], "--source", TINY["F16"]]])
-def test_one_line_says_what_to_install(arguments: list[object], without: dict[str, str]) -> None:
+def test_one_line_names_the_package_to_install(arguments: list[object], without: dict[str, str]) -> None:
     done = cli(without, *arguments)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.count("\n") == 1

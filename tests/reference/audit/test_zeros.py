@@ -165,7 +165,7 @@ def healthy() -> dict[str, dict[str, Floats]]:
 
 
 @pytest.mark.parametrize("case", healthy())
-def test_what_is_zero_in_healthy_files(case: str, tmp_path: Path) -> None:
+def test_zeros_of_healthy_files(case: str, tmp_path: Path) -> None:
     assert zeros(model(tmp_path / "m.gguf", healthy()[case])) == []
 
 

@@ -279,19 +279,6 @@ def drawn(*fields: Field) -> list[str]:
     return [line.rstrip() for _, lines in bit_diagram(fields) for line in lines]
 
 
-def test_diagram_of_codes_in_two_fields() -> None:
-    assert drawn(*ALL["Q5_0"].fields) == [
-        "half d               │ 15 … 0 │",
-        "bytes 0…1            │ scale  │",
-        "uint32 qh            │  31   │  30   │ … │   1   │   0   │",
-        "bytes 2…5            │ x[31] │ x[30] │ … │ x[1]  │ x[0]  │",
-        "                     │ bit 4 │ bit 4 │ … │ bit 4 │ bit 4 │",
-        "uint8 qs[j]          │ 7 6 5 4  │ 3 2 1 0  │",
-        "bytes 6…21, j 0…15   │ x[j+16]  │   x[j]   │",
-        "                     │ bits 3…0 │ bits 3…0 │",
-    ]
-
-
 def test_diagram_of_groups_of_items() -> None:
     """The twelve bytes in which K-quants pack eight scales and eight minima of 6 bits."""
     scales = Field("scales", "u1", 12, "", (

@@ -60,7 +60,7 @@ def test_a_stack_is_seen(supported: list[int], tmp_path: Path) -> None:
             assert max(stack_bytes(nvrtc.compile_cubin(tmp_path, "k.cu", sm, {}))) == 256
 
 
-def test_what_fills_shared_memory_compiles(supported: list[int]) -> None:
+def test_the_filler_of_shared_memory_compiles(supported: list[int]) -> None:
     filler = cupy_host._FILLER
     for sm in CARDS:
         if int(sm) in supported:
@@ -74,7 +74,7 @@ def test_a_kernels_file_may_have_any_name(supported: list[int], tmp_path: Path, 
     assert nvrtc.compile_cubin(tmp_path, name, "90", {}, lines=True)[:4] == b"\x7fELF"
 
 
-def test_nvrtc_says_what_is_wrong(supported: list[int], tmp_path: Path) -> None:
+def test_errors_of_nvrtc(supported: list[int], tmp_path: Path) -> None:
     (tmp_path / "k.cu").write_text("__global__ void k() { no_such_name(); }\n")
     with pytest.raises(EnvironmentFault, match=r"could not compile k\.cu for sm_90: .*no_such_name"):
         nvrtc.compile_cubin(tmp_path, "k.cu", "90", {})

@@ -98,7 +98,7 @@ def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
 
 @by_format
 @pytest.mark.parametrize(("sm", "most", "of_all"), [("90", 227 << 10, 228 << 10), ("120", 99 << 10, 100 << 10)])
-def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int, of_all: int) -> None:
+def test_shared_memory_fits(fmt: BlockFormat, sm: str, most: int, of_all: int) -> None:
     """Limits: CUDA C++ programming guide, compute capabilities. A block takes 1 KiB more, its barriers 384 bytes."""
     for m in (1, 3, 8, 100):
         for k in (32, 4096, 14336, 53248, 1 << 20):
@@ -129,7 +129,7 @@ def test_compiles_without_spills(fmt: BlockFormat) -> None:
             assert not any(stacks), (fmt.name, sm, shape, stacks)
 
 
-def test_cards_without_bulk_copies_are_told() -> None:
+def test_gpus_without_bulk_copies_are_refused() -> None:
     with pytest.raises(EnvironmentFault, match="q8_1_columns needs a GPU of sm_90 or later; this one is sm_89"):
         KERNELS[NAME].cards.target_or_fault(NAME, "89")
 

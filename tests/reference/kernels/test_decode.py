@@ -128,7 +128,7 @@ def test_rows_longer_than_shared_memory(
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize(("sm", "most"), [("75", 64 << 10), ("86", 99 << 10), ("90", 227 << 10), ("120", 99 << 10)])
-def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int) -> None:
+def test_shared_memory_fits(fmt: BlockFormat, sm: str, most: int) -> None:
     """Limits: CUDA C++ programming guide, compute capabilities."""
     for m in (1, 2, 3, 8, 100):
         for k in (fmt.block_size, 4096, 14336, 53248, 1 << 20):

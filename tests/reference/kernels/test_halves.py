@@ -129,7 +129,7 @@ def test_tilings_that_are_chosen() -> None:
     assert Wgmma().tiling(FORMATS["Q8_0"], 1, 64).parts == 4
 
 
-def test_drawn_blocks_that_halves_hold() -> None:
+def test_random_blocks_that_halves_hold() -> None:
     """What the rungs draw of any bits keeps products of f16 finite. Thread blocks of huge products get nothing else."""
     fmt = FORMATS["Q4_K"]
     blocks = any_blocks(fmt, 2000, 1)

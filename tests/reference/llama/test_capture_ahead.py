@@ -38,7 +38,7 @@ def told(llama: Llama) -> str:
     return str(header["node"])
 
 
-def test_it_goes_on_by_so_many_products(llama: Llama) -> None:
+def test_it_computes_a_bounded_number_of_products_ahead(llama: Llama) -> None:
     names = [gemm.node for gemm in llama.model.capture(TOKENS) if isinstance(gemm, Gemm)]
     options = {"activations": [], "checksum": False, "ahead": _AHEAD}
     llama.send("evaluate", {}, {"tokens": TOKENS, "mode": "capture", "options": options})

@@ -15,7 +15,6 @@ import pytest
 
 from gguf_verify.formats import ELEMENTS, FORMATS
 from gguf_verify.formats.q4_0 import Q4_0
-from gguf_verify.formats.q5_0 import Q5_0
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.formats.q8_1_d4 import Q8_1_D4
@@ -41,7 +40,7 @@ from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import EnvironmentFault
 from gguf_verify.verification import verify
 from tests.support import graphs
-from tests.support.tools import FIXTURES, LEGACY, ROOT
+from tests.support.tools import FIXTURES, ROOT
 
 Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
@@ -151,7 +150,7 @@ def test_dispatch() -> None:
         (Q4_0, 9, 70, "before compute capability 7.5"),
     ],
 )
-def test_what_is_not_known_is_said(fmt: object, m: int, sm: int, said: str) -> None:
+def test_unknown_definitions_have_a_reason(fmt: object, m: int, sm: int, said: str) -> None:
     with pytest.raises(NoDefinition, match=said):
         llama_cuda_semantics(fmt, m, sm)  # type: ignore[arg-type]
 
@@ -416,7 +415,7 @@ def test_other_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llama: Ll
     assert not tokens.n_failures
 
 
-def test_what_the_gpu_leaves_to_the_cpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_that_the_gpu_leaves_to_the_cpu_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = stand_in(tmp_path, monkeypatch, "tiny-Q4_0.gguf", on_gpu=False, mmvq=0)
     layers = report.rungs[1]
     assert layers.verdict == "unverified"
@@ -431,10 +430,3 @@ def test_elements_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert rung.verdict == "unverified"
     assert all("unsupported with --reference gpu" in why for why in [left.why for left in report.rungs[1].unverified])
     assert len(report.rungs[0].unverified) == len(report.rungs[1].unverified) == 22
-
-
-def test_legacy_formats_are_all_covered() -> None:
-    for fmt in LEGACY.values():
-        for m in (1, 9):
-            llama_cuda_semantics(fmt, m)
-    assert MMQ_D4.term.integer_offset(Q5_0)

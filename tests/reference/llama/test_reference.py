@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.formats import FORMATS
 from gguf_verify.formats.q8_0 import Q8_0
 from gguf_verify.formats.q8_1 import Q8_1
 from gguf_verify.gguf.model import open_model
@@ -33,14 +32,6 @@ def model() -> Iterator[LoadedModel]:
         process.model.open(Q4_0, threads=1)
         process.model.make_context(32)
         yield process.model
-
-
-def test_versions(llama: Llama) -> None:
-    versions = llama.versions()
-    assert versions["llama_cpp_python"].count(".") == 2
-    for fmt in FORMATS.values():
-        known = versions["types"][fmt.type_id]
-        assert (known["block_size"], known["block_bytes"]) == (fmt.block_size, fmt.block_bytes)
 
 
 def test_block_products_are_those_of_the_rows(llama: Llama) -> None:
@@ -80,13 +71,6 @@ def model_from_float(x: np.ndarray) -> np.ndarray:
     from gguf_verify.semantics.encodings.q8_0_cpu import encode_q8_0_cpu
 
     return encode_q8_0_cpu(x)
-
-
-def test_capture_can_be_left_early(model: LoadedModel) -> None:
-    tokens = model.tokenize("Once upon a time")
-    for _ in model.capture(tokens):
-        break
-    assert model.evaluate(tokens).logits.shape == (len(tokens), 512)
 
 
 def test_graft(model: LoadedModel) -> None:

@@ -250,7 +250,7 @@ def test_an_array_where_the_memory_ends(at: object, shared: bool, tiny: Model) -
             lanes.close()
 
 
-def test_what_an_answer_lacks_is_said(tiny: Model) -> None:
+def test_a_missing_field_is_named(tiny: Model) -> None:
     with pytest.raises(LlamaFault, match=r"start_backend \(.*missing required field `device`.*\); it said: ") as caught:
         asked("start_backend", tiny, ({"result": {"backend": "Vulkan", "name": "a card"}}, []))
     assert caught.value.exit_code == EXIT_ENVIRONMENT

@@ -55,7 +55,7 @@ def test_the_report_is_the_same(wrong: Wrong, monkeypatch: pytest.MonkeyPatch, f
     assert judges.again_judged
 
 
-def test_what_breaks_off_a_plan_comes_after_what_was_found(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_that_breaks_off_keeps_earlier_findings(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
     """llama.cpp refuses to go on after some products: those before are judged and reported all the same."""
     capture = LoadedModel.capture
 

@@ -166,7 +166,7 @@ def test_a_refusal_in_a_task_ends_the_audit_as_here(monkeypatch: pytest.MonkeyPa
     assert len(made.unverified) == 30 - len(made.contents)
 
 
-def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_audits_that_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """A remote file, of which a sample is read, and one block."""
     for args in (["https://127.0.0.1:1/m.gguf"], [str(MODEL), "https://127.0.0.1:1/m.gguf"]):
         assert main(["audit", *args, "--ray", "local"]) == 2
@@ -175,7 +175,7 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "apply to a whole audit" in capsys.readouterr().err
 
 
-def test_what_a_cell_must_find(tmp_path: Path) -> None:
+def test_a_cell_checks_its_files_and_machine(tmp_path: Path) -> None:
     """The same files, model and others, and the same machine; a file that is nowhere is no other file."""
     model, kernel = tmp_path / "model.gguf", tmp_path / "kernel.py"
     shutil.copy(MODEL, model)

@@ -217,11 +217,11 @@ def test_how_many_pay(cores: int, room: int, nbytes: int, count: int) -> None:
     assert paying(of, cores) == count
 
 
-def test_hosts_without_a_card_have_threads() -> None:
+def test_hosts_without_a_gpu_have_threads() -> None:
     assert make_host("cpu", 1).processes_beside() == 0
 
 
-def test_what_cannot_be_opened_there() -> None:
+def test_works_that_no_process_can_open() -> None:
     with pytest.raises(UsageError, match="--jobs opens the kernel and its host in several processes"):
         verify(MODEL, "q8_1_naive", make_host("cpu", 1), options=OPTIONS, jobs=2)
     with pytest.raises(UsageError, match="--jobs are processes of this machine"):

@@ -198,7 +198,7 @@ def test_a_signal_ends_a_night(tmp_path: Path) -> None:
         assert [key.prompt for key in history.night(1).missing] == ["b"]
 
 
-def test_cards_of_processes(tmp_path: Path) -> None:
+def test_gpus_of_processes(tmp_path: Path) -> None:
     """Ray lets a call that takes a GPU, and a worker, see one card, which no other sees meanwhile but those that share
     it; and these know their share of its memory."""
     from gguf_verify.distributed.cluster import cluster

@@ -36,7 +36,7 @@ OPTIONS = Options(progress=False, threads=1)
         ({"host": object()}, "by their names"),
     ],
 )
-def test_what_another_process_cannot_open(asked: dict[str, Any], words: str) -> None:
+def test_requests_that_no_other_process_can_open(asked: dict[str, Any], words: str) -> None:
     given: dict[str, Any] = {"path": MODEL, "kernel": "q8_1_naive", "host": "cpu", "options": OPTIONS} | asked
     with pytest.raises(UsageError, match=words), judges(None, Request(ray="local", **given)):
         pass
@@ -172,7 +172,7 @@ def test_kernels_of_one_name(work: RunWork, tmp_path: Path) -> None:
         identity.check(before, after)
 
 
-def test_what_time_is_left(work: RunWork) -> None:
+def test_a_task_gets_the_time_that_is_left(work: RunWork) -> None:
     """A task gets the time that is left, and tells where that kept it from looking for something."""
 
     class Asks:

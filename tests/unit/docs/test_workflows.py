@@ -81,7 +81,7 @@ def test_actions_are_pinned() -> None:
             assert own or re.fullmatch(r"actions/[a-z/-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+", used)
 
 
-def test_what_is_installed_has_its_digest() -> None:
+def test_installed_packages_have_digests() -> None:
     for path in WORKFLOWS:
         workflow = yaml.safe_load(path.read_text())
         assert workflow["env"]["LOCKED"] == "1"

@@ -85,7 +85,7 @@ def test_memory_of_a_key_and_of_a_tensor(tmp_path: Path) -> None:
     assert _peak(path, Budget()) < 5000 * 1500
 
 
-def test_what_exceeds_the_budget_is_read_from_the_file(tmp_path: Path) -> None:
+def test_values_beyond_the_budget_are_read_from_the_file(tmp_path: Path) -> None:
     words = [f"word {i}" for i in range(1000)]
     pairs = [
         corpus.pair("held", corpus.STRING, corpus.text("é" * 10)),

@@ -33,7 +33,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def test_parts_that_were_asked_for_long_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_that_were_requested_long_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gguf_verify.gguf.mapped._MAPPED", MOST)
     mapped, content = Mapped(path), path.read_bytes()
     views, most = [], 0

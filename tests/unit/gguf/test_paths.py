@@ -39,7 +39,7 @@ PATHS: dict[str, tuple[Callable[[Path], object], int, str]] = {
 
 
 @pytest.mark.parametrize("name", PATHS)
-def test_what_a_path_may_be(name: str, tmp_path: Path) -> None:
+def test_kinds_of_paths(name: str, tmp_path: Path) -> None:
     make, code, said = PATHS[name]
     path = tmp_path / "m.gguf"
     make(path)
@@ -83,7 +83,7 @@ FAULTS = (
 
 
 @pytest.mark.parametrize("error", FAULTS)
-def test_what_the_machine_cannot_do(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_machine(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(corpus.gguf().data)
 

@@ -48,7 +48,7 @@ def mentioned() -> set[str]:
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=list(RULES))
-def test_an_entry_says_why_how_and_what_to_do(rule: Rule) -> None:
+def test_an_entry_has_reason_cause_and_cure(rule: Rule) -> None:
     assert re.fullmatch(r"GGUF-\d{3}-[a-z0-9-]+", rule.id)
     assert rule.why
     assert not rule.why.endswith(".")

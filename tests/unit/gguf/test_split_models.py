@@ -123,7 +123,7 @@ def test_limits_hold_for_all_parts_together(
     assert len(said) == 1
 
 
-def test_parts_that_nobody_took_are_closed(tmp_path: Path) -> None:
+def test_unused_parts_are_closed(tmp_path: Path) -> None:
     path = _split(tmp_path, "abcb")
     opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(RefusedFile, match="the name 'b' again"):

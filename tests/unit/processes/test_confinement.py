@@ -224,7 +224,7 @@ def test_system_calls(attempts: Attempts, number: int, what: str) -> None:
         ("bool(resource.prlimit(0, resource.RLIMIT_CORE)) + 0", "resource.prlimit(os.getppid(), resource.RLIMIT_CORE)"),
     ],
 )  # fmt: skip
-def test_what_reaches_others_who_use_the_same(attempts: Attempts, tmp_path: Path, allowed: str, denied: str) -> None:
+def test_calls_that_reach_other_processes(attempts: Attempts, tmp_path: Path, allowed: str, denied: str) -> None:
     """No lease that makes others wait, no owner of signals, no socket that sends to any address, no other's limits."""
     shown = f"os.open({str(tmp_path / 'shown')!r}, os.O_RDONLY)"
     names = "[fcntl := __import__('fcntl'), {}][1]"
@@ -245,7 +245,7 @@ def test_privileges(attempts: Attempts) -> None:
     assert found["NoNewPrivs"].strip() == "1"
 
 
-def test_what_it_is_given(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_and_descriptors(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """No variable that may be a secret, and no descriptor but its socket."""
     monkeypatch.setenv("SOME_TOKEN", "secret")
     monkeypatch.setenv("LD_PRELOAD", "")
@@ -279,7 +279,7 @@ def test_nothing_is_left_of_one_that_ends(attempts: Attempts) -> None:
     assert gone(before)
 
 
-def test_a_signal_is_told(attempts: Attempts) -> None:
+def test_a_signal_is_reported(attempts: Attempts) -> None:
     assert attempts.says("os.abort()") == ""
     assert attempts.child.wait(60) == -6
 
@@ -457,7 +457,7 @@ def test_a_boundary_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
     sandbox.forget()
 
 
-def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_protection_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of systems that have less."""
     monkeypatch.setattr(boundary, "fault", lambda: "bubblewrap is not installed")
     hides = {"read your files", "see your processes"}
@@ -517,7 +517,7 @@ def test_with_a_gpu(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made.child.close()
 
 
-def test_what_is_echoed_gives_no_commands(capfd: pytest.CaptureFixture[str]) -> None:
+def test_echoed_output_gives_no_commands(capfd: pytest.CaptureFixture[str]) -> None:
     """To a program that keeps standard error as its log, such as GitHub's."""
     made = Command([sys.executable, "-c", r"print('one\n::notice::VERIFIED\n  ::stop-commands::x')"], verbose=True)
     assert made.wait(60) == 0

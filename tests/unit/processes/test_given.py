@@ -79,7 +79,7 @@ def written(folder: Path, **texts: str) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def test_what_is_read_is_what_was_opened(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
+def test_the_opened_file_is_read(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
     """Files of one group lie side by side; where they lay, another file may be by now."""
     first, second = written(tmp_path / "a", one="1", two="2")
     files = opened(stack, first, second)
@@ -166,7 +166,7 @@ def test_many_files(reader: Reader, stack: ExitStack, tmp_path: Path) -> None:
     assert (said, reader.reads(few[1])) == ("None", "'1'")
 
 
-def test_names_of_files_in_what_it_says(stack: ExitStack, tmp_path: Path) -> None:
+def test_file_names_in_messages(stack: ExitStack, tmp_path: Path) -> None:
     given = Given()
     ((one,), (two,)) = given.give(*(opened(stack, *written(tmp_path / name, m="")) for name in ("a", "b 'c'")))
     said = f"cannot read '{one}', nor {two.replace('/m', '/m2')}: given/77/m"
@@ -174,7 +174,7 @@ def test_names_of_files_in_what_it_says(stack: ExitStack, tmp_path: Path) -> Non
     assert given.named(f"in /tmp/own/given-1/{one}") == f"in {tmp_path}/a/m"
 
 
-def test_naming_takes_time_linear_in_what_it_says(stack: ExitStack, tmp_path: Path) -> None:
+def test_naming_is_linear_in_the_message(stack: ExitStack, tmp_path: Path) -> None:
     given = Given()
     given.give(opened(stack, *written(tmp_path, m="")))
     began = time.monotonic()

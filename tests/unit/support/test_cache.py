@@ -132,7 +132,7 @@ def _file(of: str) -> Path:
     return found
 
 
-def test_what_was_kept_is_taken(home: Path) -> None:
+def test_a_kept_entry_is_taken(home: Path) -> None:
     assert cache.taken(("a",), ".so") is None
     cache.kept(("a",), ".so", b"content")
     assert cache.taken(("a",), ".so") == b"content"
@@ -144,7 +144,7 @@ def test_what_was_kept_is_taken(home: Path) -> None:
 
 @pytest.mark.parametrize("of", ["index", "content"])
 @pytest.mark.parametrize("how", ["replaced", "cut short", "empty", "gone", "a link", "a folder", "a pipe", "writable"])
-def test_what_is_not_as_it_was_kept_is_not_taken(
+def test_a_changed_entry_is_not_taken(
     home: Path, tmp_path: Path, of: str, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "gguf_verify")
@@ -224,7 +224,7 @@ def _aged(path: Path, seconds: float) -> None:
     os.utime(path, (then, then))
 
 
-def test_what_was_used_longest_ago_goes_first(home: Path) -> None:
+def test_the_least_recently_used_goes_first(home: Path) -> None:
     for i in range(4):
         cache.kept((str(i),), ".so", bytes([i]) * 5000)  # two pages, and one for its index
     for path in cache.index_folder().iterdir():
@@ -244,7 +244,7 @@ def test_writing_keeps_the_cache_small(home: Path, monkeypatch: pytest.MonkeyPat
     assert cache.taken(("39",), ".so") is not None
 
 
-def test_what_killed_writers_left_goes_after_a_day(home: Path) -> None:
+def test_files_of_killed_writers_go_after_a_day(home: Path) -> None:
     cache.kept(("a",), ".so", b"content")
     folder = cache.index_folder()
     for name in (".part-old", ".part-new"):

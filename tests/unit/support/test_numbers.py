@@ -106,7 +106,7 @@ def test_no_source_breaks_a_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_what_a_rule_finds(rule: Rule) -> None:
+def test_each_rule_finds_its_example(rule: Rule) -> None:
     bad, good = RULES[rule]
     assert broken(bad, "x.py") == [(rule, "x.py:1")]
     assert broken(good, "x.py") == []

@@ -41,7 +41,7 @@ def test_threads_may_import_at_once() -> None:
     assert out == "True\n"
 
 
-def test_what_is_not_installed_is_said() -> None:
+def test_a_missing_module_is_named() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         submodule("no_such_package.part")
     with pytest.raises(ModuleNotFoundError, match=r"gguf\.no_such_part"):

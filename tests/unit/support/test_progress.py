@@ -70,7 +70,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
     assert lines[3].startswith("blocks: 100 % (8.00MB of 8.00MB), 68.3kB/s, 00:00 left")
 
 
-def test_what_was_done_before_is_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_ignores_earlier_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with logged(monkeypatch) as (log, clock), progress_bar("layers", 40, "GEMM", shown=True, initial=20) as bar:
         clock.now += 100
         bar.update(10)
@@ -88,7 +88,7 @@ def test_a_log_gets_nothing_of_what_is_soon_over(monkeypatch: pytest.MonkeyPatch
     assert log.getvalue() == "bytes: 6.00B, 0.20B/s\n"
 
 
-def test_nothing_is_shown_where_nobody_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     with logged(monkeypatch) as (log, clock), progress_bar("bytes", 3, "B", shown=False) as bar:
         under_way(bar, "a")
         clock.now += 1000

@@ -110,7 +110,7 @@ def test_the_folder_of_a_killed_run_goes_with_the_next(place: Path) -> None:
     assert not left.exists()
 
 
-def test_what_is_no_folder_of_a_killed_run_stays(place: Path, tmp_path: Path) -> None:
+def test_other_folders_stay(place: Path, tmp_path: Path) -> None:
     """A folder of another mode, one without a lock, a link to one, a file; an empty one goes after a day."""
     outside = tmp_path / "outside"
     for folder in (outside, place / "gguf-verify-open", place / "gguf-verify-full", place / "gguf-verify-new"):
@@ -132,7 +132,7 @@ def test_what_is_no_folder_of_a_killed_run_stays(place: Path, tmp_path: Path) ->
     assert (outside / "file").exists()
 
 
-def test_a_lock_that_is_a_pipe_holds_nobody_up(place: Path) -> None:
+def test_a_lock_that_is_a_pipe_does_not_block(place: Path) -> None:
     folder = place / "gguf-verify-pipe"
     folder.mkdir(mode=0o700)
     os.mkfifo(folder / "lock")
@@ -212,7 +212,7 @@ def test_a_sealed_file_holds_what_it_was_given(place: Path, monkeypatch: pytest.
     assert len(list(scratch.top().iterdir())) == (1 if scratch._own else 0)
 
 
-def test_what_is_no_library_does_not_load() -> None:
+def test_invalid_libraries_do_not_load() -> None:
     for content in (b"", b"garbage"):  # a library that is cut short may end the process: digests come first
         with pytest.raises(OSError):  # noqa: PT011 - the loader's own words
             sealed.load_library(content)

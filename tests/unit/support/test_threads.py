@@ -76,9 +76,7 @@ def test_a_fork_while_another_thread_begins_a_pool() -> None:
     assert each(lambda item: item, range(4), 2) == [0, 1, 2, 3]
 
 
-def test_what_is_done_ahead_reports_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_work_ahead_reports_nothing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """A failure is reported where the work is needed, and so is a limit of threads."""
     done = threading.Event()
 
