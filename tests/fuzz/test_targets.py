@@ -38,7 +38,7 @@ def test_kept_and_mutated_inputs(target: Target, tmp_path: Path) -> None:
 
 @EVERY
 def test_a_target_is_reproducible(target: Target) -> None:
-    """Its seeds, and so its mutated inputs, are the same each time; few of them are what they were made of."""
+    """Its seeds, and so its mutated inputs, are the same each time; most mutated inputs differ from their parents."""
     seeds = list(target.seeds())
     assert seeds == list(target.seeds())
     assert seeds
@@ -63,7 +63,7 @@ def test_the_corpus_is_small() -> None:
 
 
 def test_kept_inputs_reach_the_readers() -> None:
-    """Without the mutations. What is missing is listed: a rule without an input is a rule that nobody tries."""
+    """Without the mutations. Missing lines are listed: a rule without an input is not tested."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
     names = [target.name for target in targets().values() if target.covered]
     done = subprocess.run(
@@ -150,7 +150,7 @@ def test_lines_are_traced_where_they_should_be(tmp_path: Path) -> None:
     ids=["json", "lines", "frames", "bytes"],
 )  # fmt: skip
 def test_mutations(mutate: Callable[[bytes, random.Random], bytes], data: bytes) -> None:
-    """They take anything, and what they make differs."""
+    """They accept any input, and their outputs differ."""
     made = [mutate(data, random.Random(seed)) for seed in range(300)]
     assert len(set(made)) > 100
     assert made == [mutate(data, random.Random(seed)) for seed in range(300)]

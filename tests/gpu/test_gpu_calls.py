@@ -1,4 +1,4 @@
-"""Calls of foreign kernels on a card: launches, scratch and strides; PTX and cubins; functions of libraries that nvcc
+"""Calls of foreign kernels on a GPU: launches, scratch and strides; PTX and cubins; functions of libraries that nvcc
 made; tensors and operators of PyTorch; outputs of halves. Skipped by name where there is no GPU."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LAUNCH = 'block = 128\ngrid = "ceil(M * N, 128)"\n'
 
 
 def right(name: str, semantics: str, output: str = "float32", further: Further | None = None) -> bool:
-    """Whether a kernel's product on the card is right. Raises KernelFault."""
+    """Whether a kernel's product on the GPU is correct. Raises KernelFault."""
     host = make_host("gpu", 0)
     kernel = open_foreign(name, host, 600.0, further=further)
     try:

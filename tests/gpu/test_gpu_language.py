@@ -1,4 +1,4 @@
-"""What kernels of engines use of CUDA C++, on a card: outputs are those that NumPy and the CPU host compute."""
+"""CUDA C++ features that kernels of engines use, on a GPU: outputs are those that NumPy and the CPU host compute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run accounts for: every class of checks is done, or named as skipped, in every report."""
+"""The account of a run: every class of checks is done, or named as skipped, in every report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gguf_verify.rungs import RUNGS
 from tests.support import certificates, records
 from tests.support.shown import json_of, text_of, written
 
-#: Options that leave what a run checks as it is: they choose on what and how.
+#: Options that do not change the extent of a run: they choose where and how it runs.
 NEUTRAL = {
     "prompt", "threads", "ctx_size", "seed", "repack", "reference", "llama", "exact_on", "time_limit",
     "kernel_time_limit", "kernel_memory", "verbose", "progress", "save_case", "declare", "imports", "loads",

@@ -1,4 +1,4 @@
-"""Waivers: what is refused, what they cover and what they never cover, and what each report says of them."""
+"""Waivers: mistakes that are refused, the failures that they cover and never cover, and their place in each report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an installation holds: the package under its own name, its types and its kernels, and nothing else."""
+"""The contents of an installation: the package under its own name, its types and its kernels, and nothing else."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_command_and_the_plugin_are_declared(wheel: zipfile.ZipFile) -> None
 
 
 def test_an_installation_runs_and_finds_its_kernels(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    """From a folder that holds nothing else, as site-packages would."""
+    """From a folder that holds nothing else, as site-packages would be."""
     wheel.extractall(tmp_path / "site")
     code = (
         "import gguf_verify; from gguf_verify.support.paths import kernel_root\n"

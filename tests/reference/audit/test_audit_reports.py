@@ -1,4 +1,4 @@
-"""What an audit prints, and what its JSON holds."""
+"""The printed report of an audit, and its JSON."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_map_prints_every_byte_once() -> None:
 
 
 def test_the_report_fits_in_100_columns() -> None:
-    """But for names, of which there is no end, and what a system's sandbox lacks."""
+    """Except for names, whose length is unlimited, and the list of what a system's sandbox lacks."""
     free = ("file  ", "CLEAN: ", "sandbox  ")
     for path in (TINY["Q4_0"], TINY["Q5_1"], TINY["F16"]):
         for line in text_of(Kind.AUDIT, run(path, readers=False), verbose=True).splitlines():
@@ -137,7 +137,7 @@ def test_what_was_scanned_before_llama_died_is_kept(number: int, threads: int, m
 
 
 def test_scans_left_in_the_middle_end_the_process(llama: Llama) -> None:
-    """What it goes on to say would be taken for the answer to another call."""
+    """Its next message would be taken for the answer to another call."""
     with Llama() as other, open_model(TINY["Q4_0"]) as model:
         found = content.contents(list(model.tensors.values()), other)
         next(found)

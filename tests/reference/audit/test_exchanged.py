@@ -36,7 +36,7 @@ def rows_of(name: str, order: Sequence[int] | npt.NDArray[np.int64] | None = Non
 
 
 def said(path: Path, source: Path = F16) -> dict[str, str]:
-    """Tensor → what the one finding of it says."""
+    """Tensor → the text of its only finding."""
     result = run(path, source=source, readers=False)
     assert {f.id for f in result.findings} == {rule("source-exchanged")}
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""Whole audits of hostile files: their cost, and what is said of readers that give up on them."""
+"""Whole audits of hostile files: their cost, and the report on readers that give up on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import hostile_files
 from tests.support.reader_table import HANGS
 from tests.support.shown import text_of
 
-#: Runs the command line, and prints what this process took: exit code, seconds of the processor, KiB of memory.
+#: Runs the command line, and prints the cost of this process: exit code, seconds of the processor, KiB of memory.
 MEASURED = """
 import resource, sys
 from gguf_verify.cli import main
@@ -88,7 +88,7 @@ def test_readers_end_soon_after_our_own_refusal(tmp_path: Path) -> None:
 
 
 def test_the_time_limit_reaches_the_readers(tmp_path: Path) -> None:
-    """What a stopped reader would have seen is not compared: that is exit code 5, and no finding."""
+    """A stopped reader is not compared: that is exit code 5, and no finding."""
     path = hostile_files.make("empty tokens", 8_000_000, tmp_path / "m.gguf")  # a million, which gguf-py reads for 10 s
     result = audit(path, AuditOptions(llama=False, progress=False, digest=False, time_limit=3.0))
     assert [r.said for r in result.readings[0] if r.reader == "gguf-py"] == ["hung: no answer in 3 s"]

@@ -14,7 +14,7 @@ from tests.support.shown import json_of, text_of
 from tests.support.tools import edited_model, split_model, write_model
 
 Q4_0 = TINY["Q4_0"]
-#: What is changed, and llama.cpp's sentence.
+#: The changes, and llama.cpp's sentence.
 NOT_LOADED: dict[str, tuple[dict[str, object], str]] = {
     "a tensor is missing": ({"without": ["blk.1.ffn_up.weight"]}, "'blk.1.ffn_up.weight' not found"),
     "a tensor too many": ({"more": {"blk.0.attn_sinks.weight": np.ones(8, np.float32)}}, "wrong number of tensors"),

@@ -71,7 +71,7 @@ def test_precedence(codes: list[int], worst: int) -> None:
 
 
 def test_no_warning_stands_beside_clean(tmp_path: Path) -> None:
-    """Bytes that nobody reads could hide anything."""
+    """Bytes that are never read could hide anything."""
     for slug in ("trailing", "gap", "nonzero-padding"):
         result = run(crafted(slug, tmp_path / f"{slug}.gguf"), readers=False)
         assert (result.exit_code, result.verdict) == (0, "warnings")

@@ -1,4 +1,4 @@
-"""What one reader says of a file, compared with what another says."""
+"""Comparison of one reader's view of a file with another's."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_refusal_that_nothing_explains(good: GgufFile, reader: str, slug: str, e
 
 def test_only_a_finding_that_can_be_the_reason_explains_a_refusal(good: GgufFile) -> None:
     reading = as_if(good, "llama.cpp", "refused", "tensor 'b' has offset 96")
-    # Trailing bytes stop nobody; a gap stops llama.cpp, in the file where it is.
+    # Trailing bytes stop no reader; a gap stops llama.cpp, in the file where it is.
     for explained in ([some_finding("trailing")], [some_finding("gap", part=0)], [some_finding("bad-utf8")]):
         assert _by_slug(compare(good, (reading,), explained)) == ["llama-refuses"]
     (found,) = compare(good, (reading,), [some_finding("trailing"), some_finding("gap")])

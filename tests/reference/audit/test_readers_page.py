@@ -1,4 +1,4 @@
-"""docs/readers.md states what the readers say of the crafted files."""
+"""docs/readers.md states the verdicts of the readers on the crafted files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scan finds what is wrong in a tensor, and a decoder that is wrong."""
+"""A scan finds faults of a tensor, and a wrong decoder."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def three_tensors_of_two_types(path: Path, rng: np.random.Generator) -> tuple[Pa
 def test_the_description_is_held_against_each_tensor(
     rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The drawn blocks of several tensors are decoded at once: what differs belongs to the right one."""
+    """The random blocks of several tensors are decoded at once: a difference belongs to the right one."""
     path, blocks = three_tensors_of_two_types(tmp_path / "m.gguf", rng)
     whole = BlockFormat.decode
 
@@ -231,7 +231,7 @@ def test_elements_that_decode_otherwise(llama: Llama, tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize(("kind", "subnormal"), [("F16", b"\x01\x00"), ("BF16", b"\x01\x00"), ("F32", b"\1\0\0\0")])
 def test_subnormal_elements(kind: str, subnormal: bytes, llama: Llama, tmp_path: Path) -> None:
-    """The first one is named, and the greatest value stays what it is."""
+    """The first one is named, and the largest value stays."""
     size = len(subnormal)
     whole = np.arange(1, 3001, dtype=np.float32)
     whole[1100] = -4096

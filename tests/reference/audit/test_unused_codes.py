@@ -64,7 +64,7 @@ def clamped(qs: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     return np.asarray(low | high << 4, np.uint8)
 
 
-#: Type, the field that is altered, how, and what is said.
+#: Type, the altered field, the change, and a part of the finding.
 WRONG: dict[str, tuple[str, str, Callable[..., object], str]] = {
     "clamped to 0…14": ("Q4_0", "qs", clamped, "code 15"),
     "lowest bit": ("Q4_K", "qs", lambda qs: qs & 0xEE, "8 of 16 codes: 1, 3, 5, 7, 9, 11 …"),

@@ -149,7 +149,7 @@ def test_llama_dies_in_the_middle_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_llama_dies_in_the_middle_of_a_comparison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What was found before is kept."""
+    """Earlier findings are kept."""
     path = patched_block(TINY["Q4_0"], tmp_path / "m.gguf", "blk.2.ffn_down.weight", 9, 4, 7, b"\x5a")
     with open_model(path) as model:
         names = list(model.tensors)
@@ -272,7 +272,7 @@ def test_the_bytes_rung_of_a_file_that_changes(change: str, monkeypatch: pytest.
     report = bytes_rung(path)
     assert (report.exit_code, report.verdict) == (3, "broken off")
     assert report.fault == "a file was changed while it was verified: m.gguf was written to, cut or replaced"
-    assert report.rungs[0].fault is None  # it is said once
+    assert report.rungs[0].fault is None  # it is reported once
 
 
 DOCTORED: dict[str, Callable[[list[Range]], list[Range]]] = {

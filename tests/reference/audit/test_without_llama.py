@@ -1,5 +1,5 @@
-"""Where llama.cpp is not installed: a file can be audited, its verdict says what was not compared, and verification
-says in a line what to install."""
+"""Where llama.cpp is not installed: a file can be audited, the verdict lists the skipped comparisons, and verification
+names the package to install."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def test_real_blocks(file: str, llama: Llama) -> None:
 
 
 def test_llama_converts_the_listed_types(llama: Llama, make: Make) -> None:
-    """And refuses where it is asked for a conversion that it does not have: calling it would kill the process."""
+    """And refuses a conversion that it does not have: calling it would kill the process."""
     types = llama.versions()["types"]
     assert set(NO_TO_FLOAT) <= {tensor_type(t).name for t in types}
     for type_id in types:

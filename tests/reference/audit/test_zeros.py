@@ -1,4 +1,4 @@
-"""Runs of zero bytes, and matrices of one value: what was lost, and what is zero in a healthy file."""
+"""Runs of zero bytes, and matrices of one value: lost data, and zeros of a healthy file."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_norm_of_zeros(tmp_path: Path) -> None:
 
 
 def healthy() -> dict[str, dict[str, Floats]]:
-    """What is zero, or the same, in files that nothing is wrong with."""
+    """Values that are zero, or the same, in healthy files."""
     unused, pruned, padded = drawn(512, 64), drawn(512, 64), drawn(512, 64)
     unused[3:9] = 0  # tokens that were never trained
     pruned[[5, 100, 101, 102, 400]] = 0  # neurons

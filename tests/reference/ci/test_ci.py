@@ -54,7 +54,7 @@ def test_the_action_reports_a_usage_error(tmp_path: Path) -> None:
 
 
 def test_several_files_are_one_summary_and_one_list_of_annotations(wrong: Path, tmp_path: Path) -> None:
-    """As pre-commit calls the hook, with every file that changed; and a file that is none."""
+    """As pre-commit calls the hook, with every changed file; one of them is no GGUF file."""
     (tmp_path / "none.gguf").write_bytes(b"no model")
     paths = [str(p) for p in (MODEL, wrong, tmp_path / "none.gguf")]
     reports = ["--markdown", str(tmp_path / "a.md"), "--annotations", str(tmp_path / "a.txt")]

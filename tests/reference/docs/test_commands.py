@@ -1,4 +1,4 @@
-"""What the pages tell readers to type is what the parsers take; pages that are made from the code are current."""
+"""The commands on the pages are accepted by the parsers; generated pages are current."""
 
 from __future__ import annotations
 

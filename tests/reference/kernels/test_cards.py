@@ -1,4 +1,4 @@
-"""Every shipped kernel compiles for every card, and spills no register."""
+"""Every shipped kernel compiles for every GPU, and spills no register."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.kernel_inputs import sources, stack_bytes
 from tests.support.needs import need, unmet
 
 CARDS = ("75", "80", "86", "89", "90", "100", "120")
-#: The oldest and the newest: `make test` compiles each source for one of them, `make test-all` for every card.
+#: The oldest and the newest: `make test` compiles each source for one of them, `make test-all` for every GPU.
 ENDS = ("75", "120")
 
 
@@ -32,7 +32,7 @@ def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
 
 @pytest.mark.parametrize("sm", [ENDS[0], ENDS[1]])
 def test_compiles_for_the_oldest_or_the_newest_card(supported: list[int], sm: str) -> None:
-    """In turns such that each card is given some formats of every kernel."""
+    """In turns, so that each GPU gets some formats of every kernel."""
     assert_compiled(supported, sm, [s for i, s in enumerate(sources()) if ENDS[(i + i // 2) % 2] == sm])
 
 

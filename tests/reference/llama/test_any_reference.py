@@ -1,5 +1,5 @@
-"""Any device of ggml's registry as the reference: what it computes comes to be known by its outputs, or is not known,
-which is no pass. Devices are played by NumPy, by llama.cpp's CPU under another name, and by llvmpipe."""
+"""Any device of ggml's registry as the reference: its definition is inferred from its outputs, or is unknown, which is
+no pass. NumPy, llama.cpp's CPU under another name, and llvmpipe stand in for devices."""
 
 from __future__ import annotations
 

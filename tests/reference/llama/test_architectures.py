@@ -12,11 +12,11 @@ from gguf_verify.llama import Evaluation, Llama
 from tests.support.architectures import ARCHITECTURES
 from tests.support.graph_operations import PROMPT, graph_operations
 
-#: What products with weights take and give is smaller: values keep their ordinary size.
+#: Weights are small enough that inputs and outputs of products keep their ordinary size.
 LARGEST = 100
 MOST_BYTES = 3 << 20
 
-#: What all graphs together hold.
+#: The operations of all graphs together.
 OPERATIONS = {
     "ADD", "ADD_ID", "ARGSORT", "CLAMP", "CONCAT", "CONT", "CPY", "DIV", "DSV4_HC_COMB", "DSV4_HC_POST", "DSV4_HC_PRE",
     "EXP", "FILL", "FLASH_ATTN_EXT", "GATED_DELTA_NET", "GATED_LINEAR_ATTN", "GEGLU", "GELU", "GET_ROWS", "GROUP_NORM",

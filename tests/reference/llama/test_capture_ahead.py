@@ -1,4 +1,4 @@
-"""The graph goes on while a product is judged, by a bounded number of products; whoever leaves a capture leaves
+"""The graph goes on while a product is judged, by a bounded number of products; a capture that is left early leaves
 llama.cpp's process ready for the next call."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""llama.cpp's CUDA backend as the reference, as far as it can be tested without a GPU: its definitions on outputs that
-were measured, what is said of its quantizers, the way its activations are revealed, and refusals. With a GPU:
-`test_gpu_reference.py`."""
+"""llama.cpp's CUDA backend as the reference, without a GPU: definitions on measured outputs, its quantizers, how its
+activations are revealed, and refusals. With a GPU: `test_gpu_reference.py`."""
 
 from __future__ import annotations
 
@@ -72,7 +71,7 @@ def revealed(semantics: Semantics) -> Bytes:
 
 @pytest.mark.parametrize(("name", "tokens"), pairs())
 def test_measured_outputs(name: str, tokens: str) -> None:
-    """Right under the definition that the source says; wrong with one code of each token changed by one."""
+    """Correct under the definition in the source; wrong with one code of each token changed by one."""
     fmt = FORMATS[name]
     semantics = llama_cuda_semantics(fmt, TOKENS[tokens])
     w, y, x = MEASURED[f"{name}/w"], MEASURED[f"{name}/{tokens}"], revealed(semantics)
@@ -109,7 +108,7 @@ def test_measured_outputs_tell_definitions_apart(name: str, tokens: str, wrong: 
 
 
 def test_measured_activations() -> None:
-    """The quantizers are the encoders, up to what fast math explains."""
+    """The quantizers are the encoders, except for codes that fast math explains."""
     for name, x in (("q8_1", "x_few"), ("mmq", "x_many"), ("mmq_d4", "x_many")):
         agreement = compare_activations(SEMANTICS[name], MEASURED[x], MEASURED[name])
         assert agreement.unexplained is None
@@ -357,7 +356,7 @@ def stand_in(
 
 
 def test_other_definitions_than_the_gpus_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a CPU computes is what MMQ would (Q4_0), and not what MMVQ would."""
+    """A CPU computes what MMQ would (Q4_0), and not what MMVQ would."""
     report = stand_in(tmp_path, monkeypatch, "tiny-Q4_0.gguf")
     blocks, layers, _ = report.rungs
     assert report.exit_code == 1

@@ -1,4 +1,4 @@
-"""llama.cpp in its process: what it answers, and what becomes of its crashes, aborts and hangs."""
+"""llama.cpp in its process: its answers, and the handling of its crashes, aborts and hangs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_spared_product_is_not_computed(model: LoadedModel) -> None:
 @pytest.mark.parametrize("kind", ["moe", "deepseek"])
 def test_products_of_experts_and_of_views_are_spared_whole(kind: str, llama: Llama, tmp_path: Path) -> None:
     """In micro-batches, with one matrix that is looked up and multiplied; where an expert's output is missing, the rows
-    that nobody computed do not pass for llama.cpp's."""
+    that were not computed do not pass for llama.cpp's."""
     path = MODELS[kind](llama, tmp_path / "model.gguf", **({"tied": True} if kind == "moe" else {}))
     with Llama() as process:
         model = process.model
@@ -164,7 +164,7 @@ def test_crash() -> None:
 
 
 def test_abort_shows_its_last_words(model: LoadedModel) -> None:
-    """More tokens than the context's batch: llama.cpp asserts, and the assertion is what the user gets to read."""
+    """More tokens than the context's batch: llama.cpp asserts, and the user can read the assertion."""
     with pytest.raises(EnvironmentFault, match=r"died in evaluate \(SIGABRT\); it said: .*ASSERT"):
         model.evaluate([1] * 1000)
 

@@ -234,7 +234,7 @@ def test_an_answer_that_is_not_valid(name: str, tiny: Model) -> None:
 @pytest.mark.parametrize("at", [-1, 1 << 20, (1 << 20) - 1, 1 << 70, None, "0", 0.5, [], {}])
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_array_where_the_memory_ends(at: object, shared: bool, tiny: Model) -> None:
-    """No place that the process names is read beyond the memory beside the socket, nor where there is none."""
+    """No place that the process sends is read beyond the memory beside the socket, nor where there is none."""
     floats = {"dtype": "<f4", "shape": [100, 100], "at": at}
     line = json.dumps({"result": {}, "arrays": [floats]}).encode() + b"\n"
     lanes = Lanes(Lane(of_fixed_size(1 << 20)), Lane(of_fixed_size(1 << 20))) if shared else None

@@ -1,4 +1,4 @@
-"""What the quantization of real models costs, with llama.cpp."""
+"""The costs of the quantization of real models, with llama.cpp."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whoever judges tasks, and however many are given out before the first is merged: the report is the same."""
+"""The report does not depend on the process that judges a task, nor on the number of tasks that are dispatched before
+the first is merged."""
 
 from __future__ import annotations
 

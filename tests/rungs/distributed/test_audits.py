@@ -1,4 +1,5 @@
-"""What a worker opens of an audit, what it must find, and what it gives back. Ray is not started here."""
+"""Workers of an audit: the files that they open, the identity that they check, and their results. Ray is not started
+here."""
 
 from __future__ import annotations
 
@@ -35,12 +36,12 @@ OPTIONS = AuditOptions(readers=False, progress=False)
 
 @pytest.fixture(autouse=True)
 def _not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker joins the folder of who asks; here that is this process, which owns it."""
+    """A worker joins the folder of the calling process; here that is this process, which owns it."""
     monkeypatch.setattr(scratch, "_joined", None)
 
 
 class OneWorker:
-    """A worker in this process, which gets and gives what can be pickled."""
+    """A worker in this process; everything passes as pickles."""
 
     wanted = 3
 
@@ -150,7 +151,7 @@ def test_another_machine(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def test_a_refusal_in_a_task_ends_the_audit_as_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What came before it is reported, and what came after it is not said to be clean."""
+    """Earlier results are reported, and later tensors are not reported as clean."""
 
     def refused(self: audits.ContentsOf, on: Any) -> Any:
         if "blk.1.attn_q.weight" in self.tensors:

@@ -1,4 +1,4 @@
-"""What no process of Ray can judge, or must not: one line, and nothing is judged. Ray is not started here."""
+"""Work that no process of Ray can or may judge: one line, and nothing is judged. Ray is not started here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def test_commands_without_ray(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Each says so before it begins anything: no night is in the history."""
+    """Each refuses before it begins anything: no night is in the history."""
     monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
     night = write_config(tmp_path)
     for args in (
@@ -72,7 +72,7 @@ def test_commands_without_ray(
     ("address", "words"), [("nowhere", "HOST:PORT"), ("127.0.0.1:1", "refused"), ("127.0.0.1:99999", "HOST:PORT")]
 )
 def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
-    """It is said at once; Ray would try for minutes."""
+    """It fails at once; Ray would try for minutes."""
     with (
         pytest.raises(EnvironmentFault, match=f"no cluster of Ray answers there: .*{words}"),
         judges(None, Request(MODEL, "q8_1_naive", "cpu", options=OPTIONS, ray=address)),
@@ -85,7 +85,7 @@ def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
 
 @pytest.fixture(autouse=True)
 def not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker joins the folder of who asks; here that is this process, which owns it."""
+    """A worker joins the folder of the calling process; here that is this process, which owns it."""
     monkeypatch.setattr(scratch, "_joined", None)
 
 

@@ -70,7 +70,7 @@ FIELDS = [pytest.param(fmt, field, id=f"{fmt.name}-{field.name}") for fmt in FOR
 
 @pytest.mark.parametrize(("fmt", "field"), FIELDS)
 def test_one_wrong_bit_is_named(fmt: BlockFormat, field: Field, folder: Path, llama: Llama) -> None:
-    """A code, a scale, a minimum, a sign, a grid index: what the lowest bit of the field's first item is."""
+    """A code, a scale, a minimum, a sign, a grid index: the meaning of the lowest bit of the field's first item."""
     path = model_of(fmt, folder, llama)
     with open_model(path) as model:
         tensor = model.tensors[TENSOR]
@@ -118,7 +118,7 @@ def test_mxfp4_values_that_no_float_holds(folder: Path, tmp_path: Path, llama: L
 
 
 def test_every_byte_is_a_scale_of_nvfp4(llama: Llama) -> None:
-    """0x7F and 0xFF, NaN in other hands, are 0 and 240 to llama.cpp, and no value leaves the floats."""
+    """0x7F and 0xFF, NaN elsewhere, are 0 and 240 for llama.cpp, and no value overflows."""
     blocks = np.full((64, 36), 0x77, np.uint8)
     blocks[:, :4] = np.arange(256).reshape(64, 4)
     assert NVFP4.finite(blocks).all()

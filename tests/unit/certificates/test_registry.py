@@ -1,4 +1,4 @@
-"""The registry: its page and feed, and what it refuses."""
+"""The registry: its page and feed, and its refusals."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.nights import HOSTILE, run_result
 from tests.support.tools import ROOT
 
 WRONG = "blk.1.attn_k.weight"
-#: Stands in for gguf-verify: writes what it was called with, the reports that it is asked for, and ends with a code.
+#: Stands in for gguf-verify: writes its arguments and the requested reports, and ends with a code.
 STUB = """
 import json, os, sys
 if "--help" in sys.argv:
@@ -39,7 +39,7 @@ sys.exit(code)
 
 
 def ran(folder: Path, code: int = 0, reports: bool = True, **inputs: Any) -> tuple[Ran, list[str]]:
-    """The last step with a stub, and what that was called with."""
+    """The last step with a stub, and the stub's arguments."""
     stub = program(folder, STUB.format(code=code, reports=reports))
     given = {"COMMAND": "verify", "MODEL": "m.gguf", "KERNEL": "", "ARGS": "", "FAIL_ON": "unverified", **inputs}
     done = run_step("Run gguf-verify", folder, GGUF_VERIFY=stub, **given)

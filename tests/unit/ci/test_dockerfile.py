@@ -14,7 +14,7 @@ from tests.support.tools import FIXTURES, ROOT
 
 
 class Stage(NamedTuple):
-    """A stage: what it is made from, its name, and its instructions."""
+    """A stage: its base, its name, and its instructions."""
 
     base: str
     name: str

@@ -1,4 +1,4 @@
-""".pre-commit-hooks.yaml: what other repositories get."""
+""".pre-commit-hooks.yaml, as other repositories use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The costs of a quantization: their formulas against slow ones, their reports, and what is refused."""
+"""The costs of a quantization: their formulas against slow ones, their reports, and refusals."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from gguf_verify.gguf.records import Finding
 def findings_of(
     path: Path, keys: Mapping[str, object], tensors: Mapping[str, np.ndarray] | None = None, kind: str = "model"
 ) -> list[Finding]:
-    """Write a file and return what is inconsistent in it. Tensors of bytes are of type Q8_0."""
+    """Write a file and return its inconsistencies. Tensors of bytes are of type Q8_0."""
     writer = gguf.GGUFWriter(path, "test")
     writer.add_type(kind)
     for key, value in keys.items():
@@ -43,7 +43,7 @@ def findings_of(
 
 
 def why_gguf_py_errs(file: GgufFile) -> str | None:
-    """What gguf-py 0.19 is known to read incorrectly, or not at all, from a good file."""
+    """Why gguf-py 0.19 is known to read a good file incorrectly, or not at all."""
     for tensor in file.tensors.values():
         if tensor.type.name == "Q2_0":
             return "it does not know the type"

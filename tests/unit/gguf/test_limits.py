@@ -34,7 +34,7 @@ def test_giant_counts_allocate_nothing(entry: Entry, tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
-#: Hostile files: what they repeat, and how many MB of it. An object for each string would take 5 to 10 times as much.
+#: Hostile files: the repeated element, and the size in MB. An object for each string would take 5 to 10 times as much.
 LARGE = {
     "empty strings": (lambda n: corpus.array("k", corpus.STRING, n // 8, [bytes(n // 8 * 8)]), 2),
     "short strings": (lambda n: corpus.array("k", corpus.STRING, n // 9, [corpus.text("x") * (n // 9)]), 2),
@@ -61,7 +61,7 @@ def _peak(path: Path, budget: Budget) -> int:
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_memory_does_not_grow_with_the_file(kind: str, tmp_path: Path) -> None:
-    """Beyond what the budget says may be held."""
+    """Beyond the budget for held values."""
     make, mb = LARGE[kind]
     path = tmp_path / "large.gguf"
     path.write_bytes(corpus.gguf([make(mb * 1_000_000)], [], []).data)

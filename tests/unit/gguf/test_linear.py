@@ -41,7 +41,7 @@ KINDS = hostile_files.KINDS | {
 
 
 def work(path: Path) -> int:
-    """Lines run by a parse and by what an audit asks of the byte map."""
+    """Lines run by a parse and by an audit's use of the byte map."""
 
     def look() -> None:
         with parse(path) as file:
@@ -60,14 +60,14 @@ def test_twice_the_file_takes_twice_the_work(kind: str, tmp_path: Path) -> None:
     assert steps(lambda: parse(four).close()) < STEPS + STEPS_A_BYTE * four.stat().st_size
     with parse(four) as file:
         assert max(Counter(finding.id for finding in file.findings).values(), default=0) <= MAX_PER_RULE
-    work(one)  # what is made once in a process is made here
+    work(one)  # work that is done once in a process is done here
     ratio = max(1.0, four.stat().st_size / one.stat().st_size)
     assert work(four) < 1.05 * ratio * work(one) + 1000
 
 
 @pytest.mark.parametrize("kind", hostile_files.KINDS)
 def test_memory_of_a_hostile_file(kind: str, tmp_path: Path) -> None:
-    """30 bytes for each of the file; what is kept of larger ones is limited, at 27 MB of keys for one."""
+    """30 bytes for each of the file; for larger files the kept part is limited, at 27 MB of keys for one."""
     path = hostile_files.make(kind, 1 << 18, tmp_path / "m.gguf")
     tracemalloc.start()
     try:
@@ -78,7 +78,7 @@ def test_memory_of_a_hostile_file(kind: str, tmp_path: Path) -> None:
 
 
 def test_an_unusual_description_is_read_like_any_other(tmp_path: Path) -> None:
-    """Ordinary ones are read in bulk; what is wrong with one between them is found at its place."""
+    """Ordinary ones are read in bulk; a wrong one between them is found at its place."""
     good = [corpus.info(f"t{i}", [32], corpus.T_F32, 128 * i) for i in range(8)]
     data = [bytes(128 * 8)]
     wrong = {

@@ -42,7 +42,7 @@ def test_parts_that_were_requested_long_before(path: Path, monkeypatch: pytest.M
         assert views[-1].sum() >= 0
         most = max(most, mapped_pages(path))
     assert 0 < most <= MOST + 2 * PART
-    for i, view in enumerate(views):  # all of them hold what they held
+    for i, view in enumerate(views):  # all of them still hold their bytes
         assert view.tobytes() == content[i * PART + 3 : (i + 1) * PART + 3]
     mapped.close()
     assert views[0][1:5].view(np.uint32) == 1  # also those that are still held now

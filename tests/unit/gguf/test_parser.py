@@ -103,7 +103,7 @@ def test_every_prefix_of_a_file_is_judged(tmp_path: Path) -> None:
     for size in range(len(built)):
         path.write_bytes(built[:size])
         with parse(path) as file:
-            whole = size >= len(built) - 28  # what is cut is final padding
+            whole = size >= len(built) - 28  # only final padding is cut
             assert [f.effect for f in file.findings] == (["warning"] if whole else ["refuse"]), size
         assert_tiles(path)
 

@@ -25,7 +25,7 @@ def nothing(_path: Path) -> None:
     pass
 
 
-#: What stands at the path, the exit code, and what is said.
+#: How the path is made, the exit code, and a part of the message.
 PATHS: dict[str, tuple[Callable[[Path], object], int, str]] = {
     "nothing": (nothing, 2, "No such file"),
     "a broken link": (lambda path: path.symlink_to("/nowhere/at/all"), 2, "No such file"),

@@ -1,4 +1,4 @@
-"""Why there is no boundary on a machine, and what is bound on this one."""
+"""Reasons for a missing boundary on a machine, and the folders that are bound on this one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def bwrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ],
 )
 def test_it_does_not_run(bwrap: Path, says: str, why: str) -> None:
-    """One line says why, and how namespaces are allowed; the guard takes its place unless it was asked for."""
+    """One line says why, and how namespaces are allowed; the guard takes its place unless bubblewrap was requested."""
     bwrap.write_text(f'#!/bin/sh\necho "bwrap: {says}" >&2\nexit 1\n')
     bwrap.chmod(0o755)
     fault = boundary.fault()

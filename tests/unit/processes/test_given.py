@@ -1,4 +1,4 @@
-"""Files that are handed to a process as descriptors: what it reads is what was opened, and it cannot change them."""
+"""Files that are passed to a process as descriptors: it reads the opened files, and cannot change them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED = {"PermissionError", "OSError"}
 
 
 class Reader:
-    """A process that is given files, and what it knows of them."""
+    """A process that is given files, and the record of those files."""
 
     def __init__(self) -> None:
         variables = {"PYTHONPATH": os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "harness")])}
@@ -39,7 +39,7 @@ class Reader:
         return self.child.link.recv_bytes().decode()
 
     def takes(self, *groups: Sequence[Mapped]) -> tuple[list[list[str]], str]:
-        """The paths that files have there, and what came of it."""
+        """The paths of the files there, and the result."""
         paths = self.given.give(*groups)
         self.child.link.send_bytes(f"take({self.given.announced()!r})".encode())
         self.given.hand_over(self.child.link)

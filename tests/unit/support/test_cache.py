@@ -1,4 +1,4 @@
-"""Where builds are kept, what is taken from there, and how much."""
+"""The folder of builds: its place, its entries and its size."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_a_changed_entry_is_not_taken(
         path.write_bytes(b"x" + was[1:])
     elif how in ("cut short", "empty"):
         path.write_bytes(was[:-1] if how == "cut short" else b"")
-    elif how == "a link":  # to what would be taken
+    elif how == "a link":  # to a valid entry
         (tmp_path / "beside").write_bytes(was)
         path.symlink_to(tmp_path / "beside")
     elif how == "a folder":
@@ -168,7 +168,7 @@ def test_a_changed_entry_is_not_taken(
         os.mkfifo(path)
     assert cache.taken(("a",), ".so") is None
     assert [str(path) in record.getMessage() for record in caplog.records] == ([] if how == "gone" else [True])
-    if how != "a folder":  # which nobody can replace by a file
+    if how != "a folder":  # which no file can replace
         cache.kept(("a",), ".so", b"content")
         assert cache.taken(("a",), ".so") == b"content"
 
@@ -187,7 +187,7 @@ def test_a_full_disk_is_no_error(home: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_on_a_full_disk_the_temporary_folder_takes_its_place(
     home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Else every build would be made again whenever it is used. Another cache is not affected."""
+    """Otherwise every build would be repeated at each use. Another cache is not affected."""
     place, kept = os.replace, cache.cache_dir()
 
     def full(source: str, target: Path) -> None:

@@ -39,7 +39,7 @@ def ends() -> Iterator[tuple[Connection, Connection]]:
 
 
 class Kept:
-    """Stands for a connection, and keeps what is sent over it."""
+    """Stands for a connection, and keeps the messages."""
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -188,7 +188,7 @@ def test_places_under_way_are_not_given_again(steps: list[list[int] | None]) -> 
 
 
 def test_it_takes_the_memory_of_what_is_under_way() -> None:
-    """However large it is and however many messages pass, it holds what two of them need."""
+    """However large it is and however many messages pass, it uses the memory of two of them."""
     fd = of_fixed_size(1 << 34)
     try:
         lane = Lane(fd)

@@ -18,7 +18,7 @@ def python(code: str) -> str:
 
 
 def test_the_rest_of_the_package_is_not_run() -> None:
-    """And whoever imports it afterwards gets it as if nobody had."""
+    """A later ordinary import works as usual."""
     out = python(
         "import sys; from gguf_verify.support.partial_import import submodule\n"
         "part, other = submodule('gguf.constants'), submodule('gguf.quants')\n"

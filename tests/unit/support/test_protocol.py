@@ -35,7 +35,7 @@ def framed(message: bytes) -> bytes:
 
 
 def given_bytes(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
-    """What `receive` makes of these bytes, after which the other side is gone."""
+    """The result of `receive` for these bytes, after which the other side is gone."""
     ours, theirs = socket.socketpair()
     link = Connection(ours.detach())
     writer = threading.Thread(target=_write, args=(theirs, raw))
@@ -48,7 +48,7 @@ def given_bytes(raw: bytes) -> tuple[dict[str, Any], list[Any]]:
 
 
 def _write(sock: socket.socket, raw: bytes) -> None:
-    with sock, contextlib.suppress(OSError):  # nobody reads on
+    with sock, contextlib.suppress(OSError):  # the reader may stop early
         sock.sendall(raw)
 
 

@@ -141,7 +141,7 @@ def test_a_lock_that_is_a_pipe_does_not_block(place: Path) -> None:
 
 
 def test_whatever_is_in_it_goes(place: Path, tmp_path: Path) -> None:
-    """Folders that nobody may enter, deeper than any path or stack, links out of it; what they name stays."""
+    """Folders without permissions, deeper than any path or stack, links out of it; their targets stay."""
     top, outside = scratch.folder("hostile"), tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("stays")

@@ -14,7 +14,7 @@ from gguf_verify.support.errors import UsageError
 from tests.support.nights import run_result
 from tests.support.shown import text_of, written
 
-#: What a kernel that was made for seed 0 knows: the columns of its plan, and all of few blocks.
+#: The sizes known to a kernel that was made for seed 0: the columns of its plan, and all of few blocks.
 KNOWN = {probe.k for probe in plan(Domain(), 32, True, 0)} | {*range(32, 2200, 32)}
 
 
