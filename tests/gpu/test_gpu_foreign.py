@@ -16,7 +16,7 @@ import pytest
 from gguf_verify.results.options import Options
 from gguf_verify.results.report import Report
 from gguf_verify.verification import verify
-from tests.support.tools import FIXTURES, ROOT, cli
+from tests.support.tools import FIXTURES, ROOT
 
 pytestmark = pytest.mark.needs("gpu")
 
@@ -49,13 +49,6 @@ def all_rungs(kernel: str) -> None:
 
 def test_the_cuda_example() -> None:
     all_rungs(f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm")
-
-
-def test_the_command_line() -> None:
-    arguments = ("--kernel", f"{EXAMPLES / 'cuda_q4_0.cu'}:gemm", "--host", HOST, "--tensor", TWO, "--rungs", "layers")
-    done = cli(Q4_0, *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "VERIFIED" in done.stdout
 
 
 @pytest.mark.needs("torch")

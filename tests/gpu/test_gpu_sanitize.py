@@ -231,25 +231,6 @@ def test_guard_pages_alone(tmp_path: Path, gpu: Host, monkeypatch: pytest.Monkey
     host.close()
 
 
-def test_the_command_line(tmp_path: Path) -> None:
-    """A wrong kernel whose outputs are right is a mismatch with its line; the verdict blames the kernel."""
-    source = WRONG["past the end"][0]
-    (tmp_path / "kernel.cu").write_text(source)
-    arguments = ("--host", "gpu", "--tensor", r"blk\.0\.attn_q\.", "--rungs", "layers", "--probes", "brief")
-    done = cli(
-        FIXTURES / "tiny-Q4_0.gguf",
-        "--kernel",
-        f"{tmp_path / 'kernel.cu'}:gemm",
-        *arguments,
-        "--sanitize",
-        "--sandbox",
-        "none",
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"outside its buffers at {line_of(source, '    y[i]')}" in done.stdout
-    assert "past the end of its weights" in done.stdout
-
-
 def test_a_verification(tmp_path: Path, gpu: Host) -> None:
     """It reads memory that nothing has written and does not use it: verified, with a note where the tool sees it."""
     source = reads_unset("global", UNUSED)

@@ -42,13 +42,6 @@ def test_requests_that_no_other_process_can_open(asked: dict[str, Any], words: s
         pass
 
 
-def test_without_ray(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
-    args = ["--rungs", "blocks", "--host", "cpu", "--progress", "never"]
-    assert main([str(MODEL), *args, "--ray", "local"]) == 3
-    assert "pip install 'ray" in capsys.readouterr().err
-
-
 def test_commands_without_ray(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -56,8 +49,9 @@ def test_commands_without_ray(
     monkeypatch.setattr("gguf_verify.distributed.find_spec", lambda name: None)
     night = write_config(tmp_path)
     for args in (
+        [str(MODEL), "--rungs", "blocks", "--host", "cpu", "--progress", "never"], ["nightly", "run", str(night)],
         ["audit", str(MODEL)], ["kernel", "q8_1_naive", "--type", "Q4_0", "--host", "cpu"],
-        [str(MODEL), "--identify", "--host", "cpu"], ["nightly", "run", str(night)],
+        [str(MODEL), "--identify", "--host", "cpu"],
     ):  # fmt: skip
         assert main([*args, "--ray", "local"]) == 3
         said = capsys.readouterr()
