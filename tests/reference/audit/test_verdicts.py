@@ -320,7 +320,7 @@ def test_bytes_of_a_refused_file_that_were_not_read(tmp_path: Path) -> None:
 
 
 def test_a_cache_entry_that_is_garbage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = one_tensor(tmp_path / "m.gguf", np.zeros((2, 32), np.uint8), "BF16")
     kind = tensor_type(ELEMENTS["BF16"].type_id)
     assert kind is not None
@@ -341,7 +341,7 @@ def test_a_claim_is_a_note_of_the_bytes_rung(tmp_path: Path) -> None:
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CXX", "/no/compiler")
-    monkeypatch.setattr(cache, "cache_dir", lambda: tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     result = run(TINY["Q4_0"], readers=False)
     assert result.exit_code == 3
     assert "no C++ compiler" in (result.fault or "")
