@@ -308,16 +308,33 @@ def test_limits_of_all(attempts: Attempts, exceeds: str, reason: str) -> None:
     assert attempts.says("1") == ""
 
 
-def test_memory_of_all(kind: str) -> None:
-    """Each process within the limit, together above it."""
-    made = Attempts(Confinement(replace(LIMITS, memory=256 << 20)))
+def stopped_for(line: str, mebibytes: int) -> str | None:
+    """Why a process with this limit of memory was stopped that runs a line."""
+    made = Attempts(Confinement(replace(LIMITS, memory=mebibytes << 20)))
     try:
-        line = "[os.fork() or holds(100 << 20) for _ in range(4)]"
         made.says(line)
         assert wait_until(lambda: made.child.wait(0) is not None)
-        assert made.child.stopped_for == "took more than 256 MiB of memory"
+        return made.child.stopped_for
     finally:
         made.child.close()
+
+
+MAPPED = "(mmap := __import__('mmap')).mmap(-1, 1 << 36, 0x4000 | mmap.MAP_PRIVATE, mmap.PROT_READ)"
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "line"),
+    [
+        pytest.param(256, "[os.fork() or holds(100 << 20) for _ in range(4)]", id="of all together, each below it"),
+        pytest.param(
+            32, f"[(m := {MAPPED}), m.madvise(15), [m[i] for i in range(0, 1 << 36, 1 << 21)], time.sleep(60)]",
+            id="of page tables, though no page holds anything",
+        ),
+    ],
+)  # fmt: skip
+def test_memory_counts(kind: str, mebibytes: int, line: str) -> None:
+    """With and without a control group."""
+    assert stopped_for(line, mebibytes) == f"took more than {mebibytes} MiB of memory"
 
 
 @pytest.mark.parametrize("way", ["in_files()", "in_pipes()", "in_sockets()"])
@@ -325,25 +342,7 @@ def test_memory_that_is_no_process_s_own(way: str) -> None:
     """It counts where there are control groups."""
     need("bubblewrap")
     need("memory groups")
-    made = Attempts(Confinement(replace(LIMITS, memory=32 << 20)))
-    try:
-        made.says(way)
-        assert wait_until(lambda: made.child.wait(0) is not None)
-        assert made.child.stopped_for == "took more than 32 MiB of memory"
-    finally:
-        made.child.close()
-
-
-def test_memory_of_page_tables(kind: str) -> None:
-    """It counts with and without a control group, though no page holds anything."""
-    made = Attempts(Confinement(replace(LIMITS, memory=32 << 20)))
-    try:
-        mapped = "(mmap := __import__('mmap')).mmap(-1, 1 << 36, 0x4000 | mmap.MAP_PRIVATE, mmap.PROT_READ)"
-        made.says(f"[(m := {mapped}), m.madvise(15), [m[i] for i in range(0, 1 << 36, 1 << 21)], time.sleep(60)]")
-        assert wait_until(lambda: made.child.wait(0) is not None)
-        assert made.child.stopped_for == "took more than 32 MiB of memory"
-    finally:
-        made.child.close()
+    assert stopped_for(way, 32) == "took more than 32 MiB of memory"
 
 
 def test_limits_of_each(attempts: Attempts) -> None:
