@@ -25,7 +25,7 @@ NESTED = corpus.u32(corpus.STRING) + corpus.u64(1) + corpus.text(b"\xff")
 SIZE = 1 << 15
 
 
-def _many(chunk: Callable[[int], bytes], nbytes: int) -> Callable[[int], bytes]:
+def _many(chunk: Callable[[int], list[bytes]], nbytes: int) -> Callable[[int], bytes]:
     """Pairs of keys and values of `nbytes` each."""
     return lambda size: corpus.gguf([chunk(i) for i in range(size // nbytes)], [], []).data
 
