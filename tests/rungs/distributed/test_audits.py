@@ -24,7 +24,6 @@ from gguf_verify.distributed.worker import Worker
 from gguf_verify.llama import LlamaRefused
 from gguf_verify.report.json import of_audit
 from gguf_verify.rungs.pool import Step
-from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault
 from tests.support.ahead import without_times
 from tests.support.importance_files import dat
@@ -32,12 +31,6 @@ from tests.support.tools import FIXTURES, split_model
 
 MODEL, SOURCE = FIXTURES / "tiny-Q4_0.gguf", FIXTURES / "tiny-F16.gguf"
 OPTIONS = AuditOptions(readers=False, progress=False)
-
-
-@pytest.fixture(autouse=True)
-def _not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker joins the folder of the calling process; here that is this process, which owns it."""
-    monkeypatch.setattr(scratch, "_joined", None)
 
 
 class OneWorker:
@@ -61,14 +54,16 @@ class OneWorker:
 class There:
     """Examiners with one worker, of a work that a test may alter."""
 
-    def __init__(self, options: AuditOptions, address: str = "local", **other: Any) -> None:
-        self._options, self._address, self._other = options, address, other
+    def __init__(
+        self, options: AuditOptions, address: str = "local", known: dict[str, str] | None = None, **other: Any
+    ) -> None:
+        self._options, self._address, self._known, self._other = options, address, known or {}, other
         self.judged = list[Any]()
 
     @contextmanager
     def __call__(self, examined: Examined) -> Iterator[Examiners]:
         work = AuditWork.of(self._address, self._options, examined, 1)
-        workers = OneWorker(dataclasses.replace(work, **self._other))
+        workers = OneWorker(dataclasses.replace(work, known=work.known | self._known, **self._other))
         try:
             yield audits._Examiners(workers, examined)
         finally:
@@ -133,21 +128,10 @@ def test_the_same_content_on_another_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["code of gguf-verify", "llama.cpp (llama_cpp)", "sandbox"])
-def test_another_machine(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    known = audits._known
-
-    def other(versions: Any) -> dict[str, str]:
-        return known(versions) | {name: "other"}
-
-    of = AuditWork.of
-
-    def work(*args: Any) -> AuditWork:
-        made = of(*args)
-        monkeypatch.setattr(audits, "_known", other)
-        return made
-
-    monkeypatch.setattr(AuditWork, "of", work)
-    assert f"another {name}: 'other', here" in fault()
+def test_another_machine(name: str) -> None:
+    found = fault(known={name: "other"})
+    assert f"another {name}: '" in found  # it has one
+    assert "here 'other'" in found
 
 
 def test_a_refusal_in_a_task_ends_the_audit_as_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,6 @@ from gguf_verify.results.options import Options
 from gguf_verify.rungs.opening import Request, open_run
 from gguf_verify.rungs.pool import Judged, Refused
 from gguf_verify.rungs.run import Run
-from gguf_verify.support import scratch
 from gguf_verify.support.errors import EnvironmentFault, HarnessError, KernelFinding, UsageError
 from gguf_verify_nightly.history import History
 from tests.support.stub_nights import write_config
@@ -75,12 +74,6 @@ def test_an_address_at_which_no_cluster_is(address: str, words: str) -> None:
 
 
 # ---- a worker that is not as this process ----------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker joins the folder of the calling process; here that is this process, which owns it."""
-    monkeypatch.setattr(scratch, "_joined", None)
 
 
 @pytest.fixture(scope="module")

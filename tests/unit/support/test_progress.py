@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
@@ -18,11 +18,9 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_lines_stand_above_a_bar_that_is_shown(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+def test_lines_stand_above_a_bar_that_is_shown(late: bool) -> None:
     """A bar appears after a while only; until then a line must not show it."""
-    out = Terminal()
-    monkeypatch.setattr("sys.stderr", out)
-    with progress_bar("work", 9, "step", shown=True) as bar:
+    with redirect_stderr(Terminal()) as out, progress_bar("work", 9, "step", shown=True) as bar:
         if late:
             bar.start_t -= 100
             bar.update()
@@ -52,8 +50,7 @@ class Clock:
 @contextmanager
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.StringIO, Clock]]:
     """Standard error is a file, and only the test moves the time."""
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stderr", out := io.StringIO())
+    with monkeypatch.context() as patch, redirect_stderr(io.StringIO()) as out:
         patch.setattr(Lines, "clock", staticmethod(clock := Clock()))
         yield out, clock
 
@@ -96,10 +93,9 @@ def test_nothing_is_shown_without_a_request(monkeypatch: pytest.MonkeyPatch) -> 
     assert not log.getvalue()
 
 
-def test_the_bar_names_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_names_what_is_under_way() -> None:
     """At once where the bar is shown, since that may take long; not before it is."""
-    monkeypatch.setattr("sys.stderr", out := Terminal())
-    with progress_bar("work", 9, "B", shown=True) as bar:
+    with redirect_stderr(Terminal()) as out, progress_bar("work", 9, "B", shown=True) as bar:
         under_way(bar, "early")
         assert not out.getvalue()
         bar.start_t -= 100
@@ -110,6 +106,12 @@ def test_the_bar_names_what_is_under_way(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- the current step ------------------------------------------------------------------------------------------------
 
 
+class Quick(Steps):
+    """Steps without a delay."""
+
+    DELAY, PERIOD = 0.0, 0.01
+
+
 def waited_for(stream: io.StringIO, words: str) -> bool:
     for _ in range(3000):
         if words in stream.getvalue():
@@ -118,11 +120,8 @@ def waited_for(stream: io.StringIO, words: str) -> bool:
     return False
 
 
-def test_a_step_is_shown_with_its_seconds_and_vanishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr", stream := Terminal())
-    monkeypatch.setattr(Steps, "DELAY", 0.0)
-    monkeypatch.setattr(Steps, "PERIOD", 0.01)
-    with Steps(True) as told:
+def test_a_step_is_shown_with_its_seconds_and_vanishes() -> None:
+    with redirect_stderr(Terminal()) as stream, Quick(True) as told:
         told("compiling Q4_K for the CPU (2 of 3)")
         assert waited_for(stream, "compiling Q4_K for the CPU (2 of 3) … 0 s")
         told("importing my.py:gemm")
@@ -131,14 +130,11 @@ def test_a_step_is_shown_with_its_seconds_and_vanishes(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("shown", "kind", "delay"), [(True, Terminal, 1.0), (True, io.StringIO, 0.0), (False, Terminal, 0.0)]
+    ("shown", "stream", "kind"), [(True, Terminal, Steps), (True, io.StringIO, Quick), (False, Terminal, Quick)]
 )
-def test_no_step_is_shown(shown: bool, kind: type[io.StringIO], delay: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_is_shown(shown: bool, stream: type[io.StringIO], kind: type[Steps]) -> None:
     """If it is soon over, if no terminal is there, or if the user wants no progress."""
-    monkeypatch.setattr("sys.stderr", stream := kind())
-    monkeypatch.setattr(Steps, "DELAY", delay)
-    monkeypatch.setattr(Steps, "PERIOD", 0.01)
-    with Steps(shown) as told:
+    with redirect_stderr(stream()) as out, kind(shown) as told:
         told("compiling")
         time.sleep(0.05)
-    assert not stream.getvalue()
+    assert not out.getvalue()
