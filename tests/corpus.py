@@ -304,7 +304,7 @@ def facts(text: str, folder: Path) -> str:
 
 
 def computed(value: Any, folder: Path) -> Any:
-    """What the module's text says that stays of a report."""
+    """What stays of a report by the rule in the module's docstring."""
     if isinstance(value, dict):
         found = {facts(key, folder) if "/" in key else key: kept for key, kept in value.items() if key not in DROPPED}
         return {key: computed(kept, folder) for key, kept in sorted(found.items()) if not key.startswith("/")}
@@ -318,7 +318,7 @@ def digest(value: Any) -> str:
 
 
 def shortened(value: Any) -> Any:
-    """A report without what is empty, and with digests in place of long lists and texts."""
+    """A report without empty values, and with digests in place of long lists and texts."""
     if isinstance(value, dict):
         short = {key: digest(kept) if kept and key in DIGESTED else shortened(kept) for key, kept in value.items()}
         return {key: kept for key, kept in short.items() if kept not in (None, "", [], {})}
@@ -329,7 +329,7 @@ def shortened(value: Any) -> Any:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """JSON in which what fits into a line is one."""
+    """JSON in which everything that fits on a line is on one line."""
     line = json.dumps(value, ensure_ascii=False)
     if not value or not isinstance(value, (dict, list)) or len(indent) + len(line) <= 120:
         return line

@@ -1,4 +1,4 @@
-"""What processes import that start often or should be small."""
+"""Imports of processes that start often or should be small."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEFT_OUT = (
 
 
 def test_help_needs_no_numpy() -> None:
-    """Every command's module is imported for the list of commands; what a command runs is not."""
+    """Every command's module is imported for the list of commands; its implementation is not."""
     code = (
         "import json, sys; from gguf_verify.cli.command import find; from gguf_verify.cli.command import commands\n"
         "find('verify').parser().format_help()\n"

@@ -26,7 +26,7 @@ from tests.fuzz import mutations
 from tests.fuzz.target import Target
 from tests.support import bisection_records, graph_records, nights
 
-#: What a terminal, a page or a report may hold besides printable characters.
+#: Characters that a terminal, a page or a report may hold besides printable ones.
 ALLOWED = {"\n"}
 
 
@@ -112,7 +112,7 @@ def _no_constant(text: str) -> None:
 
 
 def check(folder: Path, data: bytes) -> None:
-    """Every text that a writer makes is valid, and holds no character that acts on who reads it."""
+    """Every text of a writer is valid, and holds no character that a terminal or browser acts on."""
     name = data.decode("utf-8", "surrogateescape")
     for kind in (Kind.RUN, Kind.AUDIT, NightKind.NIGHT, Kind.GRAPH, Kind.BISECTION):
         result = made(kind, name)

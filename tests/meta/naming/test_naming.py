@@ -45,7 +45,7 @@ def found(*ids: str, wrong: int = 9, definitions: tuple[str, ...] = ()) -> Diagn
         (found(), "", naming.UNKNOWN),
     ],
 )
-def test_ratings_of_answers(diagnosis: Diagnosis, fault: str, said: str) -> None:
+def test_answers_are_classified(diagnosis: Diagnosis, fault: str, said: str) -> None:
     assert naming.answer(diagnosis, fault) == said
 
 
@@ -122,7 +122,7 @@ def report(*failures: Failure) -> RungResult:
     return result
 
 
-def test_ratings_of_reports() -> None:
+def test_reports_are_classified() -> None:
     plan = Plan("", "w", 3, 5, np.zeros(1, np.uint8), np.zeros(1, np.uint8))
     right = Failure("kernel: is outside the bound", "w", 3, 5)
     alone = Failure("kernel: w row 3 (no single block is wrong: look at the accumulation over K)", "w", 3)
@@ -177,7 +177,7 @@ def test_a_fault_of_one_block_is_one(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_wrong_name_is_saved_reported_and_exits_with_1(
+def test_a_wrong_name_is_saved_printed_and_exits_with_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = tmp_path / "r.json"

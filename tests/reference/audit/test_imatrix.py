@@ -22,7 +22,7 @@ TYPES = ("Q4_0", "Q5_1", "Q4_K", "Q6_K", "IQ4_XS", "IQ3_XXS")
 
 
 class Model:
-    """A source, its importance matrix in both formats, and what llama.cpp makes of them: a tensor of each type, one
+    """A source, its importance matrix in both formats, and llama.cpp's quantization of them: a tensor of each type, one
     that the matrix has no entry for, one of a type that it does not change, and one that is not quantized."""
 
     def __init__(self, folder: Path, llama: Llama) -> None:

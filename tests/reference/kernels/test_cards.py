@@ -1,4 +1,4 @@
-"""Every shipped kernel compiles for every card, and spills no register."""
+"""Every shipped kernel compiles for every GPU, and spills no register."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.kernel_inputs import sources, stack_bytes
 from tests.support.needs import need, unmet
 
 CARDS = ("75", "80", "86", "89", "90", "100", "120")
-#: The oldest and the newest: `make test` compiles each source for one of them, `make test-all` for every card.
+#: The oldest and the newest: `make test` compiles each source for one of them, `make test-all` for every GPU.
 ENDS = ("75", "120")
 
 
@@ -32,7 +32,7 @@ def test_compiles_for_every_card(supported: list[int], sm: str) -> None:
 
 @pytest.mark.parametrize("sm", [ENDS[0], ENDS[1]])
 def test_compiles_for_the_oldest_or_the_newest_card(supported: list[int], sm: str) -> None:
-    """In turns such that each card is given some formats of every kernel."""
+    """In turns, so that each GPU gets some formats of every kernel."""
     assert_compiled(supported, sm, [s for i, s in enumerate(sources()) if ENDS[(i + i // 2) % 2] == sm])
 
 
@@ -60,7 +60,7 @@ def test_a_stack_is_seen(supported: list[int], tmp_path: Path) -> None:
             assert max(stack_bytes(nvrtc.compile_cubin(tmp_path, "k.cu", sm, {}))) == 256
 
 
-def test_what_fills_shared_memory_compiles(supported: list[int]) -> None:
+def test_the_filler_of_shared_memory_compiles(supported: list[int]) -> None:
     filler = cupy_host._FILLER
     for sm in CARDS:
         if int(sm) in supported:
@@ -74,7 +74,7 @@ def test_a_kernels_file_may_have_any_name(supported: list[int], tmp_path: Path, 
     assert nvrtc.compile_cubin(tmp_path, name, "90", {}, lines=True)[:4] == b"\x7fELF"
 
 
-def test_nvrtc_says_what_is_wrong(supported: list[int], tmp_path: Path) -> None:
+def test_errors_of_nvrtc(supported: list[int], tmp_path: Path) -> None:
     (tmp_path / "k.cu").write_text("__global__ void k() { no_such_name(); }\n")
     with pytest.raises(EnvironmentFault, match=r"could not compile k\.cu for sm_90: .*no_such_name"):
         nvrtc.compile_cubin(tmp_path, "k.cu", "90", {})

@@ -32,7 +32,7 @@ from tests.support.packed_kernels import FIVE, OF_FIVE, SHAPES, check
 from tests.support.tools import altered_kernel
 
 NAME, SOURCE = "q8_1_columns", "gemm/q8_1/11_columns.cu"
-#: Copies as late as possible, and orders that are drawn; with a search for races and for memory that is not set.
+#: Copies as late as possible, and random orders; with a search for races and for unwritten memory.
 SCHEDULES = [Schedule("descending", checked=True), *(Schedule("seeded", seed, checked=True) for seed in (0, 1))]
 by_format = pytest.mark.parametrize("fmt", FIVE, ids=lambda f: f.name)
 
@@ -85,7 +85,7 @@ def test_infinities_and_nan(host: CpuHost) -> None:
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0"])
 def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
-    """And no access of a thread races with another's, in orders in which a warp is as far ahead as it can be."""
+    """And no access of a thread races with another's, in orders in which a warp is as far ahead as possible."""
     host, fmt, rng = CpuHost(1), FORMATS[name], np.random.default_rng(3)
     kernel = ShippedKernel(KERNELS[NAME], host)
     w, x = random_weights(rng, fmt, 140, 32 * 69), random_activations(rng, kernel.spec, 5, 32 * 69)
@@ -98,7 +98,7 @@ def test_bits_do_not_depend_on_the_schedule(name: str) -> None:
 
 @by_format
 @pytest.mark.parametrize(("sm", "most", "of_all"), [("90", 227 << 10, 228 << 10), ("120", 99 << 10, 100 << 10)])
-def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int, of_all: int) -> None:
+def test_shared_memory_fits(fmt: BlockFormat, sm: str, most: int, of_all: int) -> None:
     """Limits: CUDA C++ programming guide, compute capabilities. A block takes 1 KiB more, its barriers 384 bytes."""
     for m in (1, 3, 8, 100):
         for k in (32, 4096, 14336, 53248, 1 << 20):
@@ -117,7 +117,7 @@ def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int, of_all: int
 
 @OF_FIVE
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
-    """For the cards that have bulk copies."""
+    """For the GPUs that have bulk copies."""
     need("nvrtc")
     supported = nvrtc.architectures()
     for sm, m in (("90", 2), ("90", 4), ("90", 8), ("120", 4), ("120", 8)):
@@ -129,7 +129,7 @@ def test_compiles_without_spills(fmt: BlockFormat) -> None:
             assert not any(stacks), (fmt.name, sm, shape, stacks)
 
 
-def test_cards_without_bulk_copies_are_told() -> None:
+def test_gpus_without_bulk_copies_are_refused() -> None:
     with pytest.raises(EnvironmentFault, match="q8_1_columns needs a GPU of sm_90 or later; this one is sm_89"):
         KERNELS[NAME].cards.target_or_fault(NAME, "89")
 

@@ -37,7 +37,7 @@ OF_TYPES = pytest.mark.parametrize("fmt", [pytest.param(f, id=n) for n, f in FOR
 
 
 def columns(fmt: BlockFormat, units: float) -> int:
-    """K of so many units, of which the last may lack blocks."""
+    """K of a number of units, of which the last may lack blocks."""
     return max(1, round(units * 256 / fmt.block_size)) * fmt.block_size
 
 
@@ -72,7 +72,7 @@ def test_grids_are_looked_up_in_shared_memory(host: CpuHost, name: str) -> None:
 
 @OF_TYPES
 def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
-    """As scales and minima of some rows: what a unit adds to a sum that is none stays none. NVFP4 has none."""
+    """As scales and minima of some rows: NaN stays NaN in a sum. NVFP4 has none."""
     rng, naive = np.random.default_rng(7), ShippedKernel(KERNELS["q8_1_naive"], host)
     blocks = random_blocks(rng, fmt, 33, 1024)
     put_extremes(rng, fmt, fmt.view(blocks))
@@ -90,7 +90,7 @@ def test_infinities_and_nan(host: CpuHost, fmt: BlockFormat) -> None:
 
 @OF_TYPES
 def test_bits_without_bulk_copies(fmt: BlockFormat) -> None:
-    """As on cards before Hopper, where lanes copy."""
+    """As on GPUs before Hopper, where lanes copy."""
     host, before = CpuHost(2), CpuHost(2, ["-D__CUDA_ARCH__=800"])
     for m, n, units in SHAPES[1:4]:
         check(host, fmt, m, n, columns(fmt, units), ShippedKernel(KERNELS["q8_1_decode"], before))
@@ -128,7 +128,7 @@ def test_rows_longer_than_shared_memory(
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 @pytest.mark.parametrize(("sm", "most"), [("75", 64 << 10), ("86", 99 << 10), ("90", 227 << 10), ("120", 99 << 10)])
-def test_what_it_asks_for_fits(fmt: BlockFormat, sm: str, most: int) -> None:
+def test_shared_memory_fits(fmt: BlockFormat, sm: str, most: int) -> None:
     """Limits: CUDA C++ programming guide, compute capabilities."""
     for m in (1, 2, 3, 8, 100):
         for k in (fmt.block_size, 4096, 14336, 53248, 1 << 20):

@@ -53,7 +53,7 @@ def right(kernel: ShippedKernel, fmt: BlockFormat, m: int, n: int, k: int) -> bo
 
 @OF_TYPES
 def test_a_weight_is_rounded_once(host: CpuHost, fmt: BlockFormat) -> None:
-    """Also under subnormal and large scales: the half of d·q + m, or of what to_float makes of it."""
+    """Also under subnormal and large scales: the half of d·q + m, or of to_float's value."""
     kernel, n, k = ShippedKernel(KERNELS["f16_dequantized"], host), 70, 3 * max(32, fmt.block_size)
     w = random_weights(np.random.default_rng(3), fmt, n, k)
     layout = Layout(fmt)
@@ -119,8 +119,7 @@ def test_parts_have_the_same_bits_in_any_order(host: CpuHost) -> None:
 
 
 def test_tilings_that_are_chosen() -> None:
-    """A tile of tokens where these are few, and parts of rows where rows are; else what keeps 132 multiprocessors
-    busy."""
+    """A tile of few tokens, and parts of few rows; otherwise the tiling that keeps 132 multiprocessors busy."""
     shapes = ((1, 14336), (16, 4096), (64, 4096), (128, 14336), (128, 4096), (512, 14336), (512, 4096), (4096, 4096))
     for kind, of_512 in (("Q8_0", (128, 1)), ("Q4_K", (256, 2))):
         chosen = [Wgmma().tiling(FORMATS[kind], m, n) for m, n in shapes]
@@ -129,8 +128,8 @@ def test_tilings_that_are_chosen() -> None:
     assert Wgmma().tiling(FORMATS["Q8_0"], 1, 64).parts == 4
 
 
-def test_drawn_blocks_that_halves_hold() -> None:
-    """What the rungs draw of any bits keeps products of f16 finite. Thread blocks of huge products get nothing else."""
+def test_random_blocks_that_halves_hold() -> None:
+    """Random weights of any bits keep products of f16 finite. Thread blocks of huge products get nothing else."""
     fmt = FORMATS["Q4_K"]
     blocks = any_blocks(fmt, 2000, 1)
     held = held_by(IN_TENSOR_CORES, fmt, blocks)

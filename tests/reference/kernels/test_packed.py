@@ -104,7 +104,7 @@ def test_tilings_that_are_chosen() -> None:
 @OF_FIVE
 @pytest.mark.parametrize("shapes", [FEW_SHAPES[1:2], SHAPES], ids=["few", "all"])
 def test_gemv_without_bulk_copies(fmt: BlockFormat, shapes: list[tuple[int, int, int]]) -> None:
-    """As on cards before Hopper, where lanes copy."""
+    """As on GPUs before Hopper, where lanes copy."""
     before, host = CpuHost(2, ["-D__CUDA_ARCH__=800"]), CpuHost(2)
     for m, n, blocks in shapes:
         check(host, "q8_1_gemv", fmt, m, n, blocks, ShippedKernel(KERNELS["q8_1_gemv"], before))
@@ -163,7 +163,7 @@ def test_bits_of_gemv_with_more_warps(host: CpuHost) -> None:
 
 
 def test_kernels_of_one_layout_share_their_weights(host: CpuHost) -> None:
-    """And kernels of two do not: what is prepared has the same bytes if, and only if, the layout is called the same."""
+    """Prepared weights have the same bytes if, and only if, the layout has the same name."""
     fmt = FORMATS["Q4_0"]
     prepared: dict[str, set[bytes]] = {}
     rows = np.random.default_rng(32).integers(0, 256, (130, 3 * fmt.block_bytes), np.uint8)
@@ -207,7 +207,7 @@ def test_packing_is_undone(host: CpuHost, name: str, fmt: BlockFormat) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_contents_are_the_values_of_the_file(fmt: BlockFormat) -> None:
-    """Codes, scales and minima as they are packed decode to what the file's bytes decode to."""
+    """Packed codes, scales and minima decode to the values of the file's bytes."""
     rows = random_weights(np.random.default_rng(6), fmt, 5, 2 * fmt.block_size)
     of, layout = Contents.of(fmt, rows), Layout.of(fmt)
     codes = of.codes if layout.code_bits < 8 else of.codes.view(np.int8)

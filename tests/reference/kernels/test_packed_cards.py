@@ -1,4 +1,4 @@
-"""The kernels that take packed weights compile for their cards, and spill no register."""
+"""The kernels that take packed weights compile for their GPUs, and spill no register."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.packed_kernels import OF_ALL_TYPES, TILINGS
 
 @OF_ALL_TYPES
 def test_compiles_without_spills(fmt: BlockFormat) -> None:
-    """For Hopper, and what runs elsewhere for every card."""
+    """For Hopper, and sources that run elsewhere for every GPU."""
     need("nvrtc")
     supported = nvrtc.architectures()
     layout = Layout.of(fmt)

@@ -26,7 +26,7 @@ for name in sys.argv[3:] or PACKED:
     kernel = ShippedKernel(KERNELS[name], host, Path(sys.argv[1]))
     for m, n, blocks in SHAPES[1:4]:
         check(CpuHost(1), name, FORMATS[sys.argv[2]], m, n, blocks, kernel)
-# What the kernels' stacks were is the process's again: no mark of theirs may stay where it maps memory next.
+# The kernels' stacks are the process's memory again: no mark of theirs may stay where it maps memory next.
 rooms = [mmap.mmap(-1, 516 << 10) for _ in range(100)]
 for room in rooms:
     ctypes.memset((ctypes.c_char * len(room)).from_buffer(room), 0, len(room))
@@ -34,7 +34,7 @@ print("clean")
 """
 
 
-#: What includes 07 stands for it in `make test`.
+#: Sources that include 07 are represented by it in `make test`.
 @pytest.mark.parametrize("name", PACKED)
 @OF_FIVE
 def test_clean_under_sanitizers(fmt: BlockFormat, name: str) -> None:

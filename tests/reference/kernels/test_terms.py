@@ -1,4 +1,4 @@
-"""The probe of terms computes what it says, so that what it takes is the time of that."""
+"""The probe of terms computes the documented sums, so that its time is the time of those."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Trials:
 
     @property
     def boundary(self) -> Boundary:
-        """What there is to find."""
+        """The expected result."""
         good = max(i for i in range(self._first) if i not in self._skipped)
         bad = min(i for i in range(self._first, self._n) if i not in self._skipped)
         return Boundary(good, bad, tuple(range(good + 1, bad)))
