@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from .base import HostKind
-from .cpu_host import CpuHost
+from ..cpu_host import CpuHost
+from ..kind import HostKind
 
 
 class HalfHost(CpuHost):
@@ -76,7 +76,7 @@ def test_a_new_host_is_one_file(tmp_path: Path) -> None:
     layers = (MODEL, "--rungs", "layers", "--tensor", "blk.0.attn_k", "--probes", "brief")
     before = copy.cli(*layers, "--host", "half")
     assert (before.returncode, "'half'" in before.stderr) == (2, True), before.stderr
-    copy.add("harness/gguf_verify/hosts/half_host.py", HALF)
+    copy.add("harness/gguf_verify/hosts/kinds/half.py", HALF)
     assert "half: the CPU, rounding to half" in " ".join(copy.cli("--help").stdout.split())
     right = copy.cli(*layers, "--host", "cpu")
     assert right.returncode == 0, right.stdout + right.stderr
