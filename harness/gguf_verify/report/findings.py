@@ -18,8 +18,8 @@ from ..support.text import printable
 from . import graph_words as words
 
 if TYPE_CHECKING:
-    from ..audit import Audit
     from ..audit.many import Audits
+    from ..audit.record import Audit
     from ..backend_results import GraphReport
 
 Level = Literal["error", "warning", "note"]

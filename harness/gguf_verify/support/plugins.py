@@ -6,7 +6,6 @@ listed.
 
 from __future__ import annotations
 
-from importlib.metadata import entry_points
 from typing import Any
 
 #: Group of `cli.command.Command` records, by the commands' names.
@@ -17,6 +16,8 @@ REFERENCES = "gguf_verify.references"
 
 def offered(group: str) -> list[str]:
     """The names in a group, sorted."""
+    from importlib.metadata import entry_points  # slow to import
+
     return sorted({point.name for point in entry_points(group=group)})
 
 
@@ -25,5 +26,7 @@ def load(group: str, name: str) -> Any | None:
 
     Raises ImportError if its module cannot be imported.
     """
+    from importlib.metadata import entry_points
+
     points = entry_points(group=group, name=name)
     return points[name].load() if points else None

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.audit import Audit
 from gguf_verify.audit.many import Audits, Unopened, gguf_files
+from gguf_verify.audit.record import Audit
 from gguf_verify.report.writer import Kind
 from gguf_verify.support.errors import UsageError
 from tests.support import corpus

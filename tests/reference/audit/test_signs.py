@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.audit import AuditOptions, audit
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import AuditOptions
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.records import Finding
 from gguf_verify.llama import Llama

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.audit import coverage
+from gguf_verify.audit.audit import coverage
 from gguf_verify.gguf.parser import parse
 from tests.support import hostile_files
 from tests.support.crafted_files import assert_tiles

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...audit import Audit
 from ...audit.many import PRECEDENCE, Audits
+from ...audit.record import Audit
 from ...support.text import counted
 from ..shades import level
 from .page import LIMIT, MARKS, Page, escaped, heading

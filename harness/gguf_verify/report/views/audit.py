@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ...audit import Audit
+from ...audit.record import Audit
 from ...support.command_line import shown
 from ...support.shown import View
 from ...support.text import counted, printable

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from ...diagnosis.identify import known_inputs
 from ...formats import SLICE
 from ...gguf.file import Tensor
 from ...gguf.matrices import may_be_matrix
@@ -258,6 +257,8 @@ class _Codes:
         if self._explained or not k or not m:
             return ""
         self._explained = True
+        from ...diagnosis.identify import known_inputs
+
         x = self._held(known_inputs(m, k))
         try:
             got = self._kernel.quantize(x)

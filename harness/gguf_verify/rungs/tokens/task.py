@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ...diagnosis.experiments import Experiments
 from ...gguf.matrices import label
 from ...results.calls import Call
 from ...results.failures import Failure
@@ -70,6 +69,8 @@ class GraftTask:
                 )  # fmt: skip
         except KernelFault as error:  # of its author's oracle, or where it is called again to explain a wrong output
             part.fail(Failure.of(error, f"{name}: {error}", tensor.name))
+            from ...diagnosis.experiments import Experiments
+
             tried = Experiments(kernel, fmt, semantics, matrix.rows, taken, run.options.threads)
             explanations.add_fault(error, tried, Place(self.who, tensor.name, name, call))
             found.broken = True
