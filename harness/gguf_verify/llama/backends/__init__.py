@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...support.registry import members
-from ..answers import Started
 from ..reference_names import SHORT, help_of_references, on_card
 from .device import Device, NoDevice
 from .interface import Backend, BackendKind
@@ -33,9 +32,11 @@ def start(reference: str, llama: Llama) -> Backend:
 
     Raises EnvironmentFault if it cannot be used here or reports too little, UsageError if there is no such device.
     """
+    from ..answers import Started
+
     said = llama.start_backend(reference)
     kind = kind_of(llama.typed("start_backend", said, Started).backend)
-    return kind.started(reference, kind, llama, llama.typed("start_backend", said, kind.says))
+    return kind.started(reference, kind, llama, llama.typed("start_backend", said, kind.says()))
 
 
 __all__ = [
