@@ -12,7 +12,8 @@ import pytest
 from gguf_verify.formats import FORMATS
 from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.choice import make_host
-from gguf_verify.kernels.foreign.opening import Further, open_foreign
+from gguf_verify.kernels.foreign.names import Further
+from gguf_verify.kernels.foreign.opening import open_foreign
 from gguf_verify.semantics.declared import declared
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge

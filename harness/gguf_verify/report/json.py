@@ -26,9 +26,8 @@ from ..support.text import ELLIPSIS
 from .writer import Form, Kind, Writer
 
 if TYPE_CHECKING:
-    from ..audit import Audit
     from ..audit.many import Audits
-    from ..audit.record import AuditHeader
+    from ..audit.record import Audit, AuditHeader
     from ..audit.xray import XRay
     from ..backend_results import GraphReport
     from ..bisection_results import Bisection

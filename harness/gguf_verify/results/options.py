@@ -14,6 +14,8 @@ from ..support.seeds import fresh_seed
 DEFAULT_PROMPT = "The quick brown fox jumps over the lazy dog. Once upon a time there was"
 
 DEFAULT_N_PREDICT = 32
+#: The default of `--kernel`: a family.
+DEFAULT_KERNEL = "q8_1"
 
 
 @dataclass(frozen=True, kw_only=True)

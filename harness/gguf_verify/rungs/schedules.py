@@ -16,7 +16,6 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from ..checks import ALONE, CHECKED, LAUNCHES
-from ..diagnosis.experiments import Experiments
 from ..formats import SLICE, WeightFormat
 from ..gguf.file import Tensor
 from ..gguf.matrices import label, matrix_of
@@ -158,6 +157,8 @@ def check_schedules(
                 name, number = label(matrix.tensor, first_row), matrix_of(matrix.tensor, first_row)
                 where = f"{name}: at {m} tokens, N = {n}, K = {k}"
                 result.fail(Failure(f"{where}: {found}", matrix.tensor.name, matrix=number, call=this))
+                from ..diagnosis.experiments import Experiments
+
                 tried = Experiments(kernel, matrix.fmt, run.semantics(matrix.fmt), rows, x, run.options.threads)
                 who = f"kernel under another schedule, M={m}, N={n}, K={k}"
                 explanations.add_fault(found, tried, Place(who, matrix.tensor.name, name, this))

@@ -6,11 +6,13 @@ listed.
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import EnvironmentFault, limit_reached
 from .text import printable
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 #: Group of `cli.command.Command` records, by the commands' names.
 COMMANDS = "gguf_verify.commands"
@@ -20,6 +22,8 @@ REFERENCES = "gguf_verify.references"
 
 def offered(group: str) -> list[str]:
     """The names in a group, sorted."""
+    from importlib.metadata import entry_points  # slow to import
+
     return sorted({point.name for point in entry_points(group=group)})
 
 
@@ -28,6 +32,8 @@ def load(group: str, name: str) -> Any | None:
 
     Raises EnvironmentFault, which names the package and the error, if it cannot be imported.
     """
+    from importlib.metadata import entry_points
+
     points = entry_points(group=group, name=name)
     if not points:
         return None

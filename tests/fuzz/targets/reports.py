@@ -15,8 +15,7 @@ from typing import Any
 
 import msgspec
 
-from gguf_verify.audit import Audit
-from gguf_verify.audit.record import AuditHeader
+from gguf_verify.audit.record import Audit, AuditHeader
 from gguf_verify.report.writer import Form, Kind, Writer, writers
 from gguf_verify.results.report import Report
 from gguf_verify_nightly.records import Key, Night, Outcome

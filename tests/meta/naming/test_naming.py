@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from gguf_verify.diagnosis import FAULTS, Diagnosis, diagnose
+from gguf_verify.diagnosis.diagnose import Diagnosis, diagnose
+from gguf_verify.diagnosis.faults import FAULTS
 from gguf_verify.diagnosis.observed import OBSERVED
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.model import open_model

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.audit import AuditOptions, audit
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import AuditOptions
 from gguf_verify.report.json import MOST_RANGES, MOST_TENSORS, of_audit
 from gguf_verify.report.writer import Kind
 from tests.support import hostile_files

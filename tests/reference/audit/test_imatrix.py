@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.audit import Audit
+from gguf_verify.audit.record import Audit
 from gguf_verify.formats import FORMATS
 from gguf_verify.llama import Llama
 from gguf_verify.report.writer import Kind

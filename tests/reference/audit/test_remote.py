@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from yarl import URL
 
-from gguf_verify.audit import Audit, AuditOptions, audit, ranges, remote
+from gguf_verify.audit import ranges, remote
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import Audit, AuditOptions
 from gguf_verify.audit.redirects import Redirects, RefusedRedirect
 from gguf_verify.audit.sample import OF_TENSOR, PIECE, Drawn, draw
 from gguf_verify.cli import main

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.audit import AuditOptions, audit
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import AuditOptions
 from gguf_verify.formats import FORMATS
 from gguf_verify.gguf.records import Finding
 from gguf_verify.gguf.rules import RULES

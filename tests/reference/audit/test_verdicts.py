@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gguf_verify.audit import Examination, content
+from gguf_verify.audit import content
+from gguf_verify.audit.examination import Examination
 from gguf_verify.audit.fingerprint import REFERENCE
 from gguf_verify.audit.readers import Readers
 from gguf_verify.audit.readings import Reading

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gguf_verify.audit import Audit
+from gguf_verify.audit.record import Audit
 from gguf_verify.gguf.model import open_model
 from gguf_verify.gguf.records import Finding
 from gguf_verify.hosts.cpu_host import CpuHost

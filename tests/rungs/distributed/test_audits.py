@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gguf_verify.audit import Audit, AuditOptions, audit
+from gguf_verify.audit.audit import audit
 from gguf_verify.audit.elsewhere import Examined, Examiners
+from gguf_verify.audit.record import Audit, AuditOptions
 from gguf_verify.cli import main
 from gguf_verify.distributed import audits
 from gguf_verify.distributed.audits import AuditWork

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 import gguf_verify.rungs.blocks
-from gguf_verify.audit import AuditOptions, audit
+from gguf_verify.audit.audit import audit
+from gguf_verify.audit.record import AuditOptions
 from gguf_verify.distributed import audits, connection
 from gguf_verify.distributed.connection import connected
 from gguf_verify.distributed.worker import Place

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gguf_verify.audit import coverage
+from gguf_verify.audit.audit import coverage
 from gguf_verify.gguf.parser import parse
 from gguf_verify.gguf.records import MAX_PER_RULE
 from tests.support import corpus, hostile_files

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 import gguf_verify
-from gguf_verify.audit import Audit
-from gguf_verify.audit.record import AuditHeader
+from gguf_verify.audit.record import Audit, AuditHeader
 from gguf_verify.captured import Judged
 from gguf_verify.identification import IdentifyHeader, IdentifyReport
 from gguf_verify.report.json import of_run

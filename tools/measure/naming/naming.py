@@ -21,9 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from gguf_verify.diagnosis import FAULTS, Diagnosis, definitions, diagnose
-from gguf_verify.diagnosis.diagnose import FEWEST
+from gguf_verify.diagnosis.diagnose import FEWEST, Diagnosis, diagnose
 from gguf_verify.diagnosis.fault import Case
+from gguf_verify.diagnosis.faults import FAULTS
+from gguf_verify.diagnosis.identify import definitions
 from gguf_verify.diagnosis.operands import Predicted
 from gguf_verify.formats import FORMATS, BlockFormat
 from gguf_verify.hosts.cpu_host import CpuHost

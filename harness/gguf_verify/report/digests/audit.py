@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ...audit import Audit
 from ...audit.many import PRECEDENCE, Audits, Unopened
+from ...audit.record import Audit
 from ...support.command_line import shown
 from ...support.shown import View
 from ...support.text import counted, printable

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any, NamedTuple
 
-from ...audit import Audit
 from ...audit.many import Audits, Unopened
+from ...audit.record import Audit
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding
 from ...support.text import byte_range, counted, printable

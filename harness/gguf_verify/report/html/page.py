@@ -16,8 +16,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from ...audit import Audit
 from ...audit.many import Audits
+from ...audit.record import Audit
 from ...backend_results import GraphReport
 from ...bisection_results import Bisection
 from ...results.report import Report

@@ -10,9 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...audit import Audit, Content, coverage
+from ...audit.audit import coverage
+from ...audit.content import Content
 from ...audit.fingerprint import Fingerprint
 from ...audit.many import Audits, Unopened
+from ...audit.record import Audit
 from ...audit.source import Comparison, Outcome
 from ...gguf.file import GgufFile
 from ...gguf.records import Finding

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from ...checks import ALONE
 from ...checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ...diagnosis.experiments import Experiments
 from ...formats import ElementFormat
 from ...gguf.matrices import label, matrix_of
 from ...hosts.choice import HOSTS
@@ -138,6 +137,8 @@ class _Judging:
         except KernelFault as error:  # also of its author's oracle
             result.fail(Failure.of(error, f"{name}: {error}", matrix.tensor.name, number))
             kernel = run.kernel.of(matrix.fmt, *gemm.shape)
+            from ...diagnosis.experiments import Experiments
+
             tried = Experiments(kernel, matrix.fmt, judged.semantics, matrix.rows, gemm.x, run.options.threads)
             self._explanations.add_fault(error, tried, Place(KERNEL.name, matrix.tensor.name, name, error.call))
             return

@@ -16,7 +16,6 @@ from itertools import count
 import numpy as np
 import numpy.typing as npt
 
-from ...diagnosis.identify import known_inputs
 from ...formats import SLICE
 from ...gguf.file import Tensor
 from ...gguf.matrices import may_be_matrix
@@ -251,6 +250,8 @@ class Codes(TaskJudge):
         if self._explained or not k or not m:
             return ""
         self._explained = True
+        from ...diagnosis.identify import known_inputs
+
         x = self._held(known_inputs(m, k))
         try:
             got = self.kernel.quantize(x)

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...checks import ALONE
-from ...diagnosis.experiments import Experiments
 from ...formats import QK
 from ...gguf.matrices import label
 from ...llama import Evaluation, Gemm, LlamaRefused
@@ -251,6 +250,8 @@ class Grafts:
                 self.faulty.add(gemm.tensor)
                 name = label(matrix.tensor, gemm.first_row)
                 self.result.fail(Failure.of(error, f"{name}: {error}", gemm.tensor))
+                from ...diagnosis.experiments import Experiments
+
                 tried = Experiments(kernel, matrix.fmt, semantics, matrix.rows, taken, self.run.options.threads)
                 self._explanations.add_fault(error, tried, Place(who, gemm.tensor, name, error.call))
                 return None

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from ....checks import ALONE
 from ....checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ....diagnosis.experiments import Experiments
 from ....formats import BlockFormat, WeightFormat
 from ....formats.q8_1 import Q8_1
 from ....gguf.file import Tensor
@@ -226,6 +225,8 @@ class TypeProbes:
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
                 self._result.fail(Failure.of(error, words, self._tensor.name))
                 kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
+                from ..diagnosis.experiments import Experiments
+
                 tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
                 who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name
                 self._explanations.add_fault(error, tried, Place(who, name, printable(name, 64), call))

@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from ....checks import ALONE
 from ....checks import OTHER_SHAPES as OTHER_OUTPUTS
-from ....diagnosis.experiments import Experiments
 from ....gguf.file import Tensor
 from ....hosts.schedule import Schedule
 from ....kernels.experts import Taken
@@ -186,6 +185,8 @@ class RoutingProbes:
     def _explain(self, found: KernelFault, probe: _Probe, call: Call, kernel: Kernel) -> None:
         """Explain a call that gave no outputs to judge."""
         rows, threads = probe.rows[: probe.n], self._run.options.threads
+        from ..diagnosis.experiments import Experiments
+
         experiments = Experiments(kernel, self._fmt, self._semantics, rows, probe.x, threads)
         name = self._tensor.name
         self._explanations.add_fault(found, experiments, Place(ROUTED.name, name, printable(name, 64), call))
