@@ -82,6 +82,8 @@ class GraftTask:
                 )  # fmt: skip
         except KernelFault as error:  # of its author's oracle, or where it is called again to explain a wrong output
             part.fail(Failure.of(error, f"{name}: {error}", tensor.name))
+            from ...diagnosis.experiments import Experiments
+
             tried = Experiments(kernel, fmt, semantics, matrix.rows, taken, run.options.threads)
             explanations.add_fault(error, tried, Place(self.who, tensor.name, name, call))
             found.broken = True
