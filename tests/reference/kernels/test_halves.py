@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gguf_verify.formats import FORMATS, BlockFormat
-from gguf_verify.hosts import nvrtc
 from gguf_verify.hosts.cpu_host import CpuHost
 from gguf_verify.hosts.schedule import Schedule
 from gguf_verify.kernels.half_tiling import HalfTiling
@@ -25,9 +24,8 @@ from gguf_verify.semantics.declared import IN_TENSOR_CORES, declared
 from gguf_verify.semantics.exact import product
 from gguf_verify.semantics.gates import judge
 from gguf_verify.support.errors import KernelFault
-from gguf_verify.support.paths import kernel_root
-from tests.support.kernel_inputs import random_weights, stack_bytes, usual_weights
-from tests.support.needs import need
+from tests.reference.kernels.cubins import cards, stack
+from tests.support.kernel_inputs import random_weights, usual_weights
 from tests.support.tools import altered_kernel
 
 PLAIN = ("f16_naive", "f16_mma")
@@ -211,13 +209,9 @@ def test_scales_that_are_no_numbers_are_packed(host: CpuHost, bits: int) -> None
     ],
 )
 def test_compiles_and_spills_nothing(name: str, sm: str) -> None:
-    need("nvrtc")
-    fmt, spec = FORMATS["Q4_K"], KERNELS[name]
+    supported, fmt, spec = cards(), FORMATS["Q4_K"], KERNELS[name]
     tiling = HalfTiling(256, row_groups=2, pipelined=True)
     macros = {"f16_mma": {"TOKENS": "128"}, "f16_naive": {}}.get(name) or tiling.macros(Layout(fmt), 8192, 64)[0]
-    if int(sm.rstrip("a")) not in nvrtc.architectures():
+    if int(sm.rstrip("a")) not in supported:
         pytest.skip(f"this NVRTC does not compile for sm_{sm}")
-    cubin = nvrtc.compile_cubin(kernel_root(), spec.file, sm, {**spec.defines_for(fmt), **macros})
-    stacks = list(stack_bytes(cubin))
-    assert stacks
-    assert not any(stacks)
+    assert not stack(spec.file, sm, {**spec.defines_for(fmt), **macros})
