@@ -225,7 +225,7 @@ class TypeProbes:
                 words = f"{self._fmt.name} at M={m}, N={probe.n}, K={probe.k}: {error}"
                 self._result.fail(Failure.of(error, words, self._tensor.name))
                 kernel = self._run.kernel.of(self._fmt, m, probe.n, probe.k)
-                from ..diagnosis.experiments import Experiments
+                from ....diagnosis.experiments import Experiments
 
                 tried = Experiments(kernel, self._fmt, self._semantics, rows, x[:m], self._run.options.threads)
                 who, name = f"{OTHER_SHAPES.name}, M={m}, N={probe.n}, K={probe.k}", self._tensor.name

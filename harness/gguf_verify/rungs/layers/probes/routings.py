@@ -185,7 +185,7 @@ class RoutingProbes:
     def _explain(self, found: KernelFault, probe: _Probe, call: Call, kernel: Kernel) -> None:
         """Explain a call that gave no outputs to judge."""
         rows, threads = probe.rows[: probe.n], self._run.options.threads
-        from ..diagnosis.experiments import Experiments
+        from ....diagnosis.experiments import Experiments
 
         experiments = Experiments(kernel, self._fmt, self._semantics, rows, probe.x, threads)
         name = self._tensor.name
