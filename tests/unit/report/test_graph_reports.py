@@ -120,8 +120,8 @@ def test_a_failure_also_says_what_was_not_judged() -> None:
     [
         ("broken off", "broken off", "llama.cpp died of SIGSEGV"),
         ("interrupted", "interrupted", "ended early by SIGINT"),
-        ("nothing on the device", "not everything verified", "12 nodes are right, none of them on CUDA0"),
-        ("nothing", "not everything verified", "0 nodes are right, none of them on CUDA0"),
+        ("nothing on the device", "not everything verified", "12 nodes are correct, none of them on CUDA0"),
+        ("nothing", "not everything verified", "0 nodes are correct, none of them on CUDA0"),
     ],
 )  # fmt: skip
 def test_what_no_operation_is_to_blame_for_is_an_error_of_the_graph(name: str, kind: str, message: str) -> None:
