@@ -11,7 +11,7 @@ from ..report.writer import Kind
 from ..results.options import Options
 from ..support.errors import UsageError, say
 from .command import Command
-from .common import EXIT_CODES, Parser, add_common, add_reports, asked_for, deliver, form, internal_errors
+from .common import EXIT_CODES, Parser, add_common, add_reports, deliver, form, internal_errors
 from .verify import add_kernel_options, kernel_options
 
 _EPILOG = """\
@@ -94,17 +94,12 @@ def verified(args: argparse.Namespace) -> int:
     from ..rungs.drawn import DRAWN_RUNGS, Drawn
     from ..rungs.opening import Request
     from ..verification import verify
-    from .runs.verify import deliver_run, shown_live
+    from .runs.verify import deliver_run, report_files, requested_rungs, shown_live
 
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     types = tuple(name.strip() for text in args.type for name in text.split(",") if name.strip())
     drawn = Drawn(types, args.M, args.N, args.K)
-    files = asked_for(args, kind)
-    rungs = None if args.rungs is None else [name.strip() for name in args.rungs.split(",") if name.strip()]
-    shown = (None, *(rungs or DRAWN_RUNGS))
-    if any(writer.rung not in shown for writer in files):
-        wrong = next(w for w in files if w.rung not in shown)
-        raise UsageError(f"{wrong.flag} shows results of the {wrong.rung} rung, which is not run")
+    files, rungs = report_files(args, kind, DRAWN_RUNGS), requested_rungs(args)
     options = Options(reference=_reference(args), **kernel_options(args))
     command = command_of(Request(drawn, args.kernel, args.host, rungs, options), identify=args.identify)
     if args.identify:

@@ -39,13 +39,13 @@ def build(report: GraphReport) -> str:
 def sentence(report: GraphReport) -> str:
     """Return the verdict in numbers."""
     if report.verdict == "mismatch":
-        words = "is not what its definition says" if report.wrong_nodes == 1 else "are not what their definitions say"
-        return f"{report.wrong_nodes:,} of {counted(report.judged, 'nodes')} {words}"
+        verb = "is" if report.wrong_nodes == 1 else "are"
+        return f"{report.wrong_nodes:,} of {counted(report.judged, 'nodes')} {verb} incorrect"
     if report.verdict == "verified":
         outputs = sum(each.elements for each in report.operations)
         judged = f"{counted(report.judged, 'nodes')}, {counted(outputs, 'outputs')}"
-        return f"{judged}; whether the graph has the right nodes is not judged"
-    right = f"{counted(report.judged, 'nodes')} {'is' if report.judged == 1 else 'are'} right"
+        return f"{judged}; the graph itself is not checked"
+    right = f"{counted(report.judged, 'nodes')} {'is' if report.judged == 1 else 'are'} correct"
     if report.not_judged:
         return f"{right}, {sum(each.nodes for each in report.not_judged):,} were not judged"
     if report.verdict == "not everything verified":
@@ -101,8 +101,7 @@ def where(node: WrongNode) -> str:
 
 def first(node: WrongNode) -> str:
     """The first wrong element."""
-    values = f"got {node.got:.9g}, expected {node.expected:.9g}, which may be off by {node.tolerance:.3g}"
-    return f"{place(node)}: {values}"
+    return f"{place(node)}: got {node.got:.9g}, expected {node.expected:.9g} ± {node.tolerance:.3g}"
 
 
 def place(node: WrongNode) -> str:
@@ -118,7 +117,7 @@ def extent(node: WrongNode) -> str:
 def facts(node: WrongNode) -> Iterator[tuple[str, str]]:
     """A wrong node line by line; a label that is "" continues the one above."""
     yield "first", first(node)
-    yield "worst", f"{node.utilisation:.3g} times what is allowed, by the definition {seen(node.definition)}"
+    yield "worst", f"{node.utilisation:.3g} times the bound of the definition {seen(node.definition)}"
     yield "wrong", extent(node)
     yield "output", seen(node.output)
     yield from (("" if i else "inputs", seen(words)) for i, words in enumerate(node.inputs))
@@ -156,7 +155,7 @@ def varying(each: Varying) -> tuple[str, str]:
         return _fusing(each, each.fused)
     sizes = seen(each.slot, NAME) or f"micro-batches of {each.micro_batch} against {each.against}"
     if not each.node and not each.compared:
-        return "not compared", f"{sizes}: no node's output could be told apart by tokens"
+        return "not compared", f"{sizes}: no output of a node could be split by tokens"
     if not each.node:
         return "same bits", f"{sizes}: in all {each.compared:,} outputs of a node and a token"
     return (
@@ -167,7 +166,7 @@ def varying(each: Varying) -> tuple[str, str]:
 
 
 def _fusing(each: Varying, pairs: Sequence[str]) -> tuple[str, str]:
-    told = f"; seen to be fused: {seen(', '.join(pairs))}" if pairs else ""
+    told = f"; fused: {seen(', '.join(pairs))}" if pairs else ""
     if not each.node:
         return "same bits", f"{each.slot}: in all {each.compared:,} outputs{told}"
     where = f"{seen(each.operation, NAME)} {seen(each.node, NAME)} on {seen(each.device, NAME)}"

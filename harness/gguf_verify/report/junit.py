@@ -18,8 +18,12 @@ _LONGEST = 1000
 
 def render(digest: Digest) -> str:
     """The file. Findings of no case are lines beside the cases if they are notes."""
+    findings = [f for f in digest.findings if f.case is not None]
+    if digest.exit_code and all(f.level == "none" or f.waived for f in findings):  # no such file is green
+        case = Case(next(iter(digest.suites)), "gguf-verify", "verdict")
+        findings.append(Finding(rule=None, level="error", kind=digest.words, message=digest.words, case=case))
     found: dict[str, dict[Case, list[Finding]]] = {name: {} for name in digest.suites}
-    for f in digest.findings:
+    for f in findings:
         if f.case is not None:
             found[f.case.suite].setdefault(f.case, []).append(f)
     root = ET.Element("testsuites")

@@ -76,8 +76,8 @@ def _result(f: Finding) -> Json:
 _BY_ID = {rule.id: rule for rule in RULES.values()}
 #: Ends of the names of rules that are not findings of a file → level, meaning.
 _OTHERS = {
-    "not-verified": ("warning", "Something should have been checked and could not be."),
-    "mismatch": ("error", "What the kernel, the file or llama.cpp computes is not what it should be."),
+    "not-verified": ("warning", "A check could not be made."),
+    "mismatch": ("error", "An output of the kernel or llama.cpp, or the file, is incorrect."),
     "broken-off": ("error", "The check could not be finished."),
     "not-opened": ("error", "The file could not be opened."),
     "file-changed": ("error", "The file was changed while it was checked."),

@@ -55,7 +55,7 @@ def test_the_figures_of_a_crafted_model(tmp_path: Path) -> None:
 def test_one_of_three_tensors(tmp_path: Path) -> None:
     path = three_tensors(tmp_path / "m.gguf")
     text = text_of(Kind.AUDIT, run(path, tensor="^b$", readers=False))
-    assert "1 of 3 looked at" in text
+    assert "1 of 3 checked" in text
     assert "CLEAN (1 of 3 tensors) in" in text
     assert "CLEAN in" in text_of(Kind.AUDIT, run(path, readers=False))
 

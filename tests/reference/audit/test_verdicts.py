@@ -145,7 +145,7 @@ def test_llama_dies_in_the_middle_of_a_scan(monkeypatch: pytest.MonkeyPatch) -> 
     assert "died in scan (SIGKILL)" in (result.fault or "")
     assert (compared, result.comparisons) == ([], ())  # there is no llama.cpp to compare with
     text = text_of(Kind.AUDIT, result)
-    assert "16 of 30 looked at" in text
+    assert "16 of 30 checked" in text
     assert "… and 4 tensors were not verified" in text
 
 

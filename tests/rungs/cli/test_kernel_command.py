@@ -1,4 +1,4 @@
-"""`gguf-verify kernel`: a kernel on drawn data, where no model is at hand."""
+"""`gguf-verify kernel`: a kernel on random data, without a model."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_without_llama_cpp_the_exact_product_judges(
     assert main(["kernel", NUMPY, *asked]) == 0
     captured = capsys.readouterr()
     assert "llama.cpp is not installed, so the kernel is not compared with it" in captured.err
-    assert flat(captured.out).startswith("VERIFIED ON DRAWN DATA (not compared with llama.cpp; brief) in")
+    assert flat(captured.out).startswith("VERIFIED ON RANDOM DATA (NO MODEL) (not compared with llama.cpp; brief) in")
     report = json.loads(out.read_text())
     assert report["drawn"]["compared"] is False
     assert report["environment"]["versions"]["llama_cpp"] == "not asked"

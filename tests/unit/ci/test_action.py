@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gguf_verify.report.findings import Finding
 
-from gguf_verify.report.annotations import MOST, WRITER, render
+from gguf_verify.report.annotations import MOST, render
+from gguf_verify.report.digest import Digest, Finding
 from gguf_verify.report.writer import Form, Kind
+from gguf_verify.report.writers import ANNOTATIONS
 from gguf_verify.results.failures import Unverified
 from tests.support.actions import ACTION, STEPS, Ran, program, run_step
 from tests.support.needs import need
@@ -221,8 +222,12 @@ def finding(heading: str, message: str) -> Finding:
     return Finding(rule="layers-mismatch", level="error", heading=heading, message=message, path="tiny-Q4_0.gguf")
 
 
+def rendered(*findings: Finding) -> str:
+    return render(Digest(level="bad", words="mismatch", exit_code=1, findings=findings))
+
+
 def lines_of(report: object) -> list[str]:
-    return str(WRITER.renders[Kind.RUN](report, Form())).splitlines()
+    return str(ANNOTATIONS.renders[Kind.RUN](report, Form())).splitlines()
 
 
 def test_a_verified_run_has_one_notice_of_what_was_skipped() -> None:
@@ -248,16 +253,16 @@ def test_an_unverified_check_is_a_warning() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_no_name_begins_a_command(name: str) -> None:
     report = run_result([name], name)
-    for line in [*lines_of(report), *render([finding(name, f"{name}\n::error::x\r%0A")]).split("\n")[:-1]]:
+    for line in [*lines_of(report), *rendered(finding(name, f"{name}\n::error::x\r%0A")).split("\n")[:-1]]:
         assert re.fullmatch(r"::(error|warning|notice) title=[^:,]*::.*", line)
         assert line.isprintable()
 
 
 def test_no_more_than_github_shows() -> None:
-    lines = render(finding("t", str(i)) for i in range(40)).splitlines()
+    lines = rendered(*(finding("t", str(i)) for i in range(40))).splitlines()
     assert len(lines) == MOST
     assert lines[-1] == "::error title=gguf-verify::and 31 more, see the report"
-    assert len(render(finding("t", str(i)) for i in range(10)).splitlines()) == 10
+    assert len(rendered(*(finding("t", str(i)) for i in range(10))).splitlines()) == 10
 
 
 def test_a_broken_run_is_reported() -> None:

@@ -74,8 +74,13 @@ FAILED = Failed("layers", "blk.0.ffn_up", "row 1, block 2, token 0", "kernel, wr
     ("old", "new", "same"),
     [
         ((FAILED, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row 1 of blk.0 is incorrect"), True),
-        *(((FAILED, "wrong"), (FAILED._replace(**{name: value}), "wrong"), False) for name, value in
-          (("check", "tokens"), ("tensor", "blk.1"), ("place", "row 2"), ("kind", "kernel"), ("number", 5))),
+        *(
+            ((FAILED, "wrong"), (other, "wrong"), False)
+            for other in (
+                FAILED._replace(check="tokens"), FAILED._replace(tensor="blk.1"), FAILED._replace(place="row 2"),
+                FAILED._replace(kind="kernel"), FAILED._replace(number=5),
+            )
+        ),
         ((None, "died of SIGSEGV: x"), (None, "died of SIGSEGV: y"), False),
         ((None, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row blk.0, 1 is incorrect"), True),
         ((None, "layers: blk.0 row 1 is wrong"), (FAILED, "layers: row blk.0, 2 is incorrect"), False),

@@ -50,7 +50,7 @@ def test_a_script_stays_text() -> None:
 
 def test_the_verdict_is_first() -> None:
     made = pages()["many wrong"]
-    order = [">Mismatch</h1>", "40 of 50 nodes are not", ">The first wrong node</h2>", "src[1] inp_pos I32 [10]",
+    order = [">Mismatch</h1>", "40 of 50 nodes are incorrect", ">The first wrong node</h2>", "src[1] inp_pos I32 [10]",
              "Repeat with", "The others, 1 of 39", ">Operations</h2>", ">Not judged</h2>",
              ">Everything else</h2>"]  # fmt: skip
     assert sorted(order, key=made.index) == order
@@ -61,10 +61,10 @@ def test_the_verdict_is_first() -> None:
 @pytest.mark.parametrize(
     ("name", "level", "words"),
     [
-        ("right", "good", "The largest error is 0.25 times its bound."), ("wrong", "bad", "1 of 36 nodes"),
+        ("right", "good", "Largest error: RMS_NORM, 0.25 times its bound."), ("wrong", "bad", "1 of 36 nodes"),
         ("broken off", "warn", "Broken off: llama.cpp died of SIGSEGV."), ("interrupted", "warn", "early by SIGINT"),
         ("first failure", "bad", "Ended early by the first failure."),
-        ("not judged", "warn", "11 nodes that no definition describes"),
+        ("not judged", "warn", "11 nodes without a definition"),
         ("fell back", "good", "Fell back to CPU, not computed on CUDA0: ROPE (12)."),
         ("nothing on the device", "warn", "none of them on CUDA0"), ("nothing", "warn", "No node was judged."),
         ("varying", "good", "<b>other bits</b> micro-batches of 8 against 1: first at ROPE Qcur-0"),

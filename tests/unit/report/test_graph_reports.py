@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from functools import cache
 from html import unescape
 from pathlib import Path
@@ -16,8 +17,9 @@ import xmlschema
 from jsonschema import Draft202012Validator
 
 from gguf_verify.backend_results import GraphReport, Varying
-from gguf_verify.report import graph_words, html
+from gguf_verify.report import graph_words, html, junit
 from gguf_verify.report.annotations import MOST
+from gguf_verify.report.digests.graph import digest
 from gguf_verify.report.json import of_graph
 from gguf_verify.report.markdown import LIMIT
 from gguf_verify.report.writer import Kind, writers
@@ -120,8 +122,8 @@ def test_a_failure_also_says_what_was_not_judged() -> None:
     [
         ("broken off", "broken off", "llama.cpp died of SIGSEGV"),
         ("interrupted", "interrupted", "ended early by SIGINT"),
-        ("nothing on the device", "not everything verified", "12 nodes are right, none of them on CUDA0"),
-        ("nothing", "not everything verified", "0 nodes are right, none of them on CUDA0"),
+        ("nothing on the device", "not everything verified", "12 nodes are correct, none of them on CUDA0"),
+        ("nothing", "not everything verified", "0 nodes are correct, none of them on CUDA0"),
     ],
 )  # fmt: skip
 def test_what_no_operation_is_to_blame_for_is_an_error_of_the_graph(name: str, kind: str, message: str) -> None:
@@ -135,6 +137,14 @@ def test_what_is_no_mistake_is_told_beside_the_cases() -> None:
     assert "other bits: micro-batches of 8 against 1: first at ROPE Qcur-0 on CUDA0, token 3" in told
     assert "same bits: micro-batches of 64 against 1" in told
     assert suite_of(graphs()["fell back"]).find("system-out").text.startswith("fell back to CPU, not computed on CUDA0")
+
+
+def test_no_junit_is_green_whose_verdict_is_no_pass() -> None:
+    """Also of a digest that has no finding for its verdict."""
+    made = digest(graphs()["right"])
+    for exit_code, errors in ((0, "0"), (5, "1")):
+        (suite,) = ET.fromstring(junit.render(replace(made, exit_code=exit_code)))
+        assert suite.get("errors") == errors
 
 
 @pytest.mark.parametrize("i", range(len(HOSTILE)))

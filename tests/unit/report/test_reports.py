@@ -744,7 +744,7 @@ def test_a_pass_on_random_data_is_a_warning_in_every_report() -> None:
     assert card_texts(found)[0].startswith("VERIFIED ON RANDOM DATA (NO MODEL)")
     assert card.card(found).items[0].shade == "warn-fill"
     assert 'class="verdict warn"' in page.run(found)
-    assert written("--markdown", Kind.RUN, found).startswith("## ⚠️ Verified on random data")
+    assert str(written("--markdown", Kind.RUN, found)).startswith("## ⚠️ Verified on random data")
 
 
 # ---- colours ---------------------------------------------------------------------------------------------------------

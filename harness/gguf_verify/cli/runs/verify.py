@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.text import Text
 
@@ -37,11 +37,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
     kind = Kind.IDENTIFICATION if args.identify else Kind.RUN
     _check(args)
-    files = asked_for(args, kind)
-    shown = (None, *(_rungs(args) or rungs_for()))
-    if any(writer.rung not in shown for writer in files):
-        wrong = next(w for w in files if w.rung not in shown)
-        raise UsageError(f"{wrong.flag} shows results of the {wrong.rung} rung, which --rungs does not include")
+    files = report_files(args, kind, rungs_for())
     options = Options(
         prompt=prompt_of(args, DEFAULT_PROMPT),
         n_predict=args.n_predict,
@@ -60,12 +56,12 @@ def run_verify(args: argparse.Namespace) -> int:
             args.model, args.kernel, args.host, options, command=_command(args, options), ray=args.ray, jobs=args.jobs
         )
         return deliver(kind, found, found.exit_code, form(args.verbose), files)
-    certificate = Certificates.asked_for(args, _rungs(args), further(options))
+    certificate = Certificates.asked_for(args, requested_rungs(args), further(options))
     report = verify(
         args.model,
         args.kernel,
         args.host,
-        _rungs(args),
+        requested_rungs(args),
         options,
         told=shown_live(options),
         command=_command(args, options),
@@ -139,7 +135,7 @@ def _command(args: argparse.Namespace, options: Options) -> str:
         args.model,
         args.kernel,
         args.host,
-        _rungs(args),
+        requested_rungs(args),
         options,
         source=args.source,
         source_text=args.source_text,
@@ -148,9 +144,23 @@ def _command(args: argparse.Namespace, options: Options) -> str:
     return command_of(request, args.file, args.identify)
 
 
-def _rungs(args: argparse.Namespace) -> list[str] | None:
+def requested_rungs(args: argparse.Namespace) -> list[str] | None:
     """Return the requested rungs; None if `--rungs` was not given."""
     return None if args.rungs is None else [r.strip() for r in args.rungs.split(",") if r.strip()]
+
+
+def report_files(args: argparse.Namespace, kind: Kind, rungs: Iterable[str]) -> Files:
+    """Return the requested report files. Raises UsageError if one shows a rung that is not run.
+
+    Args:
+        rungs: the rungs to run without `--rungs`.
+    """
+    files = asked_for(args, kind)
+    shown = (None, *(requested_rungs(args) or rungs))
+    for writer in files:
+        if writer.rung not in shown:
+            raise UsageError(f"{writer.flag} shows results of the {writer.rung} rung, which --rungs does not include")
+    return files
 
 
 def _check(args: argparse.Namespace) -> None:

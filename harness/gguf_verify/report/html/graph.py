@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ...backend_results import GraphOptions, GraphReport, OperationResult, WrongNode
 from .. import graph_words as words
-from ..shades import level, short
+from ..digest import seen
+from ..shades import level, rank, short
 
 #: Rows of a table; more are counted.
 MOST_ROWS = 5000
@@ -74,16 +75,20 @@ def of(report: GraphReport) -> Page:
 
 def _margin(report: GraphReport) -> str:
     """Return the largest error of a correct graph relative to its bound; "": no bound was judged."""
-    worst = words.worst(report)
-    if report.wrong_nodes or not worst:
+    found = [each for each in report.operations if not each.exact]
+    if report.wrong_nodes or not found:
         return ""
-    return f"The largest error is {'exactly' if worst == '1' else f'{worst} times'} its bound."
+    worst = max(found, key=lambda each: rank(each.utilisation))
+    amount = "exactly its bound (one rounding; expected)"
+    if worst.utilisation != 1:
+        amount = f"{short(worst.utilisation)} times its bound"
+    return f"Largest error: {seen(worst.operation, words.NAME)}, {amount}."
 
 
 def wrong(node: WrongNode) -> Wrong:
     """A wrong node, ready to be shown."""
     numbers = [
-        ("got", f"{node.got:.9g}"), ("expected", f"{node.expected:.9g}"), ("may be off by", f"{node.tolerance:.3g}"),
+        ("got", f"{node.got:.9g}"), ("expected", f"{node.expected:.9g}"), ("tolerance", f"{node.tolerance:.3g}"),
         ("worst utilisation", short(node.utilisation)),
     ]  # fmt: skip
     facts = [
@@ -102,18 +107,15 @@ def _operation(each: OperationResult) -> Operation:
 
 def _environment(report: GraphReport) -> Iterator[tuple[str, Sequence[tuple[str, str]]]]:
     build, device = report.build, report.device
-    yield "file", [("path", report.path), ("architecture", report.architecture), *_digests(report)]
+    digests = [("sha256", digest) for digest in report.sha256]
+    yield "file", [("path", report.path), ("architecture", report.architecture), *digests]
     yield "device", [("name", device.name), ("is", device.words)]
     yield "build", [
         ("gguf-verify", report.gguf_verify), ("llama.cpp", build.llama_cpp), ("ggml", build.ggml),
         ("llama-cpp-python", build.llama_cpp_python), ("libraries", build.folder), ("features", build.features),
     ]  # fmt: skip
-    yield "evaluations", [(f"{i}", told) for i, told in enumerate(report.evaluations, 1)]
+    yield "evaluations", [(f"{i}", name) for i, name in enumerate(report.evaluations, 1)]
     yield "options", [*_options(report.options)]
-
-
-def _digests(report: GraphReport) -> Iterator[tuple[str, str]]:
-    yield from (("sha256", digest) for digest in report.sha256)
 
 
 def _options(options: GraphOptions) -> Iterator[tuple[str, str]]:

@@ -180,7 +180,7 @@ def _map(file: GgufFile) -> Iterator[str]:
 def _read(audit: Audit) -> Iterator[tuple[str, str]]:
     """The number of tensors that were read, and the answers of other readers."""
     if audit.n_tensors != len(audit.contents) and audit.refused is None:
-        yield "tensors", f"{len(audit.contents):,} of {audit.n_tensors:,} looked at"
+        yield "tensors", f"{len(audit.contents):,} of {audit.n_tensors:,} checked"
     for part, readings in enumerate(audit.readings):
         of_part = f" part {part + 1}" if len(audit.readings) > 1 else ""
         for reading in readings:

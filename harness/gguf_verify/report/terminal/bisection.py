@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ...bisection_results import Bisection, Step, Turned
 from ...support.command_line import shown
 from ...support.text import printable
+from .. import graph_words as words
 from ..graph_words import of_seen
 from ..writer import Form
 
@@ -44,11 +45,10 @@ def _outcome(step: Step) -> str:
 
 
 def _turned(turned: Turned) -> Iterator[str]:
-    node = turned.node
-    yield f"wrong     {node.operation} {node.node} on {node.device}, node {node.number:,} of {node.evaluation}"
-    values = f"got {node.got:.9g}, expected {node.expected:.9g}, which may be off by {node.tolerance:.3g}"
-    yield f"first     {node.place or 'the only element'}: {values}"
-    yield f"worst     {node.utilisation:.3g} times what is allowed, by the definition {node.definition}"
+    node, facts = turned.node, dict(words.facts(turned.node))
+    yield f"wrong     {words.name(node)} {words.where(node)}"
+    yield f"first     {facts['first']}"
+    yield f"worst     {facts['worst']}"
     yield f"before    {turned.words}"
     if turned.was is not None and turned.became is not None:
         yield f"changed   worst utilisation of {node.operation}: {of_seen(turned.was)}, now {of_seen(turned.became)}"
