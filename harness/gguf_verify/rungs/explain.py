@@ -11,10 +11,10 @@ import numpy.typing as npt
 from ..diagnosis.diagnose import Diagnosis
 from ..diagnosis.experiments import Experiments
 from ..diagnosis.localisation import Blame, along_k
+from ..diagnosis.observed import name_of
 from ..diagnosis.pattern import Map, pattern, utilisation
 from ..diagnosis.quantizer import diagnose_quantizer
 from ..diagnosis.replay import diagnose_kernel
-from ..diagnosis.seen import name_of
 from ..formats import WeightFormat
 from ..kernels.interface import Kernel
 from ..results.calls import LIMIT, OWN, Call
